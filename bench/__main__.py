@@ -1,4 +1,5 @@
-"""`headwater bench NAME …`: replaces itself by one of the benchmarks beside this file; each is a program of its own."""
+"""`headwater bench NAME …`: replaces itself by one of the benchmarks beside this file; each is a
+program of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ import typer
 
 from .program import BENCHMARKS
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure what bench/results records, and render it.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Measure what bench/results records, and render it.",
+)
 
 
 def _add(name: str, module: str, summary: str) -> None:

@@ -1,8 +1,9 @@
-"""`headwater bench accuracy`: loss of a served model over a text, against the same file expanded to its dtype or
-against another model of the same tokens; `--formats`: of one model in every format.
+"""`headwater bench accuracy`: loss of a served model over a text, against the same file expanded to
+its dtype or against another model of the same tokens; `--formats`: of one model in every format.
 
-Perplexity, agreement of the likeliest tokens and Kullback-Leibler divergence per token. Both models compute windows of
-the text in single passes: a row's bits do not depend on its batch, so an engine computes the same.
+Perplexity, agreement of the likeliest tokens and Kullback-Leibler divergence per token. Both models
+compute windows of the text in single passes: a row's bits do not depend on its batch, so an engine
+computes the same.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ SCORED_AT_ONCE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Figures over the predicted tokens of a text. Divergences are natural, of the served model from the expanded."""
+    """Figures over the predicted tokens of a text. Divergences are natural, of the served model
+    from the expanded."""
 
     model: str
     against: str
@@ -93,7 +95,8 @@ class WholeModel:
         self._device = torch.device(options.device)
         device = DEVICES[options.device]
         request = checked(options, device.name, device.capabilities)
-        self.dtype, self._window = request.dtype, window
+        self.dtype = request.dtype
+        self._window = window
         config = engine_config_of(request, 0)
         platform, weights = device.load_model(request, config, lambda phase, done, total: None)
         self.activations = _activations(request, weights)
@@ -142,8 +145,11 @@ exact_model = lru_cache(maxsize=1)(ExactModel)
 
 
 def _activations(request: BuildRequest, weights: Weights) -> str:
-    """Number format that products round activations to: that of layers that round tokens, else the request's."""
-    rounded = {each.rounds_to.dtype for each in weights.linears.values() if each.rounds_to is not None}
+    """Number format that products round activations to: that of layers that round tokens, else the
+    request's."""
+    rounded = {
+        each.rounds_to.dtype for each in weights.linears.values() if each.rounds_to is not None
+    }
     return " and ".join(sorted(ROUNDED_NAMES[dtype] for dtype in rounded)) or request.activations
 
 
@@ -151,10 +157,12 @@ def _activations(request: BuildRequest, weights: Weights) -> str:
 def scores(served: WholeModel, expanded: WholeModel, window: Sequence[int]) -> Scores:
     """Scores of every token of the window except the first, which nothing predicts."""
     states = served.hidden(window)[:-1], expanded.hidden(window)[:-1]
-    targets, parts = torch.tensor(window[1:], device=states[0].device), []
+    targets = torch.tensor(window[1:], device=states[0].device)
+    parts = []
     for begin in range(0, len(targets), SCORED_AT_ONCE):
         at = slice(begin, begin + SCORED_AT_ONCE)
-        ours, exact = served.log_probs(states[0][at]), expanded.log_probs(states[1][at])
+        ours = served.log_probs(states[0][at])
+        exact = expanded.log_probs(states[1][at])
         own = targets[at, None]
         agrees = ours.argmax(-1) == exact.argmax(-1)
         divergence = (exact.exp() * (exact - ours)).sum(-1)
@@ -173,17 +181,22 @@ def measure(
     activation_dtype: str = "auto",
     quiet: bool = True,
 ) -> Accuracy:
-    """Compares a folder as a device serves it with another one, expanded; by default with itself. `activation_dtype` is
-    the served model's. Raises `ConfigError` where that would compare equal models: the CPU has no packed integers of
-    it, a GPU rounds no tokens, or activations are to stay as they are."""
+    """Compares a folder as a device serves it with another one, expanded; by default with itself.
+    `activation_dtype` is the served model's. Raises `ConfigError` where that would compare equal
+    models: the CPU has no packed integers of it, a GPU rounds no tokens, or activations are to stay
+    as they are."""
     longest = max(map(len, windows))
     exact_name, exact = against or (SAME_FILE, folder)
-    options = ExecutorOptions(model_folder=folder, device=device, max_model_len=longest, num_threads=threads)
+    options = ExecutorOptions(
+        model_folder=folder, device=device, max_model_len=longest, num_threads=threads
+    )
     if activation_dtype == "auto":
         activation_dtype = _compared(device, against is None)
     served = WholeModel(replace(options, activation_dtype=activation_dtype), longest)
     if against is None and served.activations == served.dtype:
-        raise ConfigError("against", "none", "a model to compare with, where activations are not rounded")
+        raise ConfigError(
+            "against", "none", "a model to compare with, where activations are not rounded"
+        )
     build = WholeModel if against is None else exact_model
     expanded = build(replace(options, model_folder=exact, activation_dtype="model"), longest)
     found = [scores(served, expanded, window) for window in track(windows, name, disable=quiet)]
@@ -203,13 +216,16 @@ def measure(
 
 
 def _compared(device: str, is_alone: bool) -> str:
-    """The served model's `activation_dtype`: a CPU that would not round activations refuses `int8`."""
+    """The served model's `activation_dtype`: a CPU that would not round activations refuses
+    `int8`."""
     return INT8 if device == CPU and is_alone else "auto"
 
 
-def windows_of(token_ids: Sequence[int], window: int, head: Sequence[int] = ()) -> Iterator[Sequence[int]]:
-    """Windows of a text, each behind `head`, the tokens that every text begins with. A rest in which nothing is
-    predicted is dropped."""
+def windows_of(
+    token_ids: Sequence[int], window: int, head: Sequence[int] = ()
+) -> Iterator[Sequence[int]]:
+    """Windows of a text, each behind `head`, the tokens that every text begins with. A rest in
+    which nothing is predicted is dropped."""
     length = window - len(head)
     for begin in range(0, len(token_ids), length):
         if len(piece := [*head, *token_ids[begin : begin + length]]) > 1:
@@ -217,7 +233,8 @@ def windows_of(token_ids: Sequence[int], window: int, head: Sequence[int] = ()) 
 
 
 def head_of(tokenizer: Tokenizer) -> list[int]:
-    """The tokens that a tokenizer puts before a text. Models that were trained with them predict little without."""
+    """The tokens that a tokenizer puts before a text. Models that were trained with them predict
+    little without."""
     bare, whole = (tokenizer.encode("a", add_special_tokens=adds) for adds in (False, True))
     return whole[: whole.index(bare[0])]
 
@@ -228,41 +245,62 @@ def _perplexity(log_probs: torch.Tensor) -> float:
 
 def run(
     model: Annotated[
-        list[str] | None, typer.Option(help="demo model, .gguf file or converted folder; repeatable")
+        list[str] | None,
+        typer.Option(help="demo model, .gguf file or converted folder; repeatable"),
     ] = None,
     text: Annotated[Path, typer.Option(help="a file of text", exists=True, dir_okay=False)] = TEXT,
-    dtype: Annotated[str, typer.Option(help="that of the model: auto, float32 or bfloat16")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="that of the model: auto, float32 or bfloat16")
+    ] = "auto",
     num_tokens: Annotated[int, typer.Option(help="of the text, from its beginning", min=2)] = 4096,
     window: Annotated[int, typer.Option(help="tokens that a model reads at once", min=2)] = 512,
     device: Annotated[str, typer.Option(help="cpu or cuda, which serves both models")] = CPU,
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch's choice")] = 0,
-    activation_dtype: Annotated[str, typer.Option(help="of packed weights as served: auto, int8 or model")] = "auto",
+    activation_dtype: Annotated[
+        str, typer.Option(help="of packed weights as served: auto, int8 or model")
+    ] = "auto",
     quantization: Annotated[
-        str, typer.Option(help="round weights: fp8, int8 or int4; compared with the model that is not rounded")
+        str,
+        typer.Option(
+            help="round weights: fp8, int8 or int4; compared with the model that is not rounded"
+        ),
     ] = "auto",
     calibration: Annotated[
-        Path | None, typer.Option(help="text by which rounding is chosen", exists=True, dir_okay=False)
+        Path | None,
+        typer.Option(help="text by which rounding is chosen", exists=True, dir_okay=False),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="a model of the same tokens to compare with; default: each model expanded")
+        str | None,
+        typer.Option(
+            help="a model of the same tokens to compare with; default: each model expanded"
+        ),
     ] = None,
     formats: Annotated[
         Path | None,
-        typer.Option(help="measure each format of a folder that tests/engine_core/make_format_files.py made"),
+        typer.Option(
+            help="measure each format of a folder that tests/engine_core/make_format_files.py made"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
-    """Compare models as a device serves them with the same files expanded to the model's dtype, or with another
-    model."""
+    """Compare models as a device serves them with the same files expanded to the model's dtype, or
+    with another model."""
     check_choice("device", device, DEVICES, " or ")
-    files = tuple(FormatFile(source=each, quantization=quantization) for each in model or (DEMO_NAME,))
+    files = tuple(
+        FormatFile(source=each, quantization=quantization) for each in model or (DEMO_NAME,)
+    )
     if formats is not None:
         found = read_format_files(formats, ROUNDED_KINDS)
-        files, against, num_tokens = found.files, found.against, found.num_tokens
+        files = found.files
+        against = found.against
+        num_tokens = found.num_tokens
     rows = []
     for file in files:
-        obtain = partial(pull, cache_dir=default_cache_dir(), progress=silent, dtype=dtype, device=device)
-        folder, exact = obtain(file.source, quantization=file.quantization, calibration=calibration), against
+        obtain = partial(
+            pull, cache_dir=default_cache_dir(), progress=silent, dtype=dtype, device=device
+        )
+        folder = obtain(file.source, quantization=file.quantization, calibration=calibration)
+        exact = against
         if exact is None and file.quantization in ROUNDED_KINDS:
             exact = file.source
         other = None if exact is None else (exact, obtain(exact))
@@ -298,9 +336,23 @@ def _show(rows: Sequence[Accuracy]) -> None:
     columns = ["model", "activations", "tokens", "perplexity", "change", "top-1", "KL", "KL p99"]
     table = Table(*columns, *(["transformers", "plain reading"] if has_oracles else []))
     for row in rows:
-        loss = row.perplexity, f"{row.change:+.2f} %", f"{row.top1_agreement:.2%}", row.kl_mean, row.kl_p99
-        beside = [_beside(row.perplexity, each) for each in (row.by_transformers, row.by_reading) if has_oracles]
-        table.add_row(*map(str, (row.model, f"{row.activations}, {row.dtype}", row.num_tokens, *loss, *beside)))
+        loss = (
+            row.perplexity,
+            f"{row.change:+.2f} %",
+            f"{row.top1_agreement:.2%}",
+            row.kl_mean,
+            row.kl_p99,
+        )
+        beside = [
+            _beside(row.perplexity, each)
+            for each in (row.by_transformers, row.by_reading)
+            if has_oracles
+        ]
+        table.add_row(
+            *map(
+                str, (row.model, f"{row.activations}, {row.dtype}", row.num_tokens, *loss, *beside)
+            )
+        )
     Console(width=130).print(table)
 
 

@@ -1,8 +1,8 @@
-"""Batches whose attention `attention_library` times, and our attention of them, with the plan of a step for all of its
-layers.
+"""Batches whose attention `attention_library` times, and our attention of them, with the plan of a
+step for all of its layers.
 
-Sizes are those of Qwen3-8B; blocks are shuffled, and there are caches of several layers, so that none is found in the
-GPU's cache.
+Sizes are those of Qwen3-8B; blocks are shuffled, and there are caches of several layers, so that
+none is found in the GPU's cache.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from .byte_layers import room_for_plan
 from .gpu_kernels import Sequences, prefill_flops
 from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, captured, randn
 
-HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 64
+HEADS = 32
+KV_HEADS = 8
+HEAD_DIM = 128
+PAGE = 64
 
 Attend = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Attention function: keys and values of a layer, [num_blocks, Hk, PAGE, D], to the rows [T, Hq, D]."""
+"""Attention function: keys and values of a layer, [num_blocks, Hk, PAGE, D], to the rows [T, Hq,
+D]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,14 @@ class Batch:
     @classmethod
     def random(cls, name: str, counts: list[int], lens: list[int]) -> Batch:
         sequences = Sequences(lens)
-        return cls(name, counts, lens, randn(sum(counts), HEADS, HEAD_DIM), sequences.caches(), sequences.tables())
+        return cls(
+            name,
+            counts,
+            lens,
+            randn(sum(counts), HEADS, HEAD_DIM),
+            sequences.caches(),
+            sequences.tables(),
+        )
 
     @property
     def decodes(self) -> bool:
@@ -63,18 +74,20 @@ class Batch:
 
     @property
     def limit_ms(self) -> float:
-        """Milliseconds of its products at the ceiling of the matrix units, or of its keys and values at the
-        memory's."""
+        """Milliseconds of its products at the ceiling of the matrix units, or of its keys and
+        values at the memory's."""
         pairs = zip(self.counts, self.lens, strict=True)
         flops = sum(prefill_flops(count, length - count, HEADS) for count, length in pairs)
         num_bytes = sum(self.lens) * 2 * KV_HEADS * HEAD_DIM * 2
         return max(flops / FLOPS_PER_US, num_bytes / BYTES_PER_US) / 1e3
 
     def end_of_first(self, tokens: int) -> tuple[Batch, slice]:
-        """The last tokens of its first sequence as a batch of their own, the rest as their cached prefix; and their
-        rows here."""
+        """The last tokens of its first sequence as a batch of their own, the rest as their cached
+        prefix; and their rows here."""
         rows = slice(self.counts[0] - tokens, self.counts[0])
-        part = replace(self, counts=[tokens], lens=self.lens[:1], q=self.q[rows], table=self.table[:1])
+        part = replace(
+            self, counts=[tokens], lens=self.lens[:1], q=self.q[rows], table=self.table[:1]
+        )
         return part, rows
 
 
@@ -104,14 +117,17 @@ def _our_prefill(batch: Batch) -> Planned:
 
 
 def _our_decode(batch: Batch) -> Planned:
-    lens, rows, out = ints(batch.lens), ints(list(range(len(batch.lens)))), torch.empty_like(batch.q)
+    lens = ints(batch.lens)
+    rows = ints(list(range(len(batch.lens))))
+    out = torch.empty_like(batch.q)
     plan = room_for_plan(len(batch.lens), max(batch.lens), HEADS, KV_HEADS)
 
     def make_plan() -> None:
         plan_decode(plan, lens, rows, batch.table, PAGE, share=False)
 
     def attend(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        # The engine launches decode so: each kernel while the one before it ends, as FlashInfer's are.
+        # The engine launches decode so: each kernel while the one before it ends, as FlashInfer's
+        # are.
         if decode_attention(batch.q, k, v, lens, rows, batch.table, plan, out, dependent=True):
             reduce_splits(lens, plan, out, dependent=True)
         return out

@@ -1,8 +1,10 @@
-"""`headwater bench attention`: our attention beside libraries' on a GPU, of prompts and of decode, in turn.
+"""`headwater bench attention`: our attention beside libraries' on a GPU, of prompts and of decode,
+in turn.
 
-Each takes its turn for half a second, since a GPU that computes without pause is at its limit of power: a short run
-gives another figure. Results are compared first, and whether a row's bits depend on the rest of the batch and on the
-division of its prompt into chunks, since only an attention whose bits do not could be on the default path.
+Each takes its turn for half a second, since a GPU that computes without pause is at its limit of
+power: a short run gives another figure. Results are compared first, and whether a row's bits depend
+on the rest of the batch and on the division of its prompt into chunks, since only an attention
+whose bits do not could be on the default path.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from .program import run_program
 PROMPTS = ((1, 8192, 0), (1, 8192, 8192), (1, 8192, 24_576), (1, 1024, 0), (8, 1024, 0))
 """Chunks (number, tokens of each, tokens cached before each) of O5, O6, O7 and O2."""
 DECODES = ("16 x 30k", "64 x 2k", "256 x 1k", "1 x 1k")
-HIDDEN, WIDTH = 4096, 12_288
+HIDDEN = 4096
+WIDTH = 12_288
 """Sizes of Qwen3-8B."""
 MAX_DIFFERENCE = 0.01
 
@@ -58,7 +61,12 @@ class Layer:
     """The products of a layer around an attention."""
 
     def __init__(self, tokens: int) -> None:
-        sizes = ((HIDDEN + 2 * KV_HEADS * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN), (2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))
+        sizes = (
+            (HIDDEN + 2 * KV_HEADS * HEAD_DIM, HIDDEN),
+            (HIDDEN, HIDDEN),
+            (2 * WIDTH, HIDDEN),
+            (HIDDEN, WIDTH),
+        )
         self._qkv, self._o, self._gate_up, self._down = (randn(*size) * 0.02 for size in sizes)
         self._x = randn(tokens, HIDDEN)
 
@@ -72,7 +80,8 @@ def sustained(call: Callable[[], object], seconds: float) -> float:
     """Milliseconds of one call while nothing else happens for so long."""
     call()
     torch.cuda.synchronize()
-    began, num_calls = time.perf_counter(), 0
+    began = time.perf_counter()
+    num_calls = 0
     while time.perf_counter() - began < seconds:
         for _ in range(4):
             call()
@@ -90,9 +99,12 @@ def batches() -> Iterator[Batch]:
 
 
 def compare(batch: Batch, *, rounds: int, seconds: float) -> Iterator[Measurement]:
-    """Measurements of all libraries, ours first. Raises AssertionError where a library's result differs."""
+    """Measurements of all libraries, ours first. Raises AssertionError where a library's result
+    differs."""
     contenders = {"ours": ours(batch), **others(batch)}
-    results = {whose: planned.attend(*batch.caches[0]).clone() for whose, planned in contenders.items()}
+    results = {
+        whose: planned.attend(*batch.caches[0]).clone() for whose, planned in contenders.items()
+    }
     differences = {whose: _difference(result, results["ours"]) for whose, result in results.items()}
     assert max(differences.values()) < MAX_DIFFERENCE, differences
 
@@ -154,12 +166,19 @@ def main(
     if not torch.cuda.is_available():
         raise typer.BadParameter("there is no GPU here")
     if not has_flashinfer():
-        hint = "FlashInfer is not installed: `pip install flashinfer-python`, and CUDA's nvcc, with which it compiles"
+        hint = (
+            "FlashInfer is not installed: `pip install flashinfer-python`, and CUDA's nvcc, "
+            "with which it compiles"
+        )
         typer.echo(hint, err=True)
     configure_blas()
     torch.manual_seed(0)
     with torch.inference_mode():
-        rows = [asdict(each) for batch in batches() for each in compare(batch, rounds=rounds, seconds=seconds)]
+        rows = [
+            asdict(each)
+            for batch in batches()
+            for each in compare(batch, rounds=rounds, seconds=seconds)
+        ]
     if not as_json:
         print_table(list(rows[0]), (map(_cell, row.values()) for row in rows))
     typer.echo(json.dumps(rows))

@@ -1,7 +1,8 @@
-"""Attention of libraries over our paged cache: cuDNN's through torch, and FlashInfer's where it is installed.
+"""Attention of libraries over our paged cache: cuDNN's through torch, and FlashInfer's where it is
+installed.
 
-cuDNN needs whole keys in one piece: they are gathered from the blocks, and a chunk on a cached prefix is two calls
-whose results are merged. FlashInfer reads our blocks as they lie.
+cuDNN needs whole keys in one piece: they are gathered from the blocks, and a chunk on a cached
+prefix is two calls whose results are merged. FlashInfer reads our blocks as they lie.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from .attention_cases import HEAD_DIM, HEADS, KV_HEADS, PAGE, Batch, Planned, in
 
 WORKSPACE_BYTES = 512 << 20
 INVARIANT_PAGES = 512 // PAGE
-"""Number of pages in a split of decode, as long as ours: with a fixed length FlashInfer promises bits that do not
-depend on the batch."""
+"""Number of pages in a split of decode, as long as ours: with a fixed length FlashInfer promises
+bits that do not depend on the batch."""
 
 
 def others(batch: Batch) -> dict[str, Planned]:
@@ -34,7 +35,9 @@ def others(batch: Batch) -> dict[str, Planned]:
         return planned
     planned["FlashInfer fa2"] = flashinfer(batch, "fa2")
     if batch.decodes:
-        planned["FlashInfer fa2, fixed splits"] = flashinfer(batch, "fa2", fixed_split_size=INVARIANT_PAGES)
+        planned["FlashInfer fa2, fixed splits"] = flashinfer(
+            batch, "fa2", fixed_split_size=INVARIANT_PAGES
+        )
     elif is_hopper(batch.q.device):
         planned["FlashInfer fa3"] = flashinfer(batch, "fa3")
     return planned
@@ -45,9 +48,11 @@ def has_flashinfer() -> bool:
 
 
 def flashinfer(batch: Batch, backend: str, **options: int) -> Planned:
-    """FlashInfer's attention: its wrapper for prompts, or its decode on matrix units, planned on the host."""
+    """FlashInfer's attention: its wrapper for prompts, or its decode on matrix units, planned on
+    the host."""
     library: Any = importlib.import_module("flashinfer")
-    workspace, out = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda"), torch.empty_like(batch.q)
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+    out = torch.empty_like(batch.q)
     widths = [-(-length // PAGE) for length in batch.lens]
     pages = torch.cat([row[:width] for row, width in zip(batch.table, widths, strict=True)])
     ends = ints([0, *widths]).cumsum(0, dtype=torch.int32)
@@ -55,11 +60,15 @@ def flashinfer(batch: Batch, backend: str, **options: int) -> Planned:
     sizes = HEADS, KV_HEADS, HEAD_DIM, PAGE
     types = {"q_data_type": batch.q.dtype, "kv_data_type": batch.q.dtype}
     if batch.decodes:
-        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True, backend=backend)
+        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "HND", use_tensor_cores=True, backend=backend
+        )
         plan = partial(wrapper.plan, *where, *sizes, **types, **options)
     else:
         wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend=backend)
-        plan = partial(wrapper.plan, ints(batch.query_starts), *where, *sizes, causal=True, **types, **options)
+        plan = partial(
+            wrapper.plan, ints(batch.query_starts), *where, *sizes, causal=True, **types, **options
+        )
 
     def attend(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         wrapper.run(batch.q, (k, v), out=out)
@@ -71,8 +80,10 @@ def flashinfer(batch: Batch, backend: str, **options: int) -> Planned:
 
 def cudnn(batch: Batch) -> Planned:
     """cuDNN's attention, for prompts of one length."""
-    num, tokens = len(batch.counts), batch.counts[0]
-    length, cached = batch.lens[0], batch.lens[0] - tokens
+    num = len(batch.counts)
+    tokens = batch.counts[0]
+    length = batch.lens[0]
+    cached = batch.lens[0] - tokens
     q = batch.q.view(num, tokens, HEADS, HEAD_DIM).transpose(1, 2)
     blocks = batch.table.long()
     attention = torch.ops.aten._scaled_dot_product_cudnn_attention
@@ -81,7 +92,8 @@ def cudnn(batch: Batch) -> Planned:
         return cache[blocks].transpose(1, 2).reshape(num, KV_HEADS, -1, HEAD_DIM)[:, :, :length]
 
     def attend(k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        k, v = gathered(k_cache), gathered(v_cache)
+        k = gathered(k_cache)
+        v = gathered(v_cache)
         if not cached:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -1,5 +1,5 @@
-"""Times products with weights in GGUF's block formats on a GPU beside those of four bits in groups and those with the
-expanded matrix, and compares their bits."""
+"""Times products with weights in GGUF's block formats on a GPU beside those of four bits in groups
+and those with the expanded matrix, and compares their bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def random_planes(format: BlockFormat, n: int, k: int) -> BlockPlanes:
             made[name] = (torch.rand(shape, device="cuda") * 0.01).half()
         else:
             num_bytes = torch.empty(shape, dtype=dtype, device="meta").nbytes
-            made[name] = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device="cuda").view(dtype).view(shape)
+            made[name] = (
+                torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device="cuda")
+                .view(dtype)
+                .view(shape)
+            )
     return BlockPlanes(
         format=format,
         words=made["words"],
@@ -38,26 +42,40 @@ def random_planes(format: BlockFormat, n: int, k: int) -> BlockPlanes:
 
 def time_blocks(name: str, n: int, k: int, batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
     """Times each format beside four bits in groups of 128 and 32 inputs, in turn."""
-    groups = {size: [random_int4(n, k, size) for _ in range(copies_for(n * k // 2))] for size in (128, 32)}
+    groups = {
+        size: [random_int4(n, k, size) for _ in range(copies_for(n * k // 2))] for size in (128, 32)
+    }
     for format in FORMATS.values():
         first = random_planes(format, n, k)
-        weights = [first, *(random_planes(format, n, k) for _ in range(copies_for(first.num_bytes) - 1))]
+        weights = [
+            first,
+            *(random_planes(format, n, k) for _ in range(copies_for(first.num_bytes) - 1)),
+        ]
         matrix = expanded([first], torch.bfloat16)
         for m in batch_sizes:
             x = randn(m, k)
             same = torch.equal(block_linear(x, [first]), linear(x, matrix, is_own=True))
             ours = timed([partial(block_linear, x, [weight], dependent=True) for weight in weights])
             others = {
-                f"int4, groups of {size}": timed([partial(int4_linear, x, each, dependent=True) for each in of_size])
+                f"int4, groups of {size}": timed(
+                    [partial(int4_linear, x, each, dependent=True) for each in of_size]
+                )
                 for size, of_size in groups.items()
             }
             tiles = next((tiles for most, tiles in TILES.items() if m <= most), None)
             if tiles is not None:
                 out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-                calls = [partial(block_gemm, x, weight, out, tiles, dependent=True) for weight in weights]
+                calls = [
+                    partial(block_gemm, x, weight, out, tiles, dependent=True) for weight in weights
+                ]
                 others["any GPU's kernel"] = timed(calls)
-            limit = max((first.num_bytes + 2 * m * (n + k)) / BYTES_PER_US, 2 * m * n * k / FLOPS_PER_US)
-            note = f"{'same bits' if same else 'OTHER BITS'}; {ours / others['int4, groups of 128']:.2f} of int4; "
+            limit = max(
+                (first.num_bytes + 2 * m * (n + k)) / BYTES_PER_US, 2 * m * n * k / FLOPS_PER_US
+            )
+            note = (
+                f"{'same bits' if same else 'OTHER BITS'}; "
+                f"{ours / others['int4, groups of 128']:.2f} of int4; "
+            )
             yield Figure(f"GGUF {format.name}", f"{name} M={m}", ours, limit, note + _list(others))
 
 

@@ -1,4 +1,5 @@
-"""Times layers of Qwen3-8B one after another, weights and tokens of eight bits, with the kernels of a decode step."""
+"""Times layers of Qwen3-8B one after another, weights and tokens of eight bits, with the kernels of
+a decode step."""
 
 from __future__ import annotations
 
@@ -19,21 +20,29 @@ from headwater.kernels.w8a8 import W8A8Weight, w8a8_linear
 
 from .gpu_timing import BYTES_PER_US, Figure, randn, timed
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 4096, 32, 8, 128, 12288
+HIDDEN = 4096
+HEADS = 32
+KV_HEADS = 8
+HEAD_DIM = 128
+INTERMEDIATE = 12288
 NUM_LAYERS = 4
 """Layers of a chain: their weights overflow the cache."""
-BLOCK_SIZE, EPS = 64, 1e-6
+BLOCK_SIZE = 64
+EPS = 1e-6
 
 
 def random_weight(rounding: Rounding, n: int, k: int) -> W8A8Weight:
     values = torch.randn(n, k, device="cuda") * (30 if rounding.dtype == torch.int8 else 1)
     shape = (-(-n // 64), k // rounding.group) if rounding.group else (n,)
     return W8A8Weight(
-        values=values.clamp(-127, 127).to(rounding.dtype), scales=torch.rand(shape, device="cuda") * k**-0.5
+        values=values.clamp(-127, 127).to(rounding.dtype),
+        scales=torch.rand(shape, device="cuda") * k**-0.5,
     )
 
 
-def room_for_plan(num_rows: int, longest: int, num_heads: int = HEADS, num_kv_heads: int = KV_HEADS) -> DecodePlan:
+def room_for_plan(
+    num_rows: int, longest: int, num_heads: int = HEADS, num_kv_heads: int = KV_HEADS
+) -> DecodePlan:
     """Room on the GPU for a plan of rows that have up to `longest` keys."""
     return DecodePlan.allocate(
         max_rows=num_rows,
@@ -64,7 +73,9 @@ class Step:
     @classmethod
     def of(cls, num_rows: int, num_keys: int) -> Step:
         blocks = -(-num_keys // BLOCK_SIZE)
-        tables = torch.arange(num_rows * blocks, dtype=torch.int32, device="cuda").view(num_rows, blocks)
+        tables = torch.arange(num_rows * blocks, dtype=torch.int32, device="cuda").view(
+            num_rows, blocks
+        )
         last = num_keys - 1
         plan = room_for_plan(num_rows, num_keys)
         step = cls(
@@ -111,7 +122,8 @@ class Layer:
 
 def run(layer: Layer, step: Step) -> None:
     """A layer, from the sum of its input and the residual to its output in step.x."""
-    product, rounding = partial(w8a8_linear, dependent=True), layer.qkv.rounding
+    product = partial(w8a8_linear, dependent=True)
+    rounding = layer.qkv.rounding
     normed = rounded_add_rms_norm(step.x, step.residual, step.norm, EPS, rounding, dependent=True)
     heads = attend(product(normed, layer.qkv), layer, step)
     x = product(heads, layer.o)
@@ -123,7 +135,8 @@ def run(layer: Layer, step: Step) -> None:
 def attend(qkv: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
     """qkv [R, (Hq + 2 Hk) D] → [R, Hq D]"""
     q = qkv.new_empty(len(qkv), HEADS, HEAD_DIM)
-    k_cache, v_cache = layer.cache[0], layer.cache[1]
+    k_cache = layer.cache[0]
+    v_cache = layer.cache[1]
     qk_norm_rope_store_kv(
         qkv,
         step.positions,
@@ -152,7 +165,8 @@ def calls_of(rounding: Rounding, num_rows: int, num_keys: int) -> tuple[list[par
 
 
 def byte_layers() -> Iterator[Figure]:
-    """Times layers for one row and a few; the least is the time in which memory gives the weights."""
+    """Times layers for one row and a few; the least is the time in which memory gives the
+    weights."""
     kinds = {
         "e4m3": Rounding(torch.float8_e4m3fn),
         "e4m3 in blocks": Rounding(torch.float8_e4m3fn, 128),
@@ -161,4 +175,6 @@ def byte_layers() -> Iterator[Figure]:
     for name, rounding in kinds.items():
         for num_rows in (1, 8, 16):
             calls, num_bytes = calls_of(rounding, num_rows, 300)
-            yield Figure("layer of 8B", f"{name} M={num_rows}", timed(calls), num_bytes / BYTES_PER_US)
+            yield Figure(
+                "layer of 8B", f"{name} M={num_rows}", timed(calls), num_bytes / BYTES_PER_US
+            )

@@ -1,8 +1,9 @@
-"""`headwater bench combinations`: tests every capability beside every other, and writes docs/combinations.md from the
-results.
+"""`headwater bench combinations`: tests every capability beside every other, and writes
+docs/combinations.md from the results.
 
-Runs `tests/combinations` on one platform, notes each cell with the commit and the day in docs/combinations.json, and
-renders the page from that file. Knows no capability: names and order are those of the cells that ran.
+Runs `tests/combinations` on one platform, notes each cell with the commit and the day in
+docs/combinations.json, and renders the page from that file. Knows no capability: names and order
+are those of the cells that ran.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .program import check_choice, run_program
 from .source_version import ROOT, source_version
 
 TESTS = "tests/combinations"
-RESULTS, PAGE = ROOT / "docs" / "combinations.json", ROOT / "docs" / "combinations.md"
+RESULTS = ROOT / "docs" / "combinations.json"
+PAGE = ROOT / "docs" / "combinations.md"
 DEMO_TESTS = "cells_of_the_demo_model"
 PLATFORMS = {
     "cpu": (
@@ -34,14 +36,17 @@ PLATFORMS = {
 }
 """Platforms, each with pytest's flags, which select all of its cells, and the meaning of those."""
 NUM_WORKERS = {"cpu": 2, "gpu": 4}
-"""Number of processes that run a platform's cells beside each other; one for platforms that are not here. Cells of an
-engine alone and those of a cluster share nothing; on a GPU the rows of an engine are shared out."""
-FAILED, REFUSED, NOT_SEEN = "failed", "refused", "not run"
+"""Number of processes that run a platform's cells beside each other; one for platforms that are not
+here. Cells of an engine alone and those of a cluster share nothing; on a GPU the rows of an engine
+are shared out."""
+FAILED = "failed"
+REFUSED = "refused"
+NOT_SEEN = "not run"
 MARKS = {FAILED: "✗", REFUSED: "–", NOT_SEEN: "·"}
 EQUAL = "="
 Cells = dict[str, dict[str, Any]]
-"""Cells by name, `first × second`: `place` in the table, and the result `seen` on each platform with its commit and
-date."""
+"""Cells by name, `first × second`: `place` in the table, and the result `seen` on each platform
+with its commit and date."""
 
 HEAD = """\
 # Combinations of capabilities
@@ -58,10 +63,16 @@ how a capability gets its row.
 
 def main(
     platform: Annotated[str, typer.Option(help="cpu, demo or gpu")] = "cpu",
-    render: Annotated[bool, typer.Option("--render", help="run nothing: render the page from the results")] = False,
-    write: Annotated[bool, typer.Option(help="note what was seen in docs/combinations.json and on the page")] = False,
+    render: Annotated[
+        bool, typer.Option("--render", help="run nothing: render the page from the results")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option(help="note what was seen in docs/combinations.json and on the page")
+    ] = False,
     limit: Annotated[float, typer.Option(help="seconds")] = 1800.0,
-    collect: Annotated[bool, typer.Option(help="run nothing: count the cells that would run")] = False,
+    collect: Annotated[
+        bool, typer.Option(help="run nothing: count the cells that would run")
+    ] = False,
 ) -> None:
     """Run the cells of a platform; the last line is all of them as JSON."""
     check_choice("--platform", platform, PLATFORMS)
@@ -78,11 +89,15 @@ def main(
     seen = cells_seen(lines)
     if write:
         # Other tests of the folder are collected with the cells.
-        is_whole = platform == "cpu" and len({line["id"] for line in lines if "id" in line}) == collected
+        is_whole = (
+            platform == "cpu" and len({line["id"] for line in lines if "id" in line}) == collected
+        )
         note(seen, platform, commit, forget=is_whole)
     states = {name: cell["seen"] for name, cell in seen.items()}
     failed = sum(state.startswith(FAILED) for state in states.values())
-    print(json.dumps({"passed": len(states) - failed, "failed": failed, "why": why, "cells": states}))
+    print(
+        json.dumps({"passed": len(states) - failed, "failed": failed, "why": why, "cells": states})
+    )
     raise typer.Exit(0 if states and not failed and not why else 1)
 
 
@@ -106,16 +121,19 @@ def cells_seen(lines: Iterable[Mapping[str, Any]]) -> Cells:
         cell = line.get("properties", {}).get("cell")
         if cell is None or line["phase"] == "teardown":
             continue
-        state = cell.get("seen", "") if line["outcome"] == "passed" else f"{FAILED}: {line['error']}"
+        state = (
+            cell.get("seen", "") if line["outcome"] == "passed" else f"{FAILED}: {line['error']}"
+        )
         if line["phase"] == "call" or line["outcome"] == "failed":
             found[cell["name"]] = {"place": cell["place"], "seen": state}
     return found
 
 
 def note(seen: Cells, platform: str, commit: str, *, forget: bool) -> None:
-    """Adds results to the file's. Results of other platforms for the same cells stay. With `forget`, cells without a
-    new result are dropped."""
-    before, today = read_results(), time.strftime("%Y-%m-%d", time.gmtime())
+    """Adds results to the file's. Results of other platforms for the same cells stay. With
+    `forget`, cells without a new result are dropped."""
+    before = read_results()
+    today = time.strftime("%Y-%m-%d", time.gmtime())
     kept = set(seen) if forget else before.keys() | seen.keys()
     results: Cells = {}
     for name in sorted(kept, key=lambda each: (seen.get(each) or before[each])["place"]):
@@ -134,7 +152,11 @@ def read_results() -> Cells:
 
 def page(results: Cells) -> str:
     """The page, rendered from the results alone."""
-    names = [name.split(" × ")[0] for name, cell in results.items() if cell["place"][0] == cell["place"][1]]
+    names = [
+        name.split(" × ")[0]
+        for name, cell in results.items()
+        if cell["place"][0] == cell["place"][1]
+    ]
     by_place = {tuple(cell["place"]): (name, cell["platforms"]) for name, cell in results.items()}
     order = [f"{i}. `{name}`: {what}" for i, (name, (_, what)) in enumerate(PLATFORMS.items(), 1)]
     rows = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
@@ -145,7 +167,11 @@ def page(results: Cells) -> str:
     for name, platforms in by_place.values():
         for platform in PLATFORMS:
             found = platforms.get(platform)
-            told = f"{found['seen']} | {found['commit']} | {found['date']}" if found else f"{NOT_SEEN} | |"
+            told = (
+                f"{found['seen']} | {found['commit']} | {found['date']}"
+                if found
+                else f"{NOT_SEEN} | |"
+            )
             details.append(f"| {name} | {platform} | {told} |")
     return "\n".join([HEAD, *order, "", *rows, "", "## Cell by cell", "", *details]) + "\n"
 

@@ -1,6 +1,8 @@
-"""Dialogues of one or more turns, each turn a request body. Knows nothing about time or connections.
+"""Dialogues of one or more turns, each turn a request body. Knows nothing about time or
+connections.
 
-A dialogue is asked for its next body with the reply to the one before (None at the start) and answers None at its end.
+A dialogue is asked for its next body with the reply to the one before (None at the start) and
+answers None at its end.
 """
 
 from __future__ import annotations
@@ -73,11 +75,15 @@ class Shape:
     model: str
     temperature: float = 0.6
     as_text: bool = False
-    """Whether prompts are words instead of token ids, about one a token, with OpenAI's fields only: for servers that
-    take no others."""
+    """Whether prompts are words instead of token ids, about one a token, with OpenAI's fields only:
+    for servers that take no others."""
 
     def body(self, token_ids: list[int], output_len: int | None = None) -> dict[str, Any]:
-        prompt = " ".join(str(_WORDS[token % len(_WORDS)]) for token in token_ids) if self.as_text else token_ids
+        prompt = (
+            " ".join(str(_WORDS[token % len(_WORDS)]) for token in token_ids)
+            if self.as_text
+            else token_ids
+        )
         return {"prompt": prompt, "max_tokens": output_len or self.output_len, **self.parameters}
 
     @property
@@ -95,13 +101,16 @@ def random_prompts(num_requests: int, shape: Shape, rng: np.random.Generator) ->
 def shared_prefix(
     num_requests: int, shape: Shape, rng: np.random.Generator, *, prefix_len: int, num_groups: int
 ) -> Iterator[Dialogue]:
-    """`num_groups` prefixes of `prefix_len` tokens in shuffled order, each before `prompt_len` own tokens."""
+    """`num_groups` prefixes of `prefix_len` tokens in shuffled order, each before `prompt_len` own
+    tokens."""
     prefixes = [_ids(prefix_len, shape, rng) for _ in range(num_groups)]
     for group in rng.permutation(np.arange(num_requests) % num_groups):
         yield OneShot(shape.body(prefixes[group] + _ids(shape.prompt_len, shape, rng)))
 
 
-def chats(num_requests: int, shape: Shape, rng: np.random.Generator, *, num_turns: int) -> Iterator[Dialogue]:
+def chats(
+    num_requests: int, shape: Shape, rng: np.random.Generator, *, num_turns: int
+) -> Iterator[Dialogue]:
     """Conversations of `num_turns` turns, each question about `prompt_len` short words."""
     parameters = {"max_tokens": shape.output_len, **shape.parameters}
     for _ in range(num_requests):
@@ -110,20 +119,24 @@ def chats(num_requests: int, shape: Shape, rng: np.random.Generator, *, num_turn
 
 
 def trace(path: Path, shape: Shape) -> Iterator[tuple[float, Dialogue]]:
-    """(arrival in seconds, dialogue) of a trace file in Mooncake's format; equal hash ids become equal blocks of
-    tokens. Raises `TraceError`."""
+    """(arrival in seconds, dialogue) of a trace file in Mooncake's format; equal hash ids become
+    equal blocks of tokens. Raises `TraceError`."""
     for record in read_trace(path):
-        blocks = (_ids(TRACE_BLOCK, shape, np.random.default_rng(hash_id)) for hash_id in record.hash_ids)
+        blocks = (
+            _ids(TRACE_BLOCK, shape, np.random.default_rng(hash_id)) for hash_id in record.hash_ids
+        )
         token_ids = [token for block in blocks for token in block][: record.input_length]
         yield record.timestamp / 1000, OneShot(shape.body(token_ids, record.output_length))
 
 
 def jsonl(path: Path, shape: Shape) -> Iterator[Dialogue]:
-    """One request body a line, for chat (`messages`) or completions (`prompt`); the model is filled in.
-    Raises `TraceError`."""
+    """One request body a line, for chat (`messages`) or completions (`prompt`); the model is filled
+    in. Raises `TraceError`."""
     for record in read_bodies(path):
         body = {**record, "model": shape.model}
-        yield OneShot(body, path="/v1/chat/completions" if "messages" in body else "/v1/completions")
+        yield OneShot(
+            body, path="/v1/chat/completions" if "messages" in body else "/v1/completions"
+        )
 
 
 def _ids(count: int, shape: Shape, rng: np.random.Generator) -> list[int]:
@@ -131,5 +144,18 @@ def _ids(count: int, shape: Shape, rng: np.random.Generator) -> list[int]:
 
 
 _WORDS = np.array(
-    ["river", "stone", "light", "north", "water", "field", "cloud", "paper", "green", "house", "seven", "road"]
+    [
+        "river",
+        "stone",
+        "light",
+        "north",
+        "water",
+        "field",
+        "cloud",
+        "paper",
+        "green",
+        "house",
+        "seven",
+        "road",
+    ]
 )

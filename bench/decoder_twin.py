@@ -1,5 +1,5 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3 in plain torch, over whole texts, so that autograd can differentiate
-it. Its weights have the names and shapes of `models.decoder.Decoder.layout`."""
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3 in plain torch, over whole texts, so that autograd
+can differentiate it. Its weights have the names and shapes of `models.decoder.Decoder.layout`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,25 @@ class DecoderTwin:
     def __init__(self, config: ModelConfig, tensors: Tensors) -> None:
         """Builds the decoder. Raises `ConfigError` for an architecture of other layers."""
         if not issubclass(model_class(config), Decoder):
-            raise ConfigError("architectures", config.architecture, "one with the layers of Llama, Qwen2 or Qwen3")
-        self.config, self.tensors = config, tensors
+            raise ConfigError(
+                "architectures", config.architecture, "one with the layers of Llama, Qwen2 or Qwen3"
+            )
+        self.config = config
+        self.tensors = tensors
 
     def hidden(self, token_ids: Tensor, inputs: dict[int, Tensor] | None = None) -> Tensor:
-        """Normed hidden states [B, T, H] of token_ids int64 [B, T]. `inputs` receives the states before each layer that
-        is a key of it."""
-        cos, sin = cos_sin_table(self.config, token_ids.shape[1]).to(token_ids.device).chunk(2, dim=1)
+        """Normed hidden states [B, T, H] of token_ids int64 [B, T]. `inputs` receives the states
+        before each layer that is a key of it."""
+        cos, sin = (
+            cos_sin_table(self.config, token_ids.shape[1]).to(token_ids.device).chunk(2, dim=1)
+        )
         x = embedding(token_ids, self.tensors["embed"])
         for i in range(self.config.num_layers):
             if inputs is not None and i in inputs:
                 inputs[i] = x
-            x = x + self._attention(self._norm(x, f"layers.{i}.input_norm"), f"layers.{i}.", cos, sin)
+            x = x + self._attention(
+                self._norm(x, f"layers.{i}.input_norm"), f"layers.{i}.", cos, sin
+            )
             x = x + self._mlp(self._norm(x, f"layers.{i}.post_norm"), f"layers.{i}.")
         return self._norm(x, "final_norm")
 
@@ -47,7 +54,9 @@ class DecoderTwin:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self.tensors[name]
-        return rms_norm(x.float(), weight.shape, weight.float(), self.config.rms_norm_eps).to(x.dtype)
+        return rms_norm(x.float(), weight.shape, weight.float(), self.config.rms_norm_eps).to(
+            x.dtype
+        )
 
     def _attention(self, x: Tensor, prefix: str, cos: Tensor, sin: Tensor) -> Tensor:
         config, (num_texts, length, _) = self.config, x.shape
@@ -56,8 +65,10 @@ class DecoderTwin:
         heads = qkv.view(num_texts, length, sum(sizes), config.head_dim).transpose(1, 2)
         q, k, v = torch.split(heads, sizes, dim=1)
         if config.qk_norm:
-            q, k = self._norm(q, prefix + "q_norm"), self._norm(k, prefix + "k_norm")
-        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+            q = self._norm(q, prefix + "q_norm")
+            k = self._norm(k, prefix + "k_norm")
+        q = rotated(q, cos, sin)
+        k = rotated(k, cos, sin)
         read = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return linear(read.transpose(1, 2).flatten(2), self.tensors[prefix + "o"])
 
@@ -67,6 +78,7 @@ class DecoderTwin:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates x [B, heads, T, D] by cos and sin [T, D / 2]: halves of each head are rotated by their position."""
+    """Rotates x [B, heads, T, D] by cos and sin [T, D / 2]: halves of each head are rotated by
+    their position."""
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)

@@ -1,5 +1,5 @@
-"""Tunes a model to predict the next tokens of another model, on texts of that other one. Knows neither files nor
-engines."""
+"""Tunes a model to predict the next tokens of another model, on texts of that other one. Knows
+neither files nor engines."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Quality:
     divergence: float
     """Mean Kullback-Leibler divergence from the teacher, in nats."""
     overlap: float
-    """Mean of the probability that two distributions share: what rejection sampling accepts at temperature 1."""
+    """Mean of the probability that two distributions share: what rejection sampling accepts at
+    temperature 1."""
     agreement: float
     """Share of tokens with the same likeliest next token: what is accepted at temperature 0."""
 
@@ -65,10 +66,16 @@ def distill(
     tuning: Tuning,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Tunes all tensors of the student but embedding and head, in place, by AdamW on the divergence from the teacher's
-    distribution after each token of the answers. `report`: step and its loss."""
+    """Tunes all tensors of the student but embedding and head, in place, by AdamW on the divergence
+    from the teacher's distribution after each token of the answers. `report`: step and its loss."""
     tuned = [tensor for name, tensor in student.tensors.items() if name not in ("embed", "lm_head")]
-    tune(tuned, lambda batch: _divergence(*_logits(student, teacher, batch)), split(texts)[0], tuning, report)
+    tune(
+        tuned,
+        lambda batch: _divergence(*_logits(student, teacher, batch)),
+        split(texts)[0],
+        tuning,
+        report,
+    )
 
 
 def tune(
@@ -80,9 +87,10 @@ def tune(
     *,
     matrices: Sequence[Tensor] = (),
 ) -> None:
-    """Tunes tensors in place on the loss over batches of the texts: matrices by Muon (Jordan et al., 2024), all others
-    by AdamW. `report`: step and its loss."""
-    rate, everything = tuning.learning_rate, [*tuned, *matrices]
+    """Tunes tensors in place on the loss over batches of the texts: matrices by Muon (Jordan et
+    al., 2024), all others by AdamW. `report`: step and its loss."""
+    rate = tuning.learning_rate
+    everything = [*tuned, *matrices]
     for tensor in everything:
         tensor.requires_grad_(True)
     optimizers: list[torch.optim.Optimizer] = []
@@ -90,9 +98,13 @@ def tune(
         optimizers.append(torch.optim.AdamW(tuned, lr=rate, betas=(0.9, 0.95), weight_decay=0.01))
     if matrices:
         # Updates are as large as AdamW's, so one learning rate suits both.
-        muon = torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        muon = torch.optim.Muon(
+            matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        )
         optimizers.append(muon)
-    batches, began, losses = _batches(texts, tuning), time.monotonic(), deque[tuple[int, Tensor]]()
+    batches = _batches(texts, tuning)
+    began = time.monotonic()
+    losses = deque[tuple[int, Tensor]]()
     for step in range(tuning.steps):
         share = max(step / tuning.steps, (time.monotonic() - began) / tuning.seconds)
         if share >= 1:
@@ -122,7 +134,9 @@ def _report_oldest(losses: deque[tuple[int, Tensor]], report: Callable[[int, flo
 
 
 @torch.no_grad()
-def quality(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], tuning: Tuning) -> Quality:
+def quality(
+    student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], tuning: Tuning
+) -> Quality:
     """Quality over the texts that `distill` leaves out."""
     divergence = overlap = agreement = 0.0
     num_tokens = 0
@@ -132,11 +146,18 @@ def quality(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], t
         overlap += torch.minimum(ours.softmax(1), theirs.softmax(1)).sum().item()
         agreement += (ours.argmax(1) == theirs.argmax(1)).sum().item()
         num_tokens += len(ours)
-    return Quality(divergence=divergence / num_tokens, overlap=overlap / num_tokens, agreement=agreement / num_tokens)
+    return Quality(
+        divergence=divergence / num_tokens,
+        overlap=overlap / num_tokens,
+        agreement=agreement / num_tokens,
+    )
 
 
-def _logits(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-    """Both models' logits after each token from a prompt's last to an answer's last but one, float32 [N, V]."""
+def _logits(
+    student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text]
+) -> tuple[Tensor, Tensor]:
+    """Both models' logits after each token from a prompt's last to an answer's last but one,
+    float32 [N, V]."""
     device = student.tensors["embed"].device
     token_ids, is_learned = padded(texts, device)
     with computing(device):
@@ -147,8 +168,8 @@ def _logits(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text]) -
 
 
 def padded(texts: Sequence[Text], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T], and whether the distribution after a token is learned [B, T]: from a prompt's last token to an
-    answer's last but one."""
+    """Token ids [B, T], and whether the distribution after a token is learned [B, T]: from a
+    prompt's last token to an answer's last but one."""
     longest = max(len(text.token_ids) for text in texts)
     token_ids = torch.zeros(len(texts), longest, dtype=torch.int64)
     is_learned = torch.zeros(len(texts), longest, dtype=torch.bool)
@@ -159,7 +180,8 @@ def padded(texts: Sequence[Text], device: torch.device) -> tuple[Tensor, Tensor]
 
 
 def computing(device: torch.device) -> torch.autocast:
-    """Scope in which products are computed in bfloat16 on a GPU, and everything in float32 on a CPU."""
+    """Scope in which products are computed in bfloat16 on a GPU, and everything in float32 on a
+    CPU."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
@@ -176,7 +198,8 @@ def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 
 
 def _batches(texts: Sequence[Text], tuning: Tuning) -> Iterator[list[Text]]:
-    """Yields batches without end; each text comes once a round, beside others of about its length."""
+    """Yields batches without end; each text comes once a round, beside others of about its
+    length."""
     generator = torch.Generator().manual_seed(tuning.seed)
     while True:
         order = torch.randperm(len(texts), generator=generator).tolist()
@@ -199,4 +222,7 @@ def _pace(share: float) -> float:
     """Factor of the learning rate at this share of the time."""
     if share < WARM_UP:
         return (share + 0.01) / (WARM_UP + 0.01)
-    return LEAST_RATE + (1 - LEAST_RATE) * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP))) / 2
+    return (
+        LEAST_RATE
+        + (1 - LEAST_RATE) * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP))) / 2
+    )

@@ -1,7 +1,7 @@
 """`headwater bench draft-heads`: trains draft heads for a model on the model's own answers.
 
-As for a draft model, nothing but the model is needed. The written folder has the layout in which such heads are
-published, and is the value of `headwater up --draft-heads`.
+As for a draft model, nothing but the model is needed. The written folder has the layout in which
+such heads are published, and is the value of `headwater up --draft-heads`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ import typer
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.heads.checkpoint import write_heads
 from headwater.engine_core.heads.registry import CLASSES
-from headwater.engine_core.heads_config import EAGLE, EAGLE3, EAGLE3_ARCHITECTURE, MEDUSA, HeadsConfig
+from headwater.engine_core.heads_config import (
+    EAGLE,
+    EAGLE3,
+    EAGLE3_ARCHITECTURE,
+    MEDUSA,
+    HeadsConfig,
+)
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models import registry
 from headwater.engine_core.weights import model_file
@@ -48,16 +54,24 @@ NOT_WRITTEN = ("embed_tokens.weight",)
 def main(
     folder: Annotated[Path, typer.Argument(help="to write; must not exist")],
     kind: Annotated[str, typer.Option(help=", ".join(KINDS))] = EAGLE,
-    model: Annotated[str, typer.Option(help="the served model: a name, a Hugging Face id or a folder")] = DEMO_NAME,
+    model: Annotated[
+        str, typer.Option(help="the served model: a name, a Hugging Face id or a folder")
+    ] = DEMO_NAME,
     intermediate: Annotated[int, typer.Option(help="width of EAGLE's gates; 0: the model's")] = 0,
     kv_heads: Annotated[
-        int, typer.Option(help="key heads of EAGLE's attention, with as many query heads each as the model's; 0: its")
+        int,
+        typer.Option(
+            help="key heads of EAGLE's attention, with as many query heads each as the "
+            "model's; 0: its"
+        ),
     ] = 0,
     draft_vocab: Annotated[
         int, typer.Option(help="tokens that EAGLE-3 guesses among, the most frequent ones; 0: all")
     ] = 16_384,
     heads: Annotated[int, typer.Option(help="of Medusa")] = 4,
-    depth: Annotated[int, typer.Option(help="links of the chains that are learned and measured")] = 4,
+    depth: Annotated[
+        int, typer.Option(help="links of the chains that are learned and measured")
+    ] = 4,
     answers: Annotated[int, typer.Option(help="of the model at most, to train on")] = 16_384,
     answer_tokens: Annotated[int, typer.Option(help="of an answer at most")] = 192,
     rows: Annotated[int, typer.Option(help="answers at once")] = 256,
@@ -76,18 +90,34 @@ def main(
     device = resolve_device(device)
     source = pull(model, cache_dir=default_cache_dir(), progress=silent, device=device)
     served = registry.read_config(source)
-    sizes = {"intermediate": intermediate, "kv_heads": kv_heads, "draft_vocab": draft_vocab, "num_heads": heads}
+    sizes = {
+        "intermediate": intermediate,
+        "kv_heads": kv_heads,
+        "draft_vocab": draft_vocab,
+        "num_heads": heads,
+    }
     hf_config = published_config(kind, source, served, **sizes)
     config = HeadsConfig.from_hf(hf_config, served)
     texts = answers_of(source, device, answers, answer_tokens, rows)
-    tuning = Tuning(steps=steps, seconds=60 * minutes, learning_rate=learning_rate, batch_tokens=batch_tokens)
+    tuning = Tuning(
+        steps=steps, seconds=60 * minutes, learning_rate=learning_rate, batch_tokens=batch_tokens
+    )
     tensors = trained_heads(config, source, texts, tuning, depth, torch.device(device))
     write_heads(folder, hf_config, tensors)
-    typer.echo(f"written: {folder}, {sum(tensor.nbytes for tensor in tensors.values()) / 1e6:.1f} MB")
+    typer.echo(
+        f"written: {folder}, {sum(tensor.nbytes for tensor in tensors.values()) / 1e6:.1f} MB"
+    )
 
 
 def published_config(
-    kind: str, source: Path, served: ModelConfig, *, intermediate: int, kv_heads: int, draft_vocab: int, num_heads: int
+    kind: str,
+    source: Path,
+    served: ModelConfig,
+    *,
+    intermediate: int,
+    kv_heads: int,
+    draft_vocab: int,
+    num_heads: int,
 ) -> dict[str, Any]:
     """The `config.json` of heads for a converted model. Raises `ConfigError`."""
     if kind == MEDUSA:
@@ -120,15 +150,23 @@ def published_config(
 
 
 def trained_heads(
-    config: HeadsConfig, source: Path, texts: Sequence[Text], tuning: Tuning, depth: int, device: torch.device
+    config: HeadsConfig,
+    source: Path,
+    texts: Sequence[Text],
+    tuning: Tuning,
+    depth: int,
+    device: torch.device,
 ) -> Tensors:
-    """Tensors under their published names. Prints the quality of chains, before and after. Raises `ConfigError`."""
+    """Tensors under their published names. Prints the quality of chains, before and after. Raises
+    `ConfigError`."""
     served = registry.read_config(source)
     stored = model_file.load(source, device)
     teacher = DecoderTwin(served, {name: tensor.float() for name, tensor in stored.items()})
     states = TeacherStates(teacher, config.input_layers)
     scale = input_scale(config, states, texts[:SCALE_TEXTS])
-    tensors, maps, token_ids = first_tensors(config, teacher, scale), Tensors(), None
+    tensors = first_tensors(config, teacher, scale)
+    maps = Tensors()
+    token_ids = None
     if config.draft_vocab_size:
         token_ids = frequent_tokens(texts, config.draft_vocab_size, served.vocab_size).to(device)
         maps = maps_of(token_ids.cpu(), served.vocab_size)
@@ -138,10 +176,14 @@ def trained_heads(
     train_heads(config, heads, states, texts, tuning, depth, report_loss)
     _print_quality("trained", heads, states, texts, tuning, depth)
     published = heads.published().items()
-    return {name: tensor.detach().to(torch.bfloat16).cpu().contiguous() for name, tensor in published} | maps
+    return {
+        name: tensor.detach().to(torch.bfloat16).cpu().contiguous() for name, tensor in published
+    } | maps
 
 
-def input_scale(config: HeadsConfig, states: TeacherStates, texts: Sequence[Text]) -> torch.Tensor | None:
+def input_scale(
+    config: HeadsConfig, states: TeacherStates, texts: Sequence[Text]
+) -> torch.Tensor | None:
     """Factor for each input of EAGLE's `fc`, which makes the inputs about equally large."""
     if config.kind == MEDUSA:
         return None
@@ -153,12 +195,14 @@ def input_scale(config: HeadsConfig, states: TeacherStates, texts: Sequence[Text
 
 
 def first_tensors(config: HeadsConfig, teacher: DecoderTwin, scale: torch.Tensor | None) -> Tensors:
-    """Small random weights. Tensors that add to a residual stream begin at zero, a head and the norm before it as the
-    model's, and tensors that read hidden states pass the last ones on: EAGLE as they are, EAGLE-3 scaled, since it has
-    a norm."""
-    served, vocabulary = teacher.config, teacher.vocabulary
+    """Small random weights. Tensors that add to a residual stream begin at zero, a head and the
+    norm before it as the model's, and tensors that read hidden states pass the last ones on: EAGLE
+    as they are, EAGLE-3 scaled, since it has a norm."""
+    served = teacher.config
+    vocabulary = teacher.vocabulary
     required, _ = CLASSES[config.kind].published(config, served)
-    generator, tensors = torch.Generator().manual_seed(0), Tensors()
+    generator = torch.Generator().manual_seed(0)
+    tensors = Tensors()
     for name, shape in required.items():
         if name in ("d2t", *NOT_WRITTEN):
             continue
@@ -180,11 +224,16 @@ def first_tensors(config: HeadsConfig, teacher: DecoderTwin, scale: torch.Tensor
 
 
 def frequent_tokens(texts: Sequence[Text], count: int, vocab_size: int) -> torch.Tensor:
-    """Ids of the most frequent tokens of answers, then of the lowest ids, int64 [count], ascending."""
+    """Ids of the most frequent tokens of answers, then of the lowest ids, int64 [count],
+    ascending."""
     counts = Counter(token for text in texts for token in text.token_ids[text.num_prompt :])
     ranked = [token for token, _ in counts.most_common(count)]
     rest = (token for token in range(vocab_size) if token not in counts)
-    return torch.tensor(sorted([*ranked, *(token for token, _ in zip(rest, range(count - len(ranked)), strict=False))]))
+    return torch.tensor(
+        sorted(
+            [*ranked, *(token for token, _ in zip(rest, range(count - len(ranked)), strict=False))]
+        )
+    )
 
 
 def maps_of(token_ids: torch.Tensor, vocab_size: int) -> Tensors:

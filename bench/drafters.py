@@ -1,7 +1,8 @@
-"""Measures the host's cost of drafting: microseconds a row and step of the drafters that look tokens up.
+"""Measures the host's cost of drafting: microseconds a row and step of the drafters that look
+tokens up.
 
-Tokens are drawn as often as words of a text are (Zipf), so that nearly every pair has been seen many times and a search
-looks at as many places as it may: copied text is found sooner.
+Tokens are drawn as often as words of a text are (Zipf), so that nearly every pair has been seen
+many times and a search looks at as many places as it may: copied text is found sooner.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from headwater.engine_core.executor import Int32Array
 from .figures import AsJson, show_rows
 from .program import run_program
 
-VOCAB_SIZE, EXPONENT = 20_000, 1.3
-NUM_ROWS, CONTEXT_LENS = (1, 16, 256), (2_048, 32_768)
+VOCAB_SIZE = 20_000
+EXPONENT = 1.3
+NUM_ROWS = (1, 16, 256)
+CONTEXT_LENS = (2_048, 32_768)
 MAX_DRAFTS = 15
 NAMESPACE = b"\0" * 16
 ANSWER_LEN = 1_024
@@ -45,7 +48,9 @@ class Measurement:
     num_bytes: int
 
 
-def measure(*, num_rows: int, context_len: int, num_steps: int, num_learned: int) -> Iterator[Measurement]:
+def measure(
+    *, num_rows: int, context_len: int, num_steps: int, num_learned: int
+) -> Iterator[Measurement]:
     """Measures both drafters over the same rows; `num_learned` tokens are in the history before."""
     rng = np.random.default_rng(0)
     max_len = context_len + num_steps
@@ -73,10 +78,12 @@ def measure(*, num_rows: int, context_len: int, num_steps: int, num_learned: int
 def _run(drafter: Drafter, token_ids: Int32Array, context_len: int) -> tuple[list[float], int]:
     """Seconds of each step, and the number of tokens drafted in all."""
     num_rows, max_len = token_ids.shape
-    rows, most = np.arange(num_rows, dtype=np.int32), np.full(num_rows, MAX_DRAFTS, np.int32)
+    rows = np.arange(num_rows, dtype=np.int32)
+    most = np.full(num_rows, MAX_DRAFTS, np.int32)
     for row in range(num_rows):
         drafter.seat(row, NAMESPACE, context_len)
-    seconds, num_drafts = [], 0
+    seconds = []
+    num_drafts = 0
     for known in range(context_len, max_len):
         num_known = np.full(num_rows, known, np.int32)
         start = time.perf_counter()
@@ -91,8 +98,12 @@ def _text(rng: np.random.Generator, num_tokens: int) -> Int32Array:
 
 
 def main(
-    steps: Annotated[int, typer.Option(min=2, help="Steps that are timed, the first one apart.")] = 300,
-    learned: Annotated[int, typer.Option(help="Tokens of answers in the namespace's history.")] = 500_000,
+    steps: Annotated[
+        int, typer.Option(min=2, help="Steps that are timed, the first one apart.")
+    ] = 300,
+    learned: Annotated[
+        int, typer.Option(help="Tokens of answers in the namespace's history.")
+    ] = 500_000,
     as_json: AsJson = False,
 ) -> None:
     """Microseconds a row and step of the drafters that look tokens up."""
@@ -100,7 +111,9 @@ def main(
         each
         for context_len in CONTEXT_LENS
         for num_rows in NUM_ROWS
-        for each in measure(num_rows=num_rows, context_len=context_len, num_steps=steps, num_learned=learned)
+        for each in measure(
+            num_rows=num_rows, context_len=context_len, num_steps=steps, num_learned=learned
+        )
     ]
     show_rows(found, "microseconds a row and step", as_json=as_json)
 

@@ -1,6 +1,8 @@
-"""`headwater bench dummy-model`: a model folder in the shape of a workload's model, for clusters on random weights.
+"""`headwater bench dummy-model`: a model folder in the shape of a workload's model, for clusters on
+random weights.
 
-The tokenizer is the demo model's, so the vocabulary is cut to fit it. Serve it with `--load-format dummy`.
+The tokenizer is the demo model's, so the vocabulary is cut to fit it. Serve it with `--load-format
+dummy`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`headwater bench engine`: the S and T loads of the workloads on an engine alone, in this process.
 
-The requests are those of `headwater bench line`, a fixed number at once in a closed loop, for an engine with the
-settings that `headwater up` gives it: the difference is the cost of the other stages.
+The requests are those of `headwater bench line`, a fixed number at once in a closed loop, for an
+engine with the settings that `headwater up` gives it: the difference is the cost of the other
+stages.
 """
 
 from __future__ import annotations
@@ -30,27 +31,40 @@ MOST_WARMUP = 256
 
 
 def main(
-    load: Annotated[list[str] | None, typer.Option(help="ids, S1 … T128; repeatable; default: all")] = None,
+    load: Annotated[
+        list[str] | None, typer.Option(help="ids, S1 … T128; repeatable; default: all")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     runs: Annotated[int, typer.Option(help="of each load, after a warm-up; the best counts")] = 2,
-    dry_run: Annotated[bool, typer.Option(help="a few short requests of each load, on a tiny model")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="a few short requests of each load, on a tiny model")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")
+    ] = False,
 ) -> None:
     """Measure an engine under the loads of the table, without a cluster around it."""
     if unknown := set(load or ()) - CLUSTER_LOADS.keys():
-        raise typer.BadParameter(f"load is {', '.join(sorted(unknown))}; allowed: {', '.join(CLUSTER_LOADS)}")
+        raise typer.BadParameter(
+            f"load is {', '.join(sorted(unknown))}; allowed: {', '.join(CLUSTER_LOADS)}"
+        )
     chosen = {
-        name: tried_load(CLUSTER_LOADS[name]) if dry_run else CLUSTER_LOADS[name] for name in load or CLUSTER_LOADS
+        name: tried_load(CLUSTER_LOADS[name]) if dry_run else CLUSTER_LOADS[name]
+        for name in load or CLUSTER_LOADS
     }
     options: dict[str, object] = {"device": device, "load_format": "dummy"}
     if torch.cuda.is_available() and device != "cpu":
-        options |= {name.replace("-", "_"): value for name, value in gpu_defaults(os.environ).items()}
+        options |= {
+            name.replace("-", "_"): value for name, value in gpu_defaults(os.environ).items()
+        }
     rows = []
     for model in dict.fromkeys(each.model for each in chosen.values()):
         those = {name: each for name, each in chosen.items() if each.model == model}
         with tempfile.TemporaryDirectory(prefix="headwater-model-") as folder:
             config = (
-                TINY if dry_run else MODELS[model] | {"vocab_size": min(each.vocab_size for each in those.values())}
+                TINY
+                if dry_run
+                else MODELS[model] | {"vocab_size": min(each.vocab_size for each in those.values())}
             )
             Path(folder, "config.json").write_text(json.dumps(config))
             bench = Bench(Path(folder), options)
@@ -68,7 +82,8 @@ def measure(bench: Bench, load: ClusterLoad, runs: int) -> dict[str, Any]:
     """Figures of the best of several runs, each with prompts of its own."""
     closed_loop(bench, requests(bench, load, min(load.concurrency, MOST_WARMUP)), load.concurrency)
     seconds = min(
-        closed_loop(bench, requests(bench, load, load.num_requests), load.concurrency) for _ in range(max(1, runs))
+        closed_loop(bench, requests(bench, load, load.num_requests), load.concurrency)
+        for _ in range(max(1, runs))
     )
     num_tokens = load.num_requests * load.output_len
     return {"output_tokens_per_s": round(num_tokens / seconds, 1), "seconds": round(seconds, 4)}
@@ -80,7 +95,9 @@ def requests(bench: Bench, load: ClusterLoad, count: int) -> list[NewRequest]:
 
 def closed_loop(bench: Bench, requests: Sequence[NewRequest], concurrency: int) -> float:
     """Seconds to answer all requests, a fixed number of them at any time."""
-    began, engine, num_left = time.perf_counter(), bench.engine, len(requests)
+    began = time.perf_counter()
+    engine = bench.engine
+    num_left = len(requests)
     waiting: Iterator[NewRequest] = iter(requests)
     for request in islice(waiting, concurrency):
         engine.add(request)

@@ -1,7 +1,9 @@
-"""`headwater bench exactness`: the same bits alone and in any company, on many model shapes, by many processes at once.
+"""`headwater bench exactness`: the same bits alone and in any company, on many model shapes, by
+many processes at once.
 
-Each process takes shapes in turn and asks an engine on random weights every request alone, together with others, one
-after another with prefixes cached, and resumed: tokens, log probabilities, keys and values have to be equal.
+Each process takes shapes in turn and asks an engine on random weights every request alone, together
+with others, one after another with prefixes cached, and resumed: tokens, log probabilities, keys
+and values have to be equal.
 """
 
 from __future__ import annotations
@@ -37,21 +39,30 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_num_batched_tokens": 131, "block_size": 16, "async_depth": 4},
     {"max_num_batched_tokens": 1024, "block_size": 64, "decode_steps": 4, "num_blocks": 150},
 )
-"""Settings of the engines that share a shape's requests: large and small chunks, preemption, several steps a plan."""
+"""Settings of the engines that share a shape's requests: large and small chunks, preemption,
+several steps a plan."""
 SHOWN = 3
 """Number of differences that are printed for each engine."""
 
 
 def main(
-    shape: Annotated[list[str] | None, typer.Option(help="of a model, repeatable: " + ", ".join(SHAPES))] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="of a model, repeatable: " + ", ".join(SHAPES))
+    ] = None,
     requests: Annotated[int, typer.Option(help="of each shape")] = 1000,
     processes: Annotated[int, typer.Option(help="at once on the GPU")] = 8,
-    limit: Annotated[float, typer.Option(help="seconds; shapes that are not done by then are named")] = 3600.0,
-    stress: Annotated[bool, typer.Option("--stress", help="streams that lag by lot, and poisoned memory")] = False,
+    limit: Annotated[
+        float, typer.Option(help="seconds; shapes that are not done by then are named")
+    ] = 3600.0,
+    stress: Annotated[
+        bool, typer.Option("--stress", help="streams that lag by lot, and poisoned memory")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     seed: Annotated[int, typer.Option(help="of requests and delays")] = 0,
     worker: Annotated[int, typer.Option(hidden=True)] = -1,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")
+    ] = False,
 ) -> None:
     """Compare answers alone with answers in company."""
     names = shape or list(SHAPES)
@@ -64,7 +75,12 @@ def main(
         for task in tasks[worker::processes]:
             print(json.dumps(task.run()), flush=True)
         return
-    flags = [f"--requests={requests}", f"--processes={processes}", f"--device={device}", f"--seed={seed}"]
+    flags = [
+        f"--requests={requests}",
+        f"--processes={processes}",
+        f"--device={device}",
+        f"--seed={seed}",
+    ]
     flags += [f"--shape={name}" for name in names] + (["--stress"] if stress else [])
     rows = []
     for row in _rows_of_workers(processes, flags, limit):
@@ -76,11 +92,17 @@ def main(
     if not as_json:
         keys = "task", "requests", "compared", "different", "seconds"
         lines = [
-            (*(row[key] for key in keys), "; ".join(row["examples"])) for row in sorted(rows, key=itemgetter("task"))
+            (*(row[key] for key in keys), "; ".join(row["examples"]))
+            for row in sorted(rows, key=itemgetter("task"))
         ]
-        print_table(("engine", "requests", "comparisons", "different", "seconds", "for example"), lines)
+        print_table(
+            ("engine", "requests", "comparisons", "different", "seconds", "for example"), lines
+        )
     num_different = sum(row["different"] for row in rows)
-    totals = {key: sum(row[key] for row in rows) for key in ("requests", "rounds", "compared", "different")}
+    totals = {
+        key: sum(row[key] for row in rows)
+        for key in ("requests", "rounds", "compared", "different")
+    }
     print(json.dumps(totals | {"missing": missing, "rows": rows}))
     raise typer.Exit(1 if num_different or missing else 0)
 
@@ -107,7 +129,9 @@ class Task:
             if not is_gpu:
                 options["decode_steps"] = 1
             options |= {"load_format": "dummy", "device": "cuda" if is_gpu else "cpu"}
-            executor, engine_config, _ = build_executor(ExecutorOptions(model_folder=Path(folder), **options), silent)
+            executor, engine_config, _ = build_executor(
+                ExecutorOptions(model_folder=Path(folder), **options), silent
+            )
         stress = Stress(executor, is_on=self.stress and is_gpu, seed=self.seed)
         trial = Trial(executor, engine_config, config["vocab_size"], self.seed, stress)
         with stress:
@@ -124,7 +148,9 @@ class Task:
         }
 
 
-def _tasks(names: Sequence[str], num_requests: int, seed: int, *, stress: bool, device: str) -> list[Task]:
+def _tasks(
+    names: Sequence[str], num_requests: int, seed: int, *, stress: bool, device: str
+) -> list[Task]:
     share = -(-num_requests // len(OPTIONS))
     return [
         Task(
@@ -143,7 +169,8 @@ def _tasks(names: Sequence[str], num_requests: int, seed: int, *, stress: bool, 
 
 
 def _rows_of_workers(processes: int, flags: Sequence[str], limit: float) -> Iterator[Row]:
-    """Starts the processes and yields the rows that they print, as they come, until all have ended or time is over."""
+    """Starts the processes and yields the rows that they print, as they come, until all have ended
+    or time is over."""
     end = time.monotonic() + limit
     command = [sys.executable, "-m", "headwater.bench.exactness", *flags]
     with tempfile.TemporaryDirectory() as folder:
@@ -155,9 +182,15 @@ def _rows_of_workers(processes: int, flags: Sequence[str], limit: float) -> Iter
         seen = [0] * processes
         try:
             while True:
-                is_over = all(child.poll() is not None for child in children) or time.monotonic() > end
+                is_over = (
+                    all(child.poll() is not None for child in children) or time.monotonic() > end
+                )
                 for i, file in enumerate(files):
-                    lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+                    lines = [
+                        line
+                        for line in file.read_text().splitlines(keepends=True)
+                        if line.endswith("\n")
+                    ]
                     for line in lines[seen[i] :]:
                         if line.startswith("{"):
                             yield json.loads(line)

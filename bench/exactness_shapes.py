@@ -1,4 +1,5 @@
-"""Model shapes for `headwater bench exactness`: the demo model's, and some that divide by nothing convenient.
+"""Model shapes for `headwater bench exactness`: the demo model's, and some that divide by nothing
+convenient.
 
 Knows nothing about engines.
 """
@@ -8,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 
-def _shape(hidden: int, intermediate: int, heads: tuple[int, int], head_dim: int, **more: Any) -> dict[str, Any]:
+def _shape(
+    hidden: int, intermediate: int, heads: tuple[int, int], head_dim: int, **more: Any
+) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": hidden,
@@ -27,7 +30,8 @@ def _shape(hidden: int, intermediate: int, heads: tuple[int, int], head_dim: int
     } | more
 
 
-QWEN2, QWEN3 = {"architectures": ["Qwen2ForCausalLM"]}, {"architectures": ["Qwen3ForCausalLM"]}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"]}
 SHAPES = {
     "demo": _shape(576, 1536, (9, 3), 64, num_hidden_layers=30, vocab_size=49_152),
     "hidden-576": _shape(576, 1600, (9, 3), 64),
@@ -44,5 +48,7 @@ SHAPES = {
     "hidden-2112": _shape(2112, 5632, (33, 3), 64),
 }
 """Shapes by name; heads and key heads 9/3, 14/2 and 4/1 among them."""
-TINY = _shape(64, 128, (4, 2), 16, num_hidden_layers=2, vocab_size=512, max_position_embeddings=1024)
+TINY = _shape(
+    64, 128, (4, 2), 16, num_hidden_layers=2, vocab_size=512, max_position_embeddings=1024
+)
 """Shape for a machine without a GPU, where it shows that the benchmark works."""

@@ -1,4 +1,5 @@
-"""One engine, asked the same requests alone and in company: every answer has to be the same to the bit.
+"""One engine, asked the same requests alone and in company: every answer has to be the same to the
+bit.
 
 Knows nothing about processes; `exactness` starts several of these at once.
 """
@@ -23,14 +24,16 @@ from .stress import Stress
 
 ROUND_SIZES = (3, 14, 24, 24, 30, 40, 64)
 """Numbers of requests in a round, drawn at random: kernels are chosen by the number of rows."""
-MAX_PROMPT_LEN, MAX_OUTPUT_LEN = 900, 16
+MAX_PROMPT_LEN = 900
+MAX_OUTPUT_LEN = 16
 PREFIX_LENS = (0, 0, 0, 64, 200, 512, 700)
 """Numbers of common tokens, one of which the prompts of a round begin with."""
-LONGEST_OWN, SHORTEST_OWN = 9.5, 1.0
+LONGEST_OWN = 9.5
+SHORTEST_OWN = 1.0
 """Powers of two that bound the number of tokens of its own in a prompt."""
 LONG_SHARE = 0.08
-"""Share of long prompts in every other round, whose other prompts are short. A long row is still computed while the
-kernels that follow attention have begun."""
+"""Share of long prompts in every other round, whose other prompts are short. A long row is still
+computed while the kernels that follow attention have begun."""
 
 
 @dataclass(slots=True)
@@ -49,7 +52,8 @@ class Difference:
     company: str
     prompt_len: int
     what: str
-    """The first token that differs; else a log probability, or the first layer and position of keys or values."""
+    """The first token that differs; else a log probability, or the first layer and position of keys
+    or values."""
 
     def __str__(self) -> str:
         return f"{self.company}: {self.what}, prompt of {self.prompt_len}"
@@ -58,8 +62,12 @@ class Difference:
 class Trial:
     """Draws requests by seed and compares their answers."""
 
-    def __init__(self, executor: Executor, config: EngineConfig, vocab_size: int, seed: int, stress: Stress) -> None:
-        self._rng, self._vocab_size, self._stress = random.Random(seed), vocab_size, stress
+    def __init__(
+        self, executor: Executor, config: EngineConfig, vocab_size: int, seed: int, stress: Stress
+    ) -> None:
+        self._rng = random.Random(seed)
+        self._vocab_size = vocab_size
+        self._stress = stress
         config = stress.engine_config(config)
         # Two engines over one executor, one after another: alone nothing is found in a cache.
         self._alone = Engine(replace(config, enable_prefix_caching=False), executor)
@@ -81,24 +89,37 @@ class Trial:
     def _round(self, num_requests: int) -> list[Difference]:
         requests = self._requests(num_requests)
         expected = [self._answer(self._alone, [request])[0] for request in requests]
-        differences = self._compared("together", requests, expected, self._answer(self._together, requests))
+        differences = self._compared(
+            "together", requests, expected, self._answer(self._together, requests)
+        )
         again = self._answer(self._together, requests, pause=0.5)
-        differences += self._compared("one after another, prefixes cached", requests, expected, again)
-        resumed = [self._resumed(request, answer) for request, answer in zip(requests, expected, strict=True)]
-        return differences + self._compared("resumed", resumed, expected, self._answer(self._together, resumed))
+        differences += self._compared(
+            "one after another, prefixes cached", requests, expected, again
+        )
+        resumed = [
+            self._resumed(request, answer)
+            for request, answer in zip(requests, expected, strict=True)
+        ]
+        return differences + self._compared(
+            "resumed", resumed, expected, self._answer(self._together, resumed)
+        )
 
     def _requests(self, num_requests: int) -> list[NewRequest]:
-        """Requests of one round. Their prompts differ, since keys and values are found by the prompt."""
-        prefix, is_mixed = self._tokens(max(PREFIX_LENS)), self._rng.random() < 0.5
+        """Requests of one round. Their prompts differ, since keys and values are found by the
+        prompt."""
+        prefix = self._tokens(max(PREFIX_LENS))
+        is_mixed = self._rng.random() < 0.5
         prompts = dict[tuple[int, ...], None]()
         while len(prompts) < num_requests:
             prompts[tuple(self._prompt(prefix, is_mixed=is_mixed))] = None
         return [
-            NewRequest(key=0, prompt_ids=list(prompt), output_ids=[], sampling=self._sampling()) for prompt in prompts
+            NewRequest(key=0, prompt_ids=list(prompt), output_ids=[], sampling=self._sampling())
+            for prompt in prompts
         ]
 
     def _prompt(self, prefix: Sequence[int], *, is_mixed: bool) -> list[int]:
-        rng, longest = self._rng, LONGEST_OWN
+        rng = self._rng
+        longest = LONGEST_OWN
         if not is_mixed:
             prefix = ()
             longest = LONGEST_OWN if rng.random() < LONG_SHARE else LONGEST_OWN / 2
@@ -109,15 +130,20 @@ class Trial:
         return [self._rng.randrange(3, self._vocab_size) for _ in range(num_tokens)]
 
     def _sampling(self) -> SamplingParams:
-        rng, seed = self._rng, self._rng.randrange(1 << 40)
+        rng = self._rng
+        seed = self._rng.randrange(1 << 40)
         plain = SamplingParams(
-            temperature=rng.choice((0.0, 0.7, 1.0)), seed=seed, max_tokens=rng.randint(1, MAX_OUTPUT_LEN)
+            temperature=rng.choice((0.0, 0.7, 1.0)),
+            seed=seed,
+            max_tokens=rng.randint(1, MAX_OUTPUT_LEN),
         )
         chance = rng.random()
         if chance < 0.6:
             return plain
         if chance < 0.75:
-            return replace(plain, top_k=rng.choice((0, 3, 40)), top_p=rng.choice((1.0, 0.9)), min_p=0.01)
+            return replace(
+                plain, top_k=rng.choice((0, 3, 40)), top_p=rng.choice((1.0, 0.9)), min_p=0.01
+            )
         if chance < 0.9:
             return replace(plain, num_logprobs=3, num_prompt_logprobs=rng.choice((None, 0, 2)))
         return replace(plain, repetition_penalty=1.2, presence_penalty=0.5, logit_bias={5: 1.5})
@@ -125,12 +151,18 @@ class Trial:
     def _resumed(self, request: NewRequest, answer: Answer) -> NewRequest:
         """The rest of an answer, as an engine gets it after the death of another one."""
         known = answer.token_ids[: self._rng.randrange(len(answer.token_ids))]
-        return replace(request, output_ids=known, sampling=replace(request.sampling, num_prompt_logprobs=None))
+        return replace(
+            request, output_ids=known, sampling=replace(request.sampling, num_prompt_logprobs=None)
+        )
 
-    def _answer(self, engine: Engine, requests: Sequence[NewRequest], pause: float = 0.0) -> list[Answer]:
+    def _answer(
+        self, engine: Engine, requests: Sequence[NewRequest], pause: float = 0.0
+    ) -> list[Answer]:
         """Answers all requests at once, or with a chance of a step between one and the next."""
         asked = {next(self._keys): request for request in requests}
-        answers = {key: Answer(token_ids=list(request.output_ids)) for key, request in asked.items()}
+        answers = {
+            key: Answer(token_ids=list(request.output_ids)) for key, request in asked.items()
+        }
         for key, request in asked.items():
             engine.add(replace(request, key=key))
             while self._rng.random() < pause:
@@ -139,29 +171,39 @@ class Trial:
             self._step(engine, asked, answers)
         return list(answers.values())
 
-    def _step(self, engine: Engine, asked: Mapping[int, NewRequest], answers: Mapping[int, Answer]) -> None:
+    def _step(
+        self, engine: Engine, asked: Mapping[int, NewRequest], answers: Mapping[int, Answer]
+    ) -> None:
         self._stress.before_step()
         if (output := engine.step()) is None:
             return
         at = 0
         for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
             answers[key].token_ids += output.token_ids[at : at + num_tokens]
-            answers[key].logprobs += [output.logprobs[i] for i in range(at, at + num_tokens) if i in output.logprobs]
+            answers[key].logprobs += [
+                output.logprobs[i] for i in range(at, at + num_tokens) if i in output.logprobs
+            ]
             at += num_tokens
         for part in output.prompt_logprobs:
             answers[part.key].prompt_logprobs += part.entries
         # Before another step is planned, to which it may give the blocks.
         for finished in output.finishes:
-            prompt, answer = asked[finished.key].prompt_ids, answers[finished.key]
+            prompt = asked[finished.key].prompt_ids
+            answer = answers[finished.key]
             answer.kv = self._reader.read(prompt, len(prompt) + len(answer.token_ids) - 1)
 
     def _compared(
-        self, company: str, requests: Sequence[NewRequest], expected: Sequence[Answer], found: Sequence[Answer]
+        self,
+        company: str,
+        requests: Sequence[NewRequest],
+        expected: Sequence[Answer],
+        found: Sequence[Answer],
     ) -> list[Difference]:
         self.num_compared += len(requests)
         differences = []
         for request, want, got in zip(requests, expected, found, strict=True):
-            wanted, asked = replace(want, logprobs=want.logprobs[len(request.output_ids) :]), request.sampling
+            wanted = replace(want, logprobs=want.logprobs[len(request.output_ids) :])
+            asked = request.sampling
             if asked.num_prompt_logprobs is None:
                 wanted = replace(wanted, prompt_logprobs=[])
             if what := _difference(wanted, got):

@@ -1,4 +1,5 @@
-"""How a benchmark of one piece times it, and shows what it measured: as a table, or as JSON with `--json`."""
+"""How a benchmark of one piece times it, and shows what it measured: as a table, or as JSON with
+`--json`."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def show_rows(rows: Sequence[Any], title: str, *, as_json: bool) -> None:
         print(json.dumps(found))
         return
     # Settings are counts or names, figures mostly fractions.
-    settings = [name for name, value in found[0].items() if len(found) > 1 and not isinstance(value, float)]
+    settings = [
+        name for name, value in found[0].items() if len(found) > 1 and not isinstance(value, float)
+    ]
     alike = [name for name in settings if len({str(row[name]) for row in found}) == 1]
     caption = ", ".join(f"{_words(name)} {_cell(found[0][name])}" for name in alike)
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False)

@@ -1,7 +1,8 @@
 """Forces recorded answers: each sampled token is replaced by the recorded one at its output index.
 
-Tokens are replaced where they are drawn, on a GPU inside the launches of a graph, so a model of any weights takes the
-time and accepts the drafts that it would with these answers. For benchmarks alone.
+Tokens are replaced where they are drawn, on a GPU inside the launches of a graph, so a model of any
+weights takes the time and accepts the drafts that it would with these answers. For benchmarks
+alone.
 """
 
 from __future__ import annotations
@@ -63,20 +64,33 @@ class ForcedTokens:
     """Forced tokens of the rows of a request table, on their device."""
 
     def __init__(self, answers: ForcedAnswers, num_rows: int, device: torch.device) -> None:
-        self._answers, self._device = answers, device
+        self._answers = answers
+        self._device = device
         # The last row is that of padding, whose index is -1.
-        self._places = torch.full((num_rows + 1, answers.width), FREE, dtype=torch.int32, device=device)
+        self._places = torch.full(
+            (num_rows + 1, answers.width), FREE, dtype=torch.int32, device=device
+        )
 
     def admit(self, admitted: AdmittedRow) -> None:
         places = self._answers.of(admitted.sampling.seed)
-        on_device = upload(places, self._device) if self._device.type == "cuda" else torch.from_numpy(places)
+        on_device = (
+            upload(places, self._device)
+            if self._device.type == "cuda"
+            else torch.from_numpy(places)
+        )
         self._places[admitted.row].copy_(on_device)
 
-    def replace(self, tokens: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor) -> None:
-        """Replaces the tokens [S] of rows [S] that are forced at their output indices [S]. Launches only."""
+    def replace(
+        self, tokens: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
+    ) -> None:
+        """Replaces the tokens [S] of rows [S] that are forced at their output indices [S]. Launches
+        only."""
         width = self._places.shape[1]
-        # A negative index counts from the end. Steps that only make kernels compile may hold anything.
-        at = torch.add(output_indices, rows, alpha=width).clamp_(-width, self._places.numel() - width - 1)
+        # A negative index counts from the end. Steps that only make kernels compile may hold
+        # anything.
+        at = torch.add(output_indices, rows, alpha=width).clamp_(
+            -width, self._places.numel() - width - 1
+        )
         forced = self._places.view(-1)[at]
         torch.where(forced == FREE, tokens, forced, out=tokens)
 
@@ -85,7 +99,12 @@ class ForcedSampler(Sampler):
     """Sampler on a CPU."""
 
     def __init__(
-        self, answers: ForcedAnswers, num_rows: int, operations: Any, device: torch.device, whole: Whole | None = None
+        self,
+        answers: ForcedAnswers,
+        num_rows: int,
+        operations: Any,
+        device: torch.device,
+        whole: Whole | None = None,
     ) -> None:
         super().__init__(num_rows, operations, device, whole)
         self._forced = ForcedTokens(answers, num_rows, torch.device("cpu"))
@@ -129,7 +148,11 @@ class ForcedDeviceSampler(DeviceSampler):
         self._forced.admit(admitted)
 
     def draw(
-        self, hidden: torch.Tensor, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        table_params: torch.Tensor,
+        rows: torch.Tensor,
+        output_indices: torch.Tensor,
     ) -> torch.Tensor:
         tokens = super().draw(hidden, table_params, rows, output_indices)
         self._forced.replace(tokens, rows, output_indices)

@@ -1,5 +1,5 @@
-"""A folder with a model in several formats, as `tests/engine_core/make_format_files.py` makes it: `bf16` beside the
-others, and `oracle.json`, the perplexities that others find of the same files."""
+"""A folder with a model in several formats, as `tests/engine_core/make_format_files.py` makes it:
+`bf16` beside the others, and `oracle.json`, the perplexities that others find of the same files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 import typer
 
-SOURCE, ORACLE = "bf16", "oracle.json"
-OPTION, MAKER = "--formats", "tests/engine_core/make_format_files.py"
+SOURCE = "bf16"
+ORACLE = "oracle.json"
+OPTION = "--formats"
+MAKER = "tests/engine_core/make_format_files.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +24,8 @@ class FormatFile:
     quantization: str = "auto"
     """Kind that its weights are rounded to when it is converted."""
     by_transformers: float | None = None
-    """Perplexity that transformers finds of the file, with activations rounded where the file says so; None: it does
-    not load it."""
+    """Perplexity that transformers finds of the file, with activations rounded where the file says
+    so; None: it does not load it."""
     by_reading: float | None = None
     """Perplexity of a plain reading of the file's weights; None: there is none."""
 
@@ -42,12 +44,16 @@ def read_format_files(folder: Path, kinds: tuple[str, ...]) -> FormatFiles:
     """`kinds`: what the model in bfloat16 is rounded to beside the files. Raises `BadParameter`."""
     path = folder / ORACLE
     if not path.is_file():
-        raise typer.BadParameter(f"{OPTION} is '{folder}'; allowed: a folder with {ORACLE}, as {MAKER} makes it")
+        raise typer.BadParameter(
+            f"{OPTION} is '{folder}'; allowed: a folder with {ORACLE}, as {MAKER} makes it"
+        )
     noted = json.loads(path.read_text())
     source = str(folder / SOURCE)
     files = [
         FormatFile(
-            source=_path_of(folder / name), by_transformers=found.get("transformers"), by_reading=found.get("plain")
+            source=_path_of(folder / name),
+            by_transformers=found.get("transformers"),
+            by_reading=found.get("plain"),
         )
         for name, found in noted["files"].items()
         if name != SOURCE
@@ -60,6 +66,7 @@ def _path_of(folder: Path) -> str:
     """The checkpoint of a format: its folder, or the GGUF file in it."""
     if not folder.is_dir():
         raise typer.BadParameter(
-            f"{OPTION} is '{folder.parent}'; allowed: a folder with {folder.name}, which its {ORACLE} names"
+            f"{OPTION} is '{folder.parent}'; allowed: a folder with {folder.name}, which its "
+            f"{ORACLE} names"
         )
     return str(next(folder.glob("*.gguf"), folder))

@@ -1,4 +1,5 @@
-"""The server that a benchmark drives: the one that is named, else this machine's, and the first model there."""
+"""The server that a benchmark drives: the one that is named, else this machine's, and the first
+model there."""
 
 from __future__ import annotations
 
@@ -26,8 +27,14 @@ def find_server(base_url: str | None, model: str | None, api_key: str = "") -> t
     try:
         reply = httpx.get(f"{root}/v1/models", headers=headers, timeout=ASK_SECONDS)
     except httpx.HTTPError as failure:
-        what = "no server answers" if isinstance(failure, httpx.ConnectError) else f"no answer ({failure})"
-        raise ServerNotFound(f"{what} at {url}; start a deployment with `headwater up`, or give --base-url") from None
+        what = (
+            "no server answers"
+            if isinstance(failure, httpx.ConnectError)
+            else f"no answer ({failure})"
+        )
+        raise ServerNotFound(
+            f"{what} at {url}; start a deployment with `headwater up`, or give --base-url"
+        ) from None
     return url, model or _first_model(reply)
 
 
@@ -44,4 +51,6 @@ def _first_model(reply: httpx.Response) -> str:
         models = reply.json()["data"]
         return str(models[0]["id"])
     except (ValueError, KeyError, TypeError, IndexError):
-        raise ServerNotFound(f"{reply.url} lists no model (status {reply.status_code}); give --model") from None
+        raise ServerNotFound(
+            f"{reply.url} lists no model (status {reply.status_code}); give --model"
+        ) from None

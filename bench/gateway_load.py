@@ -1,7 +1,9 @@
-"""Measures the cost of a gateway alone: time added to short requests at a rate, memory and CPU of open streams.
+"""Measures the cost of a gateway alone: time added to short requests at a rate, memory and CPU of
+open streams.
 
-`overhead` puts a real gateway before stages that answer at once, and subtracts the times of the same client with a
-server that does nothing. `streams` opens streams through a whole cluster whose executor is simulated.
+`overhead` puts a real gateway before stages that answer at once, and subtracts the times of the
+same client with a server that does nothing. `streams` opens streams through a whole cluster whose
+executor is simulated.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ async def answer_at_once(incoming: AsyncIterator[Any], context: Any) -> AsyncIte
             starts=[engine_pb2.Start(stream_id=stream_id) for stream_id in ids],
             finishes=[
                 output_processor_pb2.OutputFinish(
-                    stream_id=stream_id, reason=common_pb2.FINISH_REASON_LENGTH, num_output_tokens=count
+                    stream_id=stream_id,
+                    reason=common_pb2.FINISH_REASON_LENGTH,
+                    num_output_tokens=count,
                 )
                 for stream_id, count in zip(ids, counts, strict=True)
             ],
@@ -67,12 +71,16 @@ def overhead(
     rate: Annotated[float, typer.Option(help="requests a second, Poisson")] = 500.0,
     seconds: Annotated[float, typer.Option(help="of load")] = 10.0,
     output_len: Annotated[int, typer.Option(help="tokens of an answer")] = 4,
-    pin: Annotated[bool, typer.Option(help="give the gateway a core that nothing else of this benchmark uses")] = True,
+    pin: Annotated[
+        bool, typer.Option(help="give the gateway a core that nothing else of this benchmark uses")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Measure the latency that a gateway adds to short requests, and its CPU time for one."""
     cores = sorted(os.sched_getaffinity(0))
-    own, others = ({cores[0]}, set(cores[1:])) if pin and len(cores) > 1 else (set(cores), set(cores))
+    own, others = (
+        ({cores[0]}, set(cores[1:])) if pin and len(cores) > 1 else (set(cores), set(cores))
+    )
     os.sched_setaffinity(0, others)
     with contextlib.ExitStack() as running:
         stub = said(start(running, [sys.executable, "-m", "headwater.bench.stub_server"]))
@@ -84,9 +92,11 @@ def overhead(
         _move(gateway.pid, own)
         time.sleep(WARM_UP_SECONDS)
         _load(f"http://{addresses['rest']}", rate, 1.0, output_len)
-        spent, spent_behind = cpu_seconds(gateway.pid), cpu_seconds(stages.pid)
+        spent = cpu_seconds(gateway.pid)
+        spent_behind = cpu_seconds(stages.pid)
         through = _load(f"http://{addresses['rest']}", rate, seconds, output_len)
-        spent, spent_behind = cpu_seconds(gateway.pid) - spent, cpu_seconds(stages.pid) - spent_behind
+        spent = cpu_seconds(gateway.pid) - spent
+        spent_behind = cpu_seconds(stages.pid) - spent_behind
         floor = _load(stub, rate, seconds, output_len)
     figures = {
         "requests_per_s": through["requests_per_s"],
@@ -113,15 +123,22 @@ def streams(
         "HEADWATER_MAX_NUM_SEQS": str(num_streams),
         "HEADWATER_NUM_BLOCKS": str(max(1024, num_streams * 64)),
     }
-    with own_cluster(["--executor=simulated", "--replicas=1", "--log-level=warning"]) as (cluster, _):
+    with own_cluster(["--executor=simulated", "--replicas=1", "--log-level=warning"]) as (
+        cluster,
+        _,
+    ):
         pid = next(each.pid for each in cluster.stages if each.name == "gateway-0")
         before = resident_bytes(pid)
         figures = asyncio.run(_hold(cluster.rest, cluster.model, pid, num_streams, seconds))
-    figures["gateway_kib_per_stream"] = round((figures["gateway_mib"] * 2**20 - before) / num_streams / 1024, 1)
+    figures["gateway_kib_per_stream"] = round(
+        (figures["gateway_mib"] * 2**20 - before) / num_streams / 1024, 1
+    )
     show_figures(figures, f"{num_streams} open streams", as_json=as_json)
 
 
-async def _hold(base_url: str, model: str, pid: int, num_streams: int, seconds: float) -> dict[str, Any]:
+async def _hold(
+    base_url: str, model: str, pid: int, num_streams: int, seconds: float
+) -> dict[str, Any]:
     """Opens the streams, waits until all have begun, and watches for some seconds."""
     body = {"model": model, "prompt": "Once", "max_tokens": 100_000 // 16, "ignore_eos": True}
     connections = [await SseConnection.open(base_url) for _ in range(num_streams)]
@@ -131,7 +148,9 @@ async def _hold(base_url: str, model: str, pid: int, num_streams: int, seconds: 
     ]
     while not all(connection.has_begun for connection in connections):  # noqa: ASYNC110 (another process)
         await asyncio.sleep(0.1)
-    events, spent, began = sum(each.num_pieces for each in connections), cpu_seconds(pid), time.perf_counter()
+    events = sum(each.num_pieces for each in connections)
+    spent = cpu_seconds(pid)
+    began = time.perf_counter()
     await asyncio.sleep(seconds)
     elapsed = time.perf_counter() - began
     figures = {
@@ -148,10 +167,13 @@ async def _hold(base_url: str, model: str, pid: int, num_streams: int, seconds: 
 
 
 def _load(base_url: str, rate: float, seconds: float, output_len: int) -> dict[str, Any]:
-    rng, count = np.random.default_rng(0), int(rate * seconds)
+    rng = np.random.default_rng(0)
+    count = int(rate * seconds)
     shape = Shape(prompt_len=16, output_len=output_len, vocab_size=49152, model=MODEL)
     dialogues = list(datasets.random_prompts(count, shape, rng))
-    outcomes, wall = drive(base_url, dialogues, list(arrivals.poisson(count, rate, rng)), 0, 1, quiet=True)
+    outcomes, wall = drive(
+        base_url, dialogues, list(arrivals.poisson(count, rate, rng)), 0, 1, quiet=True
+    )
     return summarize(outcomes, wall, Objective())
 
 

@@ -1,8 +1,8 @@
 """Times every kernel on a GPU against what memory and arithmetic allow: a table, then JSON.
 
-`python -m headwater.bench.gpu_kernels [--skip-tests] [--only PART ...]` runs the kernels' GPU tests first and stops if
-one fails. Each figure is the median over replays of a CUDA graph whose calls rotate through copies of their inputs, so
-that the cache does not help.
+`python -m headwater.bench.gpu_kernels [--skip-tests] [--only PART ...]` runs the kernels' GPU tests
+first and stops if one fails. Each figure is the median over replays of a CUDA graph whose calls
+rotate through copies of their inputs, so that the cache does not help.
 """
 
 from __future__ import annotations
@@ -80,36 +80,49 @@ def linears(batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
     for name, (n, k) in LINEARS.items():
         weights = [randn(n, k) for _ in range(copies_for(2 * n * k))]
         for m in batch_sizes:
-            x, out = randn(m, k), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+            x = randn(m, k)
+            out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
             limit = max(2 * (n * k + m * (n + k)) / BYTES_PER_US, 2 * m * n * k / FLOPS_PER_US)
             calls = weights * (2 if len(weights) < 8 else 1)
             ours = timed([partial(linear, x, w, out) for w in calls])
             cublas = timed([partial(torch.mm, x, w.t(), out=out) for w in calls])
             dependent = timed([partial(linear, x, w, out, dependent=True) for w in calls])
-            yield Figure("linear", f"{name} M={m}", ours, limit, f"cuBLASLt {cublas:.1f}, dependent {dependent:.1f}")
+            yield Figure(
+                "linear",
+                f"{name} M={m}",
+                ours,
+                limit,
+                f"cuBLASLt {cublas:.1f}, dependent {dependent:.1f}",
+            )
 
 
 def products() -> Iterator[Figure]:
-    """Times our product for many rows beside the library's, then with each of its tiles, as a base for choosing among
-    them."""
+    """Times our product for many rows beside the library's, then with each of its tiles, as a base
+    for choosing among them."""
     for name, (n, k) in (LINEARS | NARROW_LINEARS).items():
         weights = [randn(n, k) for _ in range(copies_for(2 * n * k))]
         for m in (64, 256, 512, 2048, 8192):
-            x, out = randn(m, k), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+            x = randn(m, k)
+            out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
             limit = max(2 * (n * k + m * (n + k)) / BYTES_PER_US, 2 * m * n * k / FLOPS_PER_US)
             library = [partial(torch.mm, x, w.t(), out=out) for w in weights]
             ours, cublas = timed_in_turn([partial(wide_gemm, x, w, out) for w in weights], library)
             each = {
-                str(tiles): timed([partial(wide_gemm, x, w, out, tiles) for w in weights], replays=7)
+                str(tiles): timed(
+                    [partial(wide_gemm, x, w, out, tiles) for w in weights], replays=7
+                )
                 for tiles in tiles_for(weights[0])
             }
-            note = f"cuBLASLt {cublas:.1f}; " + ", ".join(f"{tiles} {us:.1f}" for tiles, us in each.items())
+            note = f"cuBLASLt {cublas:.1f}; " + ", ".join(
+                f"{tiles} {us:.1f}" for tiles, us in each.items()
+            )
             yield Figure("product of many rows", f"{name} M={m}", ours, limit, note)
 
 
 @dataclass(slots=True)
 class Sequences:
-    """Random caches of one layer of Qwen3-8B (or another head layout) for these lengths, blocks shuffled."""
+    """Random caches of one layer of Qwen3-8B (or another head layout) for these lengths, blocks
+    shuffled."""
 
     lengths: list[int]
     num_q_heads: int = 32
@@ -124,7 +137,9 @@ class Sequences:
         num_bytes = 2 * blocks * self.num_kv_heads * self.block_size * 128 * (1 if self.fp8 else 2)
         dtype = torch.float8_e4m3fn if self.fp8 else torch.bfloat16
         shape = (blocks, self.num_kv_heads, self.block_size, 128)
-        return [(randn(*shape).to(dtype), randn(*shape).to(dtype)) for _ in range(copies_for(num_bytes))]
+        return [
+            (randn(*shape).to(dtype), randn(*shape).to(dtype)) for _ in range(copies_for(num_bytes))
+        ]
 
     @property
     def num_blocks(self) -> int:
@@ -134,7 +149,8 @@ class Sequences:
     def tables(self) -> torch.Tensor:
         order = torch.randperm(self.num_blocks).tolist()
         shared = self.shared // self.block_size
-        common, rest = order[:shared], iter(order[shared:])
+        common = order[:shared]
+        rest = iter(order[shared:])
         widths = [-(-n // self.block_size) for n in self.lengths]
         table = torch.zeros(len(self.lengths), max(widths), dtype=torch.int32)
         for row, width in enumerate(widths):
@@ -149,11 +165,15 @@ class Sequences:
 def time_decode(sequences: Sequences, *, share: bool = False) -> tuple[float, float]:
     """Microseconds of a layer's attention with its merge, and of the step's plan."""
     rows = len(sequences.lengths)
-    caches, table = sequences.caches(), sequences.tables()
+    caches = sequences.caches()
+    table = sequences.tables()
     seq_lens = torch.tensor(sequences.lengths, dtype=torch.int32, device="cuda")
     table_rows = torch.arange(rows, dtype=torch.int32, device="cuda")
-    plan = room_for_plan(rows, max(sequences.lengths), sequences.num_q_heads, sequences.num_kv_heads)
-    q, out = randn(rows, sequences.num_q_heads, 128), randn(rows, sequences.num_q_heads, 128)
+    plan = room_for_plan(
+        rows, max(sequences.lengths), sequences.num_q_heads, sequences.num_kv_heads
+    )
+    q = randn(rows, sequences.num_q_heads, 128)
+    out = randn(rows, sequences.num_q_heads, 128)
     k_scale, v_scale = sequences.scales()
 
     where = (seq_lens, table_rows, table, plan, out)
@@ -177,10 +197,18 @@ def decodes() -> Iterator[Figure]:
         for fp8 in (False, True):
             us, plan_us = time_decode(Sequences(lengths, fp8=fp8))
             limit = sum(lengths) * 2 * 8 * 128 * (1 if fp8 else 2) / BYTES_PER_US
-            yield Figure("decode attention", f"{name}{' fp8' if fp8 else ''}", us, limit, f"plan {plan_us:.1f}")
+            yield Figure(
+                "decode attention",
+                f"{name}{' fp8' if fp8 else ''}",
+                us,
+                limit,
+                f"plan {plan_us:.1f}",
+            )
     for block_size in (16, 128):
         us, _ = time_decode(Sequences(CONTEXTS["64 x 2k"], block_size=block_size))
-        yield Figure("decode attention", f"64 x 2k page {block_size}", us, 64 * 2048 * 4096 / BYTES_PER_US)
+        yield Figure(
+            "decode attention", f"64 x 2k page {block_size}", us, 64 * 2048 * 4096 / BYTES_PER_US
+        )
     lengths = [4096 + 96] * 256
     for share in (True, False):
         us, plan_us = time_decode(Sequences(lengths, shared=4096), share=share)
@@ -198,35 +226,54 @@ def time_prefill(count: int, start: int = 0, block_size: int = 64) -> float:
     total = start + count
     sequences = Sequences([total], block_size=block_size)
     (k, v), table = sequences.caches()[0], sequences.tables()
-    q, out = randn(count, 32, 128), randn(count, 32, 128)
-    bounds, seq_lens, rows = (torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, count], [total], [0]))
+    q = randn(count, 32, 128)
+    out = randn(count, 32, 128)
+    bounds, seq_lens, rows = (
+        torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, count], [total], [0])
+    )
     tiles = prefill_tiles([count], [start], 4, torch.device("cuda"))
-    return timed([partial(prefill_attention, q, k, v, bounds, seq_lens, rows, table, tiles, out)] * 3, replays=7)
+    return timed(
+        [partial(prefill_attention, q, k, v, bounds, seq_lens, rows, table, tiles, out)] * 3,
+        replays=7,
+    )
 
 
 def prefills() -> Iterator[Figure]:
     for count, start in ((1024, 0), (8192, 0), (32_768, 0), (2048, 30_000)):
-        us, flops = time_prefill(count, start), prefill_flops(count, start)
+        us = time_prefill(count, start)
+        flops = prefill_flops(count, start)
         yield Figure(
-            "prefill attention", f"{count} on {start}", us, flops / FLOPS_PER_US, f"{flops / us / 1e6:.0f} TFLOP/s"
+            "prefill attention",
+            f"{count} on {start}",
+            us,
+            flops / FLOPS_PER_US,
+            f"{flops / us / 1e6:.0f} TFLOP/s",
         )
 
 
 def elementwise() -> Iterator[Figure]:
     for m in (1, 256, 8192):
         pairs = [(randn(m, 4096), randn(m, 4096)) for _ in range(copies_for(m * 4096 * 2))]
-        weight, normed = randn(4096), randn(m, 4096)
-        us = timed([partial(add_rms_norm, x, residual, weight, 1e-6, normed) for x, residual in pairs])
+        weight = randn(4096)
+        normed = randn(m, 4096)
+        us = timed(
+            [partial(add_rms_norm, x, residual, weight, 1e-6, normed) for x, residual in pairs]
+        )
         yield Figure("rms norm + residual", f"4096 M={m}", us, m * 4096 * 8 / BYTES_PER_US)
-        halves, product = [randn(m, 24576) for _ in range(copies_for(m * 24576 * 2))], randn(m, 12288)
+        halves = [randn(m, 24576) for _ in range(copies_for(m * 24576 * 2))]
+        product = randn(m, 12288)
         us = timed([partial(silu_mul, x, product) for x in halves])
         yield Figure("silu mul", f"12288 M={m}", us, m * 12288 * 6 / BYTES_PER_US)
         qkvs = [randn(m, 6144) for _ in range(copies_for(m * 6144 * 2))]
         k_cache, v_cache = (randn(m // 64 + 1, 8, 64, 128) for _ in range(2))
         places = torch.arange(m, dtype=torch.int32, device="cuda")
-        angles, q, norm = torch.randn(8192, 128, device="cuda"), randn(m, 32, 128), randn(128)
+        angles = torch.randn(8192, 128, device="cuda")
+        q = randn(m, 32, 128)
+        norm = randn(128)
         rest = (places, places, angles, k_cache, v_cache, q)
-        us = timed([partial(qk_norm_rope_store_kv, x, *rest, q_norm=norm, k_norm=norm) for x in qkvs])
+        us = timed(
+            [partial(qk_norm_rope_store_kv, x, *rest, q_norm=norm, k_norm=norm) for x in qkvs]
+        )
         yield Figure("q/k norm, rope, store", f"8B M={m}", us, m * 6144 * 4 / BYTES_PER_US)
 
 
@@ -254,7 +301,9 @@ def time_filter(logits: torch.Tensor, draws: Draws, top_k: int, top_p: float) ->
 def sampling(vocab: int = 151_936, hidden: int = 4096) -> Iterator[Figure]:
     head = randn(vocab, hidden) * 0.02
     for rows in (1, 16, 64, 256):
-        x, logits, draws = randn(rows, hidden), randn(rows, vocab), draws_of(rows)
+        x = randn(rows, hidden)
+        logits = randn(rows, vocab)
+        draws = draws_of(rows)
         out = torch.empty(rows, dtype=torch.int32, device="cuda")
         candidates = Candidates.allocate(rows, vocab, head.device)
         limit = max(2 * vocab * hidden / BYTES_PER_US, 2 * rows * vocab * hidden / FLOPS_PER_US)
@@ -268,11 +317,35 @@ def sampling(vocab: int = 151_936, hidden: int = 4096) -> Iterator[Figure]:
         yield Figure("head, then draw", f"8B M={rows}", 2 * timed(separate * 3), limit)
         logits = randn(rows, vocab) * 3
         one_pass = rows * vocab * 2 / BYTES_PER_US
-        yield Figure("draw", f"M={rows}", timed([partial(sample, logits, draws, candidates, out)] * 3), one_pass)
-        for name, (top_k, top_p) in {"top-k 50": (50, 1.0), "top-p 0.9": (0, 0.9), "both": (50, 0.9)}.items():
-            yield Figure("filtered draw", f"{name} M={rows}", time_filter(logits, draws, top_k, top_p), one_pass)
-        num_tops, top_ids = (torch.full(shape, 5, dtype=torch.int32, device="cuda") for shape in ((rows,), (rows, 5)))
-        call = partial(logprobs, logits, out, num_tops, torch.empty(rows, device="cuda"), top_ids, top_ids.float())
+        yield Figure(
+            "draw",
+            f"M={rows}",
+            timed([partial(sample, logits, draws, candidates, out)] * 3),
+            one_pass,
+        )
+        for name, (top_k, top_p) in {
+            "top-k 50": (50, 1.0),
+            "top-p 0.9": (0, 0.9),
+            "both": (50, 0.9),
+        }.items():
+            yield Figure(
+                "filtered draw",
+                f"{name} M={rows}",
+                time_filter(logits, draws, top_k, top_p),
+                one_pass,
+            )
+        num_tops, top_ids = (
+            torch.full(shape, 5, dtype=torch.int32, device="cuda") for shape in ((rows,), (rows, 5))
+        )
+        call = partial(
+            logprobs,
+            logits,
+            out,
+            num_tops,
+            torch.empty(rows, device="cuda"),
+            top_ids,
+            top_ids.float(),
+        )
         yield Figure("logprobs, 5 likeliest", f"M={rows}", timed([call] * 2), one_pass)
         for num_outputs in (100, 8000):
             us = timed([edit_call(logits, num_outputs)] * 2)
@@ -280,8 +353,19 @@ def sampling(vocab: int = 151_936, hidden: int = 4096) -> Iterator[Figure]:
 
 
 def run_tests() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/kernels", "--confcutdir=tests/kernels"]
-    if subprocess.run([*command, "-c", "/dev/null", "--rootdir=.", "--import-mode=importlib"], check=False).returncode:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "gpu",
+        "tests/kernels",
+        "--confcutdir=tests/kernels",
+    ]
+    if subprocess.run(
+        [*command, "-c", "/dev/null", "--rootdir=.", "--import-mode=importlib"], check=False
+    ).returncode:
         sys.exit("kernel tests failed: nothing is timed")
 
 
@@ -302,7 +386,9 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(program_name(), description=__doc__)
     parser.add_argument("--skip-tests", action="store_true", help="time without testing first")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help=", ".join(PARTS))
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help=", ".join(PARTS)
+    )
     options = parser.parse_args()
     if not options.skip_tests:
         run_tests()
@@ -314,10 +400,19 @@ def main() -> None:
             figures.append(figure)
             percent = 100 * figure.limit_us / figure.us
             print(
-                f"{figure.kernel:24} {figure.case:28} {figure.us:9.1f} us {percent:5.0f} %  {figure.note}", flush=True
+                f"{figure.kernel:24} {figure.case:28} {figure.us:9.1f} us {percent:5.0f} %  "
+                f"{figure.note}",
+                flush=True,
             )
         torch.cuda.empty_cache()
-    print(json.dumps({"device": torch.cuda.get_device_name(), "figures": [asdict(figure) for figure in figures]}))
+    print(
+        json.dumps(
+            {
+                "device": torch.cuda.get_device_name(),
+                "figures": [asdict(figure) for figure in figures],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

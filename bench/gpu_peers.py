@@ -1,4 +1,5 @@
-"""Figures of another engine for the workloads on NVIDIA H200s, and Headwater's targets. The figures come from other
+"""Figures of another engine for the workloads on NVIDIA H200s, and Headwater's targets. The figures
+come from other
 machines: those of one kind differ by 1 to 2 %."""
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ class Peer:
     """Headwater's."""
 
     def plain(self) -> dict[str, Any]:
-        return {"name": self.name, "machine": self.machine, "date": self.date, "figures": self.figures}
+        return {
+            "name": self.name,
+            "machine": self.machine,
+            "date": self.date,
+            "figures": self.figures,
+        }
 
 
 ONE_GPU = Peer(
     name="vLLM 0.23.0",
-    machine="another machine with one NVIDIA H200, driver 580.159, torch 2.11.0+cu130 (L1 to L3: vLLM 0.26.0)",
+    machine="another machine with one NVIDIA H200, driver 580.159, torch 2.11.0+cu130 (L1 to L3: "
+            "vLLM 0.26.0)",
     date="2026-11-21",
     figures={
         "O1": 6.08, "O2": 13.82, "O3": 1.339, "O4": 0.421, "O5": 1.715, "O6": 1.231, "O7": 0.0270, "O8": 5.73,
@@ -41,7 +48,15 @@ TWO_GPUS = Peer(
     name="vLLM 0.26.0 at tensor parallel size 2",
     machine="another machine with two NVIDIA H200",
     date="2026-11-22",
-    figures={"O2": 8.09, "O3": 0.952, "O5": 1.032, "O6": 0.709, "L1": 13.77, "L2": 2.863, "L3": 2.042},
+    figures={
+        "O2": 8.09,
+        "O3": 0.952,
+        "O5": 1.032,
+        "O6": 0.709,
+        "L1": 13.77,
+        "L2": 2.863,
+        "L3": 2.042,
+    },
     targets={"O2": 7.2, "O3": 0.68, "O5": 0.98, "O6": 0.67, "L1": 12.3, "L2": 2.25, "L3": 1.95},
 )
 PEERS = {1: ONE_GPU, 2: TWO_GPUS}

@@ -9,7 +9,8 @@ import torch
 
 BYTES_PER_US = 4.27e6
 FLOPS_PER_US = 796e6
-"""Ceilings of an H200, measured 2026-11-21: a reduction's read, and a bf16 product of 8192 cubed."""
+"""Ceilings of an H200, measured 2026-11-21: a reduction's read, and a bf16 product of 8192
+cubed."""
 L2_BYTES = 60 << 20
 
 
@@ -35,12 +36,14 @@ def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 
 
 def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
-    """Median microseconds of one call; the calls of the list run one after another inside a graph."""
+    """Median microseconds of one call; the calls of the list run one after another inside a
+    graph."""
     return timed_in_turn(calls, replays=replays)[0]
 
 
 def timed_in_turn(*lists: Sequence[Callable[[], object]], replays: int = 15) -> list[float]:
-    """As `timed`, for each list. Their graphs take turns: a GPU at its limit of power slows down for all alike."""
+    """As `timed`, for each list. Their graphs take turns: a GPU at its limit of power slows down
+    for all alike."""
     graphs = [captured(calls) for calls in lists]
     for graph in graphs:
         graph.replay()

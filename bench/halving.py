@@ -1,4 +1,5 @@
-"""Successive halving (Jamieson, Talwalkar 2016): many candidates on a small budget, the better ones on a larger one."""
+"""Successive halving (Jamieson, Talwalkar 2016): many candidates on a small budget, the better ones
+on a larger one."""
 
 from __future__ import annotations
 
@@ -30,21 +31,32 @@ def successive_halving(
     budget: int,
     eta: int,
 ) -> list[Trial[CandidateT]]:
-    """Every trial in order; the best of the last rung is the winner. Each rung keeps one in `eta` and gives those `eta`
-    times the budget; the last one measures at most `eta` candidates against one another."""
+    """Every trial in order; the best of the last rung is the winner. Each rung keeps one in `eta`
+    and gives those `eta` times the budget; the last one measures at most `eta` candidates against
+    one another."""
     trials: list[Trial[CandidateT]] = []
-    rung, alive = 0, list(candidates)
+    rung = 0
+    alive = list(candidates)
     while True:
         tried = []
         for candidate in alive:
             report = measure(candidate, budget)
-            tried.append(Trial(candidate=candidate, rung=rung, budget=budget, score=score(report), report=report))
+            tried.append(
+                Trial(
+                    candidate=candidate,
+                    rung=rung,
+                    budget=budget,
+                    score=score(report),
+                    report=report,
+                )
+            )
         trials += tried
         if len(alive) <= eta:
             return trials
         ranked = sorted(tried, key=lambda trial: trial.score, reverse=True)
         alive = [trial.candidate for trial in ranked[: -(-len(ranked) // eta)]]
-        rung, budget = rung + 1, budget * eta
+        rung = rung + 1
+        budget = budget * eta
 
 
 def winner(trials: Sequence[Trial[CandidateT]]) -> Trial[CandidateT]:

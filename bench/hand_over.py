@@ -1,8 +1,11 @@
-"""`headwater bench hand-over`: what it takes to move keys and values from one engine to another, and whether roles pay.
+"""`headwater bench hand-over`: what it takes to move keys and values from one engine to another,
+and whether roles pay.
 
-- `pull`: a prompt that one engine has computed is asked of another one, which copies its blocks; beside it the time in
+- `pull`: a prompt that one engine has computed is asked of another one, which copies its blocks;
+  beside it the time in
   which that engine computes a prompt of the same length, and answers one that it has.
-- `mixes`: one cluster whose engines do everything and one whose engines have roles, under the same arrivals: the share
+- `mixes`: one cluster whose engines do everything and one whose engines have roles, under the same
+  arrivals: the share
   of requests that keep both objectives.
 """
 
@@ -41,10 +44,13 @@ from .sse_client import Outcome
 from .workloads import MODELS, TINY
 
 PARTS = ("pull", "mixes")
-MOST_TTFT, MOST_GAP = 1.0, 0.030
-"""Seconds to the first token, and between two tokens for 99 of 100 of them, that a request is to keep."""
+MOST_TTFT = 1.0
+MOST_GAP = 0.030
+"""Seconds to the first token, and between two tokens for 99 of 100 of them, that a request is to
+keep."""
 LOAD = 0.8
-"""Share of the requests a second that engines without roles complete when they have as many as they can take."""
+"""Share of the requests a second that engines without roles complete when they have as many as they
+can take."""
 SETTLE_SECONDS = 60.0
 
 console = Console(stderr=True)
@@ -74,13 +80,21 @@ MIXES = (
 
 
 def main(
-    part: Annotated[list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; repeatable; none: all")] = None,
-    model: Annotated[str, typer.Option(help="of the workloads: " + ", ".join(MODELS))] = "qwen3-8b",
-    tokens: Annotated[list[int] | None, typer.Option(help="of prompts that are pulled; repeatable")] = None,
-    mix: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(each.name for each in MIXES)}; repeatable; none: all")
+    part: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; repeatable; none: all")
     ] = None,
-    up: Annotated[list[str] | None, typer.Option(help="flag of `headwater up`; repeatable: --up=--device=cuda")] = None,
+    model: Annotated[str, typer.Option(help="of the workloads: " + ", ".join(MODELS))] = "qwen3-8b",
+    tokens: Annotated[
+        list[int] | None, typer.Option(help="of prompts that are pulled; repeatable")
+    ] = None,
+    mix: Annotated[
+        list[str] | None,
+        typer.Option(help=f"{', '.join(each.name for each in MIXES)}; repeatable; none: all"),
+    ] = None,
+    up: Annotated[
+        list[str] | None,
+        typer.Option(help="flag of `headwater up`; repeatable: --up=--device=cuda"),
+    ] = None,
     runs: Annotated[int, typer.Option(help="prompts of each length that are pulled")] = 5,
     seconds: Annotated[float, typer.Option(help="of arrivals of each mix")] = 12.0,
     workers: Annotated[int, typer.Option(help="client processes")] = 4,
@@ -88,12 +102,18 @@ def main(
 ) -> None:
     """Measure pulls between two engines, and engines with roles beside engines without."""
     if unknown := set(part or ()) - set(PARTS):
-        raise typer.BadParameter(f"part is {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}")
+        raise typer.BadParameter(
+            f"part is {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}"
+        )
     mixes = [each for each in MIXES if not mix or each.name in mix]
     if not mixes:
-        raise typer.BadParameter(f"mix is {', '.join(mix or ())}; allowed: {', '.join(each.name for each in MIXES)}")
+        raise typer.BadParameter(
+            f"mix is {', '.join(mix or ())}; allowed: {', '.join(each.name for each in MIXES)}"
+        )
     if dry_run:
-        mixes, tokens, seconds = [Mix(64, 8, 2)], [256], 2.0
+        mixes = [Mix(64, 8, 2)]
+        tokens = [256]
+        seconds = 2.0
     flags = ["--load-format=dummy", "--kv-peer-memory=536870912", *(up or ())]
     with tempfile.TemporaryDirectory(prefix="headwater-model-") as folder:
         dummy_model.write(model, TINY if dry_run else MODELS[model], Path(folder))
@@ -116,17 +136,22 @@ def prepared_cluster(flags: Sequence[str]) -> Iterator[tuple[ClusterRecord, Path
 
 def pulls(flags: Sequence[str], lengths: Sequence[int], runs: int) -> Iterator[dict[str, Any]]:
     with prepared_cluster(flags) as (cluster, folder):
-        addresses = [stage.addresses["grpc"] for stage in cluster.stages if stage.name.startswith("engine")]
+        addresses = [
+            stage.addresses["grpc"] for stage in cluster.stages if stage.name.startswith("engine")
+        ]
         with cluster_key.using(key_of_cluster(folder, os.environ)):
             for length in lengths:
                 yield asyncio.run(pulled(addresses, length, runs))
 
 
 async def pulled(addresses: Sequence[str], length: int, runs: int) -> dict[str, Any]:
-    """Milliseconds to the first token of prompts: computed, pulled, and cached already; the median of each."""
-    rng, times = np.random.default_rng(length), dict[str, list[float]]()
+    """Milliseconds to the first token of prompts: computed, pulled, and cached already; the median
+    of each."""
+    rng = np.random.default_rng(length)
+    times = dict[str, list[float]]()
     async with open_channel(addresses[0]) as first, open_channel(addresses[1]) as second:
-        owner, puller = EngineCaller(first), EngineCaller(second)
+        owner = EngineCaller(first)
+        puller = EngineCaller(second)
         holder = pb.Holder(address=addresses[0], epoch=await owner.epoch(), num_tokens=length)
         for _ in range(runs + 1):
             prompt = rng.integers(1000, 30_000, length).tolist()
@@ -137,11 +162,17 @@ async def pulled(addresses: Sequence[str], length: int, runs: int) -> dict[str, 
             ):
                 seconds, cached = await caller.first_token(prompt, known)
                 if name == "pulled" and cached.get("peer", 0) < length - 256:
-                    raise SystemExit(f"of {length} tokens came {cached}: is it sooner to compute them?")
+                    raise SystemExit(
+                        f"of {length} tokens came {cached}: is it sooner to compute them?"
+                    )
                 times.setdefault(name, []).append(1000 * seconds)
     # The first of each opens connections.
     middle = {f"{name}_ms": round(median(each[1:]), 2) for name, each in times.items()}
-    return {"tokens": length, **middle, "pull_ms": round(middle["pulled_ms"] - middle["cached_ms"], 2)}
+    return {
+        "tokens": length,
+        **middle,
+        "pull_ms": round(middle["pulled_ms"] - middle["cached_ms"], 2),
+    }
 
 
 class EngineCaller:
@@ -156,7 +187,9 @@ class EngineCaller:
         info = await self._stub.Info(pb.InfoRequest())
         return int(info.incarnation.epoch)
 
-    async def first_token(self, prompt: Sequence[int], holder: pb.Holder | None) -> tuple[float, dict[str, int]]:
+    async def first_token(
+        self, prompt: Sequence[int], holder: pb.Holder | None
+    ) -> tuple[float, dict[str, int]]:
         """Seconds to the only token of a request, and its cached tokens by tier."""
         self._num_asked += 1
         add = pb.Add(
@@ -168,7 +201,8 @@ class EngineCaller:
             credit=1,
             holder=holder,
         )
-        began, cached = time.perf_counter(), dict[str, int]()
+        began = time.perf_counter()
+        cached = dict[str, int]()
         await self._call.write(pb.ClientFrame(adds=[add]))
         while True:
             frame = await self._call.read()
@@ -182,23 +216,31 @@ def measured_mixes(
     flags: Sequence[str], mixes: Sequence[Mix], seconds: float, workers: int
 ) -> Iterator[dict[str, Any]]:
     rates: dict[Mix, float] = {}
-    for name, more in (("together", ["--replicas=2"]), ("split", ["--prefill-replicas=1", "--decode-replicas=1"])):
+    for name, more in (
+        ("together", ["--replicas=2"]),
+        ("split", ["--prefill-replicas=1", "--decode-replicas=1"]),
+    ):
         with prepared_cluster([*flags, *more]) as (cluster, _):
             for mix in mixes:
                 if mix not in rates:
                     rates[mix] = LOAD * capacity(cluster, mix, seconds, workers)
                 before = counters(cluster)
                 figures = under_load(cluster, mix, rates[mix], seconds, workers)
-                moved = {each: int(value - before[each]) for each, value in counters(cluster).items()}
+                moved = {
+                    each: int(value - before[each]) for each, value in counters(cluster).items()
+                }
                 yield {"engines": name, "mix": mix.name, **figures, **moved}
 
 
 def counters(cluster: ClusterRecord) -> dict[str, float]:
-    """Tokens that engines pulled so far, those of them that they prefetched, and those that they copied directly."""
+    """Tokens that engines pulled so far, those of them that they prefetched, and those that they
+    copied directly."""
     found = dict.fromkeys(("pulled", "prefetched", "pulled_directly"), 0.0)
     for text in engine_metrics(cluster):
         for name in found:
-            found[name] += sum(map(float, re.findall(rf"^headwater_kv_{name}_tokens_total\S* (\S+)$", text, re.M)))
+            found[name] += sum(
+                map(float, re.findall(rf"^headwater_kv_{name}_tokens_total\S* (\S+)$", text, re.M))
+            )
     return found
 
 
@@ -214,10 +256,14 @@ def capacity(cluster: ClusterRecord, mix: Mix, seconds: float, workers: int) -> 
     return more / took
 
 
-def under_load(cluster: ClusterRecord, mix: Mix, rate: float, seconds: float, workers: int) -> dict[str, Any]:
+def under_load(
+    cluster: ClusterRecord, mix: Mix, rate: float, seconds: float, workers: int
+) -> dict[str, Any]:
     number = max(8, int(rate * seconds))
     offsets = arrivals.poisson(number, rate, np.random.default_rng(7)).tolist()
-    outcomes, took = drive(cluster.rest, prompts(cluster, mix, number), offsets, number, workers, quiet=True)
+    outcomes, took = drive(
+        cluster.rest, prompts(cluster, mix, number), offsets, number, workers, quiet=True
+    )
     good = [each for each in outcomes if is_good(each)]
     gaps = [gap for each in outcomes for gap in each.gaps]
     firsts = [each.ttft for each in outcomes if not each.error]
@@ -237,7 +283,9 @@ def under_load(cluster: ClusterRecord, mix: Mix, rate: float, seconds: float, wo
 
 
 def prompts(cluster: ClusterRecord, mix: Mix, number: int) -> list[Any]:
-    shape = datasets.Shape(prompt_len=mix.prompt_len, output_len=mix.output_len, vocab_size=30_000, model=cluster.model)
+    shape = datasets.Shape(
+        prompt_len=mix.prompt_len, output_len=mix.output_len, vocab_size=30_000, model=cluster.model
+    )
     return list(datasets.random_prompts(number, shape, np.random.default_rng()))
 
 

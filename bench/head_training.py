@@ -1,5 +1,5 @@
-"""Trains draft heads on texts of the model that they draft for, and measures how many of their guesses would stand.
-Knows neither files nor engines."""
+"""Trains draft heads on texts of the model that they draft for, and measures how many of their
+guesses would stand. Knows neither files nor engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from .teacher_states import Taught, TeacherStates
 MATRICES = ("fc.weight", "_proj.weight", "linear.weight")
 """Ends of names of matrices between hidden states, which Muon tunes."""
 REGRESSION_WEIGHT = 0.2
-"""Weight of the distance between the hidden state that EAGLE predicts and the next one, beside the cross entropy."""
+"""Weight of the distance between the hidden state that EAGLE predicts and the next one, beside the
+cross entropy."""
 LINK_WEIGHT = 0.6
 """Weight of a link of a chain against the one before it: that one has to stand first."""
 
@@ -42,7 +43,8 @@ class ChainQuality:
 
     temperature: float
     tokens_per_step: float
-    """Number of tokens of a step, the sampled one counted, where each step verifies a whole chain."""
+    """Number of tokens of a step, the sampled one counted, where each step verifies a whole
+    chain."""
     stands: tuple[float, ...]
     """Share of the reached links that stand, by place in the chain."""
 
@@ -56,8 +58,8 @@ def train_heads(
     depth: int,
     report: Callable[[int, float], None],
 ) -> None:
-    """Tunes all tensors of the heads, in place. EAGLE learns chains of `depth` links as they are served, each link on
-    the output of the one before it (training-time test, Li et al. 2025)."""
+    """Tunes all tensors of the heads, in place. EAGLE learns chains of `depth` links as they are
+    served, each link on the output of the one before it (training-time test, Li et al. 2025)."""
 
     vocabulary = states.teacher.vocabulary
     # The model's distribution over the tokens that the heads guess among.
@@ -68,14 +70,18 @@ def train_heads(
         taught = states.of(batch)
         with computing(taught.final.device):
             wanted = linear(taught.final[taught.is_learned], vocabulary).float().softmax(1)
-            total, weights = wanted.new_zeros(()), 0.0
+            total = wanted.new_zeros(())
+            weights = 0.0
             for i, link in enumerate(_links(heads, taught, depth)):
-                loss = -(wanted[link.rows] * heads.logits(i, link.hidden).log_softmax(1)).sum(1).mean()
+                loss = (
+                    -(wanted[link.rows] * heads.logits(i, link.hidden).log_softmax(1)).sum(1).mean()
+                )
                 if config.kind == EAGLE:
                     text, position = link.at
                     following = taught.final[text, position + 1].float()
                     loss = loss + REGRESSION_WEIGHT * smooth_l1_loss(link.hidden.float(), following)
-                total, weights = total + LINK_WEIGHT**i * loss, weights + LINK_WEIGHT**i
+                total = total + LINK_WEIGHT**i * loss
+                weights = weights + LINK_WEIGHT**i
         return total / weights
 
     is_matrix = {name: name.endswith(MATRICES) for name in heads.tensors}
@@ -88,12 +94,16 @@ def train_heads(
 def chain_quality(
     heads: HeadsTwin, states: TeacherStates, texts: Sequence[Text], tuning: Tuning, depth: int
 ) -> list[ChainQuality]:
-    """Quality on texts that training leaves out, by temperature. Guesses share the noise of the draw that verifies
-    them, which is drawn as it is distributed beside the token that the answer has."""
+    """Quality on texts that training leaves out, by temperature. Guesses share the noise of the
+    draw that verifies them, which is drawn as it is distributed beside the token that the answer
+    has."""
     found = []
     for temperature in sorted({text.temperature for text in texts}):
         held = [text for text in split(texts)[1] if text.temperature == temperature]
-        num_reached, num_right, num_tokens, num_steps = [0] * depth, [0] * depth, 0, 0
+        num_reached = [0] * depth
+        num_right = [0] * depth
+        num_tokens = 0
+        num_steps = 0
         for batch in packed(held, tuning.batch_tokens):
             is_right = _right_guesses(heads, states, batch, depth, temperature).tolist()
             for text, right in zip(batch, is_right, strict=True):
@@ -105,10 +115,17 @@ def chain_quality(
                         num_reached[i] += run >= i
                         num_right[i] += run > i
                     num_left = len(text.token_ids) - at
-                    num_tokens, num_steps, at = num_tokens + min(run + 1, num_left), num_steps + 1, at + run + 1
+                    num_tokens = num_tokens + min(run + 1, num_left)
+                    num_steps = num_steps + 1
+                    at = at + run + 1
         if num_steps:
-            stands = tuple(right / max(reached, 1) for right, reached in zip(num_right, num_reached, strict=True))
-            quality = ChainQuality(temperature=temperature, tokens_per_step=num_tokens / num_steps, stands=stands)
+            stands = tuple(
+                right / max(reached, 1)
+                for right, reached in zip(num_right, num_reached, strict=True)
+            )
+            quality = ChainQuality(
+                temperature=temperature, tokens_per_step=num_tokens / num_steps, stands=stands
+            )
             found.append(quality)
     return found
 
@@ -116,16 +133,22 @@ def chain_quality(
 def _right_guesses(
     heads: HeadsTwin, states: TeacherStates, texts: Sequence[Text], depth: int, temperature: float
 ) -> Tensor:
-    """Whether link i of the chain whose first guess is the token at t is right, given that those before it are, bool
-    [B, depth, T + depth]."""
+    """Whether link i of the chain whose first guess is the token at t is right, given that those
+    before it are, bool [B, depth, T + depth]."""
     taught = states.of(texts)
     num_texts, length = taught.token_ids.shape
-    is_right = torch.zeros(num_texts, depth, length + depth, dtype=torch.bool, device=taught.final.device)
+    is_right = torch.zeros(
+        num_texts, depth, length + depth, dtype=torch.bool, device=taught.final.device
+    )
     with computing(taught.final.device):
         theirs = states.teacher.logits(taught.final[taught.is_learned])
         text, position = taught.is_learned.nonzero(as_tuple=True)
         spoken = taught.token_ids[text, position + 1]
-        noise = torch.zeros_like(theirs) if temperature == 0 else shared_noise(theirs / temperature, spoken)
+        noise = (
+            torch.zeros_like(theirs)
+            if temperature == 0
+            else shared_noise(theirs / temperature, spoken)
+        )
         for i, link in enumerate(_links(heads, taught, depth)):
             ours = heads.logits(i, link.hidden) / (temperature or 1.0)
             own_noise = noise[link.rows]
@@ -139,11 +162,13 @@ def _right_guesses(
 
 
 def shared_noise(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Gumbel noise [N, V], drawn as it is distributed where the tokens [N] were drawn from logits [N, V] with it."""
+    """Gumbel noise [N, V], drawn as it is distributed where the tokens [N] were drawn from logits
+    [N, V] with it."""
     logprobs = logits.log_softmax(1)
     uniform = torch.rand_like(logprobs).clamp_(1e-30, 1 - 1e-7)
     free = logprobs - (-uniform.log()).log()
-    # The largest sum is independent of which token has it; all others lie below it (Maddison et al., 2014).
+    # The largest sum is independent of which token has it; all others lie below it (Maddison et
+    # al., 2014).
     top = -(-torch.rand_like(logprobs[:, :1]).clamp_(1e-30, 1 - 1e-7).log()).log()
     below = -torch.logaddexp(-top.expand_as(free), -free)
     return below.scatter(1, tokens[:, None], top) - logprobs

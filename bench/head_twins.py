@@ -1,7 +1,8 @@
-"""Draft heads in plain torch, over whole texts, so that autograd can differentiate them. Their tensors have the names
-and shapes in which such heads are published.
+"""Draft heads in plain torch, over whole texts, so that autograd can differentiate them. Their
+tensors have the names and shapes in which such heads are published.
 
-A chain guesses one token after another, and reads its own hidden states behind the first. Over a whole text all chains
+A chain guesses one token after another, and reads its own hidden states behind the first. Over a
+whole text all chains
 are computed at once: place p of link s is that link of the chain which began at place p − s.
 """
 
@@ -30,9 +31,12 @@ class HeadsTwin(Protocol):
     token_ids: Tensor | None
     """Ids int64 [G]; None: all of the vocabulary."""
 
-    def links(self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int) -> Iterator[Tensor]:
-        """Yields, for each link of all chains, the states [B, T, H] that its `logits` are made from: place p guesses
-        the token at p + 2. token_ids [B, T]; final [B, T, H] and inputs by layer are the model's hidden states."""
+    def links(
+        self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int
+    ) -> Iterator[Tensor]:
+        """Yields, for each link of all chains, the states [B, T, H] that its `logits` are made
+        from: place p guesses the token at p + 2. token_ids [B, T]; final [B, T, H] and inputs by
+        layer are the model's hidden states."""
 
     def logits(self, link: int, hidden: Tensor) -> Tensor:
         """Logits float32 [N, G] of a link's states [N, H]."""
@@ -45,9 +49,12 @@ class MedusaTwin:
     token_ids: Tensor | None = None
 
     def __init__(self, config: HeadsConfig, tensors: Tensors) -> None:
-        self._config, self.tensors = config, tensors
+        self._config = config
+        self.tensors = tensors
 
-    def links(self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int) -> Iterator[Tensor]:
+    def links(
+        self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int
+    ) -> Iterator[Tensor]:
         for link in range(min(depth, self._config.num_heads)):
             # The head guesses further ahead from where its chain began.
             yield _behind(final, link)
@@ -55,7 +62,9 @@ class MedusaTwin:
     def logits(self, link: int, hidden: Tensor) -> Tensor:
         for block in range(self._config.num_blocks):
             name = f"{link}.{block}.linear"
-            hidden = hidden + silu(linear(hidden, self.tensors[name + ".weight"], self.tensors[name + ".bias"]))
+            hidden = hidden + silu(
+                linear(hidden, self.tensors[name + ".weight"], self.tensors[name + ".bias"])
+            )
         return linear(hidden, self.tensors[f"{link}.{self._config.num_blocks}.weight"]).float()
 
     def published(self) -> Tensors:
@@ -63,8 +72,9 @@ class MedusaTwin:
 
 
 class EagleTwin:
-    """EAGLE and EAGLE-3. `fc.weight` is kept divided by `scale`, a number for each input, 1 where none is given:
-    inputs differ in size by a factor of a hundred, which one learning rate does not suit."""
+    """EAGLE and EAGLE-3. `fc.weight` is kept divided by `scale`, a number for each input, 1 where
+    none is given: inputs differ in size by a factor of a hundred, which one learning rate does not
+    suit."""
 
     def __init__(
         self,
@@ -75,28 +85,38 @@ class EagleTwin:
         scale: Tensor | None = None,
     ) -> None:
         assert config.layer is not None
-        self._config, self._layer, self._teacher = config, config.layer, teacher
+        self._config = config
+        self._layer = config.layer
+        self._teacher = teacher
         self._is_third = config.kind == EAGLE3
         self._prefix = "midlayer." if self._is_third else "layers.0."
-        self.tensors, self.token_ids = tensors, token_ids
+        self.tensors = tensors
+        self.token_ids = token_ids
         self._scale = tensors["fc.weight"].new_ones(()) if scale is None else scale
 
     def published(self) -> Tensors:
         return self.tensors | {"fc.weight": self.tensors["fc.weight"] * self._scale}
 
-    def links(self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int) -> Iterator[Tensor]:
-        # A place reads the token behind it; the last one of a text has none, and guesses nothing that counts.
+    def links(
+        self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int
+    ) -> Iterator[Tensor]:
+        # A place reads the token behind it; the last one of a text has none, and guesses nothing
+        # that counts.
         tokens = embedding(pad(token_ids[:, 1:], (0, 1)), self._teacher.tensors["embed"])
-        cos, sin = cos_sin_table(self._layer, token_ids.shape[1]).to(token_ids.device).chunk(2, dim=1)
+        cos, sin = (
+            cos_sin_table(self._layer, token_ids.shape[1]).to(token_ids.device).chunk(2, dim=1)
+        )
         features = final
         if self._is_third:
             read = torch.cat([inputs[layer] for layer in self._config.input_layers], dim=-1)
             features = linear(read * self._scale, self.tensors["fc.weight"])
-        keys, values = list[Tensor](), list[Tensor]()
+        keys = list[Tensor]()
+        values = list[Tensor]()
         for _ in range(depth):
             x, residual = self._inputs(tokens, features)
             q, k, v = (self._heads(x, name) for name in "qkv")
-            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+            q = rotated(q, cos, sin)
+            k = rotated(k, cos, sin)
             keys.append(k)
             values.append(v)
             residual = residual + self._product(_attention(q, keys, values), "self_attn.o_proj")
@@ -114,9 +134,15 @@ class EagleTwin:
     def _inputs(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Input of attention, and the residual stream."""
         if self._is_third:
-            read = self._norm(tokens, "midlayer.input_layernorm"), self._norm(features, "midlayer.hidden_norm")
+            read = (
+                self._norm(tokens, "midlayer.input_layernorm"),
+                self._norm(features, "midlayer.hidden_norm"),
+            )
             return torch.cat(read, dim=-1), features
-        x = linear(torch.cat((tokens, features.to(tokens.dtype)), dim=-1) * self._scale, self.tensors["fc.weight"])
+        x = linear(
+            torch.cat((tokens, features.to(tokens.dtype)), dim=-1) * self._scale,
+            self.tensors["fc.weight"],
+        )
         return x, x
 
     def _heads(self, x: Tensor, name: str) -> Tensor:
@@ -138,11 +164,15 @@ def _behind(x: Tensor, count: int) -> Tensor:
 
 
 def _attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Attention of a link, [B, T, Hq D]: q [B, Hq, T, D] of the link, keys and values [B, Hk, T, D] of the links so
-    far. A place reads those of the model's own hidden states, up to the beginning of its chain, and those of the links
-    of its chain."""
-    link, length, repeats = len(keys) - 1, q.shape[2], q.shape[1] // keys[0].shape[1]
-    wide_keys, wide_values = ([each.repeat_interleave(repeats, dim=1) for each in parts] for parts in (keys, values))
+    """Attention of a link, [B, T, Hq D]: q [B, Hq, T, D] of the link, keys and values [B, Hk, T, D]
+    of the links so far. A place reads those of the model's own hidden states, up to the beginning
+    of its chain, and those of the links of its chain."""
+    link = len(keys) - 1
+    length = q.shape[2]
+    repeats = q.shape[1] // keys[0].shape[1]
+    wide_keys, wide_values = (
+        [each.repeat_interleave(repeats, dim=1) for each in parts] for parts in (keys, values)
+    )
     is_ahead = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1 - link)
     scores = (q @ wide_keys[0].transpose(2, 3)).float().masked_fill(is_ahead, -math.inf)
     own = [_moved(each, link - i) for i, each in enumerate(wide_keys[1:], start=1)]

@@ -1,8 +1,9 @@
-"""Measures a gateway's cost of knowing the caches of very many replicas: memory, time of a decision, CPU time of
-events.
+"""Measures a gateway's cost of knowing the caches of very many replicas: memory, time of a
+decision, CPU time of events.
 
-`headwater bench index-events`: synthetic publishers in this process. `--live`: they publish over a NATS server from a
-process of their own, faster and faster, until the gateway's core no longer keeps up and reads Redis through.
+`headwater bench index-events`: synthetic publishers in this process. `--live`: they publish over a
+NATS server from a process of their own, faster and faster, until the gateway's core no longer keeps
+up and reads Redis through.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def measure(num_replicas: int, num_blocks: int, decisions: int) -> Row:
     configure_logging("bench", "error")
     members = Members(Bus(None), (Kind.ENGINE,))
     feed = IndexFeed(Bus(None), members, Store(None))
-    router, index, told = Router(Bus(None), members, feed), feed.index(MODEL.key), publishers(num_replicas, num_blocks)
+    router = Router(Bus(None), members, feed)
+    index = feed.index(MODEL.key)
+    told = publishers(num_replicas, num_blocks)
     for each in told:
         members.on_member(each.member, from_bus=True)
         index.publish(index.open(each.replica_id, each.member.epoch), 0)
@@ -86,7 +89,9 @@ def measure(num_replicas: int, num_blocks: int, decisions: int) -> Row:
     }
 
 
-def _events_per_second(index: KvIndex, told: list[SyntheticPublisher], num_batches: int = 5000) -> float:
+def _events_per_second(
+    index: KvIndex, told: list[SyntheticPublisher], num_batches: int = 5000
+) -> float:
     """Number of blocks stored, with as many removed, by CPU second of parsing and applying."""
     rng = random.Random(0)
     payloads = [rng.choice(told).batch() for _ in range(num_batches)]
@@ -96,9 +101,13 @@ def _events_per_second(index: KvIndex, told: list[SyntheticPublisher], num_batch
     return num_batches * BLOCKS_PER_BATCH / (time.thread_time() - started)
 
 
-async def _decide(router: Router, told: list[SyntheticPublisher], number: int) -> list[tuple[float, float]]:
-    """Seconds of each decision, and of CPU time; every other prompt's first half is cached somewhere."""
-    rng, seconds = random.Random(0), []
+async def _decide(
+    router: Router, told: list[SyntheticPublisher], number: int
+) -> list[tuple[float, float]]:
+    """Seconds of each decision, and of CPU time; every other prompt's first half is cached
+    somewhere."""
+    rng = random.Random(0)
+    seconds = []
     # As a gateway does once it is up.
     gc.collect()
     gc.freeze()
@@ -107,22 +116,31 @@ async def _decide(router: Router, told: list[SyntheticPublisher], number: int) -
             tokens = np.random.default_rng(turn).integers(0, MODEL.vocab_size, NUM_TOKENS)
             hashes = block_hashes(b"\0" * 16, tokens.astype(np.int32), MODEL.block_size)
             if turn % 2:
-                router._feed.index(MODEL.key).expect(rng.choice(told).replica_id, hashes[: len(hashes) // 2], 60.0)
+                router._feed.index(MODEL.key).expect(
+                    rng.choice(told).replica_id, hashes[: len(hashes) // 2], 60.0
+                )
             wall, cpu, _ = timed_decision(router, MODEL.key, b"".join(hashes), NUM_TOKENS)
             seconds.append((wall, cpu))
     return seconds
 
 
 class EmptySnapshot:
-    """Snapshot of an engine for its follower: a cache with nothing in it, so that events begin with the first."""
+    """Snapshot of an engine for its follower: a cache with nothing in it, so that events begin with
+    the first."""
 
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
 
-    async def KvSnapshot(self, request: KvSnapshotRequest, timeout: float) -> AsyncIterator[KvSnapshotPart]:
-        yield KvSnapshotPart(incarnation=Incarnation(replica_id=self._replica_id, epoch=EPOCH), seq=0, last=True)
+    async def KvSnapshot(
+        self, request: KvSnapshotRequest, timeout: float
+    ) -> AsyncIterator[KvSnapshotPart]:
+        yield KvSnapshotPart(
+            incarnation=Incarnation(replica_id=self._replica_id, epoch=EPOCH), seq=0, last=True
+        )
 
-    async def KvEvents(self, request: KvEventsRequest, timeout: float) -> AsyncIterator[KvEventBatch]:
+    async def KvEvents(
+        self, request: KvEventsRequest, timeout: float
+    ) -> AsyncIterator[KvEventBatch]:
         """Yields nothing: it is called before anything was published, so nothing is missing."""
         nothing: tuple[KvEventBatch, ...] = ()
         for batch in nothing:
@@ -135,7 +153,8 @@ async def _empty_snapshots(address: str) -> AsyncIterator[EmptySnapshot]:
 
 
 async def live(num_replicas: int, num_blocks: int) -> Row:
-    """Rate at which the gateway began to read Redis instead, and its share of a core at lower rates."""
+    """Rate at which the gateway began to read Redis instead, and its share of a core at lower
+    rates."""
     with tempfile.TemporaryDirectory(prefix="headwater-events-") as name:
         nats, valkey = await start_nats(Path(name)), await start_valkey(Path(name))
         here, there = multiprocessing.Pipe()
@@ -144,7 +163,10 @@ async def live(num_replicas: int, num_blocks: int) -> Row:
         )
         child.start()
         try:
-            return {"replicas": num_replicas, **await _follow(here, nats.url, valkey.url, num_replicas, num_blocks)}
+            return {
+                "replicas": num_replicas,
+                **await _follow(here, nats.url, valkey.url, num_replicas, num_blocks),
+            }
         finally:
             child.kill()
             child.join()
@@ -152,9 +174,14 @@ async def live(num_replicas: int, num_blocks: int) -> Row:
             await valkey.stop()
 
 
-async def _follow(there: Connection, nats_url: str, redis_url: str, num_replicas: int, num_blocks: int) -> Row:
+async def _follow(
+    there: Connection, nats_url: str, redis_url: str, num_replicas: int, num_blocks: int
+) -> Row:
     shares: dict[int, float] = {}
-    async with Bus.open(nats_url, wait_seconds=CONNECT_SECONDS) as bus, Store.open(redis_url) as store:
+    async with (
+        Bus.open(nats_url, wait_seconds=CONNECT_SECONDS) as bus,
+        Store.open(redis_url) as store,
+    ):
         members = Members(bus, (Kind.ENGINE,))
         feed = IndexFeed(bus, members, store, dial=_empty_snapshots)
         async with feed.running():
@@ -164,16 +191,26 @@ async def _follow(there: Connection, nats_url: str, redis_url: str, num_replicas
                 # The publisher is done with its preparations.
                 await asyncio.to_thread(there.recv)
                 there.send(None)
-                cpu, began = time.process_time(), time.monotonic()
+                cpu = time.process_time()
+                began = time.monotonic()
                 await asyncio.to_thread(there.recv)
                 shares[rate] = round((time.process_time() - cpu) / (time.monotonic() - began), 3)
                 if feed.is_read_through:
-                    return {"read_through_at": rate, "core_share": shares, "known": len(feed.index(MODEL.key))}
-            return {"read_through_at": None, "core_share": shares, "known": len(feed.index(MODEL.key))}
+                    return {
+                        "read_through_at": rate,
+                        "core_share": shares,
+                        "known": len(feed.index(MODEL.key)),
+                    }
+            return {
+                "read_through_at": None,
+                "core_share": shares,
+                "known": len(feed.index(MODEL.key)),
+            }
 
 
 def publish(parent: Connection, url: str, num_replicas: int, num_blocks: int) -> None:
-    """Publishes in a process of its own: at each rate, for some seconds, on the parent's command."""
+    """Publishes in a process of its own: at each rate, for some seconds, on the parent's
+    command."""
     asyncio.run(_publish(parent, url, num_replicas, num_blocks))
 
 
@@ -184,7 +221,9 @@ async def _publish(parent: Connection, url: str, num_replicas: int, num_blocks: 
             messages = list(_messages(in_turn, int(rate * STEP_SECONDS / BLOCKS_PER_BATCH)))
             parent.send("ready")
             await asyncio.to_thread(parent.recv)
-            began, sent, a_second = time.monotonic(), 0, rate / BLOCKS_PER_BATCH
+            began = time.monotonic()
+            sent = 0
+            a_second = rate / BLOCKS_PER_BATCH
             while sent < len(messages):
                 due = int((time.monotonic() - began) * a_second)
                 for subject, payload in messages[sent:due]:
@@ -200,7 +239,9 @@ def _messages(in_turn: Iterator[SyntheticPublisher], number: int) -> Iterator[tu
 
 
 def main(
-    replicas: Annotated[list[int] | None, typer.Option(help="how many publish (repeatable)")] = None,
+    replicas: Annotated[
+        list[int] | None, typer.Option(help="how many publish (repeatable)")
+    ] = None,
     blocks: Annotated[int, typer.Option(help="that they cache together")] = 1_000_000,
     decisions: Annotated[int, typer.Option(help="of each measurement")] = 400,
     over_nats: Annotated[bool, typer.Option("--live", help="over NATS, faster and faster")] = False,
@@ -210,7 +251,9 @@ def main(
     configure_logging("bench", "error")
     rows = []
     for number in replicas or (100, 300, 1000):
-        rows.append(asyncio.run(live(number, blocks)) if over_nats else _apart(number, blocks, decisions))
+        rows.append(
+            asyncio.run(live(number, blocks)) if over_nats else _apart(number, blocks, decisions)
+        )
     show_rows(rows, "an index of very many replicas", as_json=as_json)
 
 

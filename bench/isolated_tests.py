@@ -1,6 +1,8 @@
-"""Runs tests so that each gets a verdict of its own, even where another test breaks the process that both run in.
+"""Runs tests so that each gets a verdict of its own, even where another test breaks the process
+that both run in.
 
-All run together first. Tests that failed or were not reached run again, each alone in a fresh process.
+All run together first. Tests that failed or were not reached run again, each alone in a fresh
+process.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Results:
     @classmethod
     def read(cls, path: Path) -> Results:
         """Reads a file of `pytest_results`, whole or cut off; a missing file gives no results."""
-        results, culprit_of_worker = cls(), dict[str, str]()
+        results = cls()
+        culprit_of_worker = dict[str, str]()
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
                 told = json.loads(line)
@@ -59,7 +62,10 @@ class Results:
         return results
 
     def _note(self, told: dict[str, Any], culprit_of_worker: dict[str, str]) -> None:
-        name, phase, outcome, worker = told["id"], told["phase"], told["outcome"], told["worker"]
+        name = told["id"]
+        phase = told["phase"]
+        outcome = told["outcome"]
+        worker = told["worker"]
         if outcome == "failed":
             self.errors.setdefault(name, told["error"])
             if (culprit := culprit_of_worker.get(worker, name)) != name:
@@ -68,7 +74,9 @@ class Results:
             self.culprits.add(name)
             culprit_of_worker.setdefault(worker, name)
         if phase in ("teardown", CRASHED):
-            self.outcomes[name] = "failed" if name in self.errors else self.outcomes.get(name, "passed")
+            self.outcomes[name] = (
+                "failed" if name in self.errors else self.outcomes.get(name, "passed")
+            )
         elif outcome == "skipped":
             self.outcomes[name] = outcome
 
@@ -101,17 +109,25 @@ class Verdicts:
 class IsolatedTests:
     """One run of all tests, and then of some again, within a limit of time."""
 
-    def __init__(self, selected: Sequence[str], limit: float, *, num_processes: int, cwd: Path | None = None) -> None:
-        """`selected`: arguments of pytest for the run of all tests. `num_processes`: how many tests are run again at
-        once."""
-        self._selected, self._num_processes, self._cwd = selected, num_processes, cwd
+    def __init__(
+        self, selected: Sequence[str], limit: float, *, num_processes: int, cwd: Path | None = None
+    ) -> None:
+        """`selected`: arguments of pytest for the run of all tests. `num_processes`: how many tests
+        are run again at once."""
+        self._selected = selected
+        self._num_processes = num_processes
+        self._cwd = cwd
         self._began = time.monotonic()
         self._end = self._began + limit
 
     def run(self) -> Verdicts:
         with tempfile.TemporaryDirectory(prefix="headwater-tests-") as folder:
             together, why = self._pytest(self._selected, Path(folder) / "all")
-            unsettled = [name for name in together.collected if together.outcomes.get(name) in (None, "failed")]
+            unsettled = [
+                name
+                for name in together.collected
+                if together.outcomes.get(name) in (None, "failed")
+            ]
             # Tests without any verdict come first: time may not last for all.
             unsettled.sort(key=lambda name: name in together.outcomes)
             files = [Path(folder) / str(i) for i in range(len(unsettled))]
@@ -129,7 +145,8 @@ class IsolatedTests:
         return results.collected, why
 
     def _alone(self, name: str, path: Path) -> tuple[str, str] | None:
-        """(outcome, first line of its error) of a test in a process of its own; None: there was no time."""
+        """(outcome, first line of its error) of a test in a process of its own; None: there was no
+        time."""
         results, why = self._pytest([name], path)
         if name in results.outcomes:
             return results.outcomes[name], results.errors.get(name, "")
@@ -138,16 +155,21 @@ class IsolatedTests:
     def _pytest(self, arguments: Iterable[str], path: Path) -> tuple[Results, str]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "headwater.bench.pytest_results"]
         outcome = run_part(
-            [*command, f"--results-file={path}", *arguments], self._end - time.monotonic(), cwd=self._cwd
+            [*command, f"--results-file={path}", *arguments],
+            self._end - time.monotonic(),
+            cwd=self._cwd,
         )
         return Results.read(path), outcome.why
 
 
 def judge(together: Results, alone: dict[str, tuple[str, str] | None]) -> Verdicts:
     """Verdicts. `alone` has the results of those that failed together or were not reached."""
-    verdicts = Verdicts(failures=dict(together.broken), run_again=sum(ended is not None for ended in alone.values()))
+    verdicts = Verdicts(
+        failures=dict(together.broken), run_again=sum(ended is not None for ended in alone.values())
+    )
     for name in together.collected:
-        outcome, error = together.outcomes.get(name, ""), together.errors.get(name, "")
+        outcome = together.outcomes.get(name, "")
+        error = together.errors.get(name, "")
         if name in alone:
             _judge_again(verdicts, together, name, alone[name])
         elif outcome == "skipped":
@@ -160,7 +182,9 @@ def judge(together: Results, alone: dict[str, tuple[str, str] | None]) -> Verdic
     return verdicts
 
 
-def _judge_again(verdicts: Verdicts, together: Results, name: str, ended: tuple[str, str] | None) -> None:
+def _judge_again(
+    verdicts: Verdicts, together: Results, name: str, ended: tuple[str, str] | None
+) -> None:
     error = together.errors.get(name, "")
     if ended is None:
         if error:
@@ -177,5 +201,7 @@ def _judge_again(verdicts: Verdicts, together: Results, name: str, ended: tuple[
         verdicts.failed_together[name] = error or "its process ended"
     else:
         culprit = together.victims.get(name)
-        verdicts.notes[name] = f"passed alone; {f'failed behind {culprit}' if culprit else 'was not reached'}"
+        verdicts.notes[name] = (
+            f"passed alone; {f'failed behind {culprit}' if culprit else 'was not reached'}"
+        )
         verdicts.passed += 1

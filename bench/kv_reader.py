@@ -17,20 +17,23 @@ Prompt = tuple[int, ...]
 
 
 class KvReader:
-    """Reads the last computed keys and values of a prompt. They are valid until the blocks are given to another
-    request."""
+    """Reads the last computed keys and values of a prompt. They are valid until the blocks are
+    given to another request."""
 
     def __init__(self, executor: Executor) -> None:
-        self._cache, self._submit = _kv_cache(executor), executor.submit
+        self._cache = _kv_cache(executor)
+        self._submit = executor.submit
         self._blocks_of_row: dict[int, dict[int, int]] = {}
         self._blocks_of_prompt: dict[Prompt, dict[int, int]] = {}
         executor.submit = self._note  # type: ignore[method-assign]  # every plan passes here
 
     def read(self, prompt: Sequence[int], num_tokens: int) -> torch.Tensor:
-        """Keys and values [layers, 2, Hk, num_tokens, D] as integers, a copy that is complete on return."""
+        """Keys and values [layers, 2, Hk, num_tokens, D] as integers, a copy that is complete on
+        return."""
         blocks = self._blocks_of_prompt[tuple(prompt)]
         ids = torch.tensor([blocks[i] for i in range(len(blocks))], device=self._cache.device)
-        keys, values = self._cache[:, 0, ids], self._cache[:, 1, ids]
+        keys = self._cache[:, 0, ids]
+        values = self._cache[:, 1, ids]
         if keys.device.type == "cpu":
             # Kernels for a CPU keep the keys of a block dimension by dimension.
             keys = keys.reshape(*keys.shape[:3], keys.shape[4], keys.shape[3]).transpose(3, 4)
@@ -45,7 +48,12 @@ class KvReader:
         for admitted in plan.admitted:
             prompt = tuple(admitted.token_ids[: admitted.num_prompt_tokens].tolist())
             self._blocks_of_row[admitted.row] = self._blocks_of_prompt[prompt] = {}
-        places = zip(plan.block_rows.tolist(), plan.block_indices.tolist(), plan.block_ids.tolist(), strict=True)
+        places = zip(
+            plan.block_rows.tolist(),
+            plan.block_indices.tolist(),
+            plan.block_ids.tolist(),
+            strict=True,
+        )
         for row, index, block in places:
             self._blocks_of_row[row][index] = block
         return self._submit(plan)

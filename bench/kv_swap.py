@@ -1,7 +1,8 @@
 """`headwater bench kv-swap`: prompts that come again when a GPU's KV cache has forgotten them.
 
-All prompts are sent at once, a first and a second time; the cache holds some of them, host memory none or all. One
-engine has no host memory and computes them again, the other offloads unused blocks and loads them again.
+All prompts are sent at once, a first and a second time; the cache holds some of them, host memory
+none or all. One engine has no host memory and computes them again, the other offloads unused blocks
+and loads them again.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def main(
         for swap_memory in (0, num_tokens * token_bytes):
             bench = Bench(folder, options | {"kv_swap_memory": swap_memory})
             rows.append(
-                {"kv_swap_gb": round(swap_memory / 1e9, 1), **twice(bench, num_prompts, prompt_len, output_len)}
+                {
+                    "kv_swap_gb": round(swap_memory / 1e9, 1),
+                    **twice(bench, num_prompts, prompt_len, output_len),
+                }
             )
             bench.close()
     if not as_json:
@@ -63,13 +67,16 @@ def main(
 
 
 def twice(bench: Bench, num_prompts: int, prompt_len: int, output_len: int) -> dict[str, Any]:
-    """Seconds of both rounds. Other prompts went the same way before, so that nothing is the first of its kind."""
+    """Seconds of both rounds. Other prompts went the same way before, so that nothing is the first
+    of its kind."""
     workload = uniform("", num_prompts, prompt_len, output_len)
     for _ in range(2):
         requests = list(bench.requests(workload))
         first, _steps = bench.answer(requests)
         before = bench.engine.load().num_swapped_in
-        again, _steps = bench.answer([bench.again(request, max_tokens=output_len) for request in requests])
+        again, _steps = bench.answer(
+            [bench.again(request, max_tokens=output_len) for request in requests]
+        )
     return {
         "first_s": round(first, 3),
         "again_s": round(again, 3),

@@ -1,9 +1,10 @@
-"""`headwater bench kv-tiers`: how fast KV blocks go to host memory and to a disk and come back, beside what the bus and
-the disk can do.
+"""`headwater bench kv-tiers`: how fast KV blocks go to host memory and to a disk and come back,
+beside what the bus and the disk can do.
 
-Host memory: a GPU's swapper copies all blocks out, in, and both ways at once; beside it the same memory crosses in one
-piece. Disk: the disk tier writes blocks, forgets what the system has cached of them and loads them; beside it threads
-read the same files as they are, in several numbers, of which the fastest counts. The ways take turns.
+Host memory: a GPU's swapper copies all blocks out, in, and both ways at once; beside it the same
+memory crosses in one piece. Disk: the disk tier writes blocks, forgets what the system has cached
+of them and loads them; beside it threads read the same files as they are, in several numbers, of
+which the fastest counts. The ways take turns.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from .figures import print_table, seconds_of
 from .program import check_choice, run_program
 from .workloads import MODELS
 
-KEY, OWNER = bytes(16), Owner(bytes(16))
+KEY = bytes(16)
+OWNER = Owner(bytes(16))
 LOAD_BLOCKS = 32
 """Blocks of one load: a prompt of 2,048 tokens."""
 PLAIN_READERS = (1, NUM_READERS, 8)
-"""Numbers of threads that read files as they are: the disk's bandwidth is what the best of them reach."""
+"""Numbers of threads that read files as they are: the disk's bandwidth is what the best of them
+reach."""
 POLL_SECONDS = 0.0005
 """About as often as an engine with a GPU looks."""
 LOOK_SECONDS = 5e-5
@@ -48,9 +51,13 @@ PARTS = ("host", "disk")
 
 
 def main(
-    part: Annotated[list[str] | None, typer.Option(help="host, disk; repeatable; none: both")] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="host, disk; repeatable; none: both")
+    ] = None,
     model: Annotated[str, typer.Option(help="of the workloads: " + ", ".join(MODELS))] = "qwen3-8b",
-    device: Annotated[str, typer.Option(help="where the KV cache is: cuda, cpu (disk alone)")] = "cuda",
+    device: Annotated[
+        str, typer.Option(help="where the KV cache is: cuda, cpu (disk alone)")
+    ] = "cuda",
     num_blocks: Annotated[int, typer.Option(help="that cross", min=1)] = 256,
     block_size: Annotated[int, typer.Option(help="tokens a KV block", min=1)] = 64,
     folder: Annotated[Path | None, typer.Option(help="on the disk; none: a temporary one")] = None,
@@ -60,7 +67,9 @@ def main(
     """Measure the way of KV blocks to host memory and to a disk."""
     check_choice("model", model, MODELS)
     if unknown := set(part or ()) - set(PARTS):
-        raise typer.BadParameter(f"part is {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}")
+        raise typer.BadParameter(
+            f"part is {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}"
+        )
     check_choice("device", device, ("cuda", "cpu"))
     cache = kv_cache(model, num_blocks, block_size, torch.device(device))
     rows = []
@@ -68,7 +77,9 @@ def main(
         rows += list(host_rates(swapper_of(cache, num_blocks), num_blocks, runs))
     if "disk" in (part or PARTS):
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            rows += disk_rates(swapper_of(cache, num_blocks), Path(name), num_blocks, block_size, runs)
+            rows += disk_rates(
+                swapper_of(cache, num_blocks), Path(name), num_blocks, block_size, runs
+            )
     if not as_json:
         columns = ("what", "GB/s", "the same bytes as they are, GB/s", "share")
         print_table(columns, (row.values() for row in rows))
@@ -78,7 +89,14 @@ def main(
 def kv_cache(model: str, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
     """[layers, 2, num_blocks, Hk, block_size, D] bfloat16, with other numbers in each block."""
     config = MODELS[model]
-    shape = (config["num_hidden_layers"], 2, num_blocks, config["num_key_value_heads"], block_size, config["head_dim"])
+    shape = (
+        config["num_hidden_layers"],
+        2,
+        num_blocks,
+        config["num_key_value_heads"],
+        block_size,
+        config["head_dim"],
+    )
     cache = torch.zeros(shape, dtype=torch.bfloat16, device=device)
     cache += torch.arange(num_blocks, device=device).view(1, 1, -1, 1, 1, 1)
     return cache
@@ -89,7 +107,9 @@ def swapper_of(cache: torch.Tensor, num_slots: int) -> Swapper:
     if cache.device.type == "cpu":
         return MemorySwapper.of([cache], num_slots)
     # It imports kernels, which a machine without a GPU may not have.
-    swapper = import_module("headwater.engine_core.executors.cuda_swapper").CudaSwapper([cache], num_slots)
+    swapper = import_module("headwater.engine_core.executors.cuda_swapper").CudaSwapper(
+        [cache], num_slots
+    )
     swapper.measure()
     return cast("Swapper", swapper)
 
@@ -108,21 +128,28 @@ def host_rates(swapper: Swapper, num_blocks: int, runs: int) -> Iterator[dict[st
         ("both at once, each", slots[:half], slots[half : 2 * half]),
     ):
         plan = SwapPlan(out_blocks=outs, out_slots=outs, in_slots=ins, in_blocks=ins)
-        ways = [(streams[0], device_memory[0], memory, outs), (streams[1], memory, device_memory[1], ins)]
+        ways = [
+            (streams[0], device_memory[0], memory, outs),
+            (streams[1], memory, device_memory[1], ins),
+        ]
         num_bytes = max(len(outs), len(ins)) * swapper.slots.shape[1]
         ours, plain = alternated(partial(_swap, swapper, plan), partial(_cross, ways), runs)
         yield _row(what, num_bytes / ours, num_bytes / plain)
 
 
 def _swap(swapper: Swapper, plan: SwapPlan) -> None:
-    """Copies blocks and waits until they are there: copies out may be launched long after `swap` has returned."""
-    saved, loaded = swapper.num_saved + plan.out_blocks.size, swapper.num_loaded + plan.in_blocks.size
+    """Copies blocks and waits until they are there: copies out may be launched long after `swap`
+    has returned."""
+    saved = swapper.num_saved + plan.out_blocks.size
+    loaded = swapper.num_loaded + plan.in_blocks.size
     swapper.swap(plan)
     while swapper.num_saved < saved or swapper.num_loaded < loaded:
         time.sleep(LOOK_SECONDS)
 
 
-def _cross(ways: Sequence[tuple[torch.cuda.Stream, torch.Tensor, torch.Tensor, Int32Array]]) -> None:
+def _cross(
+    ways: Sequence[tuple[torch.cuda.Stream, torch.Tensor, torch.Tensor, Int32Array]],
+) -> None:
     """Copies neighbouring slots in one piece."""
     for stream, source, target, slots in ways:
         if len(slots):
@@ -131,7 +158,9 @@ def _cross(ways: Sequence[tuple[torch.cuda.Stream, torch.Tensor, torch.Tensor, I
                 target[piece].copy_(source[piece], non_blocking=True)
 
 
-def alternated(ours: Callable[[], None], plain: Callable[[], None], runs: int) -> tuple[float, float]:
+def alternated(
+    ours: Callable[[], None], plain: Callable[[], None], runs: int
+) -> tuple[float, float]:
     """Median seconds of each until the device has done it; the first run of each does not count."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(runs + 1):
@@ -144,7 +173,9 @@ def alternated(ours: Callable[[], None], plain: Callable[[], None], runs: int) -
     return median(seconds[0][1:]), median(seconds[1][1:])
 
 
-def disk_rates(swapper: Swapper, folder: Path, num_blocks: int, block_size: int, runs: int) -> list[dict[str, Any]]:
+def disk_rates(
+    swapper: Swapper, folder: Path, num_blocks: int, block_size: int, runs: int
+) -> list[dict[str, Any]]:
     """The rate at which blocks are written, and that at which they are loaded."""
     block_bytes = swapper.slots.shape[1]
     files = BlockFiles.open(folder, KEY, 2 * num_blocks * block_bytes)
@@ -155,7 +186,10 @@ def disk_rates(swapper: Swapper, folder: Path, num_blocks: int, block_size: int,
     os.sync()
     written = time.perf_counter() - begin
     paths = [files.folder / OWNER.namespace.hex() / block_hash.hex() for block_hash in hashes]
-    ways = [partial(_load, tier, hashes), *(partial(_read_plainly, paths, block_bytes, n) for n in PLAIN_READERS)]
+    ways = [
+        partial(_load, tier, hashes),
+        *(partial(_read_plainly, paths, block_bytes, n) for n in PLAIN_READERS),
+    ]
     seconds: list[list[float]] = [[] for _ in ways]
     for _ in range(runs):
         for way, taken in zip(ways, seconds, strict=True):

@@ -1,4 +1,5 @@
-"""`headwater bench offline`: a workload through the engine in this process, best of several runs after a warm-up."""
+"""`headwater bench offline`: a workload through the engine in this process, best of several runs
+after a warm-up."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ class Measurement:
     preemptions: float
     """A run, on average, as below."""
     resumed_tokens: dict[str, float]
-    """Tokens of preempted requests that the device still had, that a tier brought back, and that were computed
-    again."""
+    """Tokens of preempted requests that the device still had, that a tier brought back, and that
+    were computed again."""
 
 
 class Bench:
@@ -74,10 +75,12 @@ class Bench:
         self.start_seconds = time.perf_counter() - start
         while executor.prepare():
             pass
-        self._rng, self._keys = np.random.default_rng(0), count()
+        self._rng = np.random.default_rng(0)
+        self._keys = count()
 
     def close(self) -> None:
-        """Closes the engine. The next engine's weights must not settle in the middle of this one's cache."""
+        """Closes the engine. The next engine's weights must not settle in the middle of this one's
+        cache."""
         self.executor.close()
         del self.executor, self.engine
         gc.collect()
@@ -91,7 +94,9 @@ class Bench:
 
     def answer(self, requests: list[NewRequest]) -> tuple[float, int]:
         """Seconds and steps to answer requests that come at once."""
-        start, steps, num_left = time.perf_counter(), 0, len(requests)
+        start = time.perf_counter()
+        steps = 0
+        num_left = len(requests)
         for request in requests:
             self.engine.add(request)
         while num_left:
@@ -105,7 +110,9 @@ class Bench:
 
     def again(self, request: NewRequest, *, max_tokens: int) -> NewRequest:
         """The same prompt with an answer of this length."""
-        return replace(request, key=next(self._keys), sampling=replace(request.sampling, max_tokens=max_tokens))
+        return replace(
+            request, key=next(self._keys), sampling=replace(request.sampling, max_tokens=max_tokens)
+        )
 
     def requests(self, workload: Workload) -> Iterator[NewRequest]:
         """Requests with prompts of their own."""
@@ -124,7 +131,8 @@ def measure(
     """Measures workloads of one model."""
     bench = Bench(folder, options)
     for name, workload in names.items():
-        before, turns = bench.engine.load(), track(range(runs + 1), name, disable=quiet)
+        before = bench.engine.load()
+        turns = track(range(runs + 1), name, disable=quiet)
         rounds = [bench.run(workload) for _ in turns][1:]
         seconds, steps = min(rounds)
         yield Measurement(
@@ -152,8 +160,12 @@ def _resumed(before: EngineLoad, after: EngineLoad, num_runs: int) -> dict[str, 
 
 
 def run(
-    workload: Annotated[list[str] | None, typer.Option(help="ids, O1 … O9, L1 … L3; repeatable")] = None,
-    model_folder: Annotated[Path | None, typer.Option(help="a converted model, with the lengths below")] = None,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="ids, O1 … O9, L1 … L3; repeatable")
+    ] = None,
+    model_folder: Annotated[
+        Path | None, typer.Option(help="a converted model, with the lengths below")
+    ] = None,
     num_requests: Annotated[int, typer.Option(help="with --model-folder")] = 16,
     prompt_len: Annotated[int, typer.Option(help="with --model-folder")] = 128,
     output_len: Annotated[int, typer.Option(help="with --model-folder")] = 128,
@@ -163,42 +175,76 @@ def run(
     max_num_batched_tokens: Annotated[int, typer.Option(help="token budget of a step")] = 8192,
     async_depth: Annotated[int, typer.Option(help="steps in flight")] = 2,
     decode_steps: Annotated[int, typer.Option(help="decode steps of one plan, on a GPU")] = 1,
-    load_format: Annotated[str, typer.Option(help="of workloads: dummy or dummy-uniform")] = "dummy",
+    load_format: Annotated[
+        str, typer.Option(help="of workloads: dummy or dummy-uniform")
+    ] = "dummy",
     weights: Annotated[
-        str, typer.Option(help="of workloads: random ones as they are, int4, w4a16, int8, fp8 or fp8-blocks")
+        str,
+        typer.Option(
+            help="of workloads: random ones as they are, int4, w4a16, int8, fp8 or fp8-blocks"
+        ),
     ] = WHOLE,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 on a GPU")] = "auto",
-    kv_cache_memory: Annotated[int, typer.Option(help="bytes of the KV cache; 0: what the device leaves")] = 0,
-    kv_swap_memory: Annotated[int, typer.Option(help="bytes of host memory for blocks, on a GPU")] = 0,
-    activation_dtype: Annotated[str, typer.Option(help="of packed weights: auto, int8 or model")] = "auto",
-    tensor_parallel_size: Annotated[int, typer.Option(help="processes, or GPUs, that divide every layer")] = 1,
-    peer_access: Annotated[str, typer.Option(help="of ranks on GPUs: auto, or off: through host memory")] = "auto",
-    numerics: Annotated[str, typer.Option(help="default, or tree: the same bits on any number of ranks")] = "default",
+    kv_cache_memory: Annotated[
+        int, typer.Option(help="bytes of the KV cache; 0: what the device leaves")
+    ] = 0,
+    kv_swap_memory: Annotated[
+        int, typer.Option(help="bytes of host memory for blocks, on a GPU")
+    ] = 0,
+    activation_dtype: Annotated[
+        str, typer.Option(help="of packed weights: auto, int8 or model")
+    ] = "auto",
+    tensor_parallel_size: Annotated[
+        int, typer.Option(help="processes, or GPUs, that divide every layer")
+    ] = 1,
+    peer_access: Annotated[
+        str, typer.Option(help="of ranks on GPUs: auto, or off: through host memory")
+    ] = "auto",
+    numerics: Annotated[
+        str, typer.Option(help="default, or tree: the same bits on any number of ranks")
+    ] = "default",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
-    dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="a small part of each workload, on a tiny model")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")
+    ] = False,
 ) -> None:
     """Measure the engine without a cluster around it."""
     told = dict(locals())
-    options: dict[str, object] = {name: told[name] for name in ENGINE_OPTIONS} | {"num_threads": threads}
+    options: dict[str, object] = {name: told[name] for name in ENGINE_OPTIONS} | {
+        "num_threads": threads
+    }
     check_choice("weights", weights, (WHOLE, *PACKINGS))
     packing = {} if weights == WHOLE else {"quantization_config": PACKINGS[weights]}
     rows: list[Measurement] = []
     if model_folder is not None:
         custom = uniform(model_folder.name, num_requests, prompt_len, output_len)
-        rows += _printed(measure({"custom": custom}, model_folder, options, runs=runs, quiet=as_json), as_json)
-    chosen = {name: tried(WORKLOADS[name]) if dry_run else WORKLOADS[name] for name in workload or ()}
+        rows += _printed(
+            measure({"custom": custom}, model_folder, options, runs=runs, quiet=as_json), as_json
+        )
+    chosen = {
+        name: tried(WORKLOADS[name]) if dry_run else WORKLOADS[name] for name in workload or ()
+    }
     for model in dict.fromkeys(each.model for each in chosen.values()):
         with tempfile.TemporaryDirectory() as folder:
             config = (TINY if dry_run else MODELS[model]) | packing
             Path(folder, "config.json").write_text(json.dumps(config))
             those = {name: each for name, each in chosen.items() if each.model == model}
-            dummy = options | {"load_format": load_format, "max_model_len": config["max_position_embeddings"]}
+            dummy = options | {
+                "load_format": load_format,
+                "max_model_len": config["max_position_embeddings"],
+            }
             rows += _printed(measure(those, Path(folder), dummy, runs=runs, quiet=as_json), as_json)
     if not as_json:
-        shown = attrgetter("workload", "model", "seconds", "output_tokens_per_second", "steps", "start_seconds")
-        print_table(("workload", "model", "seconds", "output tok/s", "steps", "start s"), map(shown, rows))
+        shown = attrgetter(
+            "workload", "model", "seconds", "output_tokens_per_second", "steps", "start_seconds"
+        )
+        print_table(
+            ("workload", "model", "seconds", "output tok/s", "steps", "start s"), map(shown, rows)
+        )
     typer.echo(json.dumps([asdict(row) for row in rows]))
 
 

@@ -1,4 +1,5 @@
-"""A cluster of a benchmark's own: it starts on free ports in a temporary folder, and ends as by Ctrl-C."""
+"""A cluster of a benchmark's own: it starts on free ports in a temporary folder, and ends as by
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,12 +26,15 @@ class StartFailed(Exception):
 
 @contextlib.contextmanager
 def own_cluster(flags: Sequence[str]) -> Iterator[tuple[ClusterRecord, Path]]:
-    """Runs `headwater up` with these flags and its state folder for the length of a scope. Raises `StartFailed`."""
+    """Runs `headwater up` with these flags and its state folder for the length of a scope. Raises
+    `StartFailed`."""
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as name:
         folder = Path(name)
         command = [sys.executable, "-m", "headwater.services.cli", "up", f"--state-dir={folder}"]
         with (folder / "up.log").open("wb") as log:
-            cluster = subprocess.Popen([*command, "--port=0", "--grpc-port=0", *flags], stdout=log, stderr=log)
+            cluster = subprocess.Popen(
+                [*command, "--port=0", "--grpc-port=0", *flags], stdout=log, stderr=log
+            )
         try:
             yield _wait_for(folder, cluster), folder
         finally:
@@ -39,7 +43,8 @@ def own_cluster(flags: Sequence[str]) -> Iterator[tuple[ClusterRecord, Path]]:
 
 
 def wait_until_prepared(cluster: ClusterRecord, seconds: float) -> bool:
-    """Waits at most `seconds` until every engine has prepared the kernels of its steps; returns whether all have."""
+    """Waits at most `seconds` until every engine has prepared the kernels of its steps; returns
+    whether all have."""
     end = time.monotonic() + seconds
     while not all(map(_PREPARED.search, engine_metrics(cluster))):
         if time.monotonic() > end:

@@ -1,4 +1,5 @@
-"""One part of a benchmark as a program of its own: bounded in time, and its printed rows count however it ends."""
+"""One part of a benchmark as a program of its own: bounded in time, and its printed rows count
+however it ends."""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 Row = dict[str, Any]
-FAILED, TOO_LATE = "failed", "out of time"
-LAST_LINES, LAST_CHARACTERS = 3, 300
+FAILED = "failed"
+TOO_LATE = "out of time"
+LAST_LINES = 3
+LAST_CHARACTERS = 300
 """Number of last lines, and of characters in them, that are kept of a program that failed."""
 
 
@@ -40,18 +43,26 @@ def run_part(
     *,
     cwd: Path | None = None,
 ) -> Outcome:
-    """Runs a program for `limit` seconds at most, and ends it with all its children. `on_row` is called with each row
-    at once; other lines go on to stderr, and the last of them are part of the reason for a failure."""
-    began, outcome = time.monotonic(), Outcome()
+    """Runs a program for `limit` seconds at most, and ends it with all its children. `on_row` is
+    called with each row at once; other lines go on to stderr, and the last of them are part of the
+    reason for a failure."""
+    began = time.monotonic()
+    outcome = Outcome()
     if limit <= 0:
         outcome.why = TOO_LATE
         return outcome
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=cwd,
     )
     assert child.stdout is not None
     assert child.stderr is not None
-    is_late, last = threading.Event(), deque[str](maxlen=LAST_LINES)
+    is_late = threading.Event()
+    last = deque[str](maxlen=LAST_LINES)
     listener = threading.Thread(target=_pass_on, args=(child.stderr, last))
     listener.start()
 
@@ -91,9 +102,12 @@ def run_named(
     limit: float,
     on_row: Callable[[str, Row], None],
 ) -> dict[str, str]:
-    """Runs a program that prints a row for each id, in order, under `key`. Where it fails at one, another goes on
-    behind that one; two that fail before their first row are enough. Returns the ids that have no row, and why."""
-    missing, left, end = dict[str, str](), list(ids), time.monotonic() + limit
+    """Runs a program that prints a row for each id, in order, under `key`. Where it fails at one,
+    another goes on behind that one; two that fail before their first row are enough. Returns the
+    ids that have no row, and why."""
+    missing = dict[str, str]()
+    left = list(ids)
+    end = time.monotonic() + limit
     num_barren = 0
     while left:
         outcome = run_part(command(left), end - time.monotonic(), lambda row: on_row(row[key], row))

@@ -1,8 +1,8 @@
-"""Times filtered draws and log probabilities where each of several GPUs has the logits of some tokens: with all logits
-gathered on every GPU, and without.
+"""Times filtered draws and log probabilities where each of several GPUs has the logits of some
+tokens: with all logits gathered on every GPU, and without.
 
-Each rank is a process with a GPU. Launches are chains of a CUDA graph that all ranks replay; a figure is the median of
-the slowest rank.
+Each rank is a process with a GPU. Launches are chains of a CUDA graph that all ranks replay; a
+figure is the median of the slowest rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ from .program import run_program
 
 VOCAB_SIZE = 151_936
 ROWS = (1, 64, 256)
-FILTERS = {"top-k 20, top-p 0.95": (20, 0.95, 0.0), "top-p 0.9": (0, 0.9, 0.0), "min-p 0.05": (0, 1.0, 0.05)}
+FILTERS = {
+    "top-k 20, top-p 0.95": (20, 0.95, 0.0),
+    "top-p 0.9": (0, 0.9, 0.0),
+    "min-p 0.05": (0, 1.0, 0.05),
+}
 SCORES = "log probabilities, 5 likeliest"
 CHAIN = 4
 
@@ -47,13 +51,17 @@ class DrawFigure:
 
 
 def main(ranks: Annotated[int, typer.Option(help="GPUs")] = 2) -> None:
-    """Time filtered draws over the logits of several GPUs, gathered and not; JSON, a line as soon as it is known."""
+    """Time filtered draws over the logits of several GPUs, gathered and not; JSON, a line as soon
+    as it is known."""
     with started_ranks(_rank, ranks) as pipes:
         for draw in (*FILTERS, SCORES):
             for num_rows in ROWS:
                 found = [pipe.recv() for pipe in pipes]
                 gathered, divided = (round(max(each), 1) for each in zip(*found, strict=True))
-                print(json.dumps(asdict(DrawFigure(draw, num_rows, ranks, gathered, divided))), flush=True)
+                print(
+                    json.dumps(asdict(DrawFigure(draw, num_rows, ranks, gathered, divided))),
+                    flush=True,
+                )
 
 
 def _rank(rank: int, size: int, pipe: Connection) -> None:
@@ -64,7 +72,11 @@ def _rank(rank: int, size: int, pipe: Connection) -> None:
     group = PeerGroup(own.beside(rank, pipe.recv()))
     for draw in (*FILTERS, SCORES):
         for num_rows in ROWS:
-            gathered, divided = _scored(group, num_rows) if draw == SCORES else _drawn(group, num_rows, FILTERS[draw])
+            gathered, divided = (
+                _scored(group, num_rows)
+                if draw == SCORES
+                else _drawn(group, num_rows, FILTERS[draw])
+            )
             pipe.send([_time(group, gathered), _time(group, divided)])
 
 
@@ -81,10 +93,12 @@ def _drawn(
 ) -> tuple[Callable[[], None], Callable[[], None]]:
     """One draw with all logits gathered, and one without."""
     width = VOCAB_SIZE // group.size
-    logits, draws = randn(num_rows, width) * 3, draws_of(num_rows)
+    logits = randn(num_rows, width) * 3
+    draws = draws_of(num_rows)
     top_ks, top_ps, min_ps = (torch.full((num_rows,), each, device="cuda") for each in asked)
     filters = Filters(top_ks=top_ks.int(), top_ps=top_ps, min_ps=min_ps)
-    candidates, out = Candidates.allocate(num_rows, VOCAB_SIZE, logits.device), torch.empty_like(draws.choice_indices)
+    candidates = Candidates.allocate(num_rows, VOCAB_SIZE, logits.device)
+    out = torch.empty_like(draws.choice_indices)
     part = group.slice_of(group.index * width, VOCAB_SIZE)
 
     def gathered() -> None:
@@ -101,9 +115,12 @@ def _drawn(
 
 def _scored(group: PeerGroup, num_rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
     width = VOCAB_SIZE // group.size
-    logits, ids = randn(num_rows, width) * 3, torch.arange(num_rows, dtype=torch.int32, device="cuda") * 500
+    logits = randn(num_rows, width) * 3
+    ids = torch.arange(num_rows, dtype=torch.int32, device="cuda") * 500
     part = group.slice_of(group.index * width, VOCAB_SIZE)
-    return lambda: logprobs_of(group.join(logits), ids, 5), partial(logprobs_of, logits, ids, 5, part)
+    return lambda: logprobs_of(group.join(logits), ids, 5), partial(
+        logprobs_of, logits, ids, 5, part
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Times sums over the memory of several GPUs, or over host memory, with the residual add and RMSNorm behind them,
-beside NCCL's all-reduce.
+"""Times sums over the memory of several GPUs, or over host memory, with the residual add and
+RMSNorm behind them, beside NCCL's all-reduce.
 
-Each rank is a process with a GPU. Launches are chains of a CUDA graph that all ranks replay; a figure is the median of
-the slowest rank.
+Each rank is a process with a GPU. Launches are chains of a CUDA graph that all ranks replay; a
+figure is the median of the slowest rank.
 """
 
 from __future__ import annotations
@@ -57,11 +57,14 @@ class SumFigure:
 def main(
     ranks: Annotated[int, typer.Option(help="GPUs")] = 2,
     peer_access: Annotated[str, typer.Option(help="auto, or off: through host memory")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")
+    ] = False,
 ) -> None:
     """Time sums over the memory of several GPUs."""
     check_choice("peer_access", peer_access, PEER_ACCESS, " or ")
-    is_host, figures = peer_access == OFF, []
+    is_host = peer_access == OFF
+    figures = []
     with (
         tempfile.TemporaryDirectory(prefix="headwater-ranks-") as folder,
         started_ranks(_rank, ranks, Path(folder), is_host, is_host=is_host) as pipes,
@@ -82,15 +85,23 @@ def main(
 def started_ranks(
     work: Callable[..., None], ranks: int, *given: Any, is_host: bool = False
 ) -> Iterator[list[Connection]]:
-    """Pipes to processes, a GPU each, that run `work(rank, ranks, pipe, *given)`; they exchange handles of their memory
-    first, unless it is the host's. Raises `typer.BadParameter` for GPUs that are not there, or do not reach one
-    another."""
+    """Pipes to processes, a GPU each, that run `work(rank, ranks, pipe, *given)`; they exchange
+    handles of their memory first, unless it is the host's. Raises `typer.BadParameter` for GPUs
+    that are not there, or do not reach one another."""
     if not 2 <= ranks <= torch.cuda.device_count():
-        raise typer.BadParameter(f"ranks is {ranks}; allowed: 2…{torch.cuda.device_count()}, a GPU each")
-    pairs = [(one, other) for one in range(ranks) for other in range(ranks) if not reaches(one, other)]
+        raise typer.BadParameter(
+            f"ranks is {ranks}; allowed: 2…{torch.cuda.device_count()}, a GPU each"
+        )
+    pairs = [
+        (one, other) for one in range(ranks) for other in range(ranks) if not reaches(one, other)
+    ]
     if pairs and not is_host:
-        raise typer.BadParameter(f"ranks is {ranks}; allowed: GPUs that reach one another's memory, not {pairs}")
-    context, pipes, processes = multiprocessing.get_context("spawn"), [], []
+        raise typer.BadParameter(
+            f"ranks is {ranks}; allowed: GPUs that reach one another's memory, not {pairs}"
+        )
+    context = multiprocessing.get_context("spawn")
+    pipes = []
+    processes = []
     for rank in range(ranks):
         pipe, end = context.Pipe()
         processes.append(context.Process(target=work, args=(rank, ranks, end, *given), daemon=True))
@@ -113,7 +124,9 @@ def _rank(rank: int, size: int, pipe: Connection, folder: Path, is_host: bool) -
         own = OwnMemory(size, slot_bytes_of(GROUP_ROWS * HIDDEN * 2))
         pipe.send_bytes(own.handle())
         memory = own.beside(rank, pipe.recv(), flagged_len=HIDDEN)
-    distributed.init_process_group("nccl", init_method=f"file://{folder / 'store'}", rank=rank, world_size=size)
+    distributed.init_process_group(
+        "nccl", init_method=f"file://{folder / 'store'}", rank=rank, world_size=size
+    )
     for num_rows in ROWS:
         pipe.send(_times(memory, num_rows))
     distributed.destroy_process_group()
@@ -121,7 +134,9 @@ def _rank(rank: int, size: int, pipe: Connection, folder: Path, is_host: bool) -
 
 def _host_memory(rank: int, size: int, path: Path) -> PeerMemory:
     """Over a file, which ranks map as an engine's map memory without a name."""
-    sizes = ExchangeSizes(layout=ParallelLayout(tensor=size), row_bytes=2 * HIDDEN, stages=None, here=range(1))
+    sizes = ExchangeSizes(
+        layout=ParallelLayout(tensor=size), row_bytes=2 * HIDDEN, stages=None, here=range(1)
+    )
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         return HostExchange(descriptor, sizes, rank).peers()
@@ -130,9 +145,23 @@ def _host_memory(rank: int, size: int, path: Path) -> PeerMemory:
 
 
 def _times(memory: PeerMemory, num_rows: int) -> list[float]:
-    x, residual, weight = randn(num_rows, HIDDEN), randn(num_rows, HIDDEN), randn(HIDDEN)
-    norm = partial(peer_sum_add_rms_norm, memory, x, residual, weight, 1e-6, dependent=num_rows <= MOST_DEPENDENT)
-    calls: list[Callable[[], Any]] = [partial(peer_sum, memory, x), norm, partial(distributed.all_reduce, x)]
+    x = randn(num_rows, HIDDEN)
+    residual = randn(num_rows, HIDDEN)
+    weight = randn(HIDDEN)
+    norm = partial(
+        peer_sum_add_rms_norm,
+        memory,
+        x,
+        residual,
+        weight,
+        1e-6,
+        dependent=num_rows <= MOST_DEPENDENT,
+    )
+    calls: list[Callable[[], Any]] = [
+        partial(peer_sum, memory, x),
+        norm,
+        partial(distributed.all_reduce, x),
+    ]
     times = []
     for call in calls:
         call()

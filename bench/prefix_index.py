@@ -1,6 +1,8 @@
-"""Measures the prefix index in Redis: blocks written a second, bytes a block, time of a look-up over MGET.
+"""Measures the prefix index in Redis: blocks written a second, bytes a block, time of a look-up
+over MGET.
 
-`python -m headwater.bench.prefix_index`; starts the embedded server, or fills and empties `--redis-url`.
+`python -m headwater.bench.prefix_index`; starts the embedded server, or fills and empties
+`--redis-url`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from .program import run_program
 from .synthetic_publishers import MODEL as SYNTHETIC
 
 PROMPT_BLOCKS = 512
-MODEL = replace(SYNTHETIC, name="bench/prefix-index", dtype="float32", block_size=16, kv_format="float32")
+MODEL = replace(
+    SYNTHETIC, name="bench/prefix-index", dtype="float32", block_size=16, kv_format="float32"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,8 @@ async def measure(url: str, num_replicas: int, num_blocks: int) -> Measurement:
         rng = random.Random(1)
         blocks = [rng.randbytes(16) for _ in range(num_blocks)]
         columns = [_column(store, number) for number in range(num_replicas)]
-        memory, seconds = [await _used_memory(store)], list[float]()
+        memory = [await _used_memory(store)]
+        seconds = list[float]()
         for column in columns:
             for block in blocks:
                 column.add(block)
@@ -66,7 +71,8 @@ async def measure(url: str, num_replicas: int, num_blocks: int) -> Measurement:
             columns[0].drop(block)
         removing = await _timed_write(columns[0])
         reaping = await _reap(store, columns)
-    first, following = memory[1] - memory[0], (memory[-1] - memory[1]) / max(1, num_replicas - 1)
+    first = memory[1] - memory[0]
+    following = (memory[-1] - memory[1]) / max(1, num_replicas - 1)
     return Measurement(
         num_replicas=num_replicas,
         blocks_per_replica=num_blocks,
@@ -80,7 +86,9 @@ async def measure(url: str, num_replicas: int, num_blocks: int) -> Measurement:
 
 
 def _column(store: Store, number: int) -> IndexColumn:
-    owner = Owner(replica_id=f"replica-{number}", epoch=number + 1, address=f"127.0.0.1:{number}", capacity=0)
+    owner = Owner(
+        replica_id=f"replica-{number}", epoch=number + 1, address=f"127.0.0.1:{number}", capacity=0
+    )
     return IndexColumn(store, MODEL.key, 0, owner)
 
 
@@ -95,7 +103,8 @@ async def _used_memory(store: Store) -> int:
 
 
 async def _lookup_seconds(store: Store, blocks: list[bytes]) -> float:
-    reader, seconds = IndexReader(store, seconds=1.0), []
+    reader = IndexReader(store, seconds=1.0)
+    seconds = []
     for _ in range(50):
         start = time.perf_counter()
         matched = await reader.matched(MODEL, blocks)
@@ -133,7 +142,9 @@ async def _run(url: str, num_replicas: int, num_blocks: int) -> Measurement:
 def main(
     num_replicas: Annotated[int, typer.Option(help="Replicas that cache the same blocks.")] = 8,
     num_blocks: Annotated[int, typer.Option(help="Blocks of each.")] = 50_000,
-    redis_url: Annotated[str, typer.Option(help="A server to use instead of the embedded one.")] = "",
+    redis_url: Annotated[
+        str, typer.Option(help="A server to use instead of the embedded one.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Cost of the prefix index in Redis."""

@@ -44,7 +44,9 @@ class Measurement:
 
 def prose() -> str:
     """Text as a chat about this repository would quote it."""
-    paths = sorted(path for kind in ("*.md", "*.py") for path in ROOT.rglob(kind) if ".venv" not in path.parts)
+    paths = sorted(
+        path for kind in ("*.md", "*.py") for path in ROOT.rglob(kind) if ".venv" not in path.parts
+    )
     return "\n".join(path.read_text() for path in paths)
 
 
@@ -52,20 +54,25 @@ def chat(text: str, num_messages: int) -> Conversation:
     stride = len(text) // num_messages
     return Conversation(
         messages=[
-            ChatMessage(role=("user", "assistant")[i % 2], content=text[i * stride : (i + 1) * stride])
+            ChatMessage(
+                role=("user", "assistant")[i % 2], content=text[i * stride : (i + 1) * stride]
+            )
             for i in range(num_messages)
         ]
     )
 
 
 def measure(model: TextModel, num_tokens: int, num_messages: int, rounds: int) -> Measurement:
-    template, tokenizer = model.chat_template, model.tokenizer
+    template = model.chat_template
+    tokenizer = model.tokenizer
     assert template is not None
     # Room for the template's own words.
     num_quoted = num_tokens - 40 - 8 * num_messages
     quoted = tokenizer.decode(tokenizer.encode(prose(), add_special_tokens=False)[:num_quoted])
     asked = chat(quoted, num_messages)
-    request = PrepareRequest(model=model.name, prompt=Prompt(conversation=asked), cache_namespace=NAMESPACE)
+    request = PrepareRequest(
+        model=model.name, prompt=Prompt(conversation=asked), cache_namespace=NAMESPACE
+    )
     request.sampling.max_tokens = 1
     rendered = conversation.render(template, asked)
     token_ids = tokenizer.encode(rendered, add_special_tokens=False)
@@ -86,7 +93,9 @@ def measure(model: TextModel, num_tokens: int, num_messages: int, rounds: int) -
 def main(
     tokens: Annotated[int, typer.Option(help="about so long a chat")] = 8000,
     rounds: Annotated[int, typer.Option(help="repetitions; the median counts")] = 50,
-    model_folder: Annotated[Path | None, typer.Option(help="a model folder (default: the demo model's text)")] = None,
+    model_folder: Annotated[
+        Path | None, typer.Option(help="a model folder (default: the demo model's text)")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Milliseconds to prepare one chat."""

@@ -20,11 +20,16 @@ def cpu_seconds(pid: int) -> float:
 
 def children_of(pid: int) -> list[int]:
     """Ids of the processes that any of its threads started; none on systems that do not tell."""
-    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    return [
+        int(child)
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in path.read_text().split()
+    ]
 
 
 def cpu_seconds_of_all(pid: int) -> float:
-    """User and system seconds of a process and of all that it started, those that have ended among them."""
+    """User and system seconds of a process and of all that it started, those that have ended among
+    them."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         own = sum(map(int, stat_of(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
         return own + sum(map(cpu_seconds_of_all, children_of(pid)))

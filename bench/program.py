@@ -1,4 +1,5 @@
-"""The benchmarks by the names under which `headwater bench` knows them; each is a program of its own."""
+"""The benchmarks by the names under which `headwater bench` knows them; each is a program of its
+own."""
 
 from __future__ import annotations
 
@@ -15,52 +16,122 @@ from .found_server import ServerNotFound
 from .trace_file import TraceError
 
 BENCHMARKS = {
-    "serve": ("serve", "Load an OpenAI-compatible server; measure throughput, TTFT, TPOT, ITL and goodput."),
-    "tune": ("tune", "Find the engine settings with the best throughput that meet a latency objective."),
+    "serve": (
+        "serve",
+        "Load an OpenAI-compatible server; measure throughput, TTFT, TPOT, ITL and goodput.",
+    ),
+    "tune": (
+        "tune",
+        "Find the engine settings with the best throughput that meet a latency objective.",
+    ),
     "offline": ("offline", "Run a workload through the engine in this process."),
-    "accuracy": ("accuracy", "Accuracy of packed or rounded weights: perplexity, top-1 agreement, KL."),
+    "accuracy": (
+        "accuracy",
+        "Accuracy of packed or rounded weights: perplexity, top-1 agreement, KL.",
+    ),
     "report": ("report", "Render bench/results into docs/benchmarks.md, or add a row there."),
-    "stub": ("stub_server", "A server that answers at once, to measure the load generator's own limit."),
-    "start": ("cluster_start", "Seconds from `headwater up` to the first token, and until each stage is ready."),
-    "structured": ("structured", "Throughput of answers that must match a JSON schema, against free ones."),
+    "stub": (
+        "stub_server",
+        "A server that answers at once, to measure the load generator's own limit.",
+    ),
+    "start": (
+        "cluster_start",
+        "Seconds from `headwater up` to the first token, and until each stage is ready.",
+    ),
+    "structured": (
+        "structured",
+        "Throughput of answers that must match a JSON schema, against free ones.",
+    ),
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
     "drafters": ("drafters", "Host time of the look-up drafters, for each row and step."),
-    "draft-model": ("draft_model", "Make a draft model from a model's first layers, tuned on its own answers."),
-    "draft-heads": ("draft_heads", "Train EAGLE, EAGLE-3 or Medusa heads for a model on its own answers."),
+    "draft-model": (
+        "draft_model",
+        "Make a draft model from a model's first layers, tuned on its own answers.",
+    ),
+    "draft-heads": (
+        "draft_heads",
+        "Train EAGLE, EAGLE-3 or Medusa heads for a model on its own answers.",
+    ),
     "routing": ("routing_decision", "Time of a routing decision."),
     "index-events": ("index_events", "Cost of a gateway's index of a thousand replicas' caches."),
-    "replay": ("receipt_replay", "Score a gateway's logged routing decisions under other policies."),
+    "replay": (
+        "receipt_replay",
+        "Score a gateway's logged routing decisions under other policies.",
+    ),
     "prefix-index": ("prefix_index", "Cost of writing and reading the prefix index in Redis."),
     "prepare": ("prepare", "Time to prepare a prompt: template, tokens, hashes."),
     "sse": ("sse_path", "Cost of a token from the engine's frame to the client's socket."),
-    "line": ("cluster_load", "Measure a cluster that it starts, on random weights, under the loads of the benchmarks."),
+    "line": (
+        "cluster_load",
+        "Measure a cluster that it starts, on random weights, under the loads of the benchmarks.",
+    ),
     "engine": ("engine_load", "Measure an engine alone under the loads of `line`."),
-    "dummy-model": ("dummy_model", "Write a model folder without weights, in the shape of a workload's model."),
-    "gpu": ("gpu_suite", "Test and measure everything on a GPU: correctness, then the table of workloads."),
-    "gateway": ("gateway_load", "Cost of a gateway: overhead at a rate of requests, memory and CPU of streams."),
-    "fairness": ("fairness", "Shares of ten tenants of a cluster when one of them sends far too many requests."),
-    "isolation": ("isolation", "Whether a tenant's time to first token shows what another tenant has cached."),
-    "exactness": ("exactness", "Whether answers have the same bits alone and in a batch, on many model shapes."),
-    "combinations": ("combinations", "Test every two capabilities together: tokens as promised, or refused by name."),
-    "unread": ("unread_streams", "Time to first token of a tenant while clients of other streams do not read."),
-    "speculation": ("speculation", "Replay recorded answers with speculation off and on: speed and acceptance."),
+    "dummy-model": (
+        "dummy_model",
+        "Write a model folder without weights, in the shape of a workload's model.",
+    ),
+    "gpu": (
+        "gpu_suite",
+        "Test and measure everything on a GPU: correctness, then the table of workloads.",
+    ),
+    "gateway": (
+        "gateway_load",
+        "Cost of a gateway: overhead at a rate of requests, memory and CPU of streams.",
+    ),
+    "fairness": (
+        "fairness",
+        "Shares of ten tenants of a cluster when one of them sends far too many requests.",
+    ),
+    "isolation": (
+        "isolation",
+        "Whether a tenant's time to first token shows what another tenant has cached.",
+    ),
+    "exactness": (
+        "exactness",
+        "Whether answers have the same bits alone and in a batch, on many model shapes.",
+    ),
+    "combinations": (
+        "combinations",
+        "Test every two capabilities together: tokens as promised, or refused by name.",
+    ),
+    "unread": (
+        "unread_streams",
+        "Time to first token of a tenant while clients of other streams do not read.",
+    ),
+    "speculation": (
+        "speculation",
+        "Replay recorded answers with speculation off and on: speed and acceptance.",
+    ),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
-    "kv-swap": ("kv_swap", "Prompts that a GPU has evicted: computed again, or loaded from host memory."),
+    "kv-swap": (
+        "kv_swap",
+        "Prompts that a GPU has evicted: computed again, or loaded from host memory.",
+    ),
     "kv-tiers": (
         "kv_tiers",
         "Bandwidth of KV blocks to host memory and a disk, beside that of the bus and the disk.",
     ),
     "kv-overhead": ("kv_overhead", "Cost of a tier behind the KV cache while no memory is short."),
-    "hand-over": ("hand_over", "Blocks that one engine pulls from another; engines with roles beside engines without."),
+    "hand-over": (
+        "hand_over",
+        "Blocks that one engine pulls from another; engines with roles beside engines without.",
+    ),
     "peer-sums": ("peer_sums", "Time sums over the memory of several GPUs, beside NCCL."),
-    "peer-draws": ("peer_draws", "Time filtered draws over the logits of several GPUs, gathered and not."),
-    "attention": ("attention_library", "Attention on a GPU, compared with other libraries, at the power limit."),
+    "peer-draws": (
+        "peer_draws",
+        "Time filtered draws over the logits of several GPUs, gathered and not.",
+    ),
+    "attention": (
+        "attention_library",
+        "Attention on a GPU, compared with other libraries, at the power limit.",
+    ),
 }
 """Benchmarks by name, each with its module and one line of help."""
 
 
 WRONG_INPUT = 2
-"""Exit code for invalid arguments, as of the parser of the command line, and for invalid files that they name."""
+"""Exit code for invalid arguments, as of the parser of the command line, and for invalid files that
+they name."""
 
 
 def run_program(main: Callable[..., Any]) -> None:

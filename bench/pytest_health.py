@@ -1,7 +1,8 @@
 """Plugin of pytest: a test that leaves its process unusable is named, and fails no other test.
 
-After an illegal access every later CUDA call of a process fails. A worker of xdist is ended then, and xdist runs its
-tests on another; in a single process the following tests report why they were not run.
+After an illegal access every later CUDA call of a process fails. A worker of xdist is ended then,
+and xdist runs its tests on another; in a single process the following tests report why they were
+not run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ EXIT_CODE = 70
 
 
 def cuda_problem() -> str:
-    """Reason for which this process cannot compute on its GPU any more; empty where it can, or never did."""
+    """Reason for which this process cannot compute on its GPU any more; empty where it can, or
+    never did."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
@@ -49,13 +51,20 @@ class ProcessHealth:
             yield
         finally:
             # Fixtures may fail first.
-            if not self._culprit and item.get_closest_marker("gpu") is not None and (problem := self._problem()):
+            if (
+                not self._culprit
+                and item.get_closest_marker("gpu") is not None
+                and (problem := self._problem())
+            ):
                 self._culprit = item.nodeid
                 item.user_properties.append((POISONED, problem))
-                pytest.fail(f"{item.nodeid} has left its process unusable: {problem}", pytrace=False)
+                pytest.fail(
+                    f"{item.nodeid} has left its process unusable: {problem}", pytrace=False
+                )
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        # Its reports have been sent. A test that is not over when its worker ends is the one that xdist blames.
+        # Its reports have been sent. A test that is not over when its worker ends is the one that
+        # xdist blames.
         if self._is_worker and nodeid == self._culprit:
             os._exit(EXIT_CODE)

@@ -1,7 +1,8 @@
-"""Plugin of pytest: writes the result of each test at once as a line of JSON, so that a death of the process loses no
-results.
+"""Plugin of pytest: writes the result of each test at once as a line of JSON, so that a death of
+the process loses no results.
 
-`-p headwater.bench.pytest_results --results-file=FILE`. With xdist the process that shares out tests writes.
+`-p headwater.bench.pytest_results --results-file=FILE`. With xdist the process that shares out
+tests writes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ CRASHED = "crashed"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     # NOTE: no `type`. xdist sends options to its workers, and no paths.
-    parser.addoption("--results-file", help="write what becomes of each test here, as lines of JSON")
+    parser.addoption(
+        "--results-file", help="write what becomes of each test here, as lines of JSON"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,8 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class ResultsFile:
-    """Lines: {"collected": ids}, {"broken": id of a file, "error"}, {"started": id}, or a phase of a test: {"id",
-    "phase", "outcome", "error", "worker", "poisoned", "properties"}; properties are what the test recorded."""
+    """Lines: {"collected": ids}, {"broken": id of a file, "error"}, {"started": id}, or a phase of
+    a test: {"id", "phase", "outcome", "error", "worker", "poisoned", "properties"}; properties are
+    what the test recorded."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", buffering=1)
@@ -83,12 +87,14 @@ class ResultsFile:
 
 
 def first_line(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """The first line of the error's own message, where there is one, and the innermost places of its raising."""
+    """The first line of the error's own message, where there is one, and the innermost places of
+    its raising."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = (crash.message if crash is not None else report.longreprtext).strip()
     if crash is None and "\nE " in text:
         text = text[text.index("\nE ") + 3 :].strip()
-    line, places = str(text.partition("\n")[0][:MOST_CHARACTERS]), _places(report)
+    line = str(text.partition("\n")[0][:MOST_CHARACTERS])
+    places = _places(report)
     return f"{line} (at {' < '.join(places)})" if places else line
 
 

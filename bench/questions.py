@@ -1,5 +1,6 @@
-"""Questions that a chat model asks itself: it continues its chat template at the place of the user's words (Xu et al.,
-"Magpie", 2024). Every second one begins with given words, so that answers are of many kinds."""
+"""Questions that a chat model asks itself: it continues its chat template at the place of the
+user's words (Xu et al., "Magpie", 2024). Every second one begins with given words, so that answers
+are of many kinds."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from collections.abc import Callable, Sequence
 from headwater.services.text.model import TextModel
 
 Say = Callable[[Sequence[list[int]], float, int], list[list[int]]]
-"""Continues prompts at a temperature by so many tokens at most; an end token is the last of a continuation."""
+"""Continues prompts at a temperature by so many tokens at most; an end token is the last of a
+continuation."""
 QUESTION_TOKENS = 80
 MARK = "\N{PILCROW SIGN}"
 """Stands for a user's words while a chat template is taken apart."""
@@ -16,7 +18,9 @@ OPENINGS = (
     "What is", "What are", "What should I", "What happens", "Why", "Why do", "Why is", "How do I", "How can I",
     "How does", "How many", "Who is", "Who invented", "When did", "Where can I", "Which", "Is it", "Can you explain",
     "Could you write", "Explain", "Explain the difference between", "Describe", "Define", "Compare", "Summarize",
-    "List", "Name three", "Give me", "Give an example of", "Give me a recipe", "Tell me", "Tell me a story about",
+    "List", "Name three", "Give me", "Give an example of", "Give me a recipe", "Tell me", "Tell "
+                                                                                          "me a "
+                                                                                          "story about",
     "Suggest", "Recommend", "Write", "Write a poem", "Write a short story", "Write a letter", "Write an email",
     "Write a paragraph", "Write a function", "Write a program in", "Write a query", "Create", "Plan", "Translate",
     "Rewrite", "Correct", "Calculate", "Solve", "Classify", "Help me", "I need", "I want to", "My", "Please",
@@ -33,9 +37,12 @@ def own_questions(text: TextModel, say: Say, count: int) -> list[list[int]]:
     assert text.chat_template is not None
     before, *_, behind = text.chat_template.render([{"role": "user", "content": MARK}]).split(MARK)
     openings = [OPENINGS[i // 2 % len(OPENINGS)] if i % 2 else "" for i in range(count)]
-    starts = [text.tokenizer.encode(before + opening, add_special_tokens=False) for opening in openings]
+    starts = [
+        text.tokenizer.encode(before + opening, add_special_tokens=False) for opening in openings
+    ]
     after = text.tokenizer.encode(behind, add_special_tokens=False)
-    stops, prompts = text.eos_token_ids, dict[tuple[int, ...], None]()
+    stops = text.eos_token_ids
+    prompts = dict[tuple[int, ...], None]()
     for some, temperature in ((starts[::2], FREE_TEMPERATURE), (starts[1::2], OPENED_TEMPERATURE)):
         asked = list(zip(some, say(some, temperature, QUESTION_TOKENS), strict=True))
         # A question that was cut off is none, unless the model ends no question.

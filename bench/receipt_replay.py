@@ -1,6 +1,7 @@
 """Scores logged routing decisions again: the choices of another policy from the same candidates.
 
-`headwater bench replay FILE`: lines of a gateway's log; those that say `routed` hold a receipt each.
+`headwater bench replay FILE`: lines of a gateway's log; those that say `routed` hold a receipt
+each.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Verdict:
     same: float
     """Share of decisions that it would have taken too."""
     seconds: float
-    """Predicted mean seconds until a prompt is computed, at the replica that this policy would have chosen."""
+    """Predicted mean seconds until a prompt is computed, at the replica that this policy would have
+    chosen."""
     matched_tokens: float
     """Mean number of tokens that are cached there, by the index."""
 
@@ -95,14 +97,17 @@ def receipts(path: Path) -> Iterator[Receipt]:
 
 
 def choice(receipt: Receipt, score: Callable[[Parts], float]) -> RoutedCandidate:
-    """The candidate that a policy prefers; the one that was chosen where it is as good as the best."""
+    """The candidate that a policy prefers; the one that was chosen where it is as good as the
+    best."""
     able = [each for each in receipt.candidates if not each.guard] or receipt.candidates
     return min(able, key=lambda each: (score(each.parts), each.replica_id != receipt.replica_id))
 
 
 def judge(log: list[Receipt], name: str) -> Verdict:
     choices = [choice(receipt, POLICIES[name]) for receipt in log]
-    same = sum(each.replica_id == receipt.replica_id for each, receipt in zip(choices, log, strict=True))
+    same = sum(
+        each.replica_id == receipt.replica_id for each, receipt in zip(choices, log, strict=True)
+    )
     number = max(1, len(log))
     return Verdict(
         policy=name,
@@ -136,13 +141,24 @@ def main(
     found = list(receipts(log))
     if not found:
         raise TraceError(log, "there are no receipts in it")
-    verdicts, turned_out = [judge(found, name) for name in POLICIES], accuracy(found)
+    verdicts = [judge(found, name) for name in POLICIES]
+    turned_out = accuracy(found)
     if as_json:
-        typer.echo(json.dumps({"policies": [asdict(each) for each in verdicts], "actual_over_predicted": turned_out}))
+        typer.echo(
+            json.dumps(
+                {
+                    "policies": [asdict(each) for each in verdicts],
+                    "actual_over_predicted": turned_out,
+                }
+            )
+        )
         return
     columns = ("policy", "decisions", "same", "predicted s", "matched tokens")
     print_table(columns, (asdict(each).values() for each in verdicts))
-    Console().print(f"actual over predicted: cached tokens {turned_out['cached']}, seconds {turned_out['seconds']}")
+    Console().print(
+        f"actual over predicted: cached tokens {turned_out['cached']}, seconds "
+        f"{turned_out['seconds']}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""`headwater bench report`: makes docs/benchmarks.md and a page and plot for each topic from bench/results, or adds a
-row there. Measures nothing."""
+"""`headwater bench report`: makes docs/benchmarks.md and a page and plot for each topic from
+bench/results, or adds a row there. Measures nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .report_pages import claims_of, claims_page, names_of, topic_page
 from .result_rows import Row, RowError, append_row, by_series, read_rows
 from .source_version import ROOT, source_version
 
-RESULTS, DOCS = ROOT / "bench" / "results", ROOT / "docs"
+RESULTS = ROOT / "bench" / "results"
+DOCS = ROOT / "docs"
 HEAD = "claims"
 """Stem of the file that begins docs/benchmarks.md; those of topics are named like their rows."""
 Shares = dict[str, tuple[list[float], float]]
@@ -30,41 +31,55 @@ Shares = dict[str, tuple[list[float], float]]
 def read_topics(results: Path = RESULTS) -> dict[str, list[Row]]:
     """Rows by topic. Raises `RowError`."""
     if not (paths := sorted(results.glob("*.jsonl"))):
-        raise RowError(f"{results} holds no rows; the report is made in a checkout of the repository")
+        raise RowError(
+            f"{results} holds no rows; the report is made in a checkout of the repository"
+        )
     return {path.stem: read_rows(path) for path in paths}
 
 
 def render(topics: dict[str, list[Row]], results: Path = RESULTS) -> dict[str, str]:
     """Pages by their path below docs/."""
     heads = {name: (results / f"{name}.md").read_text() for name in (HEAD, *topics)}
-    pages = {f"benchmarks/{topic}.md": topic_page(topic, heads[topic], rows) for topic, rows in topics.items()}
+    pages = {
+        f"benchmarks/{topic}.md": topic_page(topic, heads[topic], rows)
+        for topic, rows in topics.items()
+    }
     return {"benchmarks.md": claims_page(heads[HEAD], topics)} | pages
 
 
 def shares_of(rows: list[Row]) -> Shares:
-    """Ratios that a topic's plot shows: each series that is a claim, beside its target and each of its peers."""
+    """Ratios that a topic's plot shows: each series that is a claim, beside its target and each of
+    its peers."""
     found: Shares = {}
     for section in claims_of(rows).values():
         for name, series in zip(names_of([each[-1] for each in section]), section, strict=True):
             newest = series[-1]
             for other in [*newest.peers, *(["target"] if newest.target else [])]:
-                beside = [(row, row.target if other == "target" else row.peers.get(other)) for row in series]
+                beside = [
+                    (row, row.target if other == "target" else row.peers.get(other))
+                    for row in series
+                ]
                 ratios = [row.ratio(figure) for row, figure in beside if figure]
                 # The scale is logarithmic.
                 if 0 < ratios[-1] < math.inf:
                     before = [each for each in ratios[:-1] if 0 < each < math.inf]
-                    found[f"{newest.section}{': ' * bool(name)}{name} / {other}"] = before, ratios[-1]
+                    found[f"{newest.section}{': ' * bool(name)}{name} / {other}"] = (
+                        before,
+                        ratios[-1],
+                    )
     return found
 
 
 def digest_of(shares: Shares) -> str:
-    """Digest of a plot's data; its file carries it, so that a plot is drawn again only when its data changed."""
+    """Digest of a plot's data; its file carries it, so that a plot is drawn again only when its
+    data changed."""
     return f"rows {hashlib.sha256(json.dumps(shares).encode()).hexdigest()[:16]}"
 
 
 def write_report(docs: Path = DOCS) -> list[Path]:
     """Writes pages and plots that differ. Returns their paths."""
-    topics, changed = read_topics(), []
+    topics = read_topics()
+    changed = []
     for name, text in render(topics).items():
         path = docs / name
         if not path.exists() or path.read_text() != text:
@@ -72,7 +87,8 @@ def write_report(docs: Path = DOCS) -> list[Path]:
             path.write_text(text)
             changed.append(path)
     for topic, rows in topics.items():
-        path, shares = docs / "benchmarks" / f"{topic}.svg", shares_of(rows)
+        path = docs / "benchmarks" / f"{topic}.svg"
+        shares = shares_of(rows)
         if not path.exists() or digest_of(shares) not in path.read_text():
             check_plot(path)
             plot_shares(path, shares, digest_of(shares))
@@ -81,25 +97,43 @@ def write_report(docs: Path = DOCS) -> list[Path]:
 
 
 def add_row(path: Path, what: str, metric: str, values: list[float], **others: str) -> Row:
-    """Adds a figure of this commit to a series that exists; what is not given is as in its newest row, notes
-    excepted. Raises `RowError`."""
-    series = [rows for (_, *names), rows in by_series(read_rows(path)).items() if names == [what, metric]]
+    """Adds a figure of this commit to a series that exists; what is not given is as in its newest
+    row, notes excepted. Raises `RowError`."""
+    series = [
+        rows for (_, *names), rows in by_series(read_rows(path)).items() if names == [what, metric]
+    ]
     if len(series) != 1:
         known = "more than one" if series else "no"
-        raise RowError(f"{path.name} has {known} series of {what!r} and {metric!r}; write its row by hand")
+        raise RowError(
+            f"{path.name} has {known} series of {what!r} and {metric!r}; write its row by hand"
+        )
     value = values if len(values) > 1 else values[0]
     given = {name: text for name, text in others.items() if text}
-    now = {"date": datetime.date.today(), "commit": source_version(), "value": value, "interval": None, "note": ""}
+    now = {
+        "date": datetime.date.today(),
+        "commit": source_version(),
+        "value": value,
+        "interval": None,
+        "note": "",
+    }
     return append_row(path, msgspec.structs.asdict(series[0][-1]) | now | given)
 
 
 def main(
-    add: Annotated[str, typer.Option(metavar="TOPIC", help="add a row to bench/results/TOPIC.jsonl first")] = "",
+    add: Annotated[
+        str, typer.Option(metavar="TOPIC", help="add a row to bench/results/TOPIC.jsonl first")
+    ] = "",
     what: Annotated[str, typer.Option(help="with --add: the series' subject")] = "",
     metric: Annotated[str, typer.Option(help="with --add: the series' metric")] = "",
-    value: Annotated[list[float] | None, typer.Option(help="with --add: a reading; again for each of several")] = None,
-    machine: Annotated[str, typer.Option(help="with --add: where it was measured, if elsewhere than before")] = "",
-    command: Annotated[str, typer.Option(help="with --add: what was typed, if it is not what was before")] = "",
+    value: Annotated[
+        list[float] | None, typer.Option(help="with --add: a reading; again for each of several")
+    ] = None,
+    machine: Annotated[
+        str, typer.Option(help="with --add: where it was measured, if elsewhere than before")
+    ] = "",
+    command: Annotated[
+        str, typer.Option(help="with --add: what was typed, if it is not what was before")
+    ] = "",
     note: Annotated[str, typer.Option(help="with --add: what a reader must know of it")] = "",
 ) -> None:
     """Render bench/results into docs/benchmarks.md and docs/benchmarks/."""

@@ -1,4 +1,5 @@
-"""Renders rows of bench/results as pages of Markdown: one of the newest claims, one a topic. Draws no plots."""
+"""Renders rows of bench/results as pages of Markdown: one of the newest claims, one a topic. Draws
+no plots."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def claims_page(head: str, topics: Mapping[str, Sequence[Row]]) -> str:
 
 
 def topic_page(topic: str, head: str, rows: Sequence[Row]) -> str:
-    """Every series by section: its newest row in a table of its command, those before it in one of history."""
+    """Every series by section: its newest row in a table of its command, those before it in one of
+    history."""
     parts = [f"![Claims beside their targets and peers]({topic}.svg)\n"]
     for section in dict.fromkeys(row.section for row in rows):
         series = by_series(row for row in rows if row.section == section)
@@ -46,21 +48,29 @@ def claims_of(rows: Iterable[Row]) -> dict[str, list[list[Row]]]:
 
 def names_of(rows: Sequence[Row]) -> list[str]:
     """Names that tell the rows of a claim apart: subject, metric or both."""
-    subjects, metrics = len({row.what for row in rows}) > 1, len({row.metric for row in rows}) > 1
+    subjects = len({row.what for row in rows}) > 1
+    metrics = len({row.metric for row in rows}) > 1
     return [", ".join([row.what] * subjects + [row.metric] * metrics) for row in rows]
 
 
 def _claim_line(topic: str, section: str, series: Sequence[Sequence[Row]]) -> list[str]:
     rows = [each[-1] for each in series]
     metrics = {row.metric for row in rows}
-    figures = [f"{name}: {_figure(row)}".removeprefix(": ") for name, row in zip(names_of(rows), rows, strict=True)]
+    figures = [
+        f"{name}: {_figure(row)}".removeprefix(": ")
+        for name, row in zip(names_of(rows), rows, strict=True)
+    ]
     return [
-        f"[{section}](benchmarks/{topic}.md#{_anchor(section)})" + (f": {metrics.pop()}" if len(metrics) == 1 else ""),
+        f"[{section}](benchmarks/{topic}.md#{_anchor(section)})"
+        + (f": {metrics.pop()}" if len(metrics) == 1 else ""),
         _stacked(figures),
         _stacked([_target(row) for row in rows]),
         _stacked([row.met for row in rows]),
         _stacked(
-            ["; ".join(f"{row.median / other:.2f} × {peer}" for peer, other in row.peers.items()) for row in rows]
+            [
+                "; ".join(f"{row.median / other:.2f} × {peer}" for peer, other in row.peers.items())
+                for row in rows
+            ]
         ),
         _stacked(list(dict.fromkeys(f"`{row.command}`" for row in rows))),
         _stacked(list(dict.fromkeys(f"{row.commit}, {row.date}" for row in rows))),
@@ -73,7 +83,8 @@ def _stacked(cells: Sequence[str]) -> str:
 
 
 def _rows_table(rows: Sequence[Row], *, is_history: bool = False) -> str:
-    """A table of rows, without the columns that are empty in all of them; targets count for the newest rows only."""
+    """A table of rows, without the columns that are empty in all of them; targets count for the
+    newest rows only."""
     cells: dict[str, Sequence[str]] = {
         "what": [row.what for row in rows],
         "metric": [row.metric for row in rows],
@@ -90,11 +101,15 @@ def _rows_table(rows: Sequence[Row], *, is_history: bool = False) -> str:
 
 
 def _beside(row: Row) -> list[str]:
-    return [f"{peer} {_number(figure)} ({row.median / figure:.2f} ×)" for peer, figure in row.peers.items()]
+    return [
+        f"{peer} {_number(figure)} ({row.median / figure:.2f} ×)"
+        for peer, figure in row.peers.items()
+    ]
 
 
 def _figure(row: Row) -> str:
-    least, most = min(row.readings), max(row.readings)
+    least = min(row.readings)
+    most = max(row.readings)
     readings = _range(least, most)
     interval = "" if row.interval is None else f" (95 %: {_range(*row.interval)})"
     return f"{readings}{interval} {row.unit}".strip()
@@ -121,7 +136,11 @@ def _anchor(heading: str) -> str:
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [columns, ["---"] * len(columns), *([cell.replace("|", "&#124;") for cell in line] for line in lines)]
+    rows = [
+        columns,
+        ["---"] * len(columns),
+        *([cell.replace("|", "&#124;") for cell in line] for line in lines),
+    ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

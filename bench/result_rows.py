@@ -1,4 +1,5 @@
-"""Rows of bench/results: one measured figure each. Reads, checks and appends them; does not render them."""
+"""Rows of bench/results: one measured figure each. Reads, checks and appends them; does not render
+them."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ class RowError(Exception):
     """A row that is not one, or that cannot be added; says where and why."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One measured figure. Rows of one section, subject and metric are a series; its newest row is what counts."""
+class Row(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One measured figure. Rows of one section, subject and metric are a series; its newest row is
+    what counts."""
 
     date: datetime.date
     commit: str
@@ -52,7 +56,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     def __post_init__(self) -> None:
         if COMMIT.fullmatch(self.commit) is None:
             raise ValueError(
-                f"commit is {self.commit!r}; allowed: 7 to 40 hexadecimal digits of a commit without changes"
+                f"commit is {self.commit!r}; allowed: 7 to 40 hexadecimal digits of a commit "
+                "without changes"
             )
 
     @property
@@ -69,23 +74,29 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @property
     def met(self) -> Literal["yes", "no", "in part", ""]:
-        """Whether the readings, or the end of the interval, are as good as the target; empty without one."""
+        """Whether the readings, or the end of the interval, are as good as the target; empty
+        without one."""
         if self.target is None:
             return ""
         figures = self.readings
         if self.interval is not None:
             figures = [self.interval[1] if self.better == "less" else self.interval[0]]
-        good = [each <= self.target if self.better == "less" else each >= self.target for each in figures]
+        good = [
+            each <= self.target if self.better == "less" else each >= self.target
+            for each in figures
+        ]
         return "yes" if all(good) else "in part" if any(good) else "no"
 
     def ratio(self, other: float) -> float:
-        """Time as a share of the other's: less than one is better, also where more of the unit is."""
+        """Time as a share of the other's: less than one is better, also where more of the unit
+        is."""
         ours, theirs = (self.median, other) if self.better == "less" else (other, self.median)
         return ours / theirs if theirs else math.inf
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows of a topic. Raises `RowError` with file and line for one that does not fit the schema."""
+    """Rows of a topic. Raises `RowError` with file and line for one that does not fit the
+    schema."""
     rows = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:

@@ -1,4 +1,5 @@
-"""Measures the cost of a routing decision: look-up, scores of all replicas, choice, receipt and accounting.
+"""Measures the cost of a routing decision: look-up, scores of all replicas, choice, receipt and
+accounting.
 
 `python -m headwater.bench.routing_decision`; everything in one process, without network.
 """
@@ -52,23 +53,32 @@ class Measurement:
     """Microseconds of `dispatched` alone: accounting and speculative entries."""
 
 
-def timed_decision(router: Router, model_key: str, hashes: bytes, num_tokens: int) -> tuple[float, float, float]:
-    """Seconds of `choose` and `dispatched` together, of this thread's CPU time for both, and of `dispatched` alone."""
-    cpu, start = time.thread_time(), time.perf_counter()
+def timed_decision(
+    router: Router, model_key: str, hashes: bytes, num_tokens: int
+) -> tuple[float, float, float]:
+    """Seconds of `choose` and `dispatched` together, of this thread's CPU time for both, and of
+    `dispatched` alone."""
+    cpu = time.thread_time()
+    start = time.perf_counter()
     decision = router.choose(model_key, hashes, num_tokens, MAX_TOKENS)
     chosen = time.perf_counter()
     dispatch = router.dispatched(decision, "request")
-    end, cpu = time.perf_counter(), time.thread_time() - cpu
+    end = time.perf_counter()
+    cpu = time.thread_time() - cpu
     router.started(dispatch, decision.predicted_cached_tokens)
     router.finished(dispatch)
     return end - start, cpu, end - chosen
 
 
 class Bench:
-    """A router over replicas whose caches are filled at random; documents are shared, their tails are not."""
+    """A router over replicas whose caches are filled at random; documents are shared, their tails
+    are not."""
 
-    def __init__(self, *, block_size: int, num_tokens: int, num_replicas: int, blocks_per_replica: int) -> None:
-        self.block_size, self.num_tokens = block_size, num_tokens
+    def __init__(
+        self, *, block_size: int, num_tokens: int, num_replicas: int, blocks_per_replica: int
+    ) -> None:
+        self.block_size = block_size
+        self.num_tokens = num_tokens
         self.rng = random.Random(0)
         self.model = replace(MODEL, block_size=block_size)
         members = Members(Bus(None), (Kind.ENGINE,))
@@ -81,13 +91,17 @@ class Bench:
             self._fill(member, blocks_per_replica)
 
     def prompt(self) -> list[bytes]:
-        tokens = np.random.default_rng(self.rng.getrandbits(32)).integers(0, MODEL.vocab_size, self.num_tokens)
+        tokens = np.random.default_rng(self.rng.getrandbits(32)).integers(
+            0, MODEL.vocab_size, self.num_tokens
+        )
         return block_hashes(b"\0" * 16, tokens.astype(np.int32), self.block_size)
 
     def prompts(self, case: str, number: int) -> Iterator[bytes]:
-        """Prompts of one kind: `cold` (nothing cached), `half` (a shared document's first half), `whole`."""
+        """Prompts of one kind: `cold` (nothing cached), `half` (a shared document's first half),
+        `whole`."""
         for turn in range(number):
-            document, fresh = self.documents[turn % NUM_SHARED], self.prompt()
+            document = self.documents[turn % NUM_SHARED]
+            fresh = self.prompt()
             kept = {"cold": 0, "half": len(document) // 2, "whole": len(document)}[case]
             yield b"".join(document[:kept] + fresh[kept:])
 
@@ -101,9 +115,15 @@ class Bench:
             itl_seconds=0.01,
             itl_seconds_per_request=0.0001,
         )
-        replica_id, address = f"replica-{number}", f"127.0.0.1:{number}"
+        replica_id = f"replica-{number}"
+        address = f"127.0.0.1:{number}"
         return Member(
-            kind=Kind.ENGINE, replica_id=replica_id, epoch=new_epoch(), address=address, model=self.model, load=load
+            kind=Kind.ENGINE,
+            replica_id=replica_id,
+            epoch=new_epoch(),
+            address=address,
+            model=self.model,
+            load=load,
         )
 
     def _fill(self, member: Member, num_blocks: int) -> None:
@@ -126,7 +146,9 @@ class Bench:
                 for hashes in self.prompts(case, num_decisions)
             ]
         wall, cpu, sending = np.array(times).T * 1e6
-        p50, p99, cpu_p50, cpu_p99 = np.percentile([wall, cpu], (50, 99), axis=1).T.ravel().round(1).tolist()
+        p50, p99, cpu_p50, cpu_p99 = (
+            np.percentile([wall, cpu], (50, 99), axis=1).T.ravel().round(1).tolist()
+        )
         return Measurement(
             case=case,
             block_size=self.block_size,
@@ -144,7 +166,9 @@ class Bench:
 def main(
     num_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 8192,
     num_replicas: Annotated[int, typer.Option(help="Replicas of the model.")] = 32,
-    blocks_per_replica: Annotated[int, typer.Option(help="Blocks that each replica caches.")] = 10_000,
+    blocks_per_replica: Annotated[
+        int, typer.Option(help="Blocks that each replica caches.")
+    ] = 10_000,
     decisions: Annotated[int, typer.Option(help="Decisions of each kind.")] = 500,
     as_json: AsJson = False,
 ) -> None:

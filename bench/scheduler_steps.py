@@ -1,4 +1,5 @@
-"""Measures the host's cost of a step: scheduler and bookkeeping with the simulated executor at zero model time.
+"""Measures the host's cost of a step: scheduler and bookkeeping with the simulated executor at zero
+model time.
 
 `python -m headwater.bench.scheduler_steps`; the executor's own time is measured apart.
 """
@@ -32,7 +33,8 @@ from .timed_executor import TimedExecutor
 
 VOCAB_SIZE = 32_000
 FEW_TOKENS = 4
-"""Size of a vocabulary whose texts repeat themselves: each guess finds a match, and one in four tokens of it stands."""
+"""Size of a vocabulary whose texts repeat themselves: each guess finds a match, and one in four
+tokens of it stands."""
 MAX_DRAFTS = 15
 NUMBER_LEN = 8
 """Number of tokens that distinguish a prompt from all others."""
@@ -46,18 +48,21 @@ MAX_STEPS_PER_ROUND = SHORTEST_STEADY // (ROUNDS + 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests that follow one another, so that as many run at any time; their ends are spread over the steps."""
+    """Requests that follow one another, so that as many run at any time; their ends are spread over
+    the steps."""
 
     name: str
     prompt_len: int
     answer_len: int
     vocab_size: int = VOCAB_SIZE
     max_drafts: int = 0
-    """Number of tokens that n-gram and suffix drafters may guess for a row and step; 0: without speculation."""
+    """Number of tokens that n-gram and suffix drafters may guess for a row and step; 0: without
+    speculation."""
     drafts_are_free: bool = False
     """Whether a step takes as long with drafts as without, so that rows are drafted for in each."""
     executor_drafts: bool = False
-    """Whether the executor looks n-grams up itself, as on a GPU: rows run ahead of their results."""
+    """Whether the executor looks n-grams up itself, as on a GPU: rows run ahead of their
+    results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +111,8 @@ def measure(
     steps_per_round: int,
     num_tenants: int = 1,
 ) -> Measurement:
-    """Runs the workload until it is steady, then times rounds of steps. With several tenants, each has a waiting
-    request."""
+    """Runs the workload until it is steady, then times rounds of steps. With several tenants, each
+    has a waiting request."""
     max_model_len = workload.prompt_len + block_size + workload.answer_len
     config = EngineConfig(
         block_size=block_size,
@@ -119,20 +124,32 @@ def measure(
         async_depth=async_depth,
         policy="priority",
     )
-    executor = TimedExecutor(SimulatedExecutor(config, SimulatedModel(vocab_size=workload.vocab_size), TIMING))
+    executor = TimedExecutor(
+        SimulatedExecutor(config, SimulatedModel(vocab_size=workload.vocab_size), TIMING)
+    )
     engine = Engine(config, executor.as_executor, speculator=_speculator(workload, config))
     requests = workload_requests(workload, num_running, block_size, num_tenants)
     # A few always wait, so that a row which falls free is taken by the next step.
     for request in islice(requests, num_running + max(8, num_tenants)):
         engine.add(request)
     run_steps(engine, requests, steps_per_round)
-    num_admitted, num_tokens, num_launched, engine_us, executor_us = 0, 0, 0, [], []
+    num_admitted = 0
+    num_tokens = 0
+    num_launched = 0
+    engine_us = []
+    executor_us = []
     for _ in range(ROUNDS):
-        before, steps_before, start = executor.seconds, executor.num_steps, time.perf_counter()
+        before = executor.seconds
+        steps_before = executor.num_steps
+        start = time.perf_counter()
         admitted, tokens = run_steps(engine, requests, steps_per_round)
-        num_admitted, num_tokens = num_admitted + admitted, num_tokens + tokens
-        seconds, executors = time.perf_counter() - start, executor.seconds - before
-        launched = executor.num_steps - steps_before  # Some calls launch nothing, while rows wait for results.
+        num_admitted = num_admitted + admitted
+        num_tokens = num_tokens + tokens
+        seconds = time.perf_counter() - start
+        executors = executor.seconds - before
+        launched = (
+            executor.num_steps - steps_before
+        )  # Some calls launch nothing, while rows wait for results.
         num_launched += launched
         engine_us.append((seconds - executors) / launched * 1e6)
         executor_us.append(executors / launched * 1e6)
@@ -157,7 +174,8 @@ def _speculator(workload: Workload, config: EngineConfig) -> AdaptiveSpeculator 
         NGramDrafter(config.num_rows, config.max_model_len, workload.max_drafts),
         SuffixDrafter(config.num_rows, workload.max_drafts),
     )
-    # In vain they are looked for at the price that drafts have on a device: twice the rows, twice the time.
+    # In vain they are looked for at the price that drafts have on a device: twice the rows, twice
+    # the time.
     last = 1.0 if workload.drafts_are_free else 1.0 + workload.max_drafts
     most = config.num_rows * (1 + workload.max_drafts)
     costs = StepCosts.measured([1, config.num_rows, most], [1.0, 1.0, last], gap=0.05)
@@ -172,8 +190,8 @@ def _speculator(workload: Workload, config: EngineConfig) -> AdaptiveSpeculator 
 
 
 def run_steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> tuple[int, int]:
-    """Steps `num_steps` times, each finished request being followed by a new one; returns the numbers of finished
-    requests and of tokens."""
+    """Steps `num_steps` times, each finished request being followed by a new one; returns the
+    numbers of finished requests and of tokens."""
     num_added = num_tokens = 0
     for _ in range(num_steps):
         if (output := engine.step()) is None:
@@ -185,19 +203,25 @@ def run_steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) ->
     return num_added, num_tokens
 
 
-def workload_requests(workload: Workload, num_running: int, block_size: int, num_tenants: int) -> Iterator[NewRequest]:
-    """Prompts that share nothing and end anywhere in a block, of each tenant in turn; the first answers are cut to all
-    lengths."""
+def workload_requests(
+    workload: Workload, num_running: int, block_size: int, num_tenants: int
+) -> Iterator[NewRequest]:
+    """Prompts that share nothing and end anywhere in a block, of each tenant in turn; the first
+    answers are cut to all lengths."""
     size = workload.vocab_size
     text = np.random.default_rng(0).integers(0, size, workload.prompt_len + block_size).tolist()
     for key in count():
         is_first = key < num_running and workload.answer_len < SHORTEST_STEADY
-        answer_len = workload.answer_len * (key + 1) // num_running if is_first else workload.answer_len
+        answer_len = (
+            workload.answer_len * (key + 1) // num_running if is_first else workload.answer_len
+        )
         number = [key // size**place % size for place in range(NUMBER_LEN)]
         prompt_ids = [*number, *text[: workload.prompt_len + key % block_size - NUMBER_LEN]]
         sampling = SamplingParams(max_tokens=answer_len, stop_token_ids=(size,))
         tenant = f"tenant-{key % num_tenants}"
-        yield NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, tenant=tenant)
+        yield NewRequest(
+            key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, tenant=tenant
+        )
 
 
 def main(

@@ -1,4 +1,5 @@
-"""`headwater bench serve`: sends load to any OpenAI-compatible server over HTTP and reports the latencies of users.
+"""`headwater bench serve`: sends load to any OpenAI-compatible server over HTTP and reports the
+latencies of users.
 
 The load is spread over worker processes, since one Python process cannot watch the fastest servers.
 """
@@ -75,43 +76,68 @@ def run(
     base_url: Annotated[
         str | None, typer.Option(help="server under test; default: the deployment on this machine")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="served name; default: the first that the server lists")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="served name; default: the first that the server lists")
+    ] = None,
     dataset: Annotated[Dataset, typer.Option(help="source of the prompts")] = Dataset.random,
     path: Annotated[Path | None, typer.Option(help="file of a trace or jsonl dataset")] = None,
-    num_requests: Annotated[int, typer.Option(min=1, help="requests, or conversations of a chat")] = 64,
+    num_requests: Annotated[
+        int, typer.Option(min=1, help="requests, or conversations of a chat")
+    ] = 64,
     prompt_len: Annotated[
         int,
-        typer.Option(min=1, help="tokens of a prompt, or of its part after a shared prefix; words of a chat's turn"),
+        typer.Option(
+            min=1,
+            help="tokens of a prompt, or of its part after a shared prefix; words of a chat's turn",
+        ),
     ] = 256,
     output_len: Annotated[int, typer.Option(min=1, help="tokens of an answer")] = 128,
     prefix_len: Annotated[int, typer.Option(min=0, help="tokens of a shared prefix")] = 1024,
     num_groups: Annotated[int, typer.Option(min=1, help="distinct shared prefixes")] = 8,
     num_turns: Annotated[int, typer.Option(min=1, help="turns of a chat")] = 3,
     vocab_size: Annotated[
-        int, typer.Option(min=datasets.FIRST_ORDINARY_ID + 1, help="prompt ids are drawn below this")
+        int,
+        typer.Option(min=datasets.FIRST_ORDINARY_ID + 1, help="prompt ids are drawn below this"),
     ] = 49152,
     arrival: Annotated[Arrival, typer.Option(help="how requests arrive")] = Arrival.closed,
     concurrency: Annotated[int, typer.Option(min=1, help="requests at once in a closed loop")] = 16,
     rate: Annotated[
-        float, typer.Option(min=LEAST_RATE, help="requests a second of poisson and gamma; first rate of a ramp")
+        float,
+        typer.Option(
+            min=LEAST_RATE, help="requests a second of poisson and gamma; first rate of a ramp"
+        ),
     ] = 4.0,
     speed: Annotated[
-        float, typer.Option(min=LEAST_RATE, help="factor by which a trace is replayed faster than recorded")
+        float,
+        typer.Option(
+            min=LEAST_RATE, help="factor by which a trace is replayed faster than recorded"
+        ),
     ] = 1.0,
     last_rate: Annotated[float, typer.Option(min=LEAST_RATE, help="last rate of a ramp")] = 16.0,
-    burstiness: Annotated[float, typer.Option(min=LEAST_RATE, help="shape of gamma gaps; below 1 makes bursts")] = 0.5,
-    slo_ttft_ms: Annotated[float | None, typer.Option(help="objective: time to first token")] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(help="objective: time per output token")] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=LEAST_RATE, help="shape of gamma gaps; below 1 makes bursts")
+    ] = 0.5,
+    slo_ttft_ms: Annotated[
+        float | None, typer.Option(help="objective: time to first token")
+    ] = None,
+    slo_tpot_ms: Annotated[
+        float | None, typer.Option(help="objective: time per output token")
+    ] = None,
     slo_e2e_ms: Annotated[float | None, typer.Option(help="objective: whole request")] = None,
     workers: Annotated[int, typer.Option(min=0, help="client processes; 0: half the cores")] = 0,
-    warmup: Annotated[int, typer.Option(min=0, help="random requests sent first and not counted")] = 0,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="random requests sent first and not counted")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="seed of prompts and arrivals")] = 0,
     as_text: Annotated[
-        bool, typer.Option(help="send text and OpenAI's fields only, for servers that take no token ids")
+        bool,
+        typer.Option(help="send text and OpenAI's fields only, for servers that take no token ids"),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
     output: Annotated[Path | None, typer.Option(help="also write the JSON here")] = None,
-    plot: Annotated[Path | None, typer.Option(help="also plot latencies: a .png, .svg, .pdf or .html file")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="also plot latencies: a .png, .svg, .pdf or .html file")
+    ] = None,
 ) -> None:
     """Measure a server: throughput, TTFT, TPOT, ITL, goodput."""
     check_plot(plot)
@@ -119,25 +145,38 @@ def run(
     base_url, model = find_server(base_url, model, os.environ.get(API_KEY, ""))
     told = dict(locals())
     rng = np.random.default_rng(seed)
-    shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=vocab_size, model=model, as_text=as_text)
+    shape = Shape(
+        prompt_len=prompt_len,
+        output_len=output_len,
+        vocab_size=vocab_size,
+        model=model,
+        as_text=as_text,
+    )
     workers = workers or max(1, (os.cpu_count() or 2) // 2)
     first = list(datasets.random_prompts(warmup, shape, rng))
     offsets: list[float] | None = None
     if dataset is Dataset.trace:
         assert path is not None
         timed = list(datasets.trace(path, shape))[:num_requests]
-        offsets, dialogues = [at / speed for at, _ in timed], [dialogue for _, dialogue in timed]
+        offsets = [at / speed for at, _ in timed]
+        dialogues = [dialogue for _, dialogue in timed]
     else:
-        dialogues = list(_dialogues(dataset, num_requests, shape, rng, path, prefix_len, num_groups, num_turns))
+        dialogues = list(
+            _dialogues(dataset, num_requests, shape, rng, path, prefix_len, num_groups, num_turns)
+        )
         offsets = _offsets(arrival, len(dialogues), rate, last_rate, burstiness, rng)
     if first:
         drive(base_url, first, None, min(warmup, concurrency), workers, quiet=True)
-    outcomes, wall_seconds = drive(base_url, dialogues, offsets, concurrency, workers, quiet=as_json)
+    outcomes, wall_seconds = drive(
+        base_url, dialogues, offsets, concurrency, workers, quiet=as_json
+    )
     objective = Objective(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms, e2e_ms=slo_e2e_ms)
     report = summarize(outcomes, wall_seconds, objective)
     load = f"{concurrency} at once" if offsets is None else f"{arrival.value} {rate:g}/s"
     title = f"{dataset.value}, {f'trace at {speed:g}×' if dataset is Dataset.trace else load}"
-    figures = json.dumps({"settings": {name: _plain(value) for name, value in told.items()}, **report}, indent=1)
+    figures = json.dumps(
+        {"settings": {name: _plain(value) for name, value in told.items()}, **report}, indent=1
+    )
     if output is not None:
         output.write_text(figures + "\n")
     if plot is not None:
@@ -172,21 +211,30 @@ def drive(
     *,
     quiet: bool,
 ) -> tuple[list[Outcome], float]:
-    """Sends every dialogue and returns the outcomes of all turns and the wall time from the first to the last."""
-    workers = max(1, min(workers, len(dialogues), concurrency if offsets is None else len(dialogues)))
+    """Sends every dialogue and returns the outcomes of all turns and the wall time from the first
+    to the last."""
+    workers = max(
+        1, min(workers, len(dialogues), concurrency if offsets is None else len(dialogues))
+    )
     context = multiprocessing.get_context("spawn")
-    done, next_dialogue, ready = context.Value("i", 0), context.Value("i", 0), context.Barrier(workers)
-    processes, pipes = [], []
+    done = context.Value("i", 0)
+    next_dialogue = context.Value("i", 0)
+    ready = context.Barrier(workers)
+    processes = []
+    pipes = []
     for worker in range(workers):
         share = Share(
             base_url=base_url,
-            # A closed loop is one over all workers: whichever lane is free first takes the next one.
+            # A closed loop is one over all workers: whichever lane is free first takes the next
+            # one.
             dialogues=dialogues if offsets is None else dialogues[worker::workers],
             offsets=None if offsets is None else offsets[worker::workers],
             concurrency=concurrency // workers + (worker < concurrency % workers),
         )
         reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(share, writer, done, next_dialogue, ready), daemon=True)
+        process = context.Process(
+            target=_work, args=(share, writer, done, next_dialogue, ready), daemon=True
+        )
         process.start()
         writer.close()
         processes.append(process)
@@ -195,11 +243,18 @@ def drive(
     outcomes = [outcome for pipe in pipes for outcome in pipe.recv()]
     for process in processes:
         process.join()
-    return outcomes, max(outcome.last_at for outcome in outcomes) - min(outcome.sent_at for outcome in outcomes)
+    return outcomes, max(outcome.last_at for outcome in outcomes) - min(
+        outcome.sent_at for outcome in outcomes
+    )
 
 
 def _watch(done: Any, total: int, processes: list[Any], *, quiet: bool) -> None:
-    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        "[progress.description]{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
         task = progress.add_task("requests", total=total)
         while done.value < total and any(process.is_alive() for process in processes):
@@ -209,7 +264,8 @@ def _watch(done: Any, total: int, processes: list[Any], *, quiet: bool) -> None:
 
 
 def _work(share: Share, pipe: Connection, done: Any, next_dialogue: Any, ready: Any) -> None:
-    # A process takes seconds to start, some longer than others: those that are there would meet an idle server.
+    # A process takes seconds to start, some longer than others: those that are there would meet an
+    # idle server.
     ready.wait(START_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         pipe.send(runner.run(_send_all(share, done, next_dialogue)))
@@ -260,12 +316,18 @@ def _take(counter: Any) -> int:
 
 
 async def _call(
-    base_url: str, idle: list[SseConnection], dialogue: Dialogue, body: dict[str, Any], headers: dict[str, str]
+    base_url: str,
+    idle: list[SseConnection],
+    dialogue: Dialogue,
+    body: dict[str, Any],
+    headers: dict[str, str],
 ) -> Outcome:
     began = time.monotonic()
     try:
         connection = idle.pop() if idle else await SseConnection.open(base_url)
-        outcome = await connection.call(dialogue.path, body, headers, keep_reply=dialogue.needs_reply)
+        outcome = await connection.call(
+            dialogue.path, body, headers, keep_reply=dialogue.needs_reply
+        )
     except (ServerLostError, OSError) as failure:
         return Outcome(began, began, time.monotonic(), error=str(failure))
     idle.append(connection)
@@ -283,7 +345,9 @@ def _dialogues(
     num_turns: int,
 ) -> Iterator[Dialogue]:
     if dataset is Dataset.shared_prefix:
-        return datasets.shared_prefix(num_requests, shape, rng, prefix_len=prefix_len, num_groups=num_groups)
+        return datasets.shared_prefix(
+            num_requests, shape, rng, prefix_len=prefix_len, num_groups=num_groups
+        )
     if dataset is Dataset.chat:
         return datasets.chats(num_requests, shape, rng, num_turns=num_turns)
     if dataset is Dataset.jsonl:
@@ -293,7 +357,12 @@ def _dialogues(
 
 
 def _offsets(
-    arrival: Arrival, count: int, rate: float, last_rate: float, burstiness: float, rng: np.random.Generator
+    arrival: Arrival,
+    count: int,
+    rate: float,
+    last_rate: float,
+    burstiness: float,
+    rng: np.random.Generator,
 ) -> list[float] | None:
     if arrival is Arrival.poisson:
         return list(arrivals.poisson(count, rate, rng))

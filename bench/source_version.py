@@ -13,12 +13,13 @@ PARTS = ("bench", "engine_core", "gateway", "kernels", "proto", "services", "tes
 
 
 def source_version(root: Path = ROOT) -> str:
-    """`git rev-parse --short HEAD` of the checkout that `root` is, with `+dirty` where it has changes; else
-    `tree:HASH`, the same in every copy."""
+    """`git rev-parse --short HEAD` of the checkout that `root` is, with `+dirty` where it has
+    changes; else `tree:HASH`, the same in every copy."""
     top = _git(root, "rev-parse", "--show-toplevel")
     # A copy may lie inside another project's checkout.
     if top is not None and Path(top).resolve() == root.resolve():
-        commit, changes = _git(root, "rev-parse", "--short", "HEAD"), _git(root, "status", "--porcelain")
+        commit = _git(root, "rev-parse", "--short", "HEAD")
+        changes = _git(root, "status", "--porcelain")
         if commit is not None and changes is not None:
             return commit + ("+dirty" if changes else "")
     return f"tree:{source_digest(root / part for part in PARTS if (root / part).is_dir()).hex()}"
@@ -27,7 +28,9 @@ def source_version(root: Path = ROOT) -> str:
 def _git(root: Path, *arguments: str) -> str | None:
     """Output of git; None if there is no git, no commit, or a checkout that git does not trust."""
     try:
-        done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", root, *arguments], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

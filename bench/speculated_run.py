@@ -1,4 +1,5 @@
-"""Exchanges through an engine of their own over an executor that others have used, timed. Knows no workloads."""
+"""Exchanges through an engine of their own over an executor that others have used, timed. Knows no
+workloads."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ EDITS: dict[str, Any] = {
 """Sampling fields that edit the logits."""
 NO_EDITS: Mapping[str, Any] = MappingProxyType({})
 FIRST_SEED = 1
-"""Least seed. Seeds name requests to `ForcedAnswers`; 0 is that of rows which measure an executor's steps."""
+"""Least seed. Seeds name requests to `ForcedAnswers`; 0 is that of rows which measure an executor's
+steps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +69,8 @@ class SpeculatedRun:
 
     @property
     def tokens_per_step(self) -> float:
-        """Number of tokens that a step brought a request that it computed; steps that compute a prompt count."""
+        """Number of tokens that a step brought a request that it computed; steps that compute a
+        prompt count."""
         return self.num_tokens / self.num_request_steps
 
     @property
@@ -86,13 +89,16 @@ def run_exchanges(
     stop_token_ids: tuple[int, ...] = (),
     edits: Mapping[str, Any] = NO_EDITS,
 ) -> SpeculatedRun:
-    """Answers the exchanges in order, `rows` of them at once: each one that ends is followed by the next. All are of
-    one namespace. An answer is as long as the recorded one, unless a stop id ends it."""
+    """Answers the exchanges in order, `rows` of them at once: each one that ends is followed by the
+    next. All are of one namespace. An answer is as long as the recorded one, unless a stop id ends
+    it."""
     timed = TimedExecutor(executor)
     engine = Engine(config, timed.as_executor, speculator=speculator)
-    run, waiting = SpeculatedRun(token_ids=[[] for _ in exchanges]), iter(enumerate(exchanges))
+    run = SpeculatedRun(token_ids=[[] for _ in exchanges])
+    waiting = iter(enumerate(exchanges))
     began: list[float] = [0.0] * len(exchanges)
-    num_left, start = len(exchanges), time.perf_counter()
+    num_left = len(exchanges)
+    start = time.perf_counter()
     for _ in range(min(rows, len(exchanges))):
         engine.add(_request(*next(waiting), temperature, stop_token_ids, edits))
     while num_left:
@@ -104,7 +110,8 @@ def run_exchanges(
             if (following := next(waiting, None)) is not None:
                 engine.add(_request(*following, temperature, stop_token_ids, edits))
     run.seconds = time.perf_counter() - start
-    run.engine_seconds, run.launch_seconds = run.seconds - timed.seconds, timed.launch_seconds
+    run.engine_seconds = run.seconds - timed.seconds
+    run.launch_seconds = timed.launch_seconds
     run.num_steps = timed.num_steps
     while engine.has_work():
         engine.step()
@@ -113,7 +120,11 @@ def run_exchanges(
 
 
 def _request(
-    index: int, exchange: Exchange, temperature: float, stop_token_ids: tuple[int, ...], edits: Mapping[str, Any]
+    index: int,
+    exchange: Exchange,
+    temperature: float,
+    stop_token_ids: tuple[int, ...],
+    edits: Mapping[str, Any],
 ) -> NewRequest:
     sampling = SamplingParams(
         temperature=temperature,

@@ -1,8 +1,9 @@
 """`headwater bench speculation`: replays through an engine with speculation off and on, in turn.
 
-The answers of replays are forced, so that recorded text measures acceptance and speed on any weights, random ones too.
-Both ways share a process, an executor and its graphs. Each run has an engine of its own, with an empty prefix cache,
-and a speculator that has learned nothing; within a run later requests may draw on what earlier ones answered.
+The answers of replays are forced, so that recorded text measures acceptance and speed on any
+weights, random ones too. Both ways share a process, an executor and its graphs. Each run has an
+engine of its own, with an empty prefix cache, and a speculator that has learned nothing; within a
+run later requests may draw on what earlier ones answered.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ WARM_UP_LEN = 24
 
 
 class Bench:
-    """One executor, and engines over it. An executor with a draft model or heads has one without beside it: they
-    compute prompts also where nothing is drafted."""
+    """One executor, and engines over it. An executor with a draft model or heads has one without
+    beside it: they compute prompts also where nothing is drafted."""
 
     def __init__(
         self,
@@ -63,14 +64,16 @@ class Bench:
         *,
         whole_drafts: bool = False,
     ) -> None:
-        """`whole_drafts`: an executor that computes its guesses makes as many as it may, in each step."""
+        """`whole_drafts`: an executor that computes its guesses makes as many as it may, in each
+        step."""
         with nullcontext() if forced is None else forced.installed():
             self.executor, self.config, self._facts = build_executor(options, silent)
             self._plain = self.executor
             if options.draft_model is not None or options.draft_heads is not None:
                 alone = replace(options, draft_model=None, draft_heads=None)
                 self._plain, _, _ = build_executor(alone, silent)
-        self._forced, self._is_whole = forced, whole_drafts
+        self._forced = forced
+        self._is_whole = whole_drafts
         folder = options.model_folder
         assert folder is not None
         # The forced answer determines the length.
@@ -100,12 +103,23 @@ class Bench:
     def measure(self, case: Case, *, runs: int) -> Measurement:
         """Measures runs with speculation off and on, in turn."""
         exchanges = case.exchanges
-        short = [replace(each, answer_ids=each.answer_ids[:WARM_UP_LEN]) for each in exchanges[: case.rows]]
+        short = [
+            replace(each, answer_ids=each.answer_ids[:WARM_UP_LEN])
+            for each in exchanges[: case.rows]
+        ]
         self._pair(replace(case, exchanges=short))
         pairs = [self._pair(case) for _ in range(runs)]
-        expected = pairs[0][0].token_ids if self._forced is None else [each.answer_ids for each in exchanges]
-        num_different = sum(_num_different(expected, run.token_ids) for pair in pairs for run in pair)
-        return Measurement.of(case, pairs, is_forced=self._forced is not None, different_tokens=num_different)
+        expected = (
+            pairs[0][0].token_ids
+            if self._forced is None
+            else [each.answer_ids for each in exchanges]
+        )
+        num_different = sum(
+            _num_different(expected, run.token_ids) for pair in pairs for run in pair
+        )
+        return Measurement.of(
+            case, pairs, is_forced=self._forced is not None, different_tokens=num_different
+        )
 
     def _pair(self, case: Case) -> Pair:
         off = self._run(self._plain, None, case)
@@ -113,13 +127,18 @@ class Bench:
 
     def _speculator(self) -> Speculator | None:
         if self._is_whole:
-            config, most = self.config, self._facts.most_own_drafts
-            return WholeDrafts(config.num_rows, min(most or config.max_draft_tokens, config.max_draft_tokens))
+            config = self.config
+            most = self._facts.most_own_drafts
+            return WholeDrafts(
+                config.num_rows, min(most or config.max_draft_tokens, config.max_draft_tokens)
+            )
         return build_speculator(self._settings, self.config, self.executor, self._facts)
 
     def _run(self, executor: Executor, speculator: Speculator | None, case: Case) -> SpeculatedRun:
         if self._forced is not None:
-            self._forced.expect({FIRST_SEED + i: each.answer_ids for i, each in enumerate(case.exchanges)})
+            self._forced.expect(
+                {FIRST_SEED + i: each.answer_ids for i, each in enumerate(case.exchanges)}
+            )
         return run_exchanges(
             *(executor, self.config, speculator, case.exchanges),
             rows=case.rows,
@@ -140,51 +159,87 @@ def run(
     workload: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(ROWS)}; repeatable; none: all of them")
     ] = None,
-    model: Annotated[str, typer.Option(help=f"demo, or random weights in the shape of {', '.join(MODELS)}")] = "demo",
+    model: Annotated[
+        str, typer.Option(help=f"demo, or random weights in the shape of {', '.join(MODELS)}")
+    ] = "demo",
     model_folder: Annotated[Path | None, typer.Option(help="a converted model instead")] = None,
-    rows: Annotated[list[int] | None, typer.Option(help="requests at once; repeatable; none: the workload's")] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option(help="requests at once; repeatable; none: the workload's")
+    ] = None,
     requests: Annotated[
         int, typer.Option(help="the first so many of a workload; 0: all, of random tokens 2 a row")
     ] = 0,
-    skip: Annotated[int, typer.Option(min=0, help="so many of a workload are left out before the first")] = 0,
+    skip: Annotated[
+        int, typer.Option(min=0, help="so many of a workload are left out before the first")
+    ] = 0,
     max_drafts: Annotated[int, typer.Option(help="drafted tokens of a request in a step")] = 15,
-    drafter: Annotated[list[str] | None, typer.Option(help=f"{', '.join(DRAFTERS)}; repeatable; none: all")] = None,
-    draft_model: Annotated[Path | None, typer.Option(help="a converted model that drafts instead")] = None,
-    draft_heads: Annotated[Path | None, typer.Option(help="a folder of heads that draft instead")] = None,
+    drafter: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(DRAFTERS)}; repeatable; none: all")
+    ] = None,
+    draft_model: Annotated[
+        Path | None, typer.Option(help="a converted model that drafts instead")
+    ] = None,
+    draft_heads: Annotated[
+        Path | None, typer.Option(help="a folder of heads that draft instead")
+    ] = None,
     whole_drafts: Annotated[
         bool,
-        typer.Option("--whole-drafts", help="model or heads draft --max-drafts tokens in each step, and nothing else"),
+        typer.Option(
+            "--whole-drafts",
+            help="model or heads draft --max-drafts tokens in each step, and nothing else",
+        ),
     ] = False,
     temperature: Annotated[
         float, typer.Option(help="at which tokens are drawn, before they are replaced")
     ] = TEMPERATURE,
     edited: Annotated[
-        bool, typer.Option("--edited", help="requests have penalties, biases, bad words and log probabilities")
+        bool,
+        typer.Option(
+            "--edited", help="requests have penalties, biases, bad words and log probabilities"
+        ),
     ] = False,
     own_answers: Annotated[
-        bool, typer.Option("--own-answers", help="nothing is forced: the model answers, greedily and at temperature 1")
+        bool,
+        typer.Option(
+            "--own-answers",
+            help="nothing is forced: the model answers, greedily and at temperature 1",
+        ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     block_size: Annotated[int, typer.Option(help="tokens a KV block")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(help="token budget of a step")] = 8192,
     async_depth: Annotated[int, typer.Option(help="steps in flight")] = 2,
-    load_format: Annotated[str, typer.Option(help="of random weights: dummy or dummy-uniform")] = "dummy",
+    load_format: Annotated[
+        str, typer.Option(help="of random weights: dummy or dummy-uniform")
+    ] = "dummy",
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 on a GPU")] = "auto",
-    kv_cache_memory: Annotated[int, typer.Option(help="bytes of the KV cache; 0: what the device leaves")] = 0,
+    kv_cache_memory: Annotated[
+        int, typer.Option(help="bytes of the KV cache; 0: what the device leaves")
+    ] = 0,
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
-    runs: Annotated[int, typer.Option(help="measured pairs of runs after a short one that is not")] = 2,
-    dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
+    runs: Annotated[
+        int, typer.Option(help="measured pairs of runs after a short one that is not")
+    ] = 2,
+    dry_run: Annotated[
+        bool, typer.Option(help="a small part of each workload, on a tiny model")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")
+    ] = False,
 ) -> None:
     """Measure what speculation gains, on recorded answers."""
     drafters = drafter or list(DRAFTERS)
     temperatures = OWN_TEMPERATURES if own_answers else (temperature,)
-    asked = _cases(workload or list(ROWS), rows or (), temperatures, (skip, requests), dry_run=dry_run)
+    asked = _cases(
+        workload or list(ROWS), rows or (), temperatures, (skip, requests), dry_run=dry_run
+    )
     cases = [replace(case, is_edited=edited) for case in asked]
     longest = max(len(exchange.answer_ids) for case in cases for exchange in case.exchanges)
     measurements = []
     with ExitStack() as stack:
-        folder, load_format = _model(model, model_folder, load_format, device=device, dry_run=dry_run, stack=stack)
+        folder, load_format = _model(
+            model, model_folder, load_format, device=device, dry_run=dry_run, stack=stack
+        )
         options = ExecutorOptions(
             model_folder=folder,
             load_format=load_format,
@@ -206,11 +261,17 @@ def run(
         forced = None if own_answers else ForcedAnswers(longest)
         bench = Bench(options, drafters, forced, whole_drafts=whole_drafts)
         stack.callback(bench.close)
-        told = {"model": model if model_folder is None else model_folder.name, "drafters": bench.drafters}
+        told = {
+            "model": model if model_folder is None else model_folder.name,
+            "drafters": bench.drafters,
+        }
         for case in cases:
             measurements.append(bench.measure(case, runs=runs))
             if as_json:
-                print(json.dumps(told | {"max_drafts": max_drafts} | asdict(measurements[-1])), flush=True)
+                print(
+                    json.dumps(told | {"max_drafts": max_drafts} | asdict(measurements[-1])),
+                    flush=True,
+                )
     if not as_json:
         Console().print(table(measurements))
     typer.echo(json.dumps([asdict(each) for each in measurements]))
@@ -218,16 +279,23 @@ def run(
 
 
 def _cases(
-    names: Sequence[str], rows: Sequence[int], temperatures: Sequence[float], part: tuple[int, int], *, dry_run: bool
+    names: Sequence[str],
+    rows: Sequence[int],
+    temperatures: Sequence[float],
+    part: tuple[int, int],
+    *,
+    dry_run: bool,
 ) -> Iterator[Case]:
-    """Cases to measure. Where no rows are given, they are the workload's. `part`: number of exchanges that are left
-    out, and number of those that follow, or 0 for all."""
+    """Cases to measure. Where no rows are given, they are the workload's. `part`: number of
+    exchanges that are left out, and number of those that follow, or 0 for all."""
     for name in names:
         check_choice("--workload", name, ROWS)
         for num_rows in (1, 2) if dry_run else rows or ROWS[name]:
             exchanges = _exchanges(name, num_rows, *part, dry_run=dry_run)
             for temperature in temperatures:
-                yield Case(workload=name, rows=num_rows, temperature=temperature, exchanges=exchanges)
+                yield Case(
+                    workload=name, rows=num_rows, temperature=temperature, exchanges=exchanges
+                )
 
 
 def _exchanges(name: str, rows: int, skip: int, requests: int, *, dry_run: bool) -> list[Exchange]:
@@ -236,20 +304,33 @@ def _exchanges(name: str, rows: int, skip: int, requests: int, *, dry_run: bool)
     else:
         found = replay.read(name)[skip:][: requests or None]
         if not found:
-            raise typer.BadParameter(f"--skip is {skip}; allowed: less than the {len(replay.read(name))} of {name}")
+            raise typer.BadParameter(
+                f"--skip is {skip}; allowed: less than the {len(replay.read(name))} of {name}"
+            )
     if not dry_run:
         return found
-    return [replace(each, prompt_ids=each.prompt_ids[-96:], answer_ids=each.answer_ids[:48]) for each in found[:3]]
+    return [
+        replace(each, prompt_ids=each.prompt_ids[-96:], answer_ids=each.answer_ids[:48])
+        for each in found[:3]
+    ]
 
 
 def _model(
-    name: str, folder: Path | None, load_format: str, *, device: str, dry_run: bool, stack: ExitStack
+    name: str,
+    folder: Path | None,
+    load_format: str,
+    *,
+    device: str,
+    dry_run: bool,
+    stack: ExitStack,
 ) -> tuple[Path, str]:
     """Folder and load format of a model."""
     if folder is not None:
         return folder, "auto"
     if name == "demo" and not dry_run:
-        return pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, device=device), "auto"
+        return pull(
+            DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, device=device
+        ), "auto"
     check_choice("--model", name, ("demo", *MODELS))
     made = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     (made / "config.json").write_text(json.dumps(TINY if dry_run else MODELS[name]))

@@ -76,15 +76,17 @@ class Measurement:
     accepted: int
     acceptance: float
     different_tokens: int
-    """Number of places in which answers differ, over all runs; forced answers are also compared with the forced
-    tokens."""
+    """Number of places in which answers differ, over all runs; forced answers are also compared
+    with the forced tokens."""
     off: Way
     on: Way
     runs: list[tuple[float, float]]
     """Seconds of each run, off and on."""
 
     @classmethod
-    def of(cls, case: Case, pairs: Sequence[Pair], *, is_forced: bool, different_tokens: int) -> Measurement:
+    def of(
+        cls, case: Case, pairs: Sequence[Pair], *, is_forced: bool, different_tokens: int
+    ) -> Measurement:
         off, on = (min((pair[i] for pair in pairs), key=lambda run: run.seconds) for i in (0, 1))
         return cls(
             workload=case.workload,
@@ -113,7 +115,15 @@ def table(rows: Sequence[Measurement]) -> Table:
         *("tokens/step", "accepted", "engine µs off", "on", "differ"),
     )
     for row in rows:
-        cells = row.workload, row.rows, row.temperature, row.off.tokens_per_second, row.on.tokens_per_second
+        cells = (
+            row.workload,
+            row.rows,
+            row.temperature,
+            row.off.tokens_per_second,
+            row.on.tokens_per_second,
+        )
         more = row.speedup, row.decode_speedup, row.on.tokens_per_step, row.acceptance
-        found.add_row(*map(str, (*cells, *more, row.off.engine_us, row.on.engine_us, row.different_tokens)))
+        found.add_row(
+            *map(str, (*cells, *more, row.off.engine_us, row.on.engine_us, row.different_tokens))
+        )
     return found

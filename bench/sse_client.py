@@ -1,7 +1,8 @@
-"""A client that streams answers from an OpenAI-compatible server and records the arrival of each piece.
+"""A client that streams answers from an OpenAI-compatible server and records the arrival of each
+piece.
 
-Built for rate, on the event loop's transports and a C parser, so that one process can watch tens of thousands of events
-a second; the server under test should be the bottleneck, not this.
+Built for rate, on the event loop's transports and a C parser, so that one process can watch tens of
+thousands of events a second; the server under test should be the bottleneck, not this.
 """
 
 from __future__ import annotations
@@ -72,23 +73,41 @@ class SseConnection(asyncio.Protocol):
         url = urlsplit(base_url)
         is_tls = url.scheme == "https"
         _, connection = await asyncio.get_running_loop().create_connection(
-            cls, url.hostname or "127.0.0.1", url.port or (443 if is_tls else 80), ssl=is_tls or None
+            cls,
+            url.hostname or "127.0.0.1",
+            url.port or (443 if is_tls else 80),
+            ssl=is_tls or None,
         )
         connection._host = url.netloc
         connection._prefix = url.path.rstrip("/").removesuffix("/v1")
         return connection
 
     async def call(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, keep_reply: bool = False
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        *,
+        keep_reply: bool = False,
     ) -> Outcome:
-        """Streams one answer. Raises `ServerLostError`; HTTP and SSE errors are part of the outcome."""
-        payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-        lines = [f"POST {self._prefix}{path} HTTP/1.1", f"host: {self._host}", "content-type: application/json"]
+        """Streams one answer. Raises `ServerLostError`; HTTP and SSE errors are part of the
+        outcome."""
+        payload = json.dumps(
+            {**body, "stream": True, "stream_options": {"include_usage": True}}
+        ).encode()
+        lines = [
+            f"POST {self._prefix}{path} HTTP/1.1",
+            f"host: {self._host}",
+            "content-type: application/json",
+        ]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines.append(f"content-length: {len(payload)}\r\n\r\n")
         self._parser = httptools.HttpResponseParser(self)
         self._done = asyncio.get_running_loop().create_future()
-        self._outcome, self._tail, self._body, self._keep_body = Outcome(time.monotonic()), b"", bytearray(), keep_reply
+        self._outcome = Outcome(time.monotonic())
+        self._tail = b""
+        self._body = bytearray()
+        self._keep_body = keep_reply
         assert self._transport is not None
         self._transport.write("\r\n".join(lines).encode() + payload)
         await self._done
@@ -122,7 +141,8 @@ class SseConnection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_body(self, chunk: bytes) -> None:
-        now, outcome = time.monotonic(), self._outcome
+        now = time.monotonic()
+        outcome = self._outcome
         if self._keep_body or not outcome.first_at:
             self._body += chunk
         if not outcome.first_at:
@@ -141,16 +161,21 @@ class SseConnection(asyncio.Protocol):
 
     def _settle(self) -> None:
         """Reads usage and errors from the end of an answer that has ended."""
-        outcome, status = self._outcome, self._parser.get_status_code()
+        outcome = self._outcome
+        status = self._parser.get_status_code()
         outcome.last_at = outcome.last_at or time.monotonic()
         if status != 200:
-            outcome.error = f"HTTP {status}: {bytes(self._body or self._tail)[:200].decode(errors='replace')}"
+            outcome.error = (
+                f"HTTP {status}: {bytes(self._body or self._tail)[:200].decode(errors='replace')}"
+            )
             return
         for event in _events(self._tail):
             if usage := event.get("usage"):
                 outcome.prompt_tokens = usage["prompt_tokens"]
                 outcome.completion_tokens = usage["completion_tokens"]
-                outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+                outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get(
+                    "cached_tokens", 0
+                )
             if "error" in event:
                 outcome.error = str(event["error"])
         if not outcome.completion_tokens and outcome.first_at:

@@ -1,8 +1,10 @@
-"""Measures the cost of a token between an engine's frame and the client's socket: output processor and gateway.
+"""Measures the cost of a token between an engine's frame and the client's socket: output processor
+and gateway.
 
-`python -m headwater.bench.sse_path`: real processes of both, fed by a synthetic engine (one row a stream and step, as
-fast as credit allows) and read by a client that only counts. With `--gateway-only` the output processor is synthetic
-too. The CPU time of synthetic parts is not counted.
+`python -m headwater.bench.sse_path`: real processes of both, fed by a synthetic engine (one row a
+stream and step, as fast as credit allows) and read by a client that only counts. With
+`--gateway-only` the output processor is synthetic too. The CPU time of synthetic parts is not
+counted.
 """
 
 from __future__ import annotations
@@ -68,9 +70,12 @@ class Streams:
 
     async def follow(self, frames: AsyncIterator[Any]) -> None:
         async for frame in frames:
-            for add in [opened.add for opened in frame.opens] if hasattr(frame, "opens") else frame.adds:
+            for add in (
+                [opened.add for opened in frame.opens] if hasattr(frame, "opens") else frame.adds
+            ):
                 for stream_id in add.stream_ids:
-                    self.credit[stream_id], self.sent[stream_id] = add.credit, 0
+                    self.credit[stream_id] = add.credit
+                    self.sent[stream_id] = 0
             for more in frame.credits:
                 if more.stream_id in self.credit:
                     self.credit[more.stream_id] += more.tokens
@@ -79,7 +84,8 @@ class Streams:
                 self.sent.pop(cancel.stream_id, None)
 
     def advance(self) -> tuple[list[int], list[int]]:
-        """Adds a token to every stream that has credit; returns the streams and the tokens' indices."""
+        """Adds a token to every stream that has credit; returns the streams and the tokens'
+        indices."""
         rows = [stream_id for stream_id, left in self.credit.items() if left > 0]
         first = [self.sent[stream_id] for stream_id in rows]
         for stream_id in rows:
@@ -104,11 +110,17 @@ def token_frame(step: int, rows: list[int], first: list[int]) -> Frame:
     """Frame as an engine sends it."""
     token_ids = random.choices(range(300, 20_000), k=len(rows))
     return engine_pb2.EngineFrame(
-        step=step, stream_ids=rows, first_index=first, num_tokens=[1] * len(rows), token_ids=token_ids
+        step=step,
+        stream_ids=rows,
+        first_index=first,
+        num_tokens=[1] * len(rows),
+        token_ids=token_ids,
     )
 
 
-def session(make: Callable[[int, list[int], list[int]], Frame]) -> Callable[[Any, Any], AsyncIterator[Frame]]:
+def session(
+    make: Callable[[int, list[int], list[int]], Frame],
+) -> Callable[[Any, Any], AsyncIterator[Frame]]:
     """Handler of a Session that sends frames as fast as they are taken."""
 
     async def carry(incoming: AsyncIterator[Any], context: Any) -> AsyncIterator[Frame]:
@@ -129,15 +141,23 @@ def session(make: Callable[[int, list[int], list[int]], Frame]) -> Callable[[Any
 class Stages:
     """All stages behind the gateway, without text or model."""
 
-    def __init__(self, model: ServedModel, text_session: Callable[[Any, Any], AsyncIterator[Frame]]) -> None:
-        self._model, self._text_session, self.address = model, text_session, ""
+    def __init__(
+        self, model: ServedModel, text_session: Callable[[Any, Any], AsyncIterator[Frame]]
+    ) -> None:
+        self._model = model
+        self._text_session = text_session
+        self.address = ""
 
     async def list_models(self, request: Any, context: Any) -> processor_pb2.ProcessorModelsReply:
         return processor_pb2.ProcessorModelsReply(models=[self._model.to_pb()])
 
-    async def prepare(self, request: processor_pb2.PrepareRequest, context: Any) -> processor_pb2.PrepareReply:
+    async def prepare(
+        self, request: processor_pb2.PrepareRequest, context: Any
+    ) -> processor_pb2.PrepareReply:
         request.sampling.n = 1
-        return processor_pb2.PrepareReply(prompt_ids=range(16), sampling=request.sampling, block_size=16)
+        return processor_pb2.PrepareReply(
+            prompt_ids=range(16), sampling=request.sampling, block_size=16
+        )
 
     async def prepare_session(
         self, incoming: AsyncIterator[processor_pb2.PrepareFrame], context: Any
@@ -146,7 +166,9 @@ class Stages:
         async for frame in incoming:
             yield processor_pb2.PreparedFrame(
                 calls=[
-                    processor_pb2.PreparedCall(id=call.id, reply=await self.prepare(call.request, context))
+                    processor_pb2.PreparedCall(
+                        id=call.id, reply=await self.prepare(call.request, context)
+                    )
                     for call in frame.calls
                 ]
             )
@@ -161,24 +183,27 @@ class Stages:
             load=events_pb2.Load(num_total_blocks=1 << 20),
         )
 
-    async def kv_snapshot(self, request: Any, context: Any) -> AsyncIterator[engine_pb2.KvSnapshotPart]:
+    async def kv_snapshot(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[engine_pb2.KvSnapshotPart]:
         incarnation = events_pb2.Incarnation(replica_id=REPLICA, epoch=1)
         yield engine_pb2.KvSnapshotPart(incarnation=incarnation, last=True)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Adds the services. NOTE: generic handlers, since two of the services have a method of one name."""
-        unary, stream, both = (
-            grpc.unary_unary_rpc_method_handler,
-            grpc.unary_stream_rpc_method_handler,
-            grpc.stream_stream_rpc_method_handler,
-        )
+        """Adds the services. NOTE: generic handlers, since two of the services have a method of one
+        name."""
+        unary = grpc.unary_unary_rpc_method_handler
+        stream = grpc.unary_stream_rpc_method_handler
+        both = grpc.stream_stream_rpc_method_handler
         services: dict[str, dict[str, tuple[Any, Any, Any]]] = {
             "Processor": {
                 "ListModels": (unary, self.list_models, processor_pb2.ProcessorModelsRequest),
                 "Prepare": (unary, self.prepare, processor_pb2.PrepareRequest),
                 "PrepareSession": (both, self.prepare_session, processor_pb2.PrepareFrame),
             },
-            "OutputProcessor": {"Session": (both, self._text_session, output_processor_pb2.GatewayFrame)},
+            "OutputProcessor": {
+                "Session": (both, self._text_session, output_processor_pb2.GatewayFrame)
+            },
             "Engine": {
                 "Session": (both, session(token_frame), engine_pb2.ClientFrame),
                 "Info": (unary, self.info, engine_pb2.InfoRequest),
@@ -190,12 +215,15 @@ class Stages:
                 method: kind(handler, request.FromString, lambda reply: reply.SerializeToString())
                 for method, (kind, handler, request) in methods.items()
             }
-            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"headwater.v1.{name}", handlers),))
+            server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(f"headwater.v1.{name}", handlers),)
+            )
 
 
 async def serve_stages(stages: Stages) -> None:
     """The role `stages`: writes its address to standard output and serves until it is killed."""
-    server, healthy = grpc.aio.server(options=server_options()), health.aio.HealthServicer()
+    server = grpc.aio.server(options=server_options())
+    healthy = health.aio.HealthServicer()
     stages.add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     stages.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -207,7 +235,9 @@ async def serve_stages(stages: Stages) -> None:
 
 
 def served(name: str) -> ServedModel:
-    return replace(MODEL, name=name, revision="r0", block_size=16, max_model_len=2 * LONG, vocab_size=49152)
+    return replace(
+        MODEL, name=name, revision="r0", block_size=16, max_model_len=2 * LONG, vocab_size=49152
+    )
 
 
 class Counter(asyncio.Protocol):
@@ -228,29 +258,45 @@ class Counter(asyncio.Protocol):
 async def read_streams(model: str, address: str, num_streams: int, seconds: float) -> None:
     """The role `client`: opens the streams and writes the rate of events as JSON."""
     body = json.dumps(
-        {"model": model, "messages": [{"role": "user", "content": "go"}], "stream": True, "max_tokens": LONG}
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": "go"}],
+            "stream": True,
+            "max_tokens": LONG,
+        }
     )
-    lines = ("POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    lines = (
+        "POST /v1/chat/completions HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+    )
     head = "\r\n".join((*lines, f"Content-Length: {len(body)}"))
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     for _ in range(num_streams):
-        await loop.create_connection(lambda: Counter(f"{head}\r\n\r\n{body}".encode()), host, int(port))
+        await loop.create_connection(
+            lambda: Counter(f"{head}\r\n\r\n{body}".encode()), host, int(port)
+        )
     await asyncio.sleep(WARM_UP_SECONDS)
     print("warm", flush=True)
-    began, events = time.perf_counter(), Counter.num_events
+    began = time.perf_counter()
+    events = Counter.num_events
     await asyncio.sleep(seconds)
     print(json.dumps((Counter.num_events - events) / (time.perf_counter() - began)), flush=True)
 
 
 def measure(model: str, folder: Path | None, num_streams: int, seconds: float) -> Measurement:
-    """Starts the processes, measures, ends them. `folder`: the real output processor's tokenizer; None: synthetic."""
+    """Starts the processes, measures, ends them. `folder`: the real output processor's tokenizer;
+    None: synthetic."""
     with contextlib.ExitStack() as running:
         behind = said(start(running, _role("stages", model)))
-        text, output_processor = behind, None
+        text = behind
+        output_processor = None
         if folder is not None:
             flags = [f"--model-folder={folder}", "--metrics-port=-1", "--log-level=warning"]
-            output_processor, addresses = stage(running, "headwater.services.output_processor", flags)
+            output_processor, addresses = stage(
+                running, "headwater.services.output_processor", flags
+            )
             text = addresses["grpc"]
         flags = ["--port=0", "--grpc-port=0", "--log-level=warning"]
         flags += [f"--processor={behind}", f"--output-processor={text}", f"--replica={behind}"]
@@ -259,7 +305,8 @@ def measure(model: str, folder: Path | None, num_streams: int, seconds: float) -
         client = start(running, _role("client", model, addresses["rest"], num_streams, seconds))
         said(client)
         counted = [process.pid for process in (gateway, output_processor) if process is not None]
-        before, began = [cpu_seconds(pid) for pid in counted], time.perf_counter()
+        before = [cpu_seconds(pid) for pid in counted]
+        began = time.perf_counter()
         rate = float(said(client))
         elapsed = time.perf_counter() - began
         cpu = [cpu_seconds(pid) - spent for pid, spent in zip(counted, before, strict=True)]
@@ -268,7 +315,9 @@ def measure(model: str, folder: Path | None, num_streams: int, seconds: float) -
         num_streams=num_streams,
         tokens_per_second=round(rate),
         gateway_cpu_seconds_per_1000_tokens=per_thousand[0],
-        output_processor_cpu_seconds_per_1000_tokens=per_thousand[1] if folder is not None else None,
+        output_processor_cpu_seconds_per_1000_tokens=per_thousand[1]
+        if folder is not None
+        else None,
         tokens_per_cpu_second=round(rate * elapsed / sum(cpu)),
     )
 
@@ -277,10 +326,13 @@ def _role(name: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", __spec__.name, name, *map(str, arguments)]
 
 
-def stage(running: contextlib.ExitStack, module: str, flags: list[str]) -> tuple[subprocess.Popen[str], dict[str, str]]:
+def stage(
+    running: contextlib.ExitStack, module: str, flags: list[str]
+) -> tuple[subprocess.Popen[str], dict[str, str]]:
     """Starts a real stage; returns its process and its address."""
     read_end, write_end = os.pipe()
-    command, env = [sys.executable, "-m", module, *flags], os.environ | {READY_FD: str(write_end)}
+    command = [sys.executable, "-m", module, *flags]
+    env = os.environ | {READY_FD: str(write_end)}
     process = start(running, command, pass_fds=(write_end,), env=env)
     os.close(write_end)
     with os.fdopen(read_end) as ready:
@@ -288,7 +340,9 @@ def stage(running: contextlib.ExitStack, module: str, flags: list[str]) -> tuple
 
 
 def start(running: contextlib.ExitStack, command: list[str], **how: Any) -> subprocess.Popen[str]:
-    process = running.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how))
+    process = running.enter_context(
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how)
+    )
     running.callback(process.kill)
     return process
 
@@ -302,7 +356,9 @@ def main(
     num_streams: Annotated[int, typer.Option("--streams", help="streams that run at once")] = 256,
     seconds: Annotated[float, typer.Option(help="of each round")] = 5.0,
     rounds: Annotated[int, typer.Option(help="the median round is shown")] = 3,
-    gateway_only: Annotated[bool, typer.Option("--gateway-only", help="with a synthetic output processor")] = False,
+    gateway_only: Annotated[
+        bool, typer.Option("--gateway-only", help="with a synthetic output processor")
+    ] = False,
     model: Annotated[str, typer.Option(help="whose tokenizer makes the text")] = DEMO_NAME,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,5 @@
-"""The timeline of a cluster's start: which process did what from when to when, and what processor time it took.
+"""The timeline of a cluster's start: which process did what from when to when, and what processor
+time it took.
 
 Reads the record of a cluster that is ready, the logs of its stages and /proc; starts nothing.
 """
@@ -38,10 +39,14 @@ class Span:
 
 
 def read_timeline(record: ClusterRecord, logs: Path, *, began: float, ready: float) -> list[Span]:
-    """Spans of a cluster that has just become ready, in the order in which their processes began. `began`: time.time()
-    at the command; `ready`: seconds from there."""
+    """Spans of a cluster that has just become ready, in the order in which their processes began.
+    `began`: time.time() at the command; `ready`: seconds from there."""
     by_stage = [_stage_spans(stage, logs / f"{stage.name}.log", began) for stage in record.stages]
-    served = [spans for stage, spans in zip(record.stages, by_stage, strict=True) if "grpc" in stage.addresses]
+    served = [
+        spans
+        for stage, spans in zip(record.stages, by_stage, strict=True)
+        if "grpc" in stage.addresses
+    ]
     servers = [spans[0].begin for spans in by_stage if spans not in served]
     first_stage = min(spans[0].begin for spans in served)
     marks = {
@@ -52,10 +57,19 @@ def read_timeline(record: ClusterRecord, logs: Path, *, began: float, ready: flo
     }
     ends = [0.0, *marks.values()]
     own = [
-        Span(process="up", phase=phase, begin=begin, end=end, cpu=cpu_seconds(record.pid) if begin == 0.0 else None)
+        Span(
+            process="up",
+            phase=phase,
+            begin=begin,
+            end=end,
+            cpu=cpu_seconds(record.pid) if begin == 0.0 else None,
+        )
         for phase, (begin, end) in zip(marks, pairwise(ends), strict=True)
     ]
-    return [*own, *(span for spans in sorted(by_stage, key=lambda each: each[0].begin) for span in spans)]
+    return [
+        *own,
+        *(span for spans in sorted(by_stage, key=lambda each: each[0].begin) for span in spans),
+    ]
 
 
 def draw(spans: Sequence[Span]) -> Table:
@@ -72,30 +86,50 @@ def draw(spans: Sequence[Span]) -> Table:
 
 def _stage_spans(stage: StageRecord, log: Path, began: float) -> list[Span]:
     """A stage's span up to its `ready` line, then those of the core that an engine starts."""
-    begin, ready_at = born_at(stage.pid) - began, read_ready(log)
+    begin = born_at(stage.pid) - began
+    ready_at = read_ready(log)
     ready = begin if ready_at is None else ready_at - began
-    spans = [Span(process=stage.name, phase="until it is ready", begin=begin, end=ready, cpu=cpu_seconds(stage.pid))]
-    phases = [(line["phase"], line["at"] - began) for line in _lines(log) if line["event"] == "loading"]
+    spans = [
+        Span(
+            process=stage.name,
+            phase="until it is ready",
+            begin=begin,
+            end=ready,
+            cpu=cpu_seconds(stage.pid),
+        )
+    ]
+    phases = [
+        (line["phase"], line["at"] - began) for line in _lines(log) if line["event"] == "loading"
+    ]
     if phases and stage.children:
         spans += _core_spans(f"{stage.name}'s core", stage.children[0], phases, ready, began)
     return spans
 
 
-def _core_spans(name: str, pid: int, phases: Sequence[tuple[str, float]], ready: float, began: float) -> list[Span]:
+def _core_spans(
+    name: str, pid: int, phases: Sequence[tuple[str, float]], ready: float, began: float
+) -> list[Span]:
     """A span for each phase, from its first report to the first of the next one."""
     begins = {LIBRARIES: born_at(pid) - began}
     for phase, at in phases:
         begins.setdefault(phase, at)
     ends = [*list(begins.values())[1:], ready]
     return [
-        Span(process=name, phase=phase, begin=begin, end=end, cpu=cpu_seconds(pid) if phase == LIBRARIES else None)
+        Span(
+            process=name,
+            phase=phase,
+            begin=begin,
+            end=end,
+            cpu=cpu_seconds(pid) if phase == LIBRARIES else None,
+        )
         for (phase, begin), end in zip(begins.items(), ends, strict=True)
     ]
 
 
 def born_at(pid: int) -> float:
     """When a process was started, as time.time() tells it; to a hundredth of a second."""
-    now, uptime = time.time(), float(Path("/proc/uptime").read_text().split()[0])
+    now = time.time()
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
     return now - uptime + int(stat_of(pid)[19]) / os.sysconf("SC_CLK_TCK")
 
 

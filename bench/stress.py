@@ -1,5 +1,5 @@
-"""Makes ordering faults frequent in an executor on a GPU: randomly delayed streams, memory that is never zero by
-chance, KV blocks that nothing may write."""
+"""Makes ordering faults frequent in an executor on a GPU: randomly delayed streams, memory that is
+never zero by chance, KV blocks that nothing may write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from headwater.engine_core.executors.cuda import CudaExecutor
 MAX_DELAY_CYCLES = 2_000_000
 """Largest delay, about a millisecond, as long as a step."""
 DELAY_CHANCE = 0.2
-NUM_GUARD_BLOCKS, CANARY = 50, 1.5
+NUM_GUARD_BLOCKS = 50
+CANARY = 1.5
 """Number of KV blocks at the end of the cache that engines do not get, and their contents."""
 
 
@@ -50,14 +51,21 @@ class Stress:
             torch.cuda.synchronize()
 
     def __exit__(
-        self, exc_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._streams = []
         torch.use_deterministic_algorithms(False)
 
     def engine_config(self, config: EngineConfig) -> EngineConfig:
         """The config of engines over the executor: without the guard blocks."""
-        return config if self._executor is None else replace(config, num_blocks=config.num_blocks - NUM_GUARD_BLOCKS)
+        return (
+            config
+            if self._executor is None
+            else replace(config, num_blocks=config.num_blocks - NUM_GUARD_BLOCKS)
+        )
 
     def check(self) -> None:
         """Checks the guard blocks; call it with nothing in flight. Raises `GuardWritten`."""

@@ -1,6 +1,8 @@
-"""`headwater bench structured`: an engine's cost of holding every answer to a JSON schema, and the cost of a mask.
+"""`headwater bench structured`: an engine's cost of holding every answer to a JSON schema, and the
+cost of a mask.
 
-The engine's server and core run as in service, without a network: rounds without and with a grammar take turns.
+The engine's server and core run as in service, without a network: rounds without and with a grammar
+take turns.
 """
 
 from __future__ import annotations
@@ -50,7 +52,15 @@ PERSON = {
 # Longer than any answer here, so that all have the same length.
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 1000}
 
-SETTINGS = ("model_folder", "device", "executor", "threads", "block_size", "load_format", "speculation")
+SETTINGS = (
+    "model_folder",
+    "device",
+    "executor",
+    "threads",
+    "block_size",
+    "load_format",
+    "speculation",
+)
 """Options of the benchmark that an engine's settings have by the same names."""
 
 
@@ -95,7 +105,9 @@ class Client:
                     tokens[stream_id] += frame.token_ids[at : at + count]
                     at += count
                 assert not any(finish.error for finish in frame.finishes), frame.finishes
-                self.num_accepted_tokens += sum(finish.work.accepted_tokens for finish in frame.finishes)
+                self.num_accepted_tokens += sum(
+                    finish.work.accepted_tokens for finish in frame.finishes
+                )
                 num_left -= len(frame.finishes)
                 if not num_left:
                     break
@@ -109,7 +121,8 @@ async def _silence() -> AsyncIterator[pb.ClientFrame]:
 
 def mask_seconds(grammars: Grammars, grammar: str, answers: list[list[int]]) -> list[float]:
     """Seconds of each mask along the answers, one after another."""
-    seconds, mask = [], np.zeros(grammars.num_words, np.int32)
+    seconds = []
+    mask = np.zeros(grammars.num_words, np.int32)
     start_matcher = grammars.compile(grammar)
     for answer in answers:
         matcher = start_matcher.deep_copy()
@@ -122,7 +135,8 @@ def mask_seconds(grammars: Grammars, grammar: str, answers: list[list[int]]) -> 
 
 
 def adds(prompts: npt.NDArray[np.int64], output_len: int, grammar: bytes) -> list[pb.Add]:
-    """A request for each prompt of `prompts` [requests, tokens], with an empty `grammar` where answers are free."""
+    """A request for each prompt of `prompts` [requests, tokens], with an empty `grammar` where
+    answers are free."""
     return [
         pb.Add(
             num_prompt_tokens=len(prompt),
@@ -138,26 +152,42 @@ def adds(prompts: npt.NDArray[np.int64], output_len: int, grammar: bytes) -> lis
 
 
 async def measure(
-    settings: EngineSettings, *, num_requests: int, prompt_len: int, output_len: int, rounds: int, compact: bool
+    settings: EngineSettings,
+    *,
+    num_requests: int,
+    prompt_len: int,
+    output_len: int,
+    rounds: int,
+    compact: bool,
 ) -> Measurement:
     assert settings.model_folder is not None
     manifest = ModelManifest.read(settings.model_folder)
     whitespace = "" if compact else None
-    grammar = grammar_of(StructuredOutput(json_schema=json.dumps(SCHEMA), whitespace_pattern=whitespace), {})
+    grammar = grammar_of(
+        StructuredOutput(json_schema=json.dumps(SCHEMA), whitespace_pattern=whitespace), {}
+    )
     prompts = np.random.default_rng(0).integers(
         300, manifest.vocab_size - 300, (rounds + 1, 2, num_requests, prompt_len)
     )
     async with CoreClient.running(settings) as core:
         compiler = GrammarCompiler(settings.model_folder)
-        server = EngineServer(core, await core.ready(), KvEventLog(Incarnation()), manifest.name, compiler)
+        server = EngineServer(
+            core, await core.ready(), KvEventLog(Incarnation()), manifest.name, compiler
+        )
         server.open(lambda batch: None)
-        client, answers, num_accepted = Client(server), list[list[int]](), 0
+        client = Client(server)
+        answers = list[list[int]]()
+        num_accepted = 0
         speeds: dict[bool, list[float]] = {False: [], True: []}
         async with owned_task(server.grammars.run(core.take_mask_reports())):
             for number in range(rounds + 1):
                 for masked in (False, True):
                     before = client.num_accepted_tokens
-                    asked = adds(prompts[number, int(masked)], output_len, grammar.encode() if masked else b"")
+                    asked = adds(
+                        prompts[number, int(masked)],
+                        output_len,
+                        grammar.encode() if masked else b"",
+                    )
                     seconds, tokens = await client.answer(asked)
                     if number:
                         num_accepted += client.num_accepted_tokens - before if masked else 0
@@ -165,7 +195,9 @@ async def measure(
                         answers += tokens.values() if masked else ()
     masks = np.array(mask_seconds(Grammars(settings.model_folder), grammar, answers)) * 1e6
     num_tokens = rounds * num_requests * output_len
-    losses = [1 - with_it / without for without, with_it in zip(speeds[False], speeds[True], strict=True)]
+    losses = [
+        1 - with_it / without for without, with_it in zip(speeds[False], speeds[True], strict=True)
+    ]
     return Measurement(
         requests=num_requests,
         output_len=output_len,
@@ -179,7 +211,9 @@ async def measure(
 
 
 def run(
-    model_folder: Annotated[Path, typer.Option(help="a converted model, as `headwater pull` prints it")],
+    model_folder: Annotated[
+        Path, typer.Option(help="a converted model, as `headwater pull` prints it")
+    ],
     requests: Annotated[int, typer.Option(help="at once")] = 16,
     prompt_len: Annotated[int, typer.Option(help="tokens")] = 128,
     output_len: Annotated[int, typer.Option(help="tokens")] = 128,
@@ -188,19 +222,38 @@ def run(
     executor: Annotated[str, typer.Option(help="single, or simulated")] = "single",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: one a core")] = 0,
     block_size: Annotated[int, typer.Option(help="tokens a KV block")] = 16,
-    load_format: Annotated[str, typer.Option(help="auto, or random weights: dummy, dummy-uniform")] = "auto",
-    compact: Annotated[bool, typer.Option("--compact", help="no white space between the tokens of JSON")] = False,
-    speculation: Annotated[str, typer.Option(help="auto: what a schema forces is drafted; off")] = "auto",
+    load_format: Annotated[
+        str, typer.Option(help="auto, or random weights: dummy, dummy-uniform")
+    ] = "auto",
+    compact: Annotated[
+        bool, typer.Option("--compact", help="no white space between the tokens of JSON")
+    ] = False,
+    speculation: Annotated[
+        str, typer.Option(help="auto: what a schema forces is drafted; off")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
     """Compare the throughput of answers held to a JSON schema with that of free ones."""
     configure_logging("bench", "warning")
     told = dict(locals())
     settings = EngineSettings(**{name: told[name] for name in SETTINGS})
-    size = {"num_requests": requests, "prompt_len": prompt_len, "output_len": output_len, "rounds": rounds}
+    size = {
+        "num_requests": requests,
+        "prompt_len": prompt_len,
+        "output_len": output_len,
+        "rounds": rounds,
+    }
     result = asyncio.run(measure(settings, **size, compact=compact))
     if not as_json:
-        columns = "requests", "output", "free tok/s", "schema tok/s", "loss", "mask p50 µs", "mask p99 µs"
+        columns = (
+            "requests",
+            "output",
+            "free tok/s",
+            "schema tok/s",
+            "loss",
+            "mask p50 µs",
+            "mask p99 µs",
+        )
         print_table((*columns, "schema tok/step"), [asdict(result).values()])
     typer.echo(json.dumps(asdict(result)))
 

@@ -1,6 +1,8 @@
-"""A server that answers every streamed completion with made-up pieces at once: the ceiling of a load generator.
+"""A server that answers every streamed completion with made-up pieces at once: the ceiling of a
+load generator.
 
-Run `python -m headwater.bench.stub_server --port 9000` beside `headwater bench serve --base-url http://127.0.0.1:9000`.
+Run `python -m headwater.bench.stub_server --port 9000` beside `headwater bench serve --base-url
+http://127.0.0.1:9000`.
 """
 
 from __future__ import annotations
@@ -21,11 +23,15 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 MODELS = b'{"object":"list","data":[{"id":"stub","object":"model"}]}'
-LISTED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(MODELS), MODELS)
+LISTED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+    len(MODELS),
+    MODELS,
+)
 
 
 class StubConnection(asyncio.Protocol):
-    """One client connection; each piece of an answer is written separately, as by a real server's steps."""
+    """One client connection; each piece of an answer is written separately, as by a real server's
+    steps."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
@@ -41,7 +47,8 @@ class StubConnection(asyncio.Protocol):
         self._body += chunk
 
     def on_message_complete(self) -> None:
-        body, self._body = self._body, b""
+        body = self._body
+        self._body = b""
         self._parser = httptools.HttpRequestParser(self)
         if not body:
             # A request without a body asks for the list of models.

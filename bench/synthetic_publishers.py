@@ -1,4 +1,5 @@
-"""Replicas that consist of their cache events: each stores new blocks and, once full, drops its oldest.
+"""Replicas that consist of their cache events: each stores new blocks and, once full, drops its
+oldest.
 
 Knows the format of a batch of events; knows nothing about its readers.
 """
@@ -33,13 +34,18 @@ class SyntheticPublisher:
     def __init__(self, number: int, capacity: int) -> None:
         self.replica_id = f"replica-{number}"
         self._incarnation = Incarnation(replica_id=self.replica_id, epoch=EPOCH)
-        self._capacity, self._seq, self._xor = capacity, 0, 0
+        self._capacity = capacity
+        self._seq = 0
+        self._xor = 0
         self._held: deque[bytes] = deque()
 
     @property
     def member(self) -> Member:
         load = ReplicaLoad(
-            num_total_blocks=self._capacity, prefill_tps=12_000.0, itl_seconds=0.01, itl_seconds_per_request=0.0001
+            num_total_blocks=self._capacity,
+            prefill_tps=12_000.0,
+            itl_seconds=0.01,
+            itl_seconds_per_request=0.0001,
         )
         return Member(
             kind=Kind.ENGINE,
@@ -72,4 +78,6 @@ class SyntheticPublisher:
 
 def publishers(num_replicas: int, num_blocks: int) -> list[SyntheticPublisher]:
     """Publishers whose caches hold `num_blocks` together."""
-    return [SyntheticPublisher(number, num_blocks // num_replicas) for number in range(num_replicas)]
+    return [
+        SyntheticPublisher(number, num_blocks // num_replicas) for number in range(num_replicas)
+    ]

@@ -1,4 +1,5 @@
-"""Hidden states of a model over texts, kept while there is room: training reads each text many times."""
+"""Hidden states of a model over texts, kept while there is room: training reads each text many
+times."""
 
 from __future__ import annotations
 
@@ -47,8 +48,11 @@ class TeacherStates:
         device = self.teacher.tensors["embed"].device
         token_ids, is_learned = padded(texts, device)
         if all(id(text) in self._kept for text in texts):
-            length, states = token_ids.shape[1], [self._kept[id(text)] for text in texts]
-            whole = torch.stack([pad(each, (0, 0, 0, length - each.shape[1])) for each in states]).float()
+            length = token_ids.shape[1]
+            states = [self._kept[id(text)] for text in texts]
+            whole = torch.stack(
+                [pad(each, (0, 0, 0, length - each.shape[1])) for each in states]
+            ).float()
             final, *others = whole.unbind(1)
         else:
             inputs = {layer: token_ids.new_zeros(()) for layer in self.layers}
@@ -60,7 +64,8 @@ class TeacherStates:
         return Taught(token_ids=token_ids, is_learned=is_learned, final=final, inputs=inputs)
 
     def input_sizes(self, texts: Sequence[Text]) -> list[float]:
-        """Typical magnitude of final states and of each layer's inputs. It is a median, so that the first tokens of a
+        """Typical magnitude of final states and of each layer's inputs. It is a median, so that the
+        first tokens of a
         text count little: their states are a hundred times as large in many models."""
         taught = self.of(texts)
         return [float(states.abs().median()) for states in (taught.final, *taught.inputs.values())]

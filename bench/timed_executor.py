@@ -1,4 +1,5 @@
-"""An executor that adds up the time that its caller spends in it; the rest of a step is the engine's own."""
+"""An executor that adds up the time that its caller spends in it; the rest of a step is the
+engine's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Files of recorded requests, one JSON object a line, read with errors that name the file and the line.
+"""Files of recorded requests, one JSON object a line, read with errors that name the file and the
+line.
 
 Knows the record of Mooncake's format; knows nothing about its use.
 """
@@ -22,7 +23,9 @@ class TraceError(Exception):
 
     def __init__(self, path: Path, problem: str, line: int = 0) -> None:
         super().__init__(f"{path}{f', line {line}' if line else ''}: {problem}")
-        self.path, self.problem, self.line = path, problem, line
+        self.path = path
+        self.problem = problem
+        self.line = line
 
 
 class TraceRecord(msgspec.Struct, frozen=True):
@@ -37,7 +40,8 @@ class TraceRecord(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRecord]:
-    """The first `limit` requests of a trace in Mooncake's format, at least one. Raises `TraceError`."""
+    """The first `limit` requests of a trace in Mooncake's format, at least one. Raises
+    `TraceError`."""
     records = [record for _, record in islice(numbered_records(path, TraceRecord), limit)]
     if not records:
         raise TraceError(path, NO_REQUESTS)
@@ -45,7 +49,8 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRecord]:
 
 
 def read_bodies(path: Path) -> list[dict[str, Any]]:
-    """The request bodies of a file, at least one, each with `messages` or a `prompt`. Raises `TraceError`."""
+    """The request bodies of a file, at least one, each with `messages` or a `prompt`. Raises
+    `TraceError`."""
     bodies = []
     for number, body in numbered_records(path, dict[str, Any]):
         if "messages" not in body and "prompt" not in body:
@@ -56,8 +61,11 @@ def read_bodies(path: Path) -> list[dict[str, Any]]:
     return bodies
 
 
-def numbered_records(path: Path, kind: type[Record], holding: bytes = b"") -> Iterator[tuple[int, Record]]:
-    """(line number, record) of each line that is not blank and has `holding` in it. Raises `TraceError`."""
+def numbered_records(
+    path: Path, kind: type[Record], holding: bytes = b""
+) -> Iterator[tuple[int, Record]]:
+    """(line number, record) of each line that is not blank and has `holding` in it. Raises
+    `TraceError`."""
     decoder = msgspec.json.Decoder(kind)
     for number, line in _lines(path):
         if holding in line:

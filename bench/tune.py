@@ -1,6 +1,8 @@
-"""`headwater bench tune`: finds the engine settings with the best throughput that keeps an objective, on this machine.
+"""`headwater bench tune`: finds the engine settings with the best throughput that keeps an
+objective, on this machine.
 
-Each trial is a cluster of its own under the same load; successive halving spends most requests on the promising ones.
+Each trial is a cluster of its own under the same load; successive halving spends most requests on
+the promising ones.
 """
 
 from __future__ import annotations
@@ -39,48 +41,81 @@ KEPT_SHARE = 0.95
 def run(
     model: Annotated[str, typer.Option(help="as for `headwater up`")] = "smollm2-135m-instruct",
     executor: Annotated[str, typer.Option(help="single, or simulated")] = "single",
-    token_budget: Annotated[str, typer.Option(help="max_num_batched_tokens to try")] = "512,1024,2048,4096",
+    token_budget: Annotated[
+        str, typer.Option(help="max_num_batched_tokens to try")
+    ] = "512,1024,2048,4096",
     max_seqs: Annotated[str, typer.Option(help="max_num_seqs to try")] = "32,64,128,256",
-    chunk: Annotated[str, typer.Option(help="long_prefill_chunk to try; 0: the whole budget")] = "0,256",
+    chunk: Annotated[
+        str, typer.Option(help="long_prefill_chunk to try; 0: the whole budget")
+    ] = "0,256",
     replicas: Annotated[str, typer.Option(help="replicas to try")] = "1,2",
-    num_candidates: Annotated[int, typer.Option(help="combinations to try, drawn at random; 0: all")] = 9,
+    num_candidates: Annotated[
+        int, typer.Option(help="combinations to try, drawn at random; 0: all")
+    ] = 9,
     eta: Annotated[
-        int, typer.Option(help="one candidate in so many goes on to the next rung, with as many times the requests")
+        int,
+        typer.Option(
+            help="one candidate in so many goes on to the next rung, with as many times the "
+            "requests"
+        ),
     ] = 3,
     num_requests: Annotated[int, typer.Option(help="requests of a trial in the first rung")] = 32,
     prompt_len: Annotated[int, typer.Option(help="tokens of a prompt")] = 256,
     output_len: Annotated[int, typer.Option(help="tokens of an answer")] = 64,
     concurrency: Annotated[int, typer.Option(help="requests at once in a closed loop")] = 32,
     rate: Annotated[
-        float, typer.Option(help="requests a second (Poisson) instead of a closed loop; 0: closed loop")
+        float,
+        typer.Option(help="requests a second (Poisson) instead of a closed loop; 0: closed loop"),
     ] = 0.0,
-    slo_ttft_ms: Annotated[float | None, typer.Option(help="objective: time to first token")] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(help="objective: time per output token")] = None,
+    slo_ttft_ms: Annotated[
+        float | None, typer.Option(help="objective: time to first token")
+    ] = None,
+    slo_tpot_ms: Annotated[
+        float | None, typer.Option(help="objective: time per output token")
+    ] = None,
     slo_e2e_ms: Annotated[float | None, typer.Option(help="objective: whole request")] = None,
     seed: Annotated[int, typer.Option(help="seed of candidates, prompts and arrivals")] = 0,
-    profile: Annotated[Path, typer.Option(help="file for the best settings, for `headwater up --profile`")] = Path(
-        "headwater-profile.json"
-    ),
-    plot: Annotated[Path | None, typer.Option(help="also plot the trials and their Pareto front")] = None,
+    profile: Annotated[
+        Path, typer.Option(help="file for the best settings, for `headwater up --profile`")
+    ] = Path("headwater-profile.json"),
+    plot: Annotated[
+        Path | None, typer.Option(help="also plot the trials and their Pareto front")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
     """Search engine settings for the best throughput under an objective."""
     check_plot(plot)
     objective = Objective(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms, e2e_ms=slo_e2e_ms)
-    rng, console = np.random.default_rng(seed), Console(stderr=True, quiet=as_json)
-    candidates = _drawn(_grid(_ints(token_budget), _ints(max_seqs), _ints(chunk), _ints(replicas)), num_candidates, rng)
+    rng = np.random.default_rng(seed)
+    console = Console(stderr=True, quiet=as_json)
+    candidates = _drawn(
+        _grid(_ints(token_budget), _ints(max_seqs), _ints(chunk), _ints(replicas)),
+        num_candidates,
+        rng,
+    )
 
     def measure(candidate: Profile, budget: int) -> dict[str, Any]:
         console.print(f"{_name(candidate)}: {budget} requests")
         load = np.random.default_rng(seed)
         try:
             with _tuned_line(candidate, model, executor) as cluster:
-                shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=49152, model=cluster.model)
+                shape = Shape(
+                    prompt_len=prompt_len,
+                    output_len=output_len,
+                    vocab_size=49152,
+                    model=cluster.model,
+                )
                 dialogues = list(datasets.random_prompts(budget, shape, load))
                 offsets = list(arrivals.poisson(budget, rate, load)) if rate else None
-                warm_up = list(datasets.random_prompts(min(8, concurrency), shape, np.random.default_rng(seed + 1)))
+                warm_up = list(
+                    datasets.random_prompts(
+                        min(8, concurrency), shape, np.random.default_rng(seed + 1)
+                    )
+                )
                 drive(cluster.rest, warm_up, None, concurrency, 1, quiet=True)
-                outcomes, wall = drive(cluster.rest, dialogues, offsets, concurrency, _workers(), quiet=True)
+                outcomes, wall = drive(
+                    cluster.rest, dialogues, offsets, concurrency, _workers(), quiet=True
+                )
         except StartFailed as failure:
             console.print(f"[yellow]it does not start: {str(failure)[-300:]}")
             return {"failed_to_start": str(failure)[-1000:]}
@@ -89,9 +124,14 @@ def run(
     trials = successive_halving(candidates, measure, _score, budget=num_requests, eta=eta)
     best = winner(trials)
     if "failed_to_start" in best.report:
-        raise SystemExit(f"no setting could be started; the last one said:\n{best.report['failed_to_start']}")
+        raise SystemExit(
+            f"no setting could be started; the last one said:\n{best.report['failed_to_start']}"
+        )
     _keep(best, objective, profile)
-    latency = next((name for name in ("ttft", "tpot", "e2e") if getattr(objective, f"{name}_ms") is not None), "e2e")
+    latency = next(
+        (name for name in ("ttft", "tpot", "e2e") if getattr(objective, f"{name}_ms") is not None),
+        "e2e",
+    )
     if plot is not None:
         _plot(plot, trials, latency)
     if as_json:
@@ -101,11 +141,15 @@ def run(
         said = f"best: {_name(best.candidate)}; run it with `headwater up --profile {profile}`"
         Console().print(said, soft_wrap=True)
     if best.report["goodput_share"] < KEPT_SHARE:
-        console.print(f"[yellow]it keeps the objective for {best.report['goodput_share']:.0%} of the requests only")
+        console.print(
+            f"[yellow]it keeps the objective for {best.report['goodput_share']:.0%} of the "
+            "requests only"
+        )
 
 
 def _score(report: dict[str, Any]) -> float:
-    """Number of requests a second that keep the objective; a setting that keeps it for too few counts for little.
+    """Number of requests a second that keep the objective; a setting that keeps it for too few
+    counts for little.
 
     Among those that keep it for none, tokens a second decide.
     """
@@ -116,12 +160,16 @@ def _score(report: dict[str, Any]) -> float:
     return score + 1e-9 * float(report["output_tokens_per_s"])
 
 
-def _grid(budgets: Sequence[int], seqs: Sequence[int], chunks: Sequence[int], replicas: Sequence[int]) -> list[Profile]:
+def _grid(
+    budgets: Sequence[int], seqs: Sequence[int], chunks: Sequence[int], replicas: Sequence[int]
+) -> list[Profile]:
     """Combinations of settings that an engine accepts."""
     return [
         Profile(
             replicas=count,
-            engine=EngineProfile(max_num_batched_tokens=budget, max_num_seqs=num_seqs, long_prefill_chunk=chunk),
+            engine=EngineProfile(
+                max_num_batched_tokens=budget, max_num_seqs=num_seqs, long_prefill_chunk=chunk
+            ),
         )
         for budget, num_seqs, chunk, count in itertools.product(budgets, seqs, chunks, replicas)
         if num_seqs <= budget and chunk < budget
@@ -130,7 +178,9 @@ def _grid(budgets: Sequence[int], seqs: Sequence[int], chunks: Sequence[int], re
 
 def _drawn(grid: list[Profile], count: int, rng: np.random.Generator) -> list[Profile]:
     if not grid:
-        raise typer.BadParameter("no combination is left: max_num_seqs and long_prefill_chunk stay within the budget")
+        raise typer.BadParameter(
+            "no combination is left: max_num_seqs and long_prefill_chunk stay within the budget"
+        )
     if not 0 < count < len(grid):
         return grid
     return [grid[i] for i in sorted(rng.choice(len(grid), count, replace=False))]
@@ -142,13 +192,25 @@ def _tuned_line(candidate: Profile, model: str, executor: str) -> Iterator[Clust
     with tempfile.TemporaryDirectory(prefix="headwater-profile-") as folder:
         path = Path(folder) / "profile.json"
         candidate.write(path)
-        flags = [f"--model={model}", f"--executor={executor}", f"--profile={path}", "--log-level=warning"]
+        flags = [
+            f"--model={model}",
+            f"--executor={executor}",
+            f"--profile={path}",
+            "--log-level=warning",
+        ]
         with own_cluster(flags) as (cluster, _):
             yield cluster
 
 
 def _keep(best: Trial[Profile], objective: Objective, path: Path) -> None:
-    names = ("output_tokens_per_s", "goodput_requests_per_s", "goodput_share", "ttft_ms", "tpot_ms", "e2e_ms")
+    names = (
+        "output_tokens_per_s",
+        "goodput_requests_per_s",
+        "goodput_share",
+        "ttft_ms",
+        "tpot_ms",
+        "e2e_ms",
+    )
     measured = {name: best.report[name] for name in names}
     limits = {name: getattr(objective, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
     measured["objective"] = {name: limit for name, limit in limits.items() if limit is not None}
@@ -161,9 +223,14 @@ def _plot(path: Path, trials: Sequence[Trial[Profile]], latency: str) -> None:
         trial.report[f"{latency}_ms"]["p95"],
         trial.report["output_tokens_per_s"],
     )
-    points = [(*place(trial), _name(trial.candidate), trial.report["goodput_share"] >= KEPT_SHARE) for trial in started]
+    points = [
+        (*place(trial), _name(trial.candidate), trial.report["goodput_share"] >= KEPT_SHARE)
+        for trial in started
+    ]
     figures = json.dumps([_plain(trial) for trial in trials], indent=1)
-    plot_front(path, points, pareto_front([place(trial) for trial in started]), f"p95 {latency}", figures)
+    plot_front(
+        path, points, pareto_front([place(trial) for trial in started]), f"p95 {latency}", figures
+    )
 
 
 def _table(trials: Sequence[Trial[Profile]], best: Trial[Profile], latency: str) -> Table:
@@ -173,7 +240,16 @@ def _table(trials: Sequence[Trial[Profile]], best: Trial[Profile], latency: str)
         report = trial.report
         style = "bold green" if trial is best else None
         if "failed_to_start" in report:
-            table.add_row(str(trial.rung), "does not start", "", "", "", "", _name(trial.candidate), style="red")
+            table.add_row(
+                str(trial.rung),
+                "does not start",
+                "",
+                "",
+                "",
+                "",
+                _name(trial.candidate),
+                style="red",
+            )
             continue
         cells = (
             trial.rung,
@@ -190,7 +266,13 @@ def _table(trials: Sequence[Trial[Profile]], best: Trial[Profile], latency: str)
 
 def _plain(trial: Trial[Profile]) -> dict[str, Any]:
     settings = msgspec.to_builtins(trial.candidate)
-    return {"rung": trial.rung, "budget": trial.budget, "score": trial.score, "settings": settings, **trial.report}
+    return {
+        "rung": trial.rung,
+        "budget": trial.budget,
+        "score": trial.score,
+        "settings": settings,
+        **trial.report,
+    }
 
 
 def _name(candidate: Profile) -> str:
@@ -205,7 +287,9 @@ def _ints(text: str) -> list[int]:
     try:
         return [int(each) for each in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"{text!r}; allowed: whole numbers with commas between them") from None
+        raise typer.BadParameter(
+            f"{text!r}; allowed: whole numbers with commas between them"
+        ) from None
 
 
 def _workers() -> int:

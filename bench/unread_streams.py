@@ -1,5 +1,5 @@
-"""Measures a neighbour's time to first token alone, beside streams that are read, and beside streams that are not, on a
-simulated engine; and the stages' work while no stream is read."""
+"""Measures a neighbour's time to first token alone, beside streams that are read, and beside
+streams that are not, on a simulated engine; and the stages' work while no stream is read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .program import run_program
 from .sse_client import SseConnection
 
 SMALL_BUFFER = 4096
-"""Size of the buffer of a socket that is not read: data that the system takes in the client's place is not read
-either."""
+"""Size of the buffer of a socket that is not read: data that the system takes in the client's place
+is not read either."""
 QUIET_SECONDS = 5.0
 """Seconds for which stages are watched while no stream is read."""
 STANDSTILL_SECONDS = 90.0
@@ -41,7 +41,11 @@ _TOKENS = re.compile(r"^headwater_generation_tokens_total\{.*\} (\S+)$", re.MULT
 async def first_tokens(cluster: ClusterRecord, count: int) -> list[float]:
     """Seconds to the first token of short chats, one after another."""
     connection = await SseConnection.open(cluster.rest)
-    body = {"model": cluster.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    body = {
+        "model": cluster.model,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 4,
+    }
     found = []
     for _ in range(count):
         outcome = await connection.call("/v1/chat/completions", body, {})
@@ -53,15 +57,26 @@ async def first_tokens(cluster: ClusterRecord, count: int) -> list[float]:
 
 
 def open_stream(cluster: ClusterRecord, max_tokens: int, buffer: int | None) -> socket.socket:
-    """An open stream of which nothing is read yet; `buffer` bounds the bytes that the system takes of it."""
+    """An open stream of which nothing is read yet; `buffer` bounds the bytes that the system takes
+    of it."""
     url = urlsplit(cluster.rest)
-    asked = {"model": cluster.model, "prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    asked = {
+        "model": cluster.model,
+        "prompt": "Once",
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
     body = json.dumps(asked).encode()
     client = socket.socket()
     if buffer is not None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     client.connect((url.hostname, url.port))
-    lines = ("POST /v1/completions HTTP/1.1", f"host: {url.netloc}", "content-type: application/json")
+    lines = (
+        "POST /v1/completions HTTP/1.1",
+        f"host: {url.netloc}",
+        "content-type: application/json",
+    )
     client.sendall("\r\n".join((*lines, f"content-length: {len(body)}", "", "")).encode() + body)
     return client
 
@@ -77,10 +92,12 @@ def unread_streams(cluster: ClusterRecord, count: int, max_tokens: int) -> Itera
 
 @contextlib.contextmanager
 def read_streams(cluster: ClusterRecord, count: int, max_tokens: int) -> Iterator[None]:
-    """Opens streams that a process of their own reads as fast as they come, for the length of a scope; they run when it
-    begins."""
+    """Opens streams that a process of their own reads as fast as they come, for the length of a
+    scope; they run when it begins."""
     before = num_tokens(cluster)
-    reader = multiprocessing.get_context("spawn").Process(target=_read_all, args=(cluster, count, max_tokens))
+    reader = multiprocessing.get_context("spawn").Process(
+        target=_read_all, args=(cluster, count, max_tokens)
+    )
     reader.start()
     try:
         while num_tokens(cluster) < before + count:
@@ -109,7 +126,8 @@ def num_tokens(cluster: ClusterRecord) -> float:
 
 def wait_for_standstill(cluster: ClusterRecord) -> None:
     """Waits until streams without a reader stand still. Raises `BadParameter` where they go on."""
-    before, end = -1.0, time.monotonic() + STANDSTILL_SECONDS
+    before = -1.0
+    end = time.monotonic() + STANDSTILL_SECONDS
     while (now := num_tokens(cluster)) != before:
         if time.monotonic() > end:
             raise typer.BadParameter("the streams do not stand still")
@@ -124,7 +142,9 @@ def cpu_shares(cluster: ClusterRecord, seconds: float) -> dict[str, float]:
         pids |= {f"{stage.name}'s {rank}": pid for rank, pid in enumerate(stage.children, 1)}
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     time.sleep(seconds)
-    return {name: round((cpu_seconds(pid) - before[name]) / seconds, 3) for name, pid in pids.items()}
+    return {
+        name: round((cpu_seconds(pid) - before[name]) / seconds, 3) for name, pid in pids.items()
+    }
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
@@ -134,13 +154,20 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 def main(
     streams: Annotated[int, typer.Option(help="whose clients do not read")] = 300,
     max_tokens: Annotated[int, typer.Option(help="of each of them")] = 4000,
-    neighbours: Annotated[int, typer.Option(help="short chats beside them, one after another")] = 30,
-    seats: Annotated[int | None, typer.Option(help="of the engine (default: twice the streams)")] = None,
+    neighbours: Annotated[
+        int, typer.Option(help="short chats beside them, one after another")
+    ] = 30,
+    seats: Annotated[
+        int | None, typer.Option(help="of the engine (default: twice the streams)")
+    ] = None,
     *,
-    read: Annotated[bool, typer.Option(help="measure beside as many streams that are read, too")] = True,
+    read: Annotated[
+        bool, typer.Option(help="measure beside as many streams that are read, too")
+    ] = True,
 ) -> None:
-    """Percentiles of the neighbour's first token alone, beside streams that are read, beside streams that are not, from
-    their first moment on and once they stand still; and the stages' CPU time then. As JSON."""
+    """Percentiles of the neighbour's first token alone, beside streams that are read, beside
+    streams that are not, from their first moment on and once they stand still; and the stages' CPU
+    time then. As JSON."""
     os.environ["HEADWATER_MAX_NUM_SEQS"] = str(seats or 2 * streams)
     os.environ["HEADWATER_NUM_BLOCKS"] = str(2 * streams * max_tokens // 16)
     found: dict[str, object] = {"streams": streams}

@@ -1,5 +1,5 @@
-"""A speculator that makes the executor guess as many tokens as it may, in each step of each request, to measure its
-guesses at any cost. For benchmarks alone."""
+"""A speculator that makes the executor guess as many tokens as it may, in each step of each
+request, to measure its guesses at any cost. For benchmarks alone."""
 
 from __future__ import annotations
 
@@ -35,13 +35,17 @@ class WholeDrafts:
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         """Does nothing."""
 
-    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+    def settle_drafts(
+        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+    ) -> None:
         """Does nothing."""
 
     def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
         return np.zeros(rows.size, np.int32)
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, None]:
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, None]:
         wanted = np.minimum(most, self.max_drafts)
         room = np.maximum(total - (np.cumsum(wanted) - wanted), 0)
         return np.minimum(wanted, room).astype(np.int32), None

@@ -1,4 +1,5 @@
-"""The workloads by id, offline and through a cluster, and their models, as configurations for dummy weights."""
+"""The workloads by id, offline and through a cluster, and their models, as configurations for dummy
+weights."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ _QWEN3: dict[str, Any] = {
 
 
 def _qwen3(
-    hidden: int, intermediate: int, num_layers: int, num_heads: int, *, is_tied: bool = False, **more: Any
+    hidden: int,
+    intermediate: int,
+    num_layers: int,
+    num_heads: int,
+    *,
+    is_tied: bool = False,
+    **more: Any,
 ) -> dict[str, Any]:
     return _QWEN3 | {
         "hidden_size": hidden,
@@ -40,25 +47,47 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
 }
 _TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
-_CHANNELS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False}
+_CHANNELS = {
+    "num_bits": 8,
+    "type": "int",
+    "strategy": "channel",
+    "symmetric": True,
+    "dynamic": False,
+}
 _W4A16 = {
     "targets": ["Linear"],
-    "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True},
+    "weights": {
+        "num_bits": 4,
+        "type": "int",
+        "strategy": "group",
+        "group_size": 128,
+        "symmetric": True,
+    },
 }
 PACKINGS: dict[str, dict[str, Any]] = {
     "int4": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
-    "w4a16": {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": _W4A16}},
+    "w4a16": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": _W4A16},
+    },
     "int8": {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": _CHANNELS, "input_activations": _TOKENS}},
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": _CHANNELS, "input_activations": _TOKENS}
+        },
     },
     "fp8": {"quant_method": "fbgemm_fp8"},
-    "fp8-blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "fp8-blocks": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    },
 }
-"""How random weights of few bits are packed: GPTQ's groups of 128 with scales in float16, llm-compressor's in bfloat16;
-integers and e4m3 with a scale for each output, and for each token; e4m3 in blocks, and a scale for 128 inputs of a
-token."""
+"""How random weights of few bits are packed: GPTQ's groups of 128 with scales in float16,
+llm-compressor's in bfloat16; integers and e4m3 with a scale for each output, and for each token;
+e4m3 in blocks, and a scale for 128 inputs of a token."""
 TINY = _qwen3(64, 128, 2, 4, is_tied=True, num_key_value_heads=2, head_dim=16, vocab_size=49_152)
 """Model that replaces another one where a benchmark is only tried out."""
 
@@ -73,7 +102,8 @@ class Workload:
     shared_prefix_len: int = 0
     """Number of tokens before each prompt that are the same for all."""
     is_cached: bool = False
-    """Whether every prompt was computed before, so that only decode steps of all requests are timed."""
+    """Whether every prompt was computed before, so that only decode steps of all requests are
+    timed."""
 
     @property
     def longest(self) -> int:
@@ -82,8 +112,10 @@ class Workload:
 
 
 def tried(workload: Workload) -> Workload:
-    """The part of it that a CPU computes in a second: a 64th of the tokens of a 16th of the requests."""
-    prompts, outputs = workload.prompt_lens[::16], workload.output_lens[::16]
+    """The part of it that a CPU computes in a second: a 64th of the tokens of a 16th of the
+    requests."""
+    prompts = workload.prompt_lens[::16]
+    outputs = workload.output_lens[::16]
     return replace(
         workload,
         prompt_lens=tuple(max(1, n // 64) for n in prompts),
@@ -92,14 +124,21 @@ def tried(workload: Workload) -> Workload:
     )
 
 
-def uniform(model: str, num_requests: int, prompt_len: int, output_len: int, **more: Any) -> Workload:
+def uniform(
+    model: str, num_requests: int, prompt_len: int, output_len: int, **more: Any
+) -> Workload:
     return Workload(
-        model=model, prompt_lens=(prompt_len,) * num_requests, output_lens=(output_len,) * num_requests, **more
+        model=model,
+        prompt_lens=(prompt_len,) * num_requests,
+        output_lens=(output_len,) * num_requests,
+        **more,
     )
 
 
 _LENGTHS = random.Random(1)
-_O1_PROMPTS, _O1_OUTPUTS = (tuple(_LENGTHS.randint(100, 1024) for _ in range(256)) for _ in range(2))
+_O1_PROMPTS, _O1_OUTPUTS = (
+    tuple(_LENGTHS.randint(100, 1024) for _ in range(256)) for _ in range(2)
+)
 WORKLOADS = {
     "O1": Workload(model="qwen3-0.6b", prompt_lens=_O1_PROMPTS, output_lens=_O1_OUTPUTS),
     "O2": uniform("qwen3-8b", 512, 512, 256),
@@ -118,7 +157,8 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLoad:
-    """Requests through a cluster, a fixed number at once in a closed loop; lengths are in tokens."""
+    """Requests through a cluster, a fixed number at once in a closed loop; lengths are in
+    tokens."""
 
     model: str
     concurrency: int
@@ -143,4 +183,6 @@ CLUSTER_LOADS = {
 
 def tried_load(load: ClusterLoad) -> ClusterLoad:
     """A few short requests of it."""
-    return replace(load, concurrency=min(load.concurrency, 4), num_requests=8, prompt_len=16, output_len=4)
+    return replace(
+        load, concurrency=min(load.concurrency, 4), num_requests=8, prompt_len=16, output_len=4
+    )

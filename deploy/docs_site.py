@@ -1,4 +1,5 @@
-"""Hooks of `make docs`: the pages that lie at the top of the repository join those of docs/, and links follow them."""
+"""Hooks of `make docs`: the pages that lie at the top of the repository join those of docs/, and
+links follow them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-FROM_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "", "CHANGELOG.md": "", "SECURITY.md": ""}
+FROM_THE_TOP = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "",
+    "CHANGELOG.md": "",
+    "SECURITY.md": "",
+}
 """Files at the top, and their names on the site where these are others."""
 LICENSE = re.compile(r"\[([^\]]*)\]\(LICENSE\)")
 
@@ -24,22 +30,28 @@ def on_files(files: Files, config: Any) -> Files:
     files.remove(tasks)
     files.append(File.generated(config, TASKS, content=tasks.content_string))
     for name, place in FROM_THE_TOP.items():
-        files.append(File.generated(config, place or name, content=_within_docs((ROOT / name).read_text())))
+        files.append(
+            File.generated(config, place or name, content=_within_docs((ROOT / name).read_text()))
+        )
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrites a page of docs/: its links to files at the top lead to the places of these files on the site."""
+    """Rewrites a page of docs/: its links to files at the top lead to the places of these files on
+    the site."""
     for name, place in FROM_THE_TOP.items():
         markdown = markdown.replace(f"](../{name}", f"]({place or name}")
     return markdown.replace("](README.md", f"]({TASKS}")
 
 
 def _within_docs(markdown: str) -> str:
-    """Rewrites a page at the top: links and pictures lead to docs/ without its name, and the licence is no link."""
+    """Rewrites a page at the top: links and pictures lead to docs/ without its name, and the
+    licence is no link."""
     for name, place in FROM_THE_TOP.items():
         markdown = markdown.replace(f"]({name}", f"]({place or name}")
     return LICENSE.sub(
         r"\1",
-        markdown.replace("](docs/)", f"]({TASKS})").replace("](docs/README.md", f"]({TASKS}").replace("](docs/", "]("),
+        markdown.replace("](docs/)", f"]({TASKS})")
+        .replace("](docs/README.md", f"]({TASKS}")
+        .replace("](docs/", "]("),
     )

@@ -1,4 +1,5 @@
-"""Tries the planes behind a gateway from a container without secrets: `try_stranger.py ENGINE…`. Fails if one opens."""
+"""Tries the planes behind a gateway from a container without secrets: `try_stranger.py ENGINE…`.
+Fails if one opens."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from headwater.proto import engine_pb2, engine_pb2_grpc
 
 def answers(host: str, port: int, request: bytes) -> bytes:
     """All that the server sends on a connection of its own."""
-    with socket.create_connection((host, port), timeout=10) as client, client.makefile("rb") as reader:
+    with (
+        socket.create_connection((host, port), timeout=10) as client,
+        client.makefile("rb") as reader,
+    ):
         client.sendall(request)
         client.shutdown(socket.SHUT_WR)
         return reader.read()
@@ -30,9 +34,14 @@ def drained(engine: str) -> grpc.StatusCode:
 
 def main(engines: list[str]) -> None:
     redis = answers("redis", 6379, b"KEYS *\r\n")
-    nats = answers("nats", 4222, b'CONNECT {"verbose":true}\r\nSUB > 1\r\nPING\r\n').splitlines()[-1]
+    nats = answers("nats", 4222, b'CONNECT {"verbose":true}\r\nSUB > 1\r\nPING\r\n').splitlines()[
+        -1
+    ]
     drains = {engine: drained(engine) for engine in engines}
-    print(f"a stranger: redis {redis.strip()!r}, nats {nats!r}", *(f"{each} {drains[each].name}" for each in drains))
+    print(
+        f"a stranger: redis {redis.strip()!r}, nats {nats!r}",
+        *(f"{each} {drains[each].name}" for each in drains),
+    )
     assert redis == b"-NOAUTH Authentication required.\r\n"
     assert nats == b"-ERR 'Authorization Violation'"
     assert set(drains.values()) == {grpc.StatusCode.UNAUTHENTICATED}

@@ -1,4 +1,5 @@
-"""Reads the packing of a compressed-tensors checkpoint: groups of layers, each with a scheme and a format."""
+"""Reads the packing of a compressed-tensors checkpoint: groups of layers, each with a scheme and a
+format."""
 
 from __future__ import annotations
 
@@ -29,8 +30,14 @@ def read(given: Config) -> Quantization:
     groups = given.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise ConfigError(f"{KEY}.config_groups", groups, "groups of layers by name")
-    rules = [rule for name, group in groups.items() for rule in _rules(f"{KEY}.config_groups.{name}", group, common)]
-    return Quantization(method="compressed-tensors", rules=tuple(sorted(rules, key=lambda rule: rule.specificity)))
+    rules = [
+        rule
+        for name, group in groups.items()
+        for rule in _rules(f"{KEY}.config_groups.{name}", group, common)
+    ]
+    return Quantization(
+        method="compressed-tensors", rules=tuple(sorted(rules, key=lambda rule: rule.specificity))
+    )
 
 
 def _rules(key: str, group: Any, common: str) -> list[Rule]:
@@ -41,7 +48,9 @@ def _rules(key: str, group: Any, common: str) -> list[Rule]:
         try:
             re.compile(target.removeprefix(PATTERN) if target.startswith(PATTERN) else "")
         except re.error as error:
-            raise ConfigError(f"{key}.targets", target, f"patterns that can be read ({error})") from None
+            raise ConfigError(
+                f"{key}.targets", target, f"patterns that can be read ({error})"
+            ) from None
     own = common if group.get("format") is None else one_of(group, "format", FORMATS, key=key)
     require(own != MIXED, f"{key}.format", None, " or ".join(FORMATS))
     packing = _packing(key, group, own)
@@ -49,9 +58,12 @@ def _rules(key: str, group: Any, common: str) -> list[Rule]:
 
 
 def _packing(key: str, group: Config, format: str) -> Packing:
-    weights, where = group.get("weights"), f"{key}.weights"
+    weights = group.get("weights")
+    where = f"{key}.weights"
     if not isinstance(weights, Mapping):
-        raise ConfigError(where, weights, "how weights are rounded: key-value caches alone are not packed")
+        raise ConfigError(
+            where, weights, "how weights are rounded: key-value caches alone are not packed"
+        )
     kind = one_of(weights, "type", ("int", "float"), default="int", key=where)
     activations = _activations(key, group.get("input_activations"))
     strategy = _strategy(weights, where)
@@ -70,8 +82,15 @@ def _packing(key: str, group: Config, format: str) -> Packing:
             activations=activations,
         )
     is_packed = format == "pack-quantized"
-    one_of({"format": format}, "format", ("pack-quantized", "int-quantized", "naive-quantized"), key=key)
-    require(strategy != "block", f"{where}.strategy", strategy, "tensor, channel or group, for integers")
+    one_of(
+        {"format": format},
+        "format",
+        ("pack-quantized", "int-quantized", "naive-quantized"),
+        key=key,
+    )
+    require(
+        strategy != "block", f"{where}.strategy", strategy, "tensor, channel or group, for integers"
+    )
     return Packing(
         format="pack_quantized" if is_packed else "int_quantized",
         bits=one_of(weights, "num_bits", (4, 8), key=where),
@@ -97,7 +116,12 @@ def _block(weights: Config, key: str) -> tuple[int, int]:
         outputs, inputs = (int(each) for each in sizes or ())
     except (TypeError, ValueError):
         outputs = inputs = 0
-    require(outputs >= 1 and inputs >= 1, f"{key}.block_structure", given, "two positive numbers, outputs and inputs")
+    require(
+        outputs >= 1 and inputs >= 1,
+        f"{key}.block_structure",
+        given,
+        "two positive numbers, outputs and inputs",
+    )
     return outputs, inputs
 
 

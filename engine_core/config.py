@@ -18,18 +18,21 @@ class EngineConfig:
     num_host_blocks: int = 0
     """More of them in host memory, for prefixes that nobody uses at present."""
     num_staged_blocks: int = 0
-    """Blocks of host memory through which blocks pass on their way to other places and back; 0: there are none."""
+    """Blocks of host memory through which blocks pass on their way to other places and back; 0:
+    there are none."""
     num_peer_blocks: int = 0
-    """Blocks of host memory through which blocks pass to and from other engines, half of them each way; 0: none do."""
+    """Blocks of host memory through which blocks pass to and from other engines, half of them each
+    way; 0: none do."""
     shares_kv_cache: bool = False
-    """Whether engines of the same host may copy blocks out of this one's KV cache, and it out of theirs."""
+    """Whether engines of the same host may copy blocks out of this one's KV cache, and it out of
+    theirs."""
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256
     """Requests that run at once."""
     spare_rows: int = 0
-    """Rows of the executor's request table beside theirs: a request takes the seat of one that leaves while steps in
-    flight still list that one's row."""
+    """Rows of the executor's request table beside theirs: a request takes the seat of one that
+    leaves while steps in flight still list that one's row."""
     max_num_batched_tokens: int = 2048
     """Token budget of a step."""
     long_prefill_chunk: int = 0
@@ -37,9 +40,11 @@ class EngineConfig:
     async_depth: int = 2
     """Steps in flight, 1…4."""
     num_groups: int = 1
-    """Disjoint groups of rows, one of which a step computes: one for each pipeline stage. At most `async_depth`."""
+    """Disjoint groups of rows, one of which a step computes: one for each pipeline stage. At most
+    `async_depth`."""
     decode_steps: int = 1
-    """The most decode steps of one plan: an executor goes on by itself while nothing changes. 1…16."""
+    """The most decode steps of one plan: an executor goes on by itself while nothing changes.
+    1…16."""
     max_draft_tokens: int = 0
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     enable_prefix_caching: bool = True
@@ -47,13 +52,23 @@ class EngineConfig:
     """Order of waiting requests: `fcfs`, or `priority` (tier, then virtual time, then arrival)."""
 
     def __post_init__(self) -> None:
-        require(self.block_size in BLOCK_SIZES, "block_size", self.block_size, f"one of {BLOCK_SIZES}")
+        require(
+            self.block_size in BLOCK_SIZES, "block_size", self.block_size, f"one of {BLOCK_SIZES}"
+        )
         require(1 <= self.async_depth <= 4, "async_depth", self.async_depth, "1…4")
         if not 1 <= self.num_groups <= self.async_depth:
             raise ConfigError("num_groups", self.num_groups, f"1…async_depth ({self.async_depth})")
-        require(1 <= self.decode_steps <= min(BLOCK_SIZES), "decode_steps", self.decode_steps, f"1…{min(BLOCK_SIZES)}")
+        require(
+            1 <= self.decode_steps <= min(BLOCK_SIZES),
+            "decode_steps",
+            self.decode_steps,
+            f"1…{min(BLOCK_SIZES)}",
+        )
         if not 0 <= self.max_draft_tokens < min(MOST_DRAFTS + 1, self.block_size):
-            allowed = f"0…{min(MOST_DRAFTS, self.block_size - 1)}, less than block_size ({self.block_size})"
+            allowed = (
+                f"0…{min(MOST_DRAFTS, self.block_size - 1)}, less than block_size "
+                f"({self.block_size})"
+            )
             raise ConfigError("max_draft_tokens", self.max_draft_tokens, allowed)
         require(self.policy in ("fcfs", "priority"), "policy", self.policy, "fcfs or priority")
         for name in ("num_host_blocks", "num_staged_blocks", "num_peer_blocks"):
@@ -62,12 +77,16 @@ class EngineConfig:
         require(self.spare_rows >= 0, "spare_rows", self.spare_rows, "0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                "max_num_batched_tokens", self.max_num_batched_tokens, f"at least max_num_seqs ({self.max_num_seqs})"
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
+                f"at least max_num_seqs ({self.max_num_seqs})",
             )
         if (self.num_blocks - 1) * self.block_size < self.max_model_len:
             needed = -(-self.max_model_len // self.block_size) + 1
             raise ConfigError(
-                "num_blocks", self.num_blocks, f"at least {needed} for max_model_len {self.max_model_len}"
+                "num_blocks",
+                self.num_blocks,
+                f"at least {needed} for max_model_len {self.max_model_len}",
             )
 
     @property
@@ -82,7 +101,8 @@ class EngineConfig:
 
     @property
     def max_positions(self) -> int:
-        """Positions after which one step samples, at most: one of each request, and those of drafts."""
+        """Positions after which one step samples, at most: one of each request, and those of
+        drafts."""
         return self.max_num_seqs + self.max_draft_tokens
 
 
@@ -91,7 +111,9 @@ class ConfigError(ValueError):
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         super().__init__(f"{name} is {value!r}; allowed: {allowed}")
-        self.name, self.value, self.allowed = name, value, allowed
+        self.name = name
+        self.value = value
+        self.allowed = allowed
 
     def of(self, whole: str) -> ConfigError:
         """The same error of a part of `whole`."""
@@ -99,6 +121,7 @@ class ConfigError(ValueError):
 
 
 def require(is_met: object, name: str, value: object, allowed: str) -> None:
-    """Raises `ConfigError` of a field, its value and what is allowed, unless the condition holds."""
+    """Raises `ConfigError` of a field, its value and what is allowed, unless the condition
+    holds."""
     if not is_met:
         raise ConfigError(name, value, allowed)

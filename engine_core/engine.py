@@ -49,10 +49,14 @@ class Engine:
         sources: Sequence[BlockSource] = (),
         report_masks: Callable[[MaskReport], None] = lambda report: None,
     ) -> None:
-        """`masks`, int32 [positions, rows of the table, words], holds the masks of requests that have a grammar; others
-        fill it. Positions are one more than a row's drafts. `disk_files` is the place of blocks on a disk;
-        `peer_link` leads to other engines; `sources` are asked beside the engine's own tiers, which come first.
-        `report_masks` is called in the middle of a step, as soon as there is something to report to those who fill
+        """`masks`, int32 [positions, rows of the table, words], holds the masks of requests that
+        have a grammar; others
+        fill it. Positions are one more than a row's drafts. `disk_files` is the place of blocks on
+        a disk;
+        `peer_link` leads to other engines; `sources` are asked beside the engine's own tiers, which
+        come first.
+        `report_masks` is called in the middle of a step, as soon as there is something to report to
+        those who fill
         masks: the device waits for them. It must not call the engine."""
         self._config = config
         self._clock = clock
@@ -72,15 +76,20 @@ class Engine:
         self._results = ResultHandler(self._scheduler, clock, report_masks)
         self._requests: dict[int, RequestState] = {}
         self._in_flight = StepsInFlight(executor, config.async_depth)
-        self._tiers.open_leases(self._scheduler.pool, self._scheduler.loads.release, self._in_flight)
-        # Stages of a pipeline begin a step as soon as it is planned; other engines wait in `step` for their device.
+        self._tiers.open_leases(
+            self._scheduler.pool, self._scheduler.loads.release, self._in_flight
+        )
+        # Stages of a pipeline begin a step as soon as it is planned; other engines wait in `step`
+        # for their device.
         waits = self._tiers.leases is None or config.num_groups > 1
         self._late_plans = None if waits else LatePlans(clock, lambda: executor.prefill_seconds)
         self._output = StepOutput(step=0)
         self._foreseen: list[tuple[int, int, int, list[int]]] = []
-        """Tokens that grammars force, said since the last plan: row, ticket, output index, tokens."""
+        """Tokens that grammars force, said since the last plan: row, ticket, output index,
+        tokens."""
         self._launched: list[PlannedStep] = []
-        self._num_added, self._rise_at = 0, 0.0
+        self._num_added = 0
+        self._rise_at = 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
         self._is_idle = True
         self.awaits_blocks = False
@@ -95,35 +104,45 @@ class Engine:
         self._plans_later = False
 
     def step(self) -> StepOutput | None:
-        """Schedules and submits a step, retires and settles the oldest in flight when its time has come.
+        """Schedules and submits a step, retires and settles the oldest in flight when its time has
+        come.
 
-        Returns what there is to say, if anything; waits for the executor only when as many steps are in flight as may
-        be or nothing can be planned before results are known, and never where other engines may ask for blocks.
+        Returns what there is to say, if anything; waits for the executor only when as many steps
+        are in flight as may be or nothing can be planned before results are known, and never where
+        other engines may ask for blocks.
         """
         self.launch()
         return self.settle()
 
     def launch(self) -> None:
-        """The first half of `step`: the device is at work when it returns. `settle` has to follow."""
+        """The first half of `step`: the device is at work when it returns. `settle` has to
+        follow."""
         self._promote_waiting()
         if self._prefetches is not None:
             self._prefetches.advance()
-        # A draw waits for late masks as a step does: what goes apart once would go apart at every token. Both go by one
-        # look at the clock, or rows that could be drawn are left behind when the step is planned. All that a draw does
-        # not need comes after its launch.
+        # A draw waits for late masks as a step does: what goes apart once would go apart at every
+        # token. Both go by one look at the clock, or rows that could be drawn are left behind when
+        # the step is planned. All that a draw does not need comes after its launch.
         self._has_held_back = self._scheduler.held.hold_back(is_in_flight=len(self._in_flight) > 0)
         can_draw = self._in_flight.has_room_for_draw and not self._has_held_back
         draw = self._submit(self._scheduler.draw()) if can_draw else None
         self._foresee()
-        # If the device waited for masks, the draw's tokens have to be known first: the next masks are made from them.
-        # If it computes a step even now, the next one is launched right behind the draw.
-        step = self._submit(self._plan_step()) if draw is None or self._in_flight.is_computing else None
+        # If the device waited for masks, the draw's tokens have to be known first: the next masks
+        # are made from them. If it computes a step even now, the next one is launched right behind
+        # the draw.
+        step = (
+            self._submit(self._plan_step())
+            if draw is None or self._in_flight.is_computing
+            else None
+        )
         self._launched = [planned for planned in (draw, step) if planned is not None]
 
     def settle(self) -> StepOutput | None:
         """The second half of `step`."""
-        planned, self._launched = self._launched, []
-        retired, is_told = self._retire(planned), False
+        planned = self._launched
+        self._launched = []
+        retired = self._retire(planned)
+        is_told = False
         for step, result in retired:
             self._results.settle(step, result, self._output)
             self._close(step)
@@ -131,16 +150,23 @@ class Engine:
         has_settled_loads = self._scheduler.settle_loads()
         is_lending = self._lend()
         self._scheduler.loads.launch()
-        is_busy = bool(planned or retired or len(self._in_flight) or self._has_held_back or has_settled_loads)
+        is_busy = bool(
+            planned or retired or len(self._in_flight) or self._has_held_back or has_settled_loads
+        )
         self.awaits_blocks = (self._is_load_awaited() or is_lending) and not is_busy
-        self._awaits_device = len(self._in_flight) > 0 and not (planned or retired or has_settled_loads)
-        self._moves_blocks = is_lending or self._scheduler.loads.is_any_open or bool(self._prefetches)
+        self._awaits_device = len(self._in_flight) > 0 and not (
+            planned or retired or has_settled_loads
+        )
+        self._moves_blocks = (
+            is_lending or self._scheduler.loads.is_any_open or bool(self._prefetches)
+        )
         self._is_idle = not (is_busy or self.awaits_blocks)
         return self._take_output(is_told=is_told)
 
     def _is_load_awaited(self) -> bool:
         """Whether a step is due as soon as an open load goes on; loads of prefetches have time."""
-        loads, prefetches = self._scheduler.loads, self._prefetches
+        loads = self._scheduler.loads
+        prefetches = self._prefetches
         if prefetches is None or not loads.is_any_open:
             return loads.is_any_open
         return loads.num_open > prefetches.num_loading or self._scheduler.waiting.awaits_any_load
@@ -157,8 +183,8 @@ class Engine:
             self._scheduler.waiting.rise(now)
 
     def add(self, new: NewRequest) -> None:
-        """Takes a request. One that can never be served ends with ERROR, one whose resumed answer is whole with the
-        reason that made it so; the next step says either."""
+        """Takes a request. One that can never be served ends with ERROR, one whose resumed answer
+        is whole with the reason that made it so; the next step says either."""
         assert new.key not in self._requests
         request = RequestState.enter(new, self._config, arrival=self._num_added, now=self._clock())
         self._num_added += 1
@@ -180,7 +206,8 @@ class Engine:
             self._tiers.peers.expect(hashes, request.chain.owner, holder)
 
     def prefetch(self, new: NewPrefetch) -> None:
-        """Begins to pull blocks of a prompt that another engine computes; an engine that pulls nothing ignores it."""
+        """Begins to pull blocks of a prompt that another engine computes; an engine that pulls
+        nothing ignores it."""
         if self._prefetches is not None:
             self._is_idle = False
             self._prefetches.add(new)
@@ -192,7 +219,8 @@ class Engine:
             self._prefetches.end(number)
 
     def bound_prompts(self, seconds: float) -> None:
-        """From now on a step computes prompts for about so long at most; 0: as many tokens as its budget has."""
+        """From now on a step computes prompts for about so long at most; 0: as many tokens as its
+        budget has."""
         self._scheduler.prefill_budget.max_seconds = seconds or math.inf
 
     def take(self, message: FromLink) -> None:
@@ -201,7 +229,8 @@ class Engine:
         self._tiers.take(message)
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """Ends a request; a key that is not here has ended already. Row and blocks return with the steps in flight."""
+        """Ends a request; a key that is not here has ended already. Row and blocks return with the
+        steps in flight."""
         if (request := self._requests.pop(key, None)) is not None:
             self._is_idle = False
             self._results.finish(request, reason, self._output)
@@ -213,8 +242,8 @@ class Engine:
             self._scheduler.add_credit(request, tokens)
 
     def stall(self, key: int) -> None:
-        """Lets a request that has no credit, and gets none, make room for those that wait; a key that is not here has
-        ended already."""
+        """Lets a request that has no credit, and gets none, make room for those that wait; a key
+        that is not here has ended already."""
         if (request := self._requests.get(key)) is not None:
             self._is_idle = False
             self._scheduler.stall(request)
@@ -224,32 +253,52 @@ class Engine:
         return not self._is_idle
 
     def masks_filled(
-        self, rows: list[int], tickets: list[int], output_indices: list[int], num_masks: list[int] | None = None
+        self,
+        rows: list[int],
+        tickets: list[int],
+        output_indices: list[int],
+        num_masks: list[int] | None = None,
     ) -> None:
-        """Says that `masks[:, rows[i]]` holds masks of the request that got the ticket, from output output_indices[i]
-        on num_masks[i] of them, or one where that is not given; see `MasksWanted`. They stay until these outputs are
-        known."""
+        """Says that `masks[:, rows[i]]` holds masks of the request that got the ticket, from output
+        output_indices[i] on num_masks[i] of them, or one where that is not given; see
+        `MasksWanted`. They stay until these outputs are known."""
         self._is_idle = False
-        counts = np.ones(len(rows), np.int32) if num_masks is None else np.array(num_masks, np.int32)
-        self._scheduler.held.note(np.array(rows), np.array(tickets), np.array(output_indices, np.int32), counts)
+        counts = (
+            np.ones(len(rows), np.int32) if num_masks is None else np.array(num_masks, np.int32)
+        )
+        self._scheduler.held.note(
+            np.array(rows), np.array(tickets), np.array(output_indices, np.int32), counts
+        )
 
     def foresee(
-        self, rows: list[int], tickets: list[int], output_indices: list[int], forced_ids: list[list[int]]
+        self,
+        rows: list[int],
+        tickets: list[int],
+        output_indices: list[int],
+        forced_ids: list[list[int]],
     ) -> None:
-        """Says that grammars force the tokens forced_ids[i] from output output_indices[i] of the request that got the
-        ticket on, as far as that is known."""
+        """Says that grammars force the tokens forced_ids[i] from output output_indices[i] of the
+        request that got the ticket on, as far as that is known."""
         self._is_idle = False
         self._foreseen += zip(rows, tickets, output_indices, forced_ids, strict=True)
 
     def _foresee(self) -> None:
-        """Shows the speculator the tokens that grammars force, those left out that have become known since."""
+        """Shows the speculator the tokens that grammars force, those left out that have become
+        known since."""
         if not self._foreseen:
             return
-        table, speculator, found = self._scheduler.table, self._scheduler.speculator, dict[int, list[int]]()
+        table = self._scheduler.table
+        speculator = self._scheduler.speculator
+        found = dict[int, list[int]]()
         for row, ticket, output_index, forced_ids in self._foreseen:
-            first, end = int(table.num_prompt[row]) + output_index, int(table.num_known[row])
+            first = int(table.num_prompt[row]) + output_index
+            end = int(table.num_known[row])
             is_right = table.token_ids[row, first:end].tolist() == forced_ids[: end - first]
-            if table.held.tickets[row] == ticket and first <= end < first + len(forced_ids) and is_right:
+            if (
+                table.held.tickets[row] == ticket
+                and first <= end < first + len(forced_ids)
+                and is_right
+            ):
                 found[row] = forced_ids[end - first :]
         self._foreseen.clear()
         if speculator is not None and found:
@@ -262,42 +311,56 @@ class Engine:
             self._results.finish(request, FinishReason.UNFOLLOWABLE, self._output, error=error)
 
     def ask(self, keys: Iterable[int]) -> None:
-        """Says the end of those that are neither waiting nor running, preempted ones included: they are not here."""
+        """Says the end of those that are neither waiting nor running, preempted ones included: they
+        are not here."""
         for key in keys:
             if key not in self._requests:
                 self._is_idle = False
-                self._output.finishes.append(Finished(key=key, reason=FinishReason.MISSING, num_output_tokens=0))
+                self._output.finishes.append(
+                    Finished(key=key, reason=FinishReason.MISSING, num_output_tokens=0)
+                )
 
     @property
     def has_background_work(self) -> bool:
-        """Whether a step is due now and then although there is nothing to compute: blocks are being stored or found."""
+        """Whether a step is due now and then although there is nothing to compute: blocks are being
+        stored or found."""
         return self._scheduler.loads.has_background_work
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long an engine without work may sleep until a prefetch goes on; None: until it is told something."""
+        """How long an engine without work may sleep until a prefetch goes on; None: until it is
+        told something."""
         return None if self._prefetches is None else self._prefetches.idle_seconds
 
     @property
     def holds_back(self) -> bool:
-        """Whether the next step would do nothing until masks or blocks come or the device is done: time to wait."""
+        """Whether the next step would do nothing until masks or blocks come or the device is done:
+        time to wait."""
         if self.awaits_blocks:
             return True
-        num_steps, held = len(self._in_flight), self._scheduler.held
-        if not self._awaits_device and (num_steps > 1 or not held.hold_back(is_in_flight=num_steps > 0)):
+        num_steps = len(self._in_flight)
+        held = self._scheduler.held
+        if not self._awaits_device and (
+            num_steps > 1 or not held.hold_back(is_in_flight=num_steps > 0)
+        ):
             return False
         return not self._in_flight.is_oldest_ready
 
     @property
     def awaits_device_alone(self) -> bool:
-        """Whether the next step would do nothing until the device is done, or nearly, or the engine is told
-        something."""
-        if not self._awaits_device or self._moves_blocks or (self._plans_later and not self._is_early):
+        """Whether the next step would do nothing until the device is done, or nearly, or the engine
+        is told something."""
+        if (
+            not self._awaits_device
+            or self._moves_blocks
+            or (self._plans_later and not self._is_early)
+        ):
             return False
         return not self._in_flight.is_oldest_ready
 
     def load(self) -> EngineLoad:
-        scheduler, drafts = self._scheduler, self._results.drafts
+        scheduler = self._scheduler
+        drafts = self._results.drafts
         load = EngineLoad(
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
@@ -327,14 +390,24 @@ class Engine:
         return load
 
     def close(self) -> None:
-        """Ends loads that are open. To be called before the executor is closed, whose KV cache they fill; no step may
-        follow."""
+        """Ends loads that are open. To be called before the executor is closed, whose KV cache they
+        fill; no step may follow."""
         self._scheduler.loads.close()
 
     def cached_block_hashes(self) -> list[bytes]:
-        """Hashes of cached blocks by the events so far: without blocks whose step has not retired."""
-        unsaid = {block_hash for planned in self._in_flight for chain in planned.stored for block_hash in chain.hashes}
-        return [block_hash for block_hash in self._scheduler.pool.cached_hashes() if block_hash not in unsaid]
+        """Hashes of cached blocks by the events so far: without blocks whose step has not
+        retired."""
+        unsaid = {
+            block_hash
+            for planned in self._in_flight
+            for chain in planned.stored
+            for block_hash in chain.hashes
+        }
+        return [
+            block_hash
+            for block_hash in self._scheduler.pool.cached_hashes()
+            if block_hash not in unsaid
+        ]
 
     def _submit(self, planned: PlannedStep | None) -> PlannedStep | None:
         if planned is not None:
@@ -347,7 +420,12 @@ class Engine:
         """A step, unless enough are in flight or it is better to wait."""
         self._plans_later = self._is_early
         provisional = self._scheduler.provisional
-        if self._has_held_back or self._plans_later or not self._in_flight.has_room_for_step or provisional.is_open:
+        if (
+            self._has_held_back
+            or self._plans_later
+            or not self._in_flight.has_room_for_step
+            or provisional.is_open
+        ):
             return None
         planned = provisional.plan() or self._scheduler.schedule()
         # Blocks that the step overwrites may have to be copied first.
@@ -361,8 +439,8 @@ class Engine:
         return self._late_plans is not None and self._late_plans.is_early
 
     def _retire(self, planned: list[PlannedStep]) -> list[tuple[PlannedStep, StepResult]]:
-        """The oldest in flight, if it is due; a draw that was launched right behind a step that says nothing need not
-        be said apart."""
+        """The oldest in flight, if it is due; a draw that was launched right behind a step that
+        says nothing need not be said apart."""
         if not self._is_retirement_due(has_step=bool(planned) and not planned[-1].is_draw):
             return []
         retired = [self._in_flight.retire()]
@@ -379,7 +457,9 @@ class Engine:
         if len(self._in_flight) == 1 and self._scheduler.held.await_masks:
             # Waiting for the last one would keep the device waiting for masks that come meanwhile.
             return self._in_flight.is_oldest_ready
-        return not has_step or not self._in_flight.has_room_for_step or self._in_flight.is_oldest_ready
+        return (
+            not has_step or not self._in_flight.has_room_for_step or self._in_flight.is_oldest_ready
+        )
 
     def _close(self, planned: PlannedStep) -> None:
         """Gives back what was kept for a step that is settled."""

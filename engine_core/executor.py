@@ -1,8 +1,9 @@
 """The contract between the scheduler and whatever computes a step.
 
-An executor keeps a *request table*: row r holds a request's token ids (prompt, then outputs), its block table and its
-sampling state. A plan names rows and positions only. A sampled token is written into the row by the executor itself,
-so a later plan may read it before the scheduler has seen it: that is what lets plans run ahead.
+An executor keeps a *request table*: row r holds a request's token ids (prompt, then outputs), its
+block table and its sampling state. A plan names rows and positions only. A sampled token is written
+into the row by the executor itself, so a later plan may read it before the scheduler has seen it:
+that is what lets plans run ahead.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class AdmittedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step, in columns. Row i of a column speaks of table row rows[i]; all columns have the same length R.
+    """One step, in columns. Row i of a column speaks of table row rows[i]; all columns have the
+    same length R.
 
     Apply in this order: released, admitted, block updates, copied blocks, then compute.
     """
@@ -59,37 +61,45 @@ class StepPlan:
     counts: Int32Array
     """[R] tokens computed: positions starts … starts + counts − 1."""
     samples: BoolArray
-    """[R] whether a token is sampled after the last one (false for a prompt chunk that is not the last)."""
+    """[R] whether a token is sampled after the last one (false for a prompt chunk that is not the
+    last)."""
     output_indices: Int32Array
-    """[R] output index of the first token that is sampled; enters its noise. The token is written at position
-    starts + counts − drafts."""
+    """[R] output index of the first token that is sampled; enters its noise. The token is written
+    at position starts + counts − drafts."""
     holds: BoolArray
-    """[R] whether the logits that would be sampled from are kept for a `DrawPlan`; never of a row that samples."""
+    """[R] whether the logits that would be sampled from are kept for a `DrawPlan`; never of a row
+    that samples."""
     row_steps: Int32Array | None = None
-    """[R] decode steps of each row, unless a stop id ends them; None: one, or not a decode step. With it every row
-    decodes and is drawn plainly, and what each step samples is the next one's token."""
+    """[R] decode steps of each row, unless a stop id ends them; None: one, or not a decode step.
+    With it every row decodes and is drawn plainly, and what each step samples is the next one's
+    token."""
     num_drafts: Int32Array | None = None
-    """[R] how many of the tokens that a row computes, the last ones, are drafted; None: none are. A token is sampled
-    after each of them and after the one before them, with that position's own noise, as if the drafts before it stood;
-    the row gains what was sampled up to the first token that differs from the draft in its place."""
+    """[R] how many of the tokens that a row computes, the last ones, are drafted; None: none are. A
+    token is sampled after each of them and after the one before them, with that position's own
+    noise, as if the drafts before it stood; the row gains what was sampled up to the first token
+    that differs from the draft in its place."""
     draft_ids: Int32Array | None = None
-    """[sum of num_drafts] row by row, where there are any; the executor writes them into its table before it
-    computes. None: an executor that can drafts by itself, up to num_drafts[i] tokens."""
+    """[sum of num_drafts] row by row, where there are any; the executor writes them into its table
+    before it computes. None: an executor that can drafts by itself, up to num_drafts[i] tokens."""
     follows: BoolArray | None = None
-    """[R] rows that have drafts in a plan before this one whose result is not retired. What they gain there is known to
-    the executor alone, so they go on behind their last token wherever that is: `starts` is the last position at which
-    it may be, and `output_indices` belong to that. None: no row does."""
+    """[R] rows that have drafts in a plan before this one whose result is not retired. What they
+    gain there is known to the executor alone, so they go on behind their last token wherever that
+    is: `starts` is the last position at which it may be, and `output_indices` belong to that. None:
+    no row does."""
     copied_blocks: Int32Array = field(default_factory=lambda: NO_COPIES)
-    """[C, 2] KV blocks whose contents go into other blocks before anything is computed: from, to."""
+    """[C, 2] KV blocks whose contents go into other blocks before anything is computed: from,
+    to."""
     shares: bool = True
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
     awaits_copies: bool = False
-    """Whether it reads blocks that direct copies are still writing: it is computed when all copies that were launched
-    before it have ended. Only where `DirectCopies.precede_steps`."""
+    """Whether it reads blocks that direct copies are still writing: it is computed when all copies
+    that were launched before it have ended. Only where `DirectCopies.precede_steps`."""
     prompt_logprob_rows: list[int] = field(default_factory=list)
-    """Table rows whose log probabilities are wanted for the prompt positions computed in this step."""
+    """Table rows whose log probabilities are wanted for the prompt positions computed in this
+    step."""
     pooled_rows: list[int] = field(default_factory=list)
-    """Table rows whose hidden states are pooled; the vector is there with the step that computes the last of them."""
+    """Table rows whose hidden states are pooled; the vector is there with the step that computes
+    the last of them."""
 
     @property
     def num_steps(self) -> int:
@@ -102,12 +112,15 @@ class StepPlan:
 
     @property
     def num_attended(self) -> int:
-        """Positions that tokens attend to, summed over all tokens: each counts up to its row's last token."""
+        """Positions that tokens attend to, summed over all tokens: each counts up to its row's last
+        token."""
         return int(np.dot(self.counts.astype(np.int64), self.starts + self.counts))
 
     def written_blocks(self, block_size: int) -> Int32Array:
         """Blocks that rows get with this plan and that no step has computed yet: [at most U]."""
-        computed = np.zeros(int(max(self.block_rows.max(initial=0), self.rows.max(initial=0))) + 1, np.int32)
+        computed = np.zeros(
+            int(max(self.block_rows.max(initial=0), self.rows.max(initial=0))) + 1, np.int32
+        )
         computed[self.rows] = self.starts // block_size
         return self.block_ids[self.block_indices >= computed[self.block_rows]]
 
@@ -119,8 +132,8 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawPlan:
-    """Samples for rows whose logits an earlier plan holds, now that their masks are known. Computes nothing else, so
-    that a mask that is late keeps its own row alone waiting."""
+    """Samples for rows whose logits an earlier plan holds, now that their masks are known. Computes
+    nothing else, so that a mask that is late keeps its own row alone waiting."""
 
     step: int
     """Numbered with the steps."""
@@ -131,29 +144,32 @@ class DrawPlan:
     output_indices: Int32Array
     """[S] of the first token."""
     masks: Int32Array
-    """[positions, table rows, words], the same array in every plan: bit i of word w stands for token 32 w + i, whether
-    it may be sampled at that one of the row's held positions. Those of `rows` stay as they are until the plan
-    retires."""
+    """[positions, table rows, words], the same array in every plan: bit i of word w stands for
+    token 32 w + i, whether it may be sampled at that one of the row's held positions. Those of
+    `rows` stay as they are until the plan retires."""
     num_drafts: Int32Array | None = None
-    """[S] drafted tokens that the row's held plan computed; see `StepPlan.num_drafts`. None: none."""
+    """[S] drafted tokens that the row's held plan computed; see `StepPlan.num_drafts`. None:
+    none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Sampled tokens of a step: entry j belongs to the j-th plan row with samples set, or to row j of a draw."""
+    """Sampled tokens of a step: entry j belongs to the j-th plan row with samples set, or to row j
+    of a draw."""
 
     token_ids: Int32Array
     """[S, n]; of entry j the first num_tokens[j] count, what stands behind them is arbitrary."""
     num_tokens: Int32Array
-    """[S] tokens that the row gained, 1…n: one, the steps of a plan of several, or what stands of its drafts and one
-    more. Of a plan of several steps the answer may have ended before."""
+    """[S] tokens that the row gained, 1…n: one, the steps of a plan of several, or what stands of
+    its drafts and one more. Of a plan of several steps the answer may have ended before."""
     num_drafts: Int32Array | None = None
     """[S] tokens that the executor drafted by itself; None where it was not asked to."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """By n j + i for token i of entry j, for rows that asked."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """By table row: one entry for each position computed whose next token lies in the prompt; entry i of a plan row
-    starting at s is the log probability of the prompt token at position s + i + 1."""
+    """By table row: one entry for each position computed whose next token lies in the prompt; entry
+    i of a plan row starting at s is the log probability of the prompt token at position s + i +
+    1."""
     embeddings: dict[int, bytes] = field(default_factory=dict)
     """By table row: float32 [hidden size] of prompts that are pooled."""
 
@@ -165,7 +181,8 @@ def no_places() -> Int32Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapPlan:
-    """Copies of whole KV blocks to slots of host memory and back, beside the steps. Copies out come first."""
+    """Copies of whole KV blocks to slots of host memory and back, beside the steps. Copies out come
+    first."""
 
     out_blocks: Int32Array = field(default_factory=no_places)
     """[N] nobody writes to them before they are given to a row again."""
@@ -178,16 +195,17 @@ class SwapPlan:
 
 
 class Swapper(Protocol):
-    """Copies blocks in the order of the plans, without waiting. A step that writes to a block which is to be copied out
-    waits for that copy, as does whatever reads a slot."""
+    """Copies blocks in the order of the plans, without waiting. A step that writes to a block which
+    is to be copied out waits for that copy, as does whatever reads a slot."""
 
     def swap(self, plan: SwapPlan) -> None:
-        """Begins the copies, of which those out may be launched later; what they read was written by steps that are
-        retired, or by plans before this."""
+        """Begins the copies, of which those out may be launched later; what they read was written
+        by steps that are retired, or by plans before this."""
 
     @property
     def num_saved(self) -> int:
-        """Blocks whose copies are whole in their slots, of all plans so far; they leave in order."""
+        """Blocks whose copies are whole in their slots, of all plans so far; they leave in
+        order."""
 
     @property
     def num_loaded(self) -> int:
@@ -195,8 +213,8 @@ class Swapper(Protocol):
 
     @property
     def slots(self) -> UInt8Array:
-        """The host memory: [slots, bytes of a block]. A slot may be read once its copy is whole, and written while no
-        copy reads it."""
+        """The host memory: [slots, bytes of a block]. A slot may be read once its copy is whole,
+        and written while no copy reads it."""
 
     @property
     def seconds_per_block(self) -> float:
@@ -204,7 +222,8 @@ class Swapper(Protocol):
 
     @property
     def direct_copies(self) -> DirectCopies | None:
-        """The copies out of other engines' KV caches, where engines of this host may copy from each other."""
+        """The copies out of other engines' KV caches, where engines of this host may copy from each
+        other."""
 
 
 class DirectCopy(Protocol):
@@ -216,11 +235,13 @@ class DirectCopy(Protocol):
 
     @property
     def is_nearly_done(self) -> bool:
-        """Whether it will be done in about the time that a step takes to be planned and launched."""
+        """Whether it will be done in about the time that a step takes to be planned and
+        launched."""
 
 
 class DirectCopies(Protocol):
-    """Copies of whole KV blocks from the KV cache of another engine of this host into this one's, beside the steps."""
+    """Copies of whole KV blocks from the KV cache of another engine of this host into this one's,
+    beside the steps."""
 
     @property
     def handle(self) -> bytes:
@@ -235,19 +256,19 @@ class DirectCopies(Protocol):
         """Whether the executor can compute a plan behind copies that go on when it is submitted."""
 
     def copy(self, handle: bytes, sources: Int32Array, targets: Int32Array) -> DirectCopy:
-        """Launches the copies of blocks `sources` [N] of the KV cache with that handle to blocks `targets` [N] of this
-        one, which no plan lists before they are done, unless it `awaits_copies`. Raises `OSError` where the cache
-        cannot be reached from here."""
+        """Launches the copies of blocks `sources` [N] of the KV cache with that handle to blocks
+        `targets` [N] of this one, which no plan lists before they are done, unless it
+        `awaits_copies`. Raises `OSError` where the cache cannot be reached from here."""
 
     def close(self, handle: bytes) -> None:
-        """Lets go of another engine's KV cache, of which nothing is being copied, if it is open. It may be opened
-        again."""
+        """Lets go of another engine's KV cache, of which nothing is being copied, if it is open. It
+        may be opened again."""
 
 
 class Executor(Protocol):
-    """Computes plans in the order given. Up to `2 * async_depth + 1` of them, `async_depth` of which may be steps, are
-    submitted before the first is retired. Numbers of plans follow one another, so each has a place of its own among so
-    many."""
+    """Computes plans in the order given. Up to `2 * async_depth + 1` of them, `async_depth` of
+    which may be steps, are submitted before the first is retired. Numbers of plans follow one
+    another, so each has a place of its own among so many."""
 
     @property
     def swapper(self) -> Swapper | None:
@@ -263,33 +284,39 @@ class Executor(Protocol):
 
     @property
     def computes_at_once(self) -> bool:
-        """Whether `submit` and `draw` return when the plan is computed: nothing runs beside the caller."""
+        """Whether `submit` and `draw` return when the plan is computed: nothing runs beside the
+        caller."""
 
     @property
     def prefill_seconds(self) -> float:
-        """Time in which a prompt token is computed, where it is known beforehand; 0 where it is not."""
+        """Time in which a prompt token is computed, where it is known beforehand; 0 where it is
+        not."""
 
     def submit(self, plan: StepPlan) -> int:
-        """Launches a plan and returns its handle without waiting for the result, unless it `computes_at_once`."""
+        """Launches a plan and returns its handle without waiting for the result, unless it
+        `computes_at_once`."""
 
     def draw(self, plan: DrawPlan) -> int:
         """As `submit`."""
 
     def retire(self, handle: int) -> StepResult:
-        """Waits for the oldest plan in flight, whose handle is given, and returns what it sampled."""
+        """Waits for the oldest plan in flight, whose handle is given, and returns what it
+        sampled."""
 
     def is_ready(self, handle: int) -> bool:
         """Whether `retire` would return without waiting."""
 
     def warm_up(self) -> float:
-        """Does before anything is served what the first steps would otherwise wait for: memory that is touched for the
-        first time, libraries and threads that begin. To be called once, with nothing in flight; leaves nothing behind
-        but in the scratch block.
+        """Does before anything is served what the first steps would otherwise wait for: memory that
+        is touched for the first time, libraries and threads that begin. To be called once, with
+        nothing in flight; leaves nothing behind but in the scratch block.
 
-        Returns the seconds that a step of the whole budget may take, going by that; 0 where it tells nothing."""
+        Returns the seconds that a step of the whole budget may take, going by that; 0 where it
+        tells nothing."""
 
     def prepare(self) -> bool:
-        """Makes later steps faster while nothing is in flight; takes well under a second. Whether more is left."""
+        """Makes later steps faster while nothing is in flight; takes well under a second. Whether
+        more is left."""
 
     def close(self) -> None:
         """Gives back memory, threads and devices."""

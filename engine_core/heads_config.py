@@ -1,6 +1,8 @@
-"""Configuration of draft heads, read from the `config.json` beside them. Knows nothing about weights or devices.
+"""Configuration of draft heads, read from the `config.json` beside them. Knows nothing about
+weights or devices.
 
-Sources: Cai et al., "Medusa", 2024; Li et al., "EAGLE", 2024, and "EAGLE-3", 2025; their published code.
+Sources: Cai et al., "Medusa", 2024; Li et al., "EAGLE", 2024, and "EAGLE-3", 2025; their published
+code.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import Any
 from .config import ConfigError, require
 from .model_config import ModelConfig
 
-MEDUSA, EAGLE, EAGLE3 = "medusa", "eagle", "eagle3"
+MEDUSA = "medusa"
+EAGLE = "eagle"
+EAGLE3 = "eagle3"
 MAX_SIZES = {"medusa_num_heads": 64, "medusa_num_layers": 64}
 EAGLE3_ARCHITECTURE = "LlamaForCausalLMEagle3"
 LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -25,8 +29,8 @@ class HeadsConfig:
     """Shapes of heads that fit a served model."""
 
     kind: str
-    """`medusa`: heads that guess one place each. `eagle`, `eagle3`: a decoder layer that guesses one token after
-    another."""
+    """`medusa`: heads that guess one place each. `eagle`, `eagle3`: a decoder layer that guesses
+    one token after another."""
     num_heads: int = 0
     """Heads of Medusa."""
     num_blocks: int = 0
@@ -55,9 +59,16 @@ class HeadsConfig:
             for name, most in MAX_SIZES.items():
                 if not (isinstance(size := config.get(name), int) and 1 <= size <= most):
                     raise ConfigError(name, size, f"a whole number, 1…{most}")
-            return cls(kind=MEDUSA, num_heads=config["medusa_num_heads"], num_blocks=config["medusa_num_layers"])
+            return cls(
+                kind=MEDUSA,
+                num_heads=config["medusa_num_heads"],
+                num_blocks=config["medusa_num_layers"],
+            )
         layer = _layer(config, served)
-        is_third = EAGLE3_ARCHITECTURE in (config.get("architectures") or ()) or "draft_vocab_size" in config
+        is_third = (
+            EAGLE3_ARCHITECTURE in (config.get("architectures") or ())
+            or "draft_vocab_size" in config
+        )
         if not is_third:
             return cls(kind=EAGLE, layer=layer)
         draft_vocab_size = config.get("draft_vocab_size", served.vocab_size)
@@ -71,18 +82,27 @@ def _layer(config: Mapping[str, Any], served: ModelConfig) -> ModelConfig:
     """One layer like Llama's, as wide as the served model, whose embedding it reads."""
     layer = ModelConfig.from_hf({**config, "architectures": ["LlamaForCausalLM"]})
     if layer.quantization is not None:
-        raise ConfigError("quantization_config.quant_method", layer.quantization.method, "heads of unpacked weights")
+        raise ConfigError(
+            "quantization_config.quant_method",
+            layer.quantization.method,
+            "heads of unpacked weights",
+        )
     require(layer.num_layers == 1, "num_hidden_layers", layer.num_layers, "1")
     for name in ("hidden_size", "vocab_size"):
         if getattr(layer, name) != getattr(served, name):
-            raise ConfigError(name, getattr(layer, name), f"{getattr(served, name)}, as the served model")
+            raise ConfigError(
+                name, getattr(layer, name), f"{getattr(served, name)}, as the served model"
+            )
     if (wanted := config.get("target_hidden_size", served.hidden_size)) != served.hidden_size:
-        raise ConfigError("target_hidden_size", wanted, f"{served.hidden_size}, as the served model")
+        raise ConfigError(
+            "target_hidden_size", wanted, f"{served.hidden_size}, as the served model"
+        )
     return layer
 
 
 def _input_layers(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """The layers that the config names, otherwise a low, a middle and a high one, as the published code takes them."""
+    """The layers that the config names, otherwise a low, a middle and a high one, as the published
+    code takes them."""
     given = config.get(LAYERS_KEY)
     layers = sorted({2, num_layers // 2, num_layers - 3}) if given is None else given
     allowed = f"{NUM_INPUTS} ascending numbers of layers, 0…{num_layers - 1}"

@@ -16,7 +16,9 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         # The system's own words: Python adds the path to them.
         why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(path.name, str(path.parent), f"a folder with one that can be read ({why})") from None
+        raise ConfigError(
+            path.name, str(path.parent), f"a folder with one that can be read ({why})"
+        ) from None
     if not isinstance(found, dict):
         raise ConfigError(path.name, str(path.parent), "a folder with one that is an object")
     return found

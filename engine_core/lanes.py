@@ -19,11 +19,12 @@ class Lane(Protocol):
 
 
 class ThreadLane:
-    """Jobs begin in their order; with one thread each ends before the next begins. The threads end with the process: a
-    job that waits for a disk which does not answer keeps nobody."""
+    """Jobs begin in their order; with one thread each ends before the next begins. The threads end
+    with the process: a job that waits for a disk which does not answer keeps nobody."""
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
-        self._name, self._num_threads = name, num_threads
+        self._name = name
+        self._num_threads = num_threads
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._has_started = False
 

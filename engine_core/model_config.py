@@ -1,4 +1,5 @@
-"""Architecture and sizes of a model, read from a Hugging Face `config.json`. Knows nothing about weights or devices.
+"""Architecture and sizes of a model, read from a Hugging Face `config.json`. Knows nothing about
+weights or devices.
 
 Which architectures there are, and which of these facts each has, is said in `models.registry`.
 """
@@ -70,7 +71,11 @@ class ModelConfig:
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
         """Outputs of the projections to queries, keys and values."""
-        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return (
+            self.num_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+        )
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -79,10 +84,14 @@ class ModelConfig:
 
     @property
     def attention_work(self) -> float:
-        """Multiplications of a token's attention to one position, beside those of its products with all weights of
-        the layers."""
+        """Multiplications of a token's attention to one position, beside those of its products with
+        all weights of the layers."""
         queries = self.num_heads * self.head_dim
-        return 2 * queries / (self.hidden_size * (self.qkv_size + queries + 3 * self.intermediate_size))
+        return (
+            2
+            * queries
+            / (self.hidden_size * (self.qkv_size + queries + 3 * self.intermediate_size))
+        )
 
     def of_layers(self, first: int, stop: int) -> ModelConfig:
         """The config of a model of layers first … stop − 1 alone."""
@@ -91,19 +100,31 @@ class ModelConfig:
     def check_dtype(self, dtype: str) -> None:
         """Raises `ConfigError` for a dtype that does not hold the model's hidden states."""
         if dtype == "float16" and not self.fits_float16:
-            allowed = f"bfloat16 or float32 with {self.architecture}, whose hidden states exceed float16's 65504"
+            allowed = (
+                f"bfloat16 or float32 with {self.architecture}, whose hidden states exceed "
+                "float16's 65504"
+            )
             raise ConfigError("dtype", dtype, allowed)
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], *, qkv_bias: bool = False, qk_norm: bool = False) -> ModelConfig:
-        """Reads the config of an architecture like Llama. `qk_norm` and `qkv_bias` are what the architecture adds; a
-        config may say otherwise of the bias. Raises `ConfigError` naming what is not served."""
+    def from_hf(
+        cls, config: Mapping[str, Any], *, qkv_bias: bool = False, qk_norm: bool = False
+    ) -> ModelConfig:
+        """Reads the config of an architecture like Llama. `qk_norm` and `qkv_bias` are what the
+        architecture adds; a config may say otherwise of the bias. Raises `ConfigError` naming what
+        is not served."""
         if (activation := config.get("hidden_act", "silu")) != "silu":
             raise ConfigError("hidden_act", activation, "silu")
-        require(config.get("is_causal", True), "is_causal", config.get("is_causal"), "true: no token sees later ones")
+        require(
+            config.get("is_causal", True),
+            "is_causal",
+            config.get("is_causal"),
+            "true: no token sees later ones",
+        )
         quantization = read_quantization(config)
         check_sizes(config)
-        num_heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+        num_heads = config["num_attention_heads"]
+        hidden_size = config["hidden_size"]
         rope = _rope_of(config)
         return cls(
             architecture=config["architectures"][0],
@@ -133,9 +154,12 @@ def check_sizes(config: Mapping[str, Any]) -> None:
             continue
         # True is no size.
         require(type(size) is int and 1 <= size <= most, name, size, f"a whole number, 1…{most}")
-    num_heads, num_kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    num_heads = config["num_attention_heads"]
+    num_kv_heads = config.get("num_key_value_heads")
     if num_kv_heads is not None and num_heads % num_kv_heads:
-        raise ConfigError("num_attention_heads", num_heads, f"multiples of num_key_value_heads ({num_kv_heads})")
+        raise ConfigError(
+            "num_attention_heads", num_heads, f"multiples of num_key_value_heads ({num_kv_heads})"
+        )
 
 
 def mapping_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -155,9 +179,10 @@ def positive_of(config: Mapping[str, Any], name: str, default: float | None = No
 
 
 def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters of rotary positions, which old configs have flat and beside `rope_scaling`. Raises `ConfigError` where
-    a config says two things."""
-    given, scaling = mapping_of(config, "rope_parameters"), mapping_of(config, "rope_scaling")
+    """Parameters of rotary positions, which old configs have flat and beside `rope_scaling`. Raises
+    `ConfigError` where a config says two things."""
+    given = mapping_of(config, "rope_parameters")
+    scaling = mapping_of(config, "rope_scaling")
     if given and scaling and given != scaling:
         raise ConfigError("rope_scaling", scaling, "none beside rope_parameters, or the same")
     rope = {"partial_rotary_factor": config.get("partial_rotary_factor"), **(given or scaling)}
@@ -168,7 +193,8 @@ def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _served_positions(config: Mapping[str, Any]) -> int:
-    """With a sliding window, attention over more than the window would differ from the model's: serve no more."""
+    """With a sliding window, attention over more than the window would differ from the model's:
+    serve no more."""
     positions: int = config["max_position_embeddings"]
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window is not None and not (type(window) is int and window >= 1):

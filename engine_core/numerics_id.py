@@ -1,7 +1,9 @@
-"""The numerics id: replicas with the same one compute the same bits, so one may finish what another began.
+"""The numerics id: replicas with the same one compute the same bits, so one may finish what another
+began.
 
-Covers every file of the engine core and of the kernels rather than a list of those that matter: a new file counts
-without being named, and an id that changes too often only costs two versions the exactness between them.
+Covers every file of the engine core and of the kernels rather than a list of those that matter: a
+new file counts without being named, and an id that changes too often only costs two versions the
+exactness between them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ DIGEST_BYTES = 8
 
 
 def numerics_id(surroundings: Environment, *what: object, rooms: Iterable[Path] = ROOMS) -> str:
-    """Hash of all that a bit of an answer depends on. `what` is the rest, by its `repr`: weights, model, formats."""
+    """Hash of all that a bit of an answer depends on. `what` is the rest, by its `repr`: weights,
+    model, formats."""
     digest = hashlib.blake2b(repr((surroundings, *what)).encode(), digest_size=DIGEST_BYTES)
     digest.update(source_digest(rooms))
     return digest.hexdigest()
@@ -30,8 +33,10 @@ def source_digest(folders: Iterable[Path]) -> bytes:
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for folder in folders:
         for path in sorted(source_files(folder)):
-            name, text = f"{folder.name}/{path.relative_to(folder).as_posix()}".encode(), path.read_bytes()
-            # With lengths: what moves from the end of one file to the beginning of the next changes the digest.
+            name = f"{folder.name}/{path.relative_to(folder).as_posix()}".encode()
+            text = path.read_bytes()
+            # With lengths: what moves from the end of one file to the beginning of the next changes
+            # the digest.
             digest.update(b"%d %d " % (len(name), len(text)) + name + text)
     return digest.digest()
 

@@ -1,4 +1,5 @@
-"""Options of an executor, and facts that its build finds. Imports no tensors, so that stages may read it cheaply."""
+"""Options of an executor, and facts that its build finds. Imports no tensors, so that stages may
+read it cheaply."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from .model_config import ModelConfig
 from .shards import ParallelLayout
 from .stage_drafts import StageDrafts
 
-INT8, MODEL = "int8", "model"
+INT8 = "int8"
+MODEL = "model"
 TREE = "tree"
 NUMERICS = ("default", TREE)
 OFF = "off"
@@ -50,13 +52,15 @@ class ExecutorOptions:
     kv_swap_memory: int = 0
     """Bytes of host memory for blocks that nobody uses at present; 0: none."""
     kv_disk_dir: Path | None = None
-    """A folder for blocks that nobody uses at present, also after a restart; None: there is none."""
+    """A folder for blocks that nobody uses at present, also after a restart; None: there is
+    none."""
     kv_disk_memory: int = DEFAULT_DISK_BYTES
     """Bytes that they may take there."""
     kv_peer_memory: int = 0
     """Bytes of host memory for blocks on their way from and to other engines; 0: none are."""
     kv_peer_direct: str = "auto"
-    """`auto`: engines of one host and one process each copy blocks out of each other's KV caches; `off`."""
+    """`auto`: engines of one host and one process each copy blocks out of each other's KV caches;
+    `off`."""
     max_model_len: int = 0
     max_num_seqs: int = 256
     spare_rows: int = 0
@@ -69,24 +73,29 @@ class ExecutorOptions:
     draft_model: Path | None = None
     """A converted model that drafts tokens for the served one; None: none does."""
     first_stage_drafts: str = ""
-    """`StageDrafts` as JSON, on a host that computes later stages only and has neither `draft_model` nor `draft_heads`:
-    the first stage drafts on another host. Empty: it does not, or these name what drafts."""
+    """`StageDrafts` as JSON, on a host that computes later stages only and has neither
+    `draft_model` nor `draft_heads`: the first stage drafts on another host. Empty: it does not, or
+    these name what drafts."""
     draft_block_bytes: int = 0
     """Bytes of its planes of one KV block there."""
     draft_heads: Path | None = None
-    """A folder of published heads (Medusa, EAGLE, EAGLE-3) that draft; None: none do. Not beside `draft_model`."""
+    """A folder of published heads (Medusa, EAGLE, EAGLE-3) that draft; None: none do. Not beside
+    `draft_model`."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, activations and KV cache may take."""
     kv_cache_dtype: str = "auto"
     """`auto`: that of the weights; `fp8`, on a GPU."""
     activation_dtype: str = "auto"
-    """Numbers that a CPU multiplies packed integers with: `int8`, or activations in the dtype of the `model`, for which
-    the weights are expanded; `model` expands weights in e4m3, too. `auto`: int8 where there are packed integers. On a
-    Hopper GPU weights that were made for activations in 8 bits are multiplied with such, but with `model`."""
+    """Numbers that a CPU multiplies packed integers with: `int8`, or activations in the dtype of
+    the `model`, for which the weights are expanded; `model` expands weights in e4m3, too. `auto`:
+    int8 where there are packed integers. On a Hopper GPU weights that were made for activations in
+    8 bits are multiplied with such, but with `model`."""
     quantization: str = "auto"
-    """`auto`, or the method that the folder's weights must be packed by, or the kind that they must be rounded to."""
+    """`auto`, or the method that the folder's weights must be packed by, or the kind that they must
+    be rounded to."""
     numerics: str = "default"
-    """`tree`: bits do not depend on the number of ranks, see `layers.leaves`; `default`: they may."""
+    """`tree`: bits do not depend on the number of ranks, see `layers.leaves`; `default`: they
+    may."""
     copies_ranks: bool = False
     """Ranks may be copies of this process, which has computed nothing so far."""
     tensor_parallel_size: int = 1
@@ -94,8 +103,8 @@ class ExecutorOptions:
     pipeline_parallel_size: int = 1
     """Stages that divide the layers."""
     peer_access: str = "auto"
-    """`auto`: ranks on GPUs write into one another's memory where the GPUs reach it, else into host memory; `off`: into
-    host memory. Ranks on CPUs share memory either way."""
+    """`auto`: ranks on GPUs write into one another's memory where the GPUs reach it, else into host
+    memory; `off`: into host memory. Ranks on CPUs share memory either way."""
     stage_hosts: int = 0
     """Stages that are computed on other hosts, one on each: the last ones."""
     stage_listen: str = ""
@@ -107,11 +116,14 @@ class ExecutorOptions:
     simulated_prefill_seconds: float = 0.0
     """Time that each prompt token adds to it."""
     simulated_draft_acceptance: float = 0.0
-    """Share of the simulated executor's own guesses that are right; 0: it guesses nothing itself."""
+    """Share of the simulated executor's own guesses that are right; 0: it guesses nothing
+    itself."""
 
     @property
     def layout(self) -> ParallelLayout:
-        return ParallelLayout(tensor=self.tensor_parallel_size, pipeline=self.pipeline_parallel_size)
+        return ParallelLayout(
+            tensor=self.tensor_parallel_size, pipeline=self.pipeline_parallel_size
+        )
 
     def stages_beside(self, stage: int) -> range:
         """Stages that are computed on the host of this one."""
@@ -121,7 +133,9 @@ class ExecutorOptions:
     def ranks_beside(self, rank: int) -> range:
         """Ranks on the host of this one."""
         stages = self.stages_beside(self.layout.stage_index(rank))
-        return range(stages.start * self.tensor_parallel_size, stages.stop * self.tensor_parallel_size)
+        return range(
+            stages.start * self.tensor_parallel_size, stages.stop * self.tensor_parallel_size
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +161,8 @@ class BuildRequest:
 
     @property
     def stage_drafts(self) -> StageDrafts | None:
-        """Facts that stages have about the model or the heads that draft, here or on the host of the first stage; None:
-        nothing drafts."""
+        """Facts that stages have about the model or the heads that draft, here or on the host of
+        the first stage; None: nothing drafts."""
         if self.heads is not None:
             return StageDrafts.of(self.heads)
         if self.draft is not None:
@@ -171,14 +185,23 @@ class ModelFacts:
     """Drafts that heads guess for one row and step, at most; 0: as many as the engine drafts."""
 
 
-def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int, *, block_bytes: int) -> EngineConfig:
+def engine_config(
+    options: ExecutorOptions, max_model_len: int, num_blocks: int, *, block_bytes: int
+) -> EngineConfig:
     """Raises `ConfigError`."""
     if 0 < options.kv_swap_memory < block_bytes:
-        raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0, or {block_bytes} bytes (a block) and more")
+        raise ConfigError(
+            "kv_swap_memory",
+            options.kv_swap_memory,
+            f"0, or {block_bytes} bytes (a block) and more",
+        )
     # A block on its way lies in the swapper's memory and in the link's.
     num_peer_blocks = min(options.kv_peer_memory // (2 * block_bytes), MOST_PEER_BLOCKS)
     if options.kv_peer_memory and num_peer_blocks < MIN_PEER_BLOCKS:
-        allowed = f"0, or {2 * MIN_PEER_BLOCKS * block_bytes} bytes ({MIN_PEER_BLOCKS} blocks, twice) and more"
+        allowed = (
+            f"0, or {2 * MIN_PEER_BLOCKS * block_bytes} bytes ({MIN_PEER_BLOCKS} blocks, "
+            "twice) and more"
+        )
         raise ConfigError("kv_peer_memory", options.kv_peer_memory, allowed)
     staged = min(max(STAGED_BYTES // block_bytes, STAGED_BLOCKS[0]), STAGED_BLOCKS[-1])
     return EngineConfig(
@@ -188,7 +211,9 @@ def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int,
         num_staged_blocks=0 if options.kv_disk_dir is None else staged,
         num_peer_blocks=num_peer_blocks,
         # Blocks of ranks lie in parts, and go as records.
-        shares_kv_cache=num_peer_blocks > 0 and options.kv_peer_direct == "auto" and options.layout.num_ranks == 1,
+        shares_kv_cache=num_peer_blocks > 0
+        and options.kv_peer_direct == "auto"
+        and options.layout.num_ranks == 1,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         spare_rows=options.spare_rows,

@@ -1,5 +1,5 @@
-"""How the layers of a checkpoint are packed: what its `config.json` says, in one form for all methods. Knows nothing
-about tensors."""
+"""How the layers of a checkpoint are packed: what its `config.json` says, in one form for all
+methods. Knows nothing about tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .config import ConfigError
 KEY = "quantization_config"
 GROUP_SIZES = (32, 64, 128, -1)
 """Inputs that share a scale; -1: all inputs of an output."""
-TOKEN_GROUP, BLOCK_OUTPUTS = 128, 64
-"""Inputs of a token that share a scale, where weights do so in blocks of as many; and by what the outputs of such a
-block divide."""
+TOKEN_GROUP = 128
+BLOCK_OUTPUTS = 64
+"""Inputs of a token that share a scale, where weights do so in blocks of as many; and by what the
+outputs of such a block divide."""
 EVERY_LAYER = "Linear"
 """A target that all linear layers match."""
 PATTERN = "re:"
@@ -46,7 +47,8 @@ class Packing:
     has_order: bool = False
     """Whether inputs name their groups, where formats leave it open."""
     activations: str = ""
-    """Number format that the checkpoint's tool rounds activations to: `int8` or `fp8`; empty: none."""
+    """Number format that the checkpoint's tool rounds activations to: `int8` or `fp8`; empty:
+    none."""
 
     @property
     def rounds_whole_tokens(self) -> bool:
@@ -60,7 +62,8 @@ class Packing:
 
     @property
     def rounds_groups(self) -> bool:
-        """Whether activations have a scale for every `TOKEN_GROUP` inputs, and products that round them exist."""
+        """Whether activations have a scale for every `TOKEN_GROUP` inputs, and products that round
+        them exist."""
         if self.activations != "fp8" or self.block is None:
             return False
         return self.block[0] % BLOCK_OUTPUTS == 0 and self.block[1] == TOKEN_GROUP
@@ -87,7 +90,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """The packing of a checkpoint's layers. A layer whose tensors are not packed stays as it is, whatever is said."""
+    """The packing of a checkpoint's layers. A layer whose tensors are not packed stays as it is,
+    whatever is said."""
 
     method: str
     """The checkpoint's name for it."""
@@ -105,10 +109,14 @@ class Quantization:
 
     @property
     def unrounded_activations(self) -> set[str]:
-        """As `rounded_activations`, of layers whose tokens no platform rounds: they have several scales, and not one
-        for every `TOKEN_GROUP` inputs."""
+        """As `rounded_activations`, of layers whose tokens no platform rounds: they have several
+        scales, and not one for every `TOKEN_GROUP` inputs."""
         packings = [rule.packing for rule in self.rules]
-        return {each.activations for each in packings if each.inputs_by_scale != -1 and not each.rounds_groups} - {""}
+        return {
+            each.activations
+            for each in packings
+            if each.inputs_by_scale != -1 and not each.rounds_groups
+        } - {""}
 
     @property
     def has_integers(self) -> bool:
@@ -122,20 +130,25 @@ class Quantization:
 
     @property
     def rounds_whole_tokens(self) -> bool:
-        """Whether products of some layers round a token to integers with one scale, for which they need all of it."""
+        """Whether products of some layers round a token to integers with one scale, for which they
+        need all of it."""
         return any(each.packing.rounds_whole_tokens for each in self.rules)
 
     def packing_of(self, layer: str) -> Packing | None:
         return next((rule.packing for rule in self.rules if rule.matches(layer)), None)
 
 
-def check(given: Config, name: str, allowed: object, *, default: object = None, key: str = KEY) -> None:
+def check(
+    given: Config, name: str, allowed: object, *, default: object = None, key: str = KEY
+) -> None:
     """Raises `ConfigError` for a field of another value."""
     if (value := given.get(name, default)) != allowed:
         raise ConfigError(f"{key}.{name}", value, str(allowed))
 
 
-def one_of(given: Config, name: str, allowed: tuple[Any, ...], *, default: Any = None, key: str = KEY) -> Any:
+def one_of(
+    given: Config, name: str, allowed: tuple[Any, ...], *, default: Any = None, key: str = KEY
+) -> Any:
     """The field's value. Raises `ConfigError`."""
     value = given.get(name, default)
     # True is no number of bits.

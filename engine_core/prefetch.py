@@ -1,5 +1,5 @@
-"""A prefetch as the engine sees it: blocks of a prompt to pull from the engine that computes it, before the request
-comes. Knows nothing about sessions or how blocks travel."""
+"""A prefetch as the engine sees it: blocks of a prompt to pull from the engine that computes it,
+before the request comes. Knows nothing about sessions or how blocks travel."""
 
 from __future__ import annotations
 

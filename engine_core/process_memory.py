@@ -1,4 +1,5 @@
-"""Memory without a name that a process of this host shares: how another process of the same user finds it.
+"""Memory without a name that a process of this host shares: how another process of the same user
+finds it.
 
 Knows which host and processes are meant; knows nothing about what the memory holds.
 """
@@ -24,7 +25,8 @@ def host_id() -> str:
 
 
 def open_memory(process: int, descriptor: int, name: str) -> int:
-    """Opens, to be read, the memory with that name that a process has under a descriptor. Raises `OSError`."""
+    """Opens, to be read, the memory with that name that a process has under a descriptor. Raises
+    `OSError`."""
     path = f"/proc/{process}/fd/{descriptor}"
     # The process may have ended, and its number may be another one's.
     if name not in os.readlink(path):

@@ -1,4 +1,5 @@
-"""How a checkpoint's weights are packed, read from its `config.json`. Knows nothing about tensors."""
+"""How a checkpoint's weights are packed, read from its `config.json`. Knows nothing about
+tensors."""
 
 from __future__ import annotations
 
@@ -20,10 +21,13 @@ KINDS = {
     "int8": Packing(format="pack_quantized", bits=8, group_size=32),
     "int4": Packing(format="pack_quantized", bits=4, group_size=32),
 }
-"""Kinds that a model can be rounded to, as random weights have them; rounding makes groups as large as layers allow."""
-AUTO, GGUF, NONE = "auto", "gguf", "none"
-"""Values of `--quantization`: what the checkpoint has; names of GGUF's block formats, and of weights that are not
-packed."""
+"""Kinds that a model can be rounded to, as random weights have them; rounding makes groups as large
+as layers allow."""
+AUTO = "auto"
+GGUF = "gguf"
+NONE = "none"
+"""Values of `--quantization`: what the checkpoint has; names of GGUF's block formats, and of
+weights that are not packed."""
 
 
 def read_quantization(config: Config) -> Quantization | None:
@@ -52,7 +56,12 @@ def _gptq(given: Config) -> Quantization:
     bits = one_of(given, "bits", (4, 8))
     check(given, "pack_dtype", "int32", default="int32")
     check(given, "lm_head", False, default=False)
-    require(not given.get("dynamic"), f"{KEY}.dynamic", given.get("dynamic"), "none: all packed layers alike")
+    require(
+        not given.get("dynamic"),
+        f"{KEY}.dynamic",
+        given.get("dynamic"),
+        "none: all packed layers alike",
+    )
     name = "checkpoint_format" if "checkpoint_format" in given else "format"
     zero_offset = 1 if one_of(given, name, ("gptq", "gptq_v2"), default="gptq") == "gptq" else 0
     size = group_size_of(given)
@@ -77,11 +86,15 @@ def _awq(given: Config) -> Quantization:
     if not (isinstance(version, str) and version.lower() == "gemm"):
         raise ConfigError(f"{KEY}.version", version, "gemm")
     name = "q_group_size" if "q_group_size" in given else "group_size"
-    return Quantization.uniform("awq", Packing(format="awq", bits=4, group_size=group_size_of(given, name)))
+    return Quantization.uniform(
+        "awq", Packing(format="awq", bits=4, group_size=group_size_of(given, name))
+    )
 
 
 def _auto_round(given: Config) -> Quantization:
-    packing = AUTO_ROUND_PACKINGS[one_of(given, "packing_format", tuple(AUTO_ROUND_PACKINGS), default="")]
+    packing = AUTO_ROUND_PACKINGS[
+        one_of(given, "packing_format", tuple(AUTO_ROUND_PACKINGS), default="")
+    ]
     bits = one_of(given, "bits", (4, 8) if packing == "gptq" else (4,))
     check(given, "data_type", "int", default="int")
     extra = given.get("extra_config") or {}
@@ -90,9 +103,15 @@ def _auto_round(given: Config) -> Quantization:
     for layer, own in extra.items():
         found = own.get("bits", bits) if isinstance(own, Mapping) else own
         if not (isinstance(found, int) and found >= UNPACKED_BITS):
-            raise ConfigError(f"{KEY}.extra_config.{layer}.bits", found, f"{UNPACKED_BITS}: all packed layers alike")
+            raise ConfigError(
+                f"{KEY}.extra_config.{layer}.bits",
+                found,
+                f"{UNPACKED_BITS}: all packed layers alike",
+            )
     zero_offset = 1 if packing == "gptq" else 0
-    own_packing = Packing(format=packing, bits=bits, group_size=group_size_of(given), zero_offset=zero_offset)
+    own_packing = Packing(
+        format=packing, bits=bits, group_size=group_size_of(given), zero_offset=zero_offset
+    )
     return Quantization.uniform("auto-round", own_packing)
 
 
@@ -102,19 +121,29 @@ def _fp8(given: Config) -> Quantization:
     one_of(given, "activation_scheme", ("dynamic", "static"), default="dynamic")
     size = given.get("weight_block_size")
     if size is not None and not _is_block(size):
-        raise ConfigError(f"{KEY}.weight_block_size", size, "two positive numbers, outputs and inputs, or none")
+        raise ConfigError(
+            f"{KEY}.weight_block_size", size, "two positive numbers, outputs and inputs, or none"
+        )
     block = None if size is None else (int(size[0]), int(size[1]))
     scale = "weight_scale" if block is None else "weight_scale_inv"
-    return Quantization.uniform("fp8", Packing(format="fp8", bits=8, block=block, scale=scale, activations="fp8"))
+    return Quantization.uniform(
+        "fp8", Packing(format="fp8", bits=8, block=block, scale=scale, activations="fp8")
+    )
 
 
 def _is_block(size: object) -> bool:
-    return isinstance(size, list | tuple) and len(size) == 2 and all(type(each) is int and each > 0 for each in size)
+    return (
+        isinstance(size, list | tuple)
+        and len(size) == 2
+        and all(type(each) is int and each > 0 for each in size)
+    )
 
 
 def _fbgemm_fp8(given: Config) -> Quantization:
     """A scale for each output; activations are rounded token by token."""
-    return Quantization.uniform("fbgemm_fp8", Packing(format="fp8", bits=8, has_one_scale=False, activations="fp8"))
+    return Quantization.uniform(
+        "fbgemm_fp8", Packing(format="fp8", bits=8, has_one_scale=False, activations="fp8")
+    )
 
 
 def _rounded(given: Config) -> Quantization:
@@ -132,14 +161,17 @@ METHODS: dict[str, Callable[[Config], Quantization]] = {
 }
 """Readers by `quant_method`."""
 QUANTIZATIONS = (AUTO, *dict.fromkeys((*KINDS, *METHODS, GGUF)))
-"""Values of `--quantization`: a kind that weights are rounded to at conversion, or the name that a checkpoint's method
-must have."""
+"""Values of `--quantization`: a kind that weights are rounded to at conversion, or the name that a
+checkpoint's method must have."""
 
 
 def check_quantization(chosen: str, found: str, what: str) -> None:
-    """Raises `ConfigError` where a method or kind is asserted and `what` has another, `NONE` for no packed weights."""
+    """Raises `ConfigError` where a method or kind is asserted and `what` has another, `NONE` for no
+    packed weights."""
     require(chosen in QUANTIZATIONS, "quantization", chosen, ", ".join(QUANTIZATIONS))
     if chosen in (AUTO, found):
         return
     require(found != NONE, "quantization", chosen, f"{AUTO}: the weights of {what} are not packed")
-    raise ConfigError("quantization", chosen, f"{AUTO} or {found}, as the weights of {what} are packed")
+    raise ConfigError(
+        "quantization", chosen, f"{AUTO} or {found}, as the weights of {what} are packed"
+    )

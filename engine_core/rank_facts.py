@@ -12,7 +12,8 @@ class RankLost(Exception):
 
     def __init__(self, rank: int, reason: str) -> None:
         super().__init__(f"rank {rank} {reason}; all ranks of the engine end")
-        self.rank, self.reason = rank, reason
+        self.rank = rank
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

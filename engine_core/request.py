@@ -1,4 +1,5 @@
-"""A request as the engine sees it: one choice, token ids in, token ids out. Knows nothing about text or sessions."""
+"""A request as the engine sees it: one choice, token ids in, token ids out. Knows nothing about
+text or sessions."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Another engine that is thought to hold the blocks of a prompt's first tokens. It is advice: what comes from there
-    is verified, and what does not come is computed."""
+    """Another engine that is thought to hold the blocks of a prompt's first tokens. It is advice:
+    what comes from there is verified, and what does not come is computed."""
 
     address: str
     """host:port of its server."""
@@ -46,13 +47,15 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """One choice to compute, as it enters the engine. Crosses from server to core, so it holds plain data only."""
+    """One choice to compute, as it enters the engine. Crosses from server to core, so it holds
+    plain data only."""
 
     key: int
     """Names the choice between server and core; never reused within a core's life."""
     prompt_ids: list[int]
     output_ids: list[int]
-    """Resume: what was already answered. The engine goes on after it and emits from index len(output_ids)."""
+    """Resume: what was already answered. The engine goes on after it and emits from index
+    len(output_ids)."""
     sampling: SamplingParams
     choice_index: int = 0
     has_grammar: bool = False
@@ -69,7 +72,8 @@ class NewRequest:
     weight: float = 1.0
     speculation: Speculation = Speculation()
     forks: bool = False
-    """Whether others begin, or began, as this one does, so that it shares with them to the token."""
+    """Whether others begin, or began, as this one does, so that it shares with them to the
+    token."""
     holder: Holder | None = None
 
 

@@ -1,8 +1,10 @@
-"""A bounded byte ring in shared memory, one writer and one reader or several, in processes or threads of their own.
+"""A bounded byte ring in shared memory, one writer and one reader or several, in processes or
+threads of their own.
 
-The memory has no name, so that no death leaks it. Two pipes go with it: the writer announces the length of each
-piece, the reader gives bytes back. A pipe wakes its reader (nothing is polled), orders the two sides' view of the
-memory on any processor, and ends when the other side dies. Knows nothing of what the messages mean.
+The memory has no name, so that no death leaks it. Two pipes go with it: the writer announces the
+length of each piece, the reader gives bytes back. A pipe wakes its reader (nothing is polled),
+orders the two sides' view of the memory on any processor, and ends when the other side dies. Knows
+nothing of what the messages mean.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ _LENGTH = struct.Struct("<I")
 MORE = 1 << 31
 """Flag of an announced length: the message goes on in the next piece."""
 _RELEASE_EVERY = 256
-"""Pieces after which the reader gives their bytes back at the latest; a pipe of one page holds more announcements."""
+"""Pieces after which the reader gives their bytes back at the latest; a pipe of one page holds more
+announcements."""
 _POLL_UNIT = 0.001
-"""`poll` rounds a time-out up to whole milliseconds: 0.2 ms takes 1.08 (2026-11-27). `select` keeps shorter ones."""
+"""`poll` rounds a time-out up to whole milliseconds: 0.2 ms takes 1.08 (2026-11-27). `select` keeps
+shorter ones."""
 _SELECT_LIMIT = 1024
 """Descriptors from here on are refused by `select`."""
 _COLLECT_EVERY = 64 * _RELEASE_EVERY
-"""Pieces after which the writer takes what was given back, though it need not: the pipe may be one page only."""
+"""Pieces after which the writer takes what was given back, though it need not: the pipe may be one
+page only."""
 
 
 class PeerGone(Exception):
@@ -47,10 +52,14 @@ class RingEnd(NamedTuple):
             os.close(fd)
 
 
-def create_broadcast(num_readers: int, capacity: int = RING_BYTES) -> tuple[list[RingEnd], list[RingEnd]]:
-    """The ends of one ring for each reader, the writer's and the readers'; all of them have the same memory."""
+def create_broadcast(
+    num_readers: int, capacity: int = RING_BYTES
+) -> tuple[list[RingEnd], list[RingEnd]]:
+    """The ends of one ring for each reader, the writer's and the readers'; all of them have the
+    same memory."""
     first, reader = create_ring(capacity)
-    writers, readers = [first], [reader]
+    writers = [first]
+    readers = [reader]
     for _ in range(num_readers - 1):
         announced, announce = os.pipe()
         released, release = os.pipe()
@@ -60,7 +69,8 @@ def create_broadcast(num_readers: int, capacity: int = RING_BYTES) -> tuple[list
 
 
 def create_ring(capacity: int = RING_BYTES) -> tuple[RingEnd, RingEnd]:
-    """The writer's and the reader's end of a new ring. None of the descriptors is inherited unless it is asked for."""
+    """The writer's and the reader's end of a new ring. None of the descriptors is inherited unless
+    it is asked for."""
     memory = anonymous_memory("headwater-ring", capacity)
     announced, announce = os.pipe()
     released, release = os.pipe()
@@ -68,13 +78,16 @@ def create_ring(capacity: int = RING_BYTES) -> tuple[RingEnd, RingEnd]:
 
 
 class RingWriter:
-    """Puts messages of any length into the ring, in pieces where they are long. Owns its descriptors.
+    """Puts messages of any length into the ring, in pieces where they are long. Owns its
+    descriptors.
 
-    A full ring is backpressure: `write` waits for the reader, `try_write` says False and changes nothing.
+    A full ring is backpressure: `write` waits for the reader, `try_write` says False and changes
+    nothing.
     """
 
     def __init__(self, end: RingEnd) -> None:
-        self._end, self._memory = end, _map(end)
+        self._end = end
+        self._memory = _map(end)
         self._capacity = self._free = len(self._memory)
         self._at = self._num_uncollected = 0
 
@@ -89,7 +102,8 @@ class RingWriter:
                 _wait_for(self._end.release, select.POLLIN)
 
     def pieces(self, message: bytes) -> Iterator[tuple[bytes, int]]:
-        """Pieces for `try_write`, in order. One is at most a quarter of the ring, so it fits when all was read."""
+        """Pieces for `try_write`, in order. One is at most a quarter of the ring, so it fits when
+        all was read."""
         size = self._capacity // 4
         for start in range(0, max(len(message), 1), size):
             yield message[start : start + size], MORE if start + size < len(message) else 0
@@ -126,12 +140,16 @@ class RingWriter:
 
 
 class BroadcastWriter:
-    """Puts messages of any length into the ring once, for all readers. Owns its descriptors. A message waits until
-    every reader has room for it."""
+    """Puts messages of any length into the ring once, for all readers. Owns its descriptors. A
+    message waits until every reader has room for it."""
 
-    def __init__(self, ends: list[RingEnd], wait: Callable[[int, int], object] | None = None) -> None:
-        """`wait` returns when an event of `poll` has come to a descriptor, and may do other things until then."""
-        self._ends, self._memory = ends, _map(ends[0])
+    def __init__(
+        self, ends: list[RingEnd], wait: Callable[[int, int], object] | None = None
+    ) -> None:
+        """`wait` returns when an event of `poll` has come to a descriptor, and may do other things
+        until then."""
+        self._ends = ends
+        self._memory = _map(ends[0])
         self._wait = wait or _wait_for
         for end in ends[1:]:
             for fd in (end.announce, end.release):
@@ -141,7 +159,8 @@ class BroadcastWriter:
         self._at = 0
 
     def write(self, message: bytes) -> None:
-        """Returns when the whole message is in the ring; raises `PeerGone` when a reader is gone."""
+        """Returns when the whole message is in the ring; raises `PeerGone` when a reader is
+        gone."""
         size = self._capacity // 4
         for start in range(0, max(len(message), 1), size):
             piece = message[start : start + size]
@@ -183,7 +202,8 @@ class RingReader:
     """Takes messages out of the ring. Owns its descriptors."""
 
     def __init__(self, end: RingEnd) -> None:
-        self._end, self._memory = end, _map(end)
+        self._end = end
+        self._memory = _map(end)
         self._capacity = len(self._memory)
         self._at = 0
         self._unreleased = self._unreleased_pieces = 0
@@ -202,7 +222,8 @@ class RingReader:
         return _wait_for(self._end.announce, select.POLLIN, 0)
 
     def read(self) -> list[bytes]:
-        """The messages that are complete now, without waiting; raises `PeerGone` when there will be no more."""
+        """The messages that are complete now, without waiting; raises `PeerGone` when there will be
+        no more."""
         messages = []
         for record in _records(self._end.announce):
             piece = self._take(record & ~MORE)
@@ -229,7 +250,8 @@ class RingReader:
         self._at = (self._at + length) % self._capacity
         self._unreleased += length
         self._unreleased_pieces += 1
-        # Rarely, so that the pipe holds every release that the writer has not yet had a reason to collect.
+        # Rarely, so that the pipe holds every release that the writer has not yet had a reason to
+        # collect.
         if self._unreleased > self._capacity // 8 or self._unreleased_pieces >= _RELEASE_EVERY:
             self._release()
         return piece
@@ -285,7 +307,8 @@ def _records(fd: int) -> list[int]:
 
 
 def _wait_for(fd: int, event: int, seconds: float | None = None) -> bool:
-    """Waits for an event of `poll`, or an end that is gone. Returns False when the time was over first."""
+    """Waits for an event of `poll`, or an end that is gone. Returns False when the time was over
+    first."""
     if seconds and seconds < _POLL_UNIT and event == select.POLLIN and fd < _SELECT_LIMIT:
         return bool(select.select([fd], [], [], seconds)[0])
     poll = select.poll()

@@ -17,8 +17,10 @@ def scaled(frequencies: torch.Tensor, scaling: Mapping[str, Any] | None) -> torc
         linear: torch.Tensor = frequencies / scaling["factor"]
         return linear
     # llama3: long waves are stretched, short ones kept, those between blended.
-    factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    factor = scaling["factor"]
+    original = scaling["original_max_position_embeddings"]
+    low = scaling["low_freq_factor"]
+    high = scaling["high_freq_factor"]
     wavelengths = 2 * math.pi / frequencies
     blend = (original / wavelengths - low) / (high - low)
     blended = (1 - blend) * frequencies / factor + blend * frequencies

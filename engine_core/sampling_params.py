@@ -1,4 +1,5 @@
-"""How a request's tokens are chosen, checked and complete. Knows nothing about text or tensors; imports no torch."""
+"""How a request's tokens are chosen, checked and complete. Knows nothing about text or tensors;
+imports no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ MOST_LOGPROBS = 20
 class SamplingParams:
     """The sampling contract of one choice, after validation: every field has its final value.
 
-    Ids lie inside the vocabulary and ranges hold; whoever builds one from a client's words (the processor)
-    has refused everything else, so the engine asserts instead of checking.
+    Ids lie inside the vocabulary and ranges hold; whoever builds one from a client's words (the
+    processor) has refused everything else, so the engine asserts instead of checking.
     """
 
     temperature: float = 1.0
@@ -42,7 +43,8 @@ class SamplingParams:
     """None: no log probabilities; otherwise the number of alternatives beside the chosen token."""
     num_prompt_logprobs: int | None = None
     pooling: str = ""
-    """Not empty: nothing is sampled, the prompt's hidden states become one vector: last, mean or cls (the first)."""
+    """Not empty: nothing is sampled, the prompt's hidden states become one vector: last, mean or
+    cls (the first)."""
 
     @property
     def is_plain(self) -> bool:
@@ -50,7 +52,12 @@ class SamplingParams:
         return (
             (self.top_k, self.top_p, self.min_p) == (0, 1.0, 0.0)
             and not self.has_penalties
-            and not (self.min_tokens_blocked_ids or self.bad_words or self.allowed_token_ids or self.logit_bias)
+            and not (
+                self.min_tokens_blocked_ids
+                or self.bad_words
+                or self.allowed_token_ids
+                or self.logit_bias
+            )
             and self.num_logprobs is None
         )
 
@@ -60,4 +67,8 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+        )

@@ -10,7 +10,8 @@ from .config import ConfigError
 from .model_config import ModelConfig
 
 VOCABULARY_MULTIPLE = 32
-"""Every rank but the last has a multiple of it: whole words of a mask, and whole tiles of packed weights."""
+"""Every rank but the last has a multiple of it: whole words of a mask, and whole tiles of packed
+weights."""
 NUM_LEAVES = 8
 """Leaves of every product that ranks divide, with `numerics` tree. Ranks divide them."""
 MAX_STAGES = 4
@@ -62,7 +63,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """Ranks of an engine: `tensor` shards of each of `pipeline` stages. Rank stage * tensor + shard has both."""
+    """Ranks of an engine: `tensor` shards of each of `pipeline` stages. Rank stage * tensor + shard
+    has both."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -86,19 +88,31 @@ class ParallelLayout:
         return self.num_ranks - self.tensor
 
 
-def stages(layer_sizes: Sequence[int], first_size: int, last_size: int, num_stages: int) -> list[Stage]:
-    """Consecutive layers for each stage, such that the largest stage is as small as can be. The first and the last have
-    `first_size` and `last_size` beside their layers."""
-    total, sums = len(layer_sizes), [0, *accumulate(layer_sizes)]
+def stages(
+    layer_sizes: Sequence[int], first_size: int, last_size: int, num_stages: int
+) -> list[Stage]:
+    """Consecutive layers for each stage, such that the largest stage is as small as can be. The
+    first and the last have `first_size` and `last_size` beside their layers."""
+    total = len(layer_sizes)
+    sums = [0, *accumulate(layer_sizes)]
 
     def size(first: int, stop: int) -> int:
-        return sums[stop] - sums[first] + (first_size if first == 0 else 0) + (last_size if stop == total else 0)
+        return (
+            sums[stop]
+            - sums[first]
+            + (first_size if first == 0 else 0)
+            + (last_size if stop == total else 0)
+        )
 
-    # best[stop]: the largest stage of the best division of layers before `stop`, and where its last stage begins.
+    # best[stop]: the largest stage of the best division of layers before `stop`, and where its last
+    # stage begins.
     best = [(size(0, stop), [0]) for stop in range(total + 1)]
     for number in range(2, num_stages + 1):
         best = [
-            min((max(best[cut][0], size(cut, stop)), [*best[cut][1], cut]) for cut in range(number - 1, stop))
+            min(
+                (max(best[cut][0], size(cut, stop)), [*best[cut][1], cut])
+                for cut in range(number - 1, stop)
+            )
             if stop >= number
             else (sums[-1] + first_size + last_size, [0] * number)
             for stop in range(total + 1)
@@ -112,17 +126,21 @@ def check_layout(layout: ParallelLayout, model: ModelConfig, *, size_multiple: i
     if not _divides(layout.tensor, model, size_multiple):
         sizes = [n for n in range(1, model.num_kv_heads + 1) if _divides(n, model, size_multiple)]
         divided = (
-            f"{model.num_heads} query heads, {model.num_kv_heads} KV heads and {model.intermediate_size} of an MLP"
+            f"{model.num_heads} query heads, {model.num_kv_heads} KV heads and "
+            f"{model.intermediate_size} of an MLP"
         )
         allowed = f"{_either(sizes)}, which divide {divided}"
         raise ConfigError("tensor_parallel_size", layout.tensor, allowed)
     most = min(MAX_STAGES, model.num_layers)
     if not 1 <= layout.pipeline <= most:
-        raise ConfigError("pipeline_parallel_size", layout.pipeline, f"1…{most} for {model.num_layers} layers")
+        raise ConfigError(
+            "pipeline_parallel_size", layout.pipeline, f"1…{most} for {model.num_layers} layers"
+        )
 
 
 def local_config(model: ModelConfig, shard: Shard) -> ModelConfig:
-    """The shapes of one shard's layers. The vocabulary is the whole one: tokens are sampled from all of it."""
+    """The shapes of one shard's layers. The vocabulary is the whole one: tokens are sampled from
+    all of it."""
     return replace(
         model,
         num_heads=model.num_heads // shard.size,
@@ -137,7 +155,11 @@ def _aligned(num_tokens: int) -> int:
 
 def _divides(size: int, model: ModelConfig, size_multiple: int) -> bool:
     divided = (model.num_heads, model.num_kv_heads, model.intermediate_size // size_multiple)
-    return size >= 1 and all(each % size == 0 for each in divided) and _has_tokens(size, model.vocab_size)
+    return (
+        size >= 1
+        and all(each % size == 0 for each in divided)
+        and _has_tokens(size, model.vocab_size)
+    )
 
 
 def _has_tokens(size: int, vocab_size: int) -> bool:

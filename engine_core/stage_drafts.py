@@ -8,7 +8,8 @@ from typing import Self
 
 from .heads_config import EAGLE, MEDUSA, HeadsConfig
 
-SAMPLED, ALL = "sampled", "all"
+SAMPLED = "sampled"
+ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +19,8 @@ class StageDrafts:
     most: int = 0
     """Guesses for one row and step; 0: any number."""
     final: str = ""
-    """Tokens whose normed hidden states heads read: `SAMPLED`, those after which one is sampled, or `ALL`; empty:
-    none."""
+    """Tokens whose normed hidden states heads read: `SAMPLED`, those after which one is sampled, or
+    `ALL`; empty: none."""
     layers: tuple[int, ...] = ()
     """Layers of the served model whose inputs heads read, ascending."""
 

@@ -1,4 +1,5 @@
-"""Output of the engine after a step, in columns. Crosses from the core to the server, so it holds plain data only."""
+"""Output of the engine after a step, in columns. Crosses from the core to the server, so it holds
+plain data only."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ class Started:
     queue_seconds: float
     prefill_seconds: float
     cached_by_tier: dict[str, int] = field(default_factory=dict)
-    """Number of cached tokens that came from elsewhere than the device's cache: host, disk, peer."""
+    """Number of cached tokens that came from elsewhere than the device's cache: host, disk,
+    peer."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """Work for a request, over all the times it held a row. Overshoot that was planned past its end is in it."""
+    """Work for a request, over all the times it held a row. Overshoot that was planned past its end
+    is in it."""
 
     num_preemptions: int
     num_steps: int
@@ -48,7 +51,8 @@ class Finished:
 
 @dataclass(slots=True)
 class StoredChain:
-    """Blocks that can now be hit: a chain that continues `parent` (a block hash, or empty at its start)."""
+    """Blocks that can now be hit: a chain that continues `parent` (a block hash, or empty at its
+    start)."""
 
     parent: bytes
     hashes: list[bytes]
@@ -75,9 +79,12 @@ class PromptLogprobsPart:
 
 @dataclass(slots=True, kw_only=True)
 class MasksWanted:
-    """Requests keys[i] took rows[i] of the mask table and need a mask there for output output_indices[i], then one for
-    each output after it: see `Engine.masks_filled`. The grammar has to have read all before it. With draft_ids[i] they
-    need a mask for each of these too, as if the drafts before it were the answer's, beside one another."""
+    """Requests keys[i] took rows[i] of the mask table and need a mask there for output
+    output_indices[i], then one for
+    each output after it: see `Engine.masks_filled`. The grammar has to have read all before it.
+    With draft_ids[i] they
+    need a mask for each of these too, as if the drafts before it were the answer's, beside one
+    another."""
 
     keys: list[int]
     rows: list[int]
@@ -90,7 +97,8 @@ class MasksWanted:
 
 @dataclass(slots=True, kw_only=True)
 class MaskReport:
-    """Masks that are wanted from now on, or tokens that were drawn under masks: num_tokens[i] of request keys[i]."""
+    """Masks that are wanted from now on, or tokens that were drawn under masks: num_tokens[i] of
+    request keys[i]."""
 
     wanted: MasksWanted | None = None
     keys: list[int] = field(default_factory=list)
@@ -132,7 +140,8 @@ class PeerUse:
     num_direct: int = 0
     """Pulled tokens whose keys and values were copied out of another engine's KV cache."""
     num_discarded: int = 0
-    """Blocks that other engines were thought to hold, and that did not come or were not what was asked for."""
+    """Blocks that other engines were thought to hold, and that did not come or were not what was
+    asked for."""
     num_leases: int = 0
     """Leases that other engines have here, now."""
     seconds_per_token: float = 0.0
@@ -169,7 +178,8 @@ class EngineLoad:
     hits_by_tier: dict[str, int] = field(default_factory=dict)
     """Hit tokens that a block source brought, by its tier."""
     seconds_per_hit_token: float = 0.0
-    """Time until a cached prompt token could be used, lately: what block sources had to bring, over all hits."""
+    """Time until a cached prompt token could be used, lately: what block sources had to bring, over
+    all hits."""
     num_resumed_kept: int = 0
     """Tokens of preempted requests that ran again whose blocks the device still had."""
     num_resumed_loaded: int = 0
@@ -193,7 +203,8 @@ class EngineLoad:
 
 @dataclass(slots=True, kw_only=True)
 class StepOutput:
-    """Row i speaks of request keys[i]: num_tokens[i] new tokens, the first being output first_index[i]."""
+    """Row i speaks of request keys[i]: num_tokens[i] new tokens, the first being output
+    first_index[i]."""
 
     step: int
     keys: list[int] = field(default_factory=list)

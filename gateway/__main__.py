@@ -87,26 +87,37 @@ LAST_WORDS = 1.0
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """From settings to the last answer. Raises `SettingError` for files that cannot be used, `OSError` for ports."""
+    """From settings to the last answer. Raises `SettingError` for files that cannot be used,
+    `OSError` for ports."""
     async with contextlib.AsyncExitStack() as stack:
         life = await stack.enter_async_context(lifetime("gateway"))
         bus = await stack.enter_async_context(Bus.open(settings.nats_url or None))
-        name, epoch = settings.gateway_id or f"gateway-{secrets.token_hex(4)}", new_epoch()
+        name = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
+        epoch = new_epoch()
         tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
         store = await stack.enter_async_context(Store.open(settings.redis_url or None))
-        cluster = await stack.enter_async_context(cluster_behind(settings, bus, store, name, tracing))
+        cluster = await stack.enter_async_context(
+            cluster_behind(settings, bus, store, name, tracing)
+        )
         durable = Durable(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
         limits = storage_limits(settings, cluster.tenants)
-        storage, responses = TenantStorage(durable, limits), ResponseStore(store, settings.response_ttl, limits)
-        admin = await stack.enter_async_context(admin_of(settings, bus, durable, cluster.tenants, responses))
+        storage = TenantStorage(durable, limits)
+        responses = ResponseStore(store, settings.response_ttl, limits)
+        admin = await stack.enter_async_context(
+            admin_of(settings, bus, durable, cluster.tenants, responses)
+        )
         administration = Administration(admin, is_open=not settings.api_key_file)
         models = ModelAdmin(bus, cluster.catalogues, administration)
-        demand = await stack.enter_async_context(ClusterDemand(bus, name, cluster.demand_by_model).running())
+        demand = await stack.enter_async_context(
+            ClusterDemand(bus, name, cluster.demand_by_model).running()
+        )
         gateways = await stack.enter_async_context(Members(bus, [Kind.GATEWAY]).running())
         surveyed = ClusterView.open(cluster, bus, gateways, models, has_keys=settings.has_keys)
         view = await stack.enter_async_context(surveyed)
         feed = LiveFeed(cluster, administration, view, settings.slow_reader_limit)
-        routes = admin_routes(admin, models, ReplicaAdmin(cluster.members, administration), DemandPage(demand))
+        routes = admin_routes(
+            admin, models, ReplicaAdmin(cluster.members, administration), DemandPage(demand)
+        )
         routes.append(("GET", "/console/live", feed.watch))
         app = make_app(cluster, settings, storage, responses, routes, administration.may_see)
         rest, public = listeners(settings, cluster, app)
@@ -117,7 +128,9 @@ async def serve(settings: GatewaySettings) -> None:
             if settings.adopt_unsigned_tenants:
                 await adopt_unsigned(bus, durable)
             async with (
-                StorageBounds(bus, settings.storage_bytes, lambda: make_streams(settings, bus, durable)).running(),
+                StorageBounds(
+                    bus, settings.storage_bytes, lambda: make_streams(settings, bus, durable)
+                ).running(),
                 Heartbeat.running(bus, lambda: replace(member, without=cluster.outages())),
                 batches_run(settings, storage, app),
                 background_run(settings, storage, app, responses),
@@ -125,11 +138,17 @@ async def serve(settings: GatewaySettings) -> None:
                 life.announce(rest=rest.address, grpc=public.address, **metrics)
                 await life.stopping.wait()
             limit = 0.0 if life.orphaned else settings.drain_limit
-            await cluster.drain(limit, asyncio.gather(rest.stop(limit + LAST_WORDS), public.stop(limit + LAST_WORDS)))
+            await cluster.drain(
+                limit,
+                asyncio.gather(rest.stop(limit + LAST_WORDS), public.stop(limit + LAST_WORDS)),
+            )
 
 
-def listeners(settings: GatewaySettings, cluster: Cluster, app: ASGIApp) -> tuple[RestListener, GrpcListener]:
-    """The two surfaces that clients reach, bound to their ports. Raises `SettingError`, `OSError`."""
+def listeners(
+    settings: GatewaySettings, cluster: Cluster, app: ASGIApp
+) -> tuple[RestListener, GrpcListener]:
+    """The two surfaces that clients reach, bound to their ports. Raises `SettingError`,
+    `OSError`."""
     shared: dict[str, Any] = {
         "slow_reader_limit": settings.slow_reader_limit,
         "reuse_port": settings.reuse_port,
@@ -158,7 +177,9 @@ def listeners(settings: GatewaySettings, cluster: Cluster, app: ASGIApp) -> tupl
     return rest, public
 
 
-def own_member(settings: GatewaySettings, name: str, epoch: int, rest: RestListener, public: GrpcListener) -> Member:
+def own_member(
+    settings: GatewaySettings, name: str, epoch: int, rest: RestListener, public: GrpcListener
+) -> Member:
     """The gateway as other members see it."""
     scheme = "https" if settings.tls_cert_file else "http"
     return Member(
@@ -181,7 +202,8 @@ async def make_streams(settings: GatewaySettings, bus: Bus, durable: Durable) ->
 
 
 async def adopt_unsigned(bus: Bus, durable: Durable) -> None:
-    """Signs what an earlier version kept, before the gateway announces itself. Tenants are signed when read."""
+    """Signs what an earlier version kept, before the gateway announces itself. Tenants are signed
+    when read."""
     try:
         await UsageLog(bus).make()
         await UsageLog(bus).adopt()
@@ -191,12 +213,17 @@ async def adopt_unsigned(bus: Bus, durable: Durable) -> None:
 
 
 @contextlib.asynccontextmanager
-async def batches_run(settings: GatewaySettings, storage: TenantStorage, app: ASGIApp) -> AsyncIterator[None]:
-    """Works on batches for the length of a scope, where there is a NATS and the settings want it."""
+async def batches_run(
+    settings: GatewaySettings, storage: TenantStorage, app: ASGIApp
+) -> AsyncIterator[None]:
+    """Works on batches for the length of a scope, where there is a NATS and the settings want
+    it."""
     if not settings.nats_url or not settings.batch_concurrency:
         yield
         return
-    caller = LineCaller(app, concurrency=settings.batch_concurrency, registry=prometheus_client.REGISTRY)
+    caller = LineCaller(
+        app, concurrency=settings.batch_concurrency, registry=prometheus_client.REGISTRY
+    )
     async with Runner(storage, caller, max_line_bytes=settings.max_body_bytes).running():
         yield
 
@@ -226,8 +253,11 @@ async def cluster_behind(
         Catalogues(bus).running() as catalogues,
         Doubts(bus, router.peers.epoch, lambda: len(router.peers) > 0).running() as doubts,
     ):
-        processors, outputs = Processors(), OutputSessions(gateway_id)
-        cold_starts = cold_start_queue(settings, bus, gateway_id, catalogues, processors, outputs, router)
+        processors = Processors()
+        outputs = OutputSessions(gateway_id)
+        cold_starts = cold_start_queue(
+            settings, bus, gateway_id, catalogues, processors, outputs, router
+        )
         keys = settings.master_key, settings.master_key_file
         cluster = Cluster(
             members=members,
@@ -265,19 +295,25 @@ async def tenancy_behind(
 ) -> AsyncIterator[tuple[Tenants, Accounts, VirtualTime]]:
     """The tenants, their limits and usage, and their fair shares."""
     async with (
-        # A limit may take longer than a routing hint: what is late for one must not count as down for the other.
+        # A limit may take longer than a routing hint: what is late for one must not count as down
+        # for the other.
         Store.open(settings.redis_url or None) as counters,
         tenants_of(settings, bus, counters) as (tenants, scopes_of),
     ):
-        limiter, usage, share = Limiter(counters), UsageLog(bus), settings.fail_open_share
-        accounts = Accounts(limiter, usage, gateway_id=gateway_id, scopes_of=scopes_of, fail_open_share=share)
+        limiter = Limiter(counters)
+        usage = UsageLog(bus)
+        share = settings.fail_open_share
+        accounts = Accounts(
+            limiter, usage, gateway_id=gateway_id, scopes_of=scopes_of, fail_open_share=share
+        )
         async with accounts.running(), VirtualTime(counters).running() as fair:
             yield tenants, accounts, fair
 
 
 @contextlib.asynccontextmanager
 async def members_behind(settings: GatewaySettings, bus: Bus) -> AsyncIterator[Members]:
-    """The members of the cluster: the seeds, those saved by an earlier gateway, and those that the bus names."""
+    """The members of the cluster: the seeds, those saved by an earlier gateway, and those that the
+    bus names."""
     seeds = {
         Kind.PROCESSOR: settings.processor,
         Kind.OUTPUT_PROCESSOR: settings.output_processor,
@@ -293,7 +329,8 @@ async def members_behind(settings: GatewaySettings, bus: Bus) -> AsyncIterator[M
 async def router_behind(
     settings: GatewaySettings, bus: Bus, store: Store, members: Members
 ) -> AsyncIterator[tuple[Router, Admission, Outages]]:
-    """The router, the queue before it, and which of the services that they read are out of reach."""
+    """The router, the queue before it, and which of the services that they read are out of
+    reach."""
     registry = prometheus_client.REGISTRY
     feed = IndexFeed(bus, members, store)
     router = Router(bus, members, feed, registry=registry, logged_share=settings.log_receipts)
@@ -333,27 +370,39 @@ def storage_limits(settings: GatewaySettings, tenants: Tenants) -> StorageLimits
 
 
 @contextlib.asynccontextmanager
-async def tenants_of(settings: GatewaySettings, bus: Bus, store: Store) -> AsyncIterator[tuple[Tenants, ScopesOf]]:
+async def tenants_of(
+    settings: GatewaySettings, bus: Bus, store: Store
+) -> AsyncIterator[tuple[Tenants, ScopesOf]]:
     """The tenants that may call, and their limits."""
     file = KeyedTenants.read(Path(settings.api_key_file)) if settings.api_key_file else None
     if settings.keeps_tenants:
         admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
         snapshot = Snapshot(settings.tenants_file)
-        last_written = LastWritten(f"{settings.tenants_file}.times" if settings.tenants_file else "", store)
-        tenant_store = TenantStore(bus, last_written, adopts_unsigned=settings.adopt_unsigned_tenants)
+        last_written = LastWritten(
+            f"{settings.tenants_file}.times" if settings.tenants_file else "", store
+        )
+        tenant_store = TenantStore(
+            bus, last_written, adopts_unsigned=settings.adopt_unsigned_tenants
+        )
         known = TenantDirectory(tenant_store, admins, file, snapshot)
         async with known.running(bus) as directory, gone_tenants_told(bus, directory):
             yield directory, directory.scopes
     elif file is not None:
         yield file, unlimited
     else:
-        structlog.get_logger().warning("no keys are set: whoever reaches this gateway is served, by any name")
+        structlog.get_logger().warning(
+            "no keys are set: whoever reaches this gateway is served, by any name"
+        )
         yield OpenTenants(), unlimited
 
 
 @contextlib.asynccontextmanager
 async def admin_of(
-    settings: GatewaySettings, bus: Bus, durable: Durable, tenants: Tenants, responses: ResponseStore
+    settings: GatewaySettings,
+    bus: Bus,
+    durable: Durable,
+    tenants: Tenants,
+    responses: ResponseStore,
 ) -> AsyncIterator[TenantAdmin | None]:
     """Administration of tenants for the length of a scope, where tenants are kept."""
     if not isinstance(tenants, TenantDirectory):

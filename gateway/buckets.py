@@ -15,9 +15,12 @@ from nats.js.kv import KeyValue
 from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.pending_messages import MESSAGE_SECONDS, pending_messages
 
-_PAGE, _PAGE_OF_VALUES = 512, 32
-"""Number of messages that are asked for at once, without values and with values, each of up to a mebibyte."""
-_MSG_SIZE, _MARKS = "Nats-Msg-Size", frozenset({"KV-Operation", "Nats-Marker-Reason"})
+_PAGE = 512
+_PAGE_OF_VALUES = 32
+"""Number of messages that are asked for at once, without values and with values, each of up to a
+mebibyte."""
+_MSG_SIZE = "Nats-Msg-Size"
+_MARKS = frozenset({"KV-Operation", "Nats-Marker-Reason"})
 """Headers of a message: its bytes, and those of marks that stand in place of a value."""
 _WRONG_LAST_SEQUENCE = 10071
 """JetStream's number for a subject that is not as it was expected to be."""
@@ -49,10 +52,14 @@ def or_unavailable() -> Iterator[None]:
             ) from None
         # A plain TimeoutError has no text.
         reason = str(failure) or "no reply in time"
-        raise Unavailable(f"durable storage in NATS does not answer: {reason}", code="storage_unavailable") from None
+        raise Unavailable(
+            f"durable storage in NATS does not answer: {reason}", code="storage_unavailable"
+        ) from None
 
 
-async def put_once(js: JetStreamContext, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bool:
+async def put_once(
+    js: JetStreamContext, subject: str, payload: bytes, headers: dict[str, str] | None = None
+) -> bool:
     """False where there is something under that subject already."""
     try:
         await publish_behind(js, subject, payload, after=0, headers=headers)
@@ -62,10 +69,15 @@ async def put_once(js: JetStreamContext, subject: str, payload: bytes, headers: 
 
 
 async def publish_behind(
-    js: JetStreamContext, subject: str, payload: bytes, *, after: int, headers: Mapping[str, str] | None = None
+    js: JetStreamContext,
+    subject: str,
+    payload: bytes,
+    *,
+    after: int,
+    headers: Mapping[str, str] | None = None,
 ) -> int:
-    """Writes while the subject's last message is that of sequence `after` (0: while there is none). Returns the
-    sequence of its own. Raises `Overtaken`."""
+    """Writes while the subject's last message is that of sequence `after` (0: while there is none).
+    Returns the sequence of its own. Raises `Overtaken`."""
     expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
     try:
         return (await js.publish(subject, payload, headers=expected | dict(headers or {}))).seq
@@ -88,11 +100,15 @@ def is_full(refused: nats.js.errors.APIError) -> bool:
 async def entries(js: JetStreamContext, bucket: str, pattern: str) -> AsyncIterator[KeyValue.Entry]:
     """Values whose keys match now. Raises `TimeoutError` when the next one does not come."""
     prefix = f"$KV.{bucket}."
-    async for message in _last_messages(js, f"KV_{bucket}", f"{prefix}{pattern}", page=_PAGE_OF_VALUES):
+    async for message in _last_messages(
+        js, f"KV_{bucket}", f"{prefix}{pattern}", page=_PAGE_OF_VALUES
+    ):
         if _MARKS.isdisjoint(message.headers or ()):
             revision = message.metadata.sequence.stream
             key = message.subject.removeprefix(prefix)
-            yield KeyValue.Entry(bucket, key, message.data, revision, delta=None, created=None, operation=None)
+            yield KeyValue.Entry(
+                bucket, key, message.data, revision, delta=None, created=None, operation=None
+            )
 
 
 async def sizes(js: JetStreamContext, bucket: str, pattern: str) -> list[int]:
@@ -101,7 +117,9 @@ async def sizes(js: JetStreamContext, bucket: str, pattern: str) -> list[int]:
     return [int(headers.get(_MSG_SIZE, "0")) async for headers in found]
 
 
-async def last_headers(js: JetStreamContext, stream: str, pattern: str) -> AsyncIterator[Mapping[str, str]]:
+async def last_headers(
+    js: JetStreamContext, stream: str, pattern: str
+) -> AsyncIterator[Mapping[str, str]]:
     """Headers of the last message of each subject that matches now."""
     async for message in _last_messages(js, stream, pattern, page=_PAGE, headers_only=True):
         yield message.headers or {}
@@ -110,7 +128,8 @@ async def last_headers(js: JetStreamContext, stream: str, pattern: str) -> Async
 async def _last_messages(
     js: JetStreamContext, stream: str, pattern: str, *, page: int, headers_only: bool = False
 ) -> AsyncIterator[Msg]:
-    """The last message of each subject that matches now, `page` of them at a time; see `pending_messages`."""
+    """The last message of each subject that matches now, `page` of them at a time; see
+    `pending_messages`."""
     consumer = ConsumerConfig(
         headers_only=headers_only,
         deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
@@ -118,14 +137,17 @@ async def _last_messages(
         inactive_threshold=MESSAGE_SECONDS,
         mem_storage=True,
     )
-    messages = pending_messages(await js.pull_subscribe(pattern, stream=stream, config=consumer), page)
+    messages = pending_messages(
+        await js.pull_subscribe(pattern, stream=stream, config=consumer), page
+    )
     async with contextlib.aclosing(messages):
         async for message in messages:
             yield message
 
 
 async def drop_keys(js: JetStreamContext, bucket: str, pattern: str) -> None:
-    """Takes keys out of a bucket with all that they ever had. It writes nothing: a full bucket has room for it."""
+    """Takes keys out of a bucket with all that they ever had. It writes nothing: a full bucket has
+    room for it."""
     await js.purge_stream(f"KV_{bucket}", subject=f"$KV.{bucket}.{pattern}")
 
 

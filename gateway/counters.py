@@ -1,6 +1,7 @@
 """Counters and histograms of every request or token: used by one thread, without a lock.
 
-A counter of prometheus_client takes a lock for each number, a histogram two, and a look-up of labels more than both.
+A counter of prometheus_client takes a lock for each number, a histogram two, and a look-up of
+labels more than both.
 """
 
 from __future__ import annotations
@@ -19,9 +20,16 @@ class LabelledCounter(Collector):
     """A counter by labels. Without labels it is exported from the start, with zero."""
 
     def __init__(
-        self, name: str, documentation: str, labels: Sequence[str] = (), *, registry: CollectorRegistry
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str] = (),
+        *,
+        registry: CollectorRegistry,
     ) -> None:
-        self._name, self._documentation, self._labels = name, documentation, labels
+        self._name = name
+        self._documentation = documentation
+        self._labels = labels
         self._counts: Counter[tuple[str, ...]] = Counter() if labels else Counter({(): 0})
         registry.register(self)
 
@@ -51,7 +59,10 @@ class LabelledHistogram(Collector):
         *,
         registry: CollectorRegistry,
     ) -> None:
-        self._name, self._documentation, self._labels, self._bounds = name, documentation, labels, bounds
+        self._name = name
+        self._documentation = documentation
+        self._labels = labels
+        self._bounds = bounds
         self._cells: dict[tuple[str, ...], _Cells] = {}
         if not labels:
             self.of()
@@ -76,13 +87,22 @@ class LabelledGauges(Collector):
     """Gauges by one label, read when they are exported."""
 
     def __init__(
-        self, label: str, gauges: Mapping[str, str], read: Callable[[], Iterable[tuple[str, Sequence[float]]]]
+        self,
+        label: str,
+        gauges: Mapping[str, str],
+        read: Callable[[], Iterable[tuple[str, Sequence[float]]]],
     ) -> None:
-        """`gauges` are names with their documentation; `read` returns, for each label, a value of each gauge."""
-        self._label, self._gauges, self._read = label, gauges, read
+        """`gauges` are names with their documentation; `read` returns, for each label, a value of
+        each gauge."""
+        self._label = label
+        self._gauges = gauges
+        self._read = read
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        families = [GaugeMetricFamily(name, text, labels=[self._label]) for name, text in self._gauges.items()]
+        families = [
+            GaugeMetricFamily(name, text, labels=[self._label])
+            for name, text in self._gauges.items()
+        ]
         for label, values in self._read():
             for family, value in zip(families, values, strict=True):
                 family.add_metric([label], value)
@@ -93,7 +113,9 @@ class _Cells:
     """The buckets of one set of labels: `observe` is one search and two additions."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1

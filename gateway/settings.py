@@ -14,7 +14,8 @@ from .storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STOR
 
 MIN_CALLS = 128
 BODY_BYTES_PER_SECOND = 16 * 1024
-"""Past its first seconds a body may take as long as it does at this rate: a slow body holds no place for ever."""
+"""Past its first seconds a body may take as long as it does at this rate: a slow body holds no
+place for ever."""
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 _POSITIVE = (
@@ -25,7 +26,11 @@ _POSITIVE = (
 _BOUNDS: tuple[tuple[Sequence[str], Callable[[float], bool], str], ...] = (
     (("port", "grpc_port"), lambda value: 0 <= value <= 65535, "0…65535"),
     (_POSITIVE, lambda value: value > 0, "more than 0"),
-    (("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"), lambda value: value >= 0, "at least 0"),
+    (
+        ("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"),
+        lambda value: value >= 0,
+        "at least 0",
+    ),
     (("storage_bytes",), lambda value: value >= MIN_STORAGE_BYTES, f"at least {MIN_STORAGE_BYTES}"),
     (("fail_open_share", "log_receipts"), lambda value: 0 <= value <= 1, "0…1"),
 )
@@ -34,7 +39,8 @@ _BOUNDS: tuple[tuple[Sequence[str], Callable[[float], bool], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings(StageSecuritySettings):
-    """The gateway: OpenAI's REST API and public gRPC over processors, output processors and engines."""
+    """The gateway: OpenAI's REST API and public gRPC over processors, output processors and
+    engines."""
 
     host: str = setting("127.0.0.1", "address to listen on; beyond loopback only with keys")
     port: int = setting(8000, "REST port; 0: any")
@@ -43,34 +49,51 @@ class GatewaySettings(StageSecuritySettings):
     gateway_id: str = setting("", "stable name among the gateways; default: a random one")
     nats_url: str = setting(
         "",
-        "NATS server for membership and events; none: only stages given by --processor, --output-processor, --replica",
+        "NATS server for membership and events; none: only stages given by --processor, "
+        "--output-processor, --replica",
     )
     redis_url: str = setting(
-        "", "Redis server of the prefix index, limits and responses; none: what this gateway knows itself"
+        "",
+        "Redis server of the prefix index, limits and responses; none: what this gateway "
+        "knows itself",
     )
     processor: tuple[str, ...] = setting(
         (), "host:port of a processor (repeatable); a host name stands for all its addresses"
     )
-    output_processor: tuple[str, ...] = setting((), "host:port of an output processor, as --processor")
+    output_processor: tuple[str, ...] = setting(
+        (), "host:port of an output processor, as --processor"
+    )
     replica: tuple[str, ...] = setting((), "host:port of an engine, as --processor")
     members_file: str = setting(
-        "", "file that keeps the stages heard on NATS, for a start while NATS is away; none: they are not kept"
+        "",
+        "file that keeps the stages heard on NATS, for a start while NATS is away; none: they "
+        "are not kept",
     )
-    api_key_file: str = setting("", "file with one `tenant key` a line; none: one tenant, without a key")
-    admin_key: str = setting("", "administrator's key; set it in the environment. With one, tenants are kept in NATS")
+    api_key_file: str = setting(
+        "", "file with one `tenant key` a line; none: one tenant, without a key"
+    )
+    admin_key: str = setting(
+        "", "administrator's key; set it in the environment. With one, tenants are kept in NATS"
+    )
     admin_key_file: str = setting("", "file of administrators' keys, one `name key` a line")
     tenants_file: str = setting(
-        "", "file that keeps tenants and digests of their keys for a start without NATS; none: they are not kept"
+        "",
+        "file that keeps tenants and digests of their keys for a start without NATS; none: they "
+        "are not kept",
     )
     adopt_unsigned_tenants: bool = setting(
         False,
-        "sign records in NATS that have no signature (tenants, files, batches); use it once, after an upgrade",
+        "sign records in NATS that have no signature (tenants, files, batches); use it once, "
+        "after an upgrade",
     )
     fail_open_share: float = setting(
-        1.0, "share of each limit that this gateway grants while Redis is away; 0: it refuses with 503"
+        1.0,
+        "share of each limit that this gateway grants while Redis is away; 0: it refuses with 503",
     )
     master_key: str = setting(
-        "", "secret that separates tenants' cached prefixes, equal on all gateways; set it in the environment"
+        "",
+        "secret that separates tenants' cached prefixes, equal on all gateways; set it in the "
+        "environment",
     )
     master_key_file: str = setting(
         "", "file with the master key; neither: a random one, so that gateways share no prefixes"
@@ -79,17 +102,27 @@ class GatewaySettings(StageSecuritySettings):
     tls_cert_file: str = setting("", "PEM certificate for clients, REST and gRPC; none: no TLS")
     tls_key_file: str = setting("", "PEM private key of that certificate")
     tls_client_ca_file: str = setting(
-        "", "PEM certificates of authorities; with it, clients must show a certificate that one of these signed"
+        "",
+        "PEM certificates of authorities; with it, clients must show a certificate that one of "
+        "these signed",
     )
-    allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
+    allowed_origins: tuple[str, ...] = setting(
+        (), "origin whose web pages may call the API (repeatable); *: any"
+    )
     allowed_hosts: tuple[str, ...] = setting(
-        (), "host name, besides loopback names, that a gateway without keys answers to (repeatable); *: any"
+        (),
+        "host name, besides loopback names, that a gateway without keys answers to "
+        "(repeatable); *: any",
     )
     tokenizer_info: bool = setting(
         False, "answer GET /tokenizer_info with the tokenizer's configuration and the chat template"
     )
-    max_body_bytes: int = setting(4 * 1024 * 1024, "largest body of a request, or gRPC message, in bytes")
-    max_text_bytes: int = setting(512 * 1024, "largest request of /tokenize and /detokenize, in bytes")
+    max_body_bytes: int = setting(
+        4 * 1024 * 1024, "largest body of a request, or gRPC message, in bytes"
+    )
+    max_text_bytes: int = setting(
+        512 * 1024, "largest request of /tokenize and /detokenize, in bytes"
+    )
     max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files, in bytes")
     storage_bytes: int = setting(
         16 * 1024 * 1024 * 1024,
@@ -97,43 +130,61 @@ class GatewaySettings(StageSecuritySettings):
     )
     tenant_file_bytes: int = setting(
         DEFAULT_FILE_BYTES,
-        "bytes of files, batches and background responses that a tenant may keep, unless it has a limit",
+        "bytes of files, batches and background responses that a tenant may keep, unless it "
+        "has a limit",
     )
     tenant_response_bytes: int = setting(
-        DEFAULT_RESPONSE_BYTES, "bytes of responses and conversations that a tenant may keep, unless it has a limit"
+        DEFAULT_RESPONSE_BYTES,
+        "bytes of responses and conversations that a tenant may keep, unless it has a limit",
     )
     batch_concurrency: int = setting(
         64, "lines of batches that run on this gateway at once; 0: other gateways run batches"
     )
-    max_choices: int = setting(1024, "most choices of one request: its prompts, each times n or best_of")
+    max_choices: int = setting(
+        1024, "most choices of one request: its prompts, each times n or best_of"
+    )
     max_running: int = setting(4096, "choices that run on this gateway at once")
     max_queued: int = setting(4096, "prompts that wait on this gateway at once")
     cold_start_timeout: float = setting(
-        0.0, "seconds that a request waits for the first engine of its model to start; 0: requests do not wait"
+        0.0,
+        "seconds that a request waits for the first engine of its model to start; 0: requests do "
+        "not wait",
     )
     ready_needs_engine: bool = setting(
-        False, "answer /ready with 503 until an engine is there, even if requests wait for one to start"
+        False,
+        "answer /ready with 503 until an engine is there, even if requests wait for one to start",
     )
-    response_ttl: float = setting(86400.0, "seconds that responses and conversations are kept in Redis")
-    sse_keep_alive: float = setting(5.0, "seconds without an event after which a stream gets a comment")
+    response_ttl: float = setting(
+        86400.0, "seconds that responses and conversations are kept in Redis"
+    )
+    sse_keep_alive: float = setting(
+        5.0, "seconds without an event after which a stream gets a comment"
+    )
     slow_reader_limit: float = setting(
         30.0,
-        "seconds that a client may read nothing of its answer: over gRPC at any time, over REST after the answer's end",
+        "seconds that a client may read nothing of its answer: over gRPC at any time, over REST "
+        "after the answer's end",
     )
     slow_head_limit: float = setting(
-        60.0, "seconds for the request line and headers over REST, and for a new connection without a request"
+        60.0,
+        "seconds for the request line and headers over REST, and for a new connection without "
+        "a request",
     )
     slow_body_limit: float = setting(
         30.0,
-        "seconds for the body of a request over REST, plus one for each 16 KiB, and longest pause in it; over gRPC a "
+        "seconds for the body of a request over REST, plus one for each 16 KiB, and longest "
+        "pause in it; over gRPC a "
         "message has the time of the largest body",
     )
     drain_limit: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
     log_receipts: float = setting(
-        0.01, "share of requests whose routing decision is logged; those whose replica failed always are"
+        0.01,
+        "share of requests whose routing decision is logged; those whose replica failed always are",
     )
     metrics_port: int = setting(-1, "port of /metrics for this process alone; 0: any, -1: none")
-    otlp_endpoint: str = setting("", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans")
+    otlp_endpoint: str = setting(
+        "", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans"
+    )
     log_level: str = setting("info", "debug, info, warning or error")
 
     def __post_init__(self) -> None:
@@ -146,22 +197,37 @@ class GatewaySettings(StageSecuritySettings):
             raise SettingError("grpc_port", self.grpc_port, "another port than --port")
         self._check_addresses()
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
-            raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
+            raise SettingError(
+                "tls_key_file",
+                self.tls_key_file,
+                "a file, together with --tls-cert-file, or neither",
+            )
         if self.tls_client_ca_file and not self.tls_cert_file:
-            raise SettingError("tls_client_ca_file", self.tls_client_ca_file, "a file, together with --tls-cert-file")
+            raise SettingError(
+                "tls_client_ca_file",
+                self.tls_client_ca_file,
+                "a file, together with --tls-cert-file",
+            )
         self._check_callers()
 
     def _check_callers(self) -> None:
         if self.keeps_tenants and not self.nats_url:
-            raise SettingError("nats_url", self.nats_url, "a NATS server with JetStream, where tenants are kept")
+            raise SettingError(
+                "nats_url", self.nats_url, "a NATS server with JetStream, where tenants are kept"
+            )
         if not (self.has_keys or is_loopback(self.host)):
-            allowed = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
+            allowed = (
+                "a loopback address, unless --api-key-file or --admin-key-file says who may call"
+            )
             raise SettingError("host", self.host, allowed)
 
     def _check_addresses(self) -> None:
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
-                allowed = "* or an origin as browsers send it: scheme://host or scheme://host:port, without a path"
+                allowed = (
+                    "* or an origin as browsers send it: scheme://host or "
+                    "scheme://host:port, without a path"
+                )
                 raise SettingError("allowed_origins", origin, allowed)
         for name in ("processor", "output_processor", "replica"):
             for address in getattr(self, name):
@@ -170,8 +236,9 @@ class GatewaySettings(StageSecuritySettings):
 
     @property
     def max_calls(self) -> int:
-        """Largest number of calls over gRPC, and of connections over REST, that are open at once: twice those that run
-        or wait for a turn, since others are being prepared, or wait for a first replica."""
+        """Largest number of calls over gRPC, and of connections over REST, that are open at once:
+        twice those that run or wait for a turn, since others are being prepared, or wait for a
+        first replica."""
         return max(MIN_CALLS, 2 * (self.max_running + self.max_queued))
 
     @property
@@ -181,13 +248,17 @@ class GatewaySettings(StageSecuritySettings):
 
     @property
     def slow_message_limit(self) -> float:
-        """Seconds that a message over gRPC may take. Its length is known when all of it is there."""
+        """Seconds that a message over gRPC may take. Its length is known when all of it is
+        there."""
         return self.slow_body_limit + self.max_message_bytes / BODY_BYTES_PER_SECOND
 
     @property
     def patience(self) -> dict[str, float]:
         """Arguments of an `Exchange`: the seconds that a client may be slow."""
-        return {"slow_reader_limit": self.slow_reader_limit, "slow_body_limit": self.slow_body_limit}
+        return {
+            "slow_reader_limit": self.slow_reader_limit,
+            "slow_body_limit": self.slow_body_limit,
+        }
 
     @property
     def has_keys(self) -> bool:

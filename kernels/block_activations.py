@@ -1,12 +1,16 @@
-"""Activations in 8 bits, for products with packed weights: in plain torch, the specification of the CPU's kernel.
+"""Activations in 8 bits, for products with packed weights: in plain torch, the specification of the
+CPU's kernel.
 
-Every 32 inputs have a scale of their own, a 127th of their largest magnitude, or all of a row have one. A block is 48
-bytes: 32 numbers, then float32 scale, float32 scale * sum, int32 sum and an int32 number: twice the sum of the first 16
+Every 32 inputs have a scale of their own, a 127th of their largest magnitude, or all of a row have
+one. A block is 48
+bytes: 32 numbers, then float32 scale, float32 scale * sum, int32 sum and an int32 number: twice the
+sum of the first 16
 numbers, and 1 more for a block that has a rest.
 
-A block with an outlier has a rest, a block of the same form behind all blocks of its row: what rounding took from its
-inputs, with a scale of a 254th of its own. Without it, the inputs beside an outlier would be rounded to a few steps;
-models have outliers in the same few inputs of nearly all tokens.
+A block with an outlier has a rest, a block of the same form behind all blocks of its row: what
+rounding took from its inputs, with a scale of a 254th of its own. Without it, the inputs beside an
+outlier would be rounded to a few steps; models have outliers in the same few inputs of nearly all
+tokens.
 """
 
 from __future__ import annotations
@@ -19,18 +23,25 @@ from .block_formats import BLOCK
 
 ROW_BYTES = 48
 """Size of a block of one row: values, then scale and sums."""
-SCALE_AT, SCALED_SUM_AT, SUM_AT, HALF_SUM_AT = 32, 36, 40, 44
+SCALE_AT = 32
+SCALED_SUM_AT = 36
+SUM_AT = 40
+HALF_SUM_AT = 44
 MOST = 127
 REST_STEPS = 254
 """Steps of a rest's scale in its block's: rounding takes at most half of one of those."""
 OUTLIER_RATIO = 5
-"""A block has a rest if its largest magnitude is more than so many times the root of its mean square."""
+"""A block has a rest if its largest magnitude is more than so many times the root of its mean
+square."""
 LEAST_SQUARES = -(-BLOCK * MOST**2 // OUTLIER_RATIO**2)
 """Sum of the squares of a block's numbers from which on it has none."""
-NUM_PARTS, NUM_PARTS_OF_TOKENS = 2, 1
-"""Blocks that a row has room for, for each 32 inputs: one and its rest; and one where all blocks share a scale."""
+NUM_PARTS = 2
+NUM_PARTS_OF_TOKENS = 1
+"""Blocks that a row has room for, for each 32 inputs: one and its rest; and one where all blocks
+share a scale."""
 LEAST_MAGNITUDE = 1e-30
-"""Largest magnitude below which a block is stored as zeros: the inverse of its scale would not be finite."""
+"""Largest magnitude below which a block is stored as zeros: the inverse of its scale would not be
+finite."""
 
 
 class Activations(NamedTuple):
@@ -47,37 +58,50 @@ class Activations(NamedTuple):
     half_sum: torch.Tensor
     """int32 [T, B]: sum of the first 16 values."""
     counts: torch.Tensor
-    """bool [T, B]: whether there is such a block; what stands in its place otherwise is anything."""
+    """bool [T, B]: whether there is such a block; what stands in its place otherwise is
+    anything."""
 
 
 def quantize(x: torch.Tensor) -> torch.Tensor:
-    """Rounds x [T, K] to uint8 [T, 2, K / 32, 48], blocks and their rests; halves are rounded to even."""
+    """Rounds x [T, K] to uint8 [T, 2, K / 32, 48], blocks and their rests; halves are rounded to
+    even."""
     blocks = x.float().unflatten(1, (-1, BLOCK))
     magnitude = blocks.abs().amax(-1)
     exact = _scaled(blocks, magnitude)
-    values, scale = exact.round(), magnitude / MOST
+    values = exact.round()
+    scale = magnitude / MOST
     has_rest = (magnitude >= LEAST_MAGNITUDE) & (values.square().sum(-1) < LEAST_SQUARES)
     rests = ((exact - values) * REST_STEPS).round()
-    return torch.stack([_stored(values, scale, has_rest), _stored(rests, scale / REST_STEPS)], dim=1)
+    return torch.stack(
+        [_stored(values, scale, has_rest), _stored(rests, scale / REST_STEPS)], dim=1
+    )
 
 
 def quantize_tokens(x: torch.Tensor) -> torch.Tensor:
-    """Rounds x [T, K] to uint8 [T, 1, K / 32, 48], with one scale for all inputs of a row, and no rests."""
+    """Rounds x [T, K] to uint8 [T, 1, K / 32, 48], with one scale for all inputs of a row, and no
+    rests."""
     blocks = x.float().unflatten(1, (-1, BLOCK))
     magnitude = blocks.abs().amax((1, 2))[:, None].expand(blocks.shape[:2]).contiguous()
     return _stored(_scaled(blocks, magnitude).round(), magnitude / MOST)[:, None]
 
 
 def _scaled(blocks: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """Blocks float32 [T, B, 32] by their magnitude [T, B], as numbers -127…127 that are not rounded yet."""
-    # A tensor over a tensor: a number over one is multiplied by its reciprocal, which is rounded twice.
-    inverse = torch.where(magnitude < LEAST_MAGNITUDE, 0.0, torch.full_like(magnitude, MOST) / magnitude)
+    """Blocks float32 [T, B, 32] by their magnitude [T, B], as numbers -127…127 that are not rounded
+    yet."""
+    # A tensor over a tensor: a number over one is multiplied by its reciprocal, which is rounded
+    # twice.
+    inverse = torch.where(
+        magnitude < LEAST_MAGNITUDE, 0.0, torch.full_like(magnitude, MOST) / magnitude
+    )
     return (blocks * inverse[..., None]).clamp(-MOST, MOST)
 
 
-def _stored(values: torch.Tensor, scale: torch.Tensor, has_rest: torch.Tensor | None = None) -> torch.Tensor:
+def _stored(
+    values: torch.Tensor, scale: torch.Tensor, has_rest: torch.Tensor | None = None
+) -> torch.Tensor:
     """Whole numbers float32 [T, B, 32] with scale [T, B] as uint8 [T, B, 48]."""
-    total, half = values.sum(-1), 2 * values[..., : BLOCK // 2].sum(-1).int()
+    total = values.sum(-1)
+    half = 2 * values[..., : BLOCK // 2].sum(-1).int()
     numbers = scale, scale * total, total.int(), half if has_rest is None else half + has_rest.int()
     parts = [values.to(torch.int8).view(torch.uint8)]
     parts += [number[..., None].contiguous().view(torch.uint8) for number in numbers]

@@ -1,8 +1,10 @@
-"""Weights in GGUF's block formats, in the order in which kernels read them, and what they expand to.
+"""Weights in GGUF's block formats, in the order in which kernels read them, and what they expand
+to.
 
-Sixteen rows make a tile, a multiple of 32 inputs a unit. What a format stores for a unit of sixteen rows lies together:
-scales, then the bits of the weights, four inputs of each row in a 32-bit word, so that one vector holds four inputs of
-all sixteen rows. A tile takes as many bytes as its rows do in the file. Source of the formats: ggml's `ggml-quants.c`.
+Sixteen rows make a tile, a multiple of 32 inputs a unit. What a format stores for a unit of sixteen
+rows lies together: scales, then the bits of the weights, four inputs of each row in a 32-bit word,
+so that one vector holds four inputs of all sixteen rows. A tile takes as many bytes as its rows do
+in the file. Source of the formats: ggml's `ggml-quants.c`.
 """
 
 from __future__ import annotations
@@ -84,25 +86,38 @@ def pack(rows: torch.Tensor, format: BlockFormat) -> BlockWeight:
     # [N, units, bytes] -> [tiles, units, 16, bytes]
     units = torch.nn.functional.pad(units, (0, 0, 0, 0, 0, -n % TILE_ROWS))
     units = units.view(-1, TILE_ROWS, *units.shape[1:]).transpose(1, 2)
-    scales, values = _read_nested(units, format) if format.is_nested else _read_simple(units, format)
+    scales, values = (
+        _read_nested(units, format) if format.is_nested else _read_simple(units, format)
+    )
     parts = [*scales, *_stored(values, format.bits)]
-    return BlockWeight(format=format, tiles=torch.cat([part.flatten(2) for part in parts], dim=2), num_rows=n)
+    return BlockWeight(
+        format=format, tiles=torch.cat([part.flatten(2) for part in parts], dim=2), num_rows=n
+    )
 
 
 def expand(weight: BlockWeight, dtype: torch.dtype) -> torch.Tensor:
-    """The weights [N, K], each computed in float32 as the `gguf` package does and rounded to the dtype once: in plain
-    torch, the specification of all kernels."""
+    """The weights [N, K], each computed in float32 as the `gguf` package does and rounded to the
+    dtype once: in plain torch, the specification of all kernels."""
     n, k = weight.shape
     out = torch.empty(len(weight.tiles) * TILE_ROWS, k, dtype=dtype, device=weight.tiles.device)
     for begin in range(0, len(weight.tiles), _TILES):
         tiles = weight.tiles[begin : begin + _TILES]
         scales = read_scales(tiles, weight.format)
         q = read_values(tiles, weight.format).float()
-        scale, minimum = scales.whole_scale, scales.whole_min
+        scale = scales.whole_scale
+        minimum = scales.whole_min
         q = q.view(*scale.shape, -1)
-        whole = (q - weight.format.offset) * scale[..., None] if minimum is None else q * scale[..., None]
+        whole = (
+            (q - weight.format.offset) * scale[..., None]
+            if minimum is None
+            else q * scale[..., None]
+        )
         if minimum is not None:
-            whole = whole - minimum[..., None] if weight.format.is_nested else whole + minimum[..., None]
+            whole = (
+                whole - minimum[..., None]
+                if weight.format.is_nested
+                else whole + minimum[..., None]
+            )
         # [tiles, 16, sub-blocks, inputs]
         out[begin * TILE_ROWS : (begin + len(tiles)) * TILE_ROWS] = whole.reshape(-1, k).to(dtype)
     return out[:n]
@@ -110,7 +125,8 @@ def expand(weight: BlockWeight, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """Scales of some tiles: [tiles, 16, sub-blocks of a row]. A sub-block is 32 inputs, in Q6_K 16."""
+    """Scales of some tiles: [tiles, 16, sub-blocks of a row]. A sub-block is 32 inputs, in Q6_K
+    16."""
 
     scale: torch.Tensor
     """float32: scale of the unit."""
@@ -143,13 +159,18 @@ def read_scales(tiles: torch.Tensor, format: BlockFormat) -> Scales:
     minimum = halves[:, :, 1].transpose(1, 2) if format.has_min else None
     if not format.is_nested:
         return Scales(scale=scale, minimum=minimum, factor=None, min_factor=None)
-    own = tiles[:, :, count * 2 * TILE_ROWS : TILE_ROWS * format.scales].reshape(num_tiles, num_units, -1, TILE_ROWS)
+    own = tiles[:, :, count * 2 * TILE_ROWS : TILE_ROWS * format.scales].reshape(
+        num_tiles, num_units, -1, TILE_ROWS
+    )
     if not format.has_min:
-        factor, min_factor = own.view(torch.int8).int(), None
+        factor = own.view(torch.int8).int()
+        min_factor = None
     else:
-        low, high = own[:, :, :8].int(), own[:, :, 8:].int()
+        low = own[:, :, :8].int()
+        high = own[:, :, 8:].int()
         high = torch.stack((high & 15, high >> 4), dim=3).flatten(2, 3)
-        factor, min_factor = low & 15 | (high & 3) << 4, low >> 4 | (high >> 2) << 4
+        factor = low & 15 | (high & 3) << 4
+        min_factor = low >> 4 | (high >> 2) << 4
     size = factor.shape[2]
 
     def of_rows(numbers: torch.Tensor) -> torch.Tensor:
@@ -186,7 +207,8 @@ def read_values(tiles: torch.Tensor, format: BlockFormat) -> torch.Tensor:
 
 
 def _stored(values: torch.Tensor, bits: int) -> list[torch.Tensor]:
-    """Converts values uint8 [tiles, units, 16, unit] to the parts that `read_values` reads, [tiles, units, …] each."""
+    """Converts values uint8 [tiles, units, 16, unit] to the parts that `read_values` reads, [tiles,
+    units, …] each."""
     shape = values.shape
     # [tiles, units, blocks, steps, 16, 4]
     words = values.view(*shape[:2], TILE_ROWS, -1, 8, 4).permute(0, 1, 3, 4, 2, 5)
@@ -204,31 +226,42 @@ def _stored(values: torch.Tensor, bits: int) -> list[torch.Tensor]:
     return [nibbles]
 
 
-def _read_simple(units: torch.Tensor, format: BlockFormat) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Reads a file's units, uint8 [tiles, units, 16, bytes]: scales by number, and values [tiles, units, 16, 32]."""
-    scales, data = units[..., : format.scales], units[..., format.scales :]
+def _read_simple(
+    units: torch.Tensor, format: BlockFormat
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Reads a file's units, uint8 [tiles, units, 16, bytes]: scales by number, and values [tiles,
+    units, 16, 32]."""
+    scales = units[..., : format.scales]
+    data = units[..., format.scales :]
     parts = [scales[..., at : at + 2] for at in range(0, format.scales, 2)]
     if format.bits == 8:
         return parts, data ^ 0x80
     high = data[..., :-16]
     nibbles = torch.cat((data[..., -16:] & 15, data[..., -16:] >> 4), dim=-1)
     if format.bits == 5:
-        nibbles = nibbles | ((high[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(-2) << 4
+        nibbles = (
+            nibbles | ((high[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(-2) << 4
+        )
     return parts, nibbles
 
 
-def _read_nested(units: torch.Tensor, format: BlockFormat) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _read_nested(
+    units: torch.Tensor, format: BlockFormat
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Reads a file's units of 256 inputs, otherwise as `_read_simple`."""
     if not format.has_min:
         low, high, factors, scale = units.split((128, 64, 16, 2), dim=-1)
-        # Two halves of 128 inputs, each 64 bytes of low nibbles before high ones and 32 bytes of four pairs of bits.
-        low, high = low.unflatten(-1, (2, 1, 64)), high.unflatten(-1, (2, 1, 32))
+        # Two halves of 128 inputs, each 64 bytes of low nibbles before high ones and 32 bytes of
+        # four pairs of bits.
+        low = low.unflatten(-1, (2, 1, 64))
+        high = high.unflatten(-1, (2, 1, 32))
         nibbles = torch.cat((low & 15, low >> 4), dim=-2).flatten(-3)
         upper = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-2).flatten(-3)
         return [scale, factors.transpose(2, 3)], nibbles | upper << 4
     scale, minimum, factors, data = units.split((2, 2, 12, len(units[0, 0, 0]) - 16), dim=-1)
     packed = _factors(factors)
-    high, data = data[..., :-128], data[..., -128:]
+    high = data[..., :-128]
+    data = data[..., -128:]
     # Four times 64 inputs: 32 bytes, low nibbles before high ones.
     data = data.unflatten(-1, (4, 1, 32))
     values = torch.cat((data & 15, data >> 4), dim=-2).flatten(-3)
@@ -238,8 +271,9 @@ def _read_nested(units: torch.Tensor, format: BlockFormat) -> tuple[list[torch.T
 
 
 def _factors(packed: torch.Tensor) -> list[torch.Tensor]:
-    """Converts eight scales and eight minima of six bits, uint8 [tiles, units, 16, 12], to the low nibbles of both
-    [tiles, units, 8, 16] and their upper bits, two sub-blocks a byte [tiles, units, 4, 16]."""
+    """Converts eight scales and eight minima of six bits, uint8 [tiles, units, 16, 12], to the low
+    nibbles of both [tiles, units, 8, 16] and their upper bits, two sub-blocks a byte [tiles, units,
+    4, 16]."""
     first, second, third = packed.split(4, dim=-1)
     scale = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=-1)
     minimum = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=-1)

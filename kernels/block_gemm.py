@@ -1,9 +1,11 @@
-"""x @ weight.T with weights in GGUF's block formats: the bits of `gemm` over the expanded matrix, for any rows.
+"""x @ weight.T with weights in GGUF's block formats: the bits of `gemm` over the expanded matrix,
+for any rows.
 
-Up to `int4_gemm.MOST_ROWS` rows weights become numbers in registers on their way to the matrix unit, where they are the
-operand with the many rows; K is never split and its order is that of `gemm`. More rows are worth a matrix: it is
-expanded into scratch memory and left to `gemm`, if it is not too large. On Hopper `hopper_block_gemm` multiplies
-bfloat16 rows. Outputs of several parts follow one another, each part in a format of its own.
+Up to `int4_gemm.MOST_ROWS` rows weights become numbers in registers on their way to the matrix
+unit, where they are the operand with the many rows; K is never split and its order is that of
+`gemm`. More rows are worth a matrix: it is expanded into scratch memory and left to `gemm`, if it
+is not too large. On Hopper `hopper_block_gemm` multiplies bfloat16 rows. Outputs of several parts
+follow one another, each part in a format of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from .packed_tiles import MOST_ROWS_OF_ONE
 
 Parts = Sequence[BlockPlanes]
 MOST_SCRATCH = 768 << 20
-"""Bytes of the largest matrix that is expanded: a vocabulary head is larger, and seldom has many rows."""
+"""Bytes of the largest matrix that is expanded: a vocabulary head is larger, and seldom has many
+rows."""
 
 
 def block_linear(x: torch.Tensor, parts: Parts, *, dependent: bool = False) -> torch.Tensor:
@@ -45,7 +48,8 @@ def block_linear(x: torch.Tensor, parts: Parts, *, dependent: bool = False) -> t
         if x.dtype in DTYPES and not is_expanded(parts, x.dtype):
             return torch.cat([block_linear(some, parts) for some in x.split(MOST_ROWS)])
         return gemm.linear(x, expanded(parts, x.dtype), dependent=dependent, is_own=True)
-    out, first = x.new_empty(x.shape[0], num_outputs(parts)), 0
+    out = x.new_empty(x.shape[0], num_outputs(parts))
+    first = 0
     for part, each in zip(parts, multiply, strict=True):
         assert each is not None
         each(out[:, first : first + part.shape[0]])
@@ -53,19 +57,29 @@ def block_linear(x: torch.Tensor, parts: Parts, *, dependent: bool = False) -> t
     return out
 
 
-def _kernel_for(x: torch.Tensor, weight: BlockPlanes, *, dependent: bool) -> Callable[[torch.Tensor], None] | None:
-    """Writes the product of x and a weight to a matrix; None: a matrix that is expanded first takes less time."""
+def _kernel_for(
+    x: torch.Tensor, weight: BlockPlanes, *, dependent: bool
+) -> Callable[[torch.Tensor], None] | None:
+    """Writes the product of x and a weight to a matrix; None: a matrix that is expanded first takes
+    less time."""
     if hopper_packed_gemm.serves(x) and hopper_block_gemm.fits(weight):
         ring = hopper_block_gemm.choose(x.shape[0], weight)
         if ring is None:
             return None
-        return lambda out: hopper_block_gemm.hopper_block_gemm(x, weight, out, ring, dependent=dependent)
+        return lambda out: hopper_block_gemm.hopper_block_gemm(
+            x, weight, out, ring, dependent=dependent
+        )
     tiles = choose(x.shape[0], x.dtype)
-    return None if tiles is None else lambda out: block_gemm(x, weight, out, tiles, dependent=dependent)
+    return (
+        None
+        if tiles is None
+        else lambda out: block_gemm(x, weight, out, tiles, dependent=dependent)
+    )
 
 
 def is_expanded(parts: Parts, dtype: torch.dtype) -> bool:
-    """Whether many rows are multiplied by the expanded matrix. Those of a larger one are multiplied in pieces."""
+    """Whether many rows are multiplied by the expanded matrix. Those of a larger one are multiplied
+    in pieces."""
     return num_outputs(parts) * parts[0].shape[1] * dtype.itemsize <= MOST_SCRATCH
 
 
@@ -75,7 +89,9 @@ def num_outputs(parts: Parts) -> int:
 
 def expanded(parts: Parts, dtype: torch.dtype) -> torch.Tensor:
     """The weights [N, K], each rounded to the dtype once, in a launch a part."""
-    out = torch.empty(num_outputs(parts), parts[0].shape[1], dtype=dtype, device=parts[0].words.device)
+    out = torch.empty(
+        num_outputs(parts), parts[0].shape[1], dtype=dtype, device=parts[0].words.device
+    )
     first = 0
     for part in parts:
         expand_into(part, out[first : first + part.shape[0]])
@@ -91,9 +107,10 @@ def rows_of(planes: BlockPlanes, row_ids: torch.Tensor, dtype: torch.dtype) -> t
 
 
 def launch_all_tiles(parts: Parts, dtype: torch.dtype, early_rows: int) -> None:
-    """Launches every kernel that products with these parts may take; those of up to `early_rows` rows start while the
-    kernel before them ends."""
-    device, k = parts[0].words.device, parts[0].shape[1]
+    """Launches every kernel that products with these parts may take; those of up to `early_rows`
+    rows start while the kernel before them ends."""
+    device = parts[0].words.device
+    k = parts[0].shape[1]
     of_rings = {MOST_ROWS_OF_ONE, *(rows for _, rows in packed_tiles.TILES)}
     for num_rows in sorted({1, *TILES, *of_rings}):
         x = torch.zeros(num_rows, k, dtype=dtype, device=device)
@@ -105,9 +122,15 @@ def launch_all_tiles(parts: Parts, dtype: torch.dtype, early_rows: int) -> None:
 
 
 def block_gemm(
-    x: torch.Tensor, weight: BlockPlanes, out: torch.Tensor, tiles: Int4Tiles, *, dependent: bool = False
+    x: torch.Tensor,
+    weight: BlockPlanes,
+    out: torch.Tensor,
+    tiles: Int4Tiles,
+    *,
+    dependent: bool = False,
 ) -> None:
-    """Writes the product of x [M, K] and weight [N, K] to out [M, N], whose rows may be parts of longer ones."""
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N], whose rows may be parts of
+    longer ones."""
     m, (n, k) = x.shape[0], weight.shape
     assert x.dtype == out.dtype
     assert x.stride(1) == out.stride(1) == 1
@@ -164,7 +187,8 @@ def _block_gemm(
     WORDS: tl.constexpr = BLOCK_K // WORD
     o_m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     o_n = (tl.program_id(0) * BLOCK_N + rows_of_threads(BLOCK_N))[:, None]
-    is_m, is_n = o_m < m, o_n < n
+    is_m = o_m < m
+    is_n = o_n < n
     release_dependents(DEPENDENT)
     p_words += o_n.to(tl.int64) * stride_words + tl.arange(0, WORDS)[None, :]
     p_x += o_m * stride_x + tl.arange(0, BLOCK_K)[None, :]
@@ -182,8 +206,16 @@ def _block_gemm(
         b_next_first, b_next_last, b_next_added = load_scales(
             p_scales, p_factors, i_next, o_n, k, UNIT, MIN_SIGN, BLOCK_K
         )
-        b_weight = in_order(unpack_blocks(b_words, b_high, b_upper, b_first, b_last, b_added, dtype, BITS, OFFSET))
+        b_weight = in_order(
+            unpack_blocks(b_words, b_high, b_upper, b_first, b_last, b_added, dtype, BITS, OFFSET)
+        )
         b_acc = tl.dot(b_weight, tl.trans(b_x), b_acc)
-        b_first, b_last, b_added = b_next_first, b_next_last, b_next_added
+        b_first = b_next_first
+        b_last = b_next_last
+        b_added = b_next_added
     o_out = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
-    tl.store(p_out + tl.trans(o_m) * stride_out + o_out, b_acc.to(dtype), mask=tl.trans(is_m) & (o_out < n))
+    tl.store(
+        p_out + tl.trans(o_m) * stride_out + o_out,
+        b_acc.to(dtype),
+        mask=tl.trans(is_m) & (o_out < n),
+    )

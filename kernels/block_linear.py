@@ -1,4 +1,5 @@
-"""x @ weight.T of block weights and activations in 8 bits: in plain torch, the specification of the CPU's kernel."""
+"""x @ weight.T of block weights and activations in 8 bits: in plain torch, the specification of the
+CPU's kernel."""
 
 from __future__ import annotations
 
@@ -12,16 +13,19 @@ from .block_formats import BLOCK, BlockWeight, Scales, read_scales, read_values
 
 
 def block_linear(x: torch.Tensor, parts: Sequence[BlockWeight]) -> torch.Tensor:
-    """x [T, K] times parts [N_i, K], whose outputs follow one another: [T, N] in x's dtype. Dot products of blocks are
-    exact; their sum is taken block after block in float32."""
+    """x [T, K] times parts [N_i, K], whose outputs follow one another: [T, N] in x's dtype. Dot
+    products of blocks are exact; their sum is taken block after block in float32."""
     activations = read(quantize(x))
     return torch.cat([_product(activations, part) for part in parts], dim=1).to(x.dtype)
 
 
 def _product(activations: Sequence[Activations], weight: BlockWeight) -> torch.Tensor:
     """The product with one part, float32 [T, N]."""
-    scales, num_blocks = read_scales(weight.tiles, weight.format), activations[0].scale.shape[1]
-    values = read_values(weight.tiles, weight.format).flatten(0, 1).unflatten(1, (-1, BLOCK)).double()
+    scales = read_scales(weight.tiles, weight.format)
+    num_blocks = activations[0].scale.shape[1]
+    values = (
+        read_values(weight.tiles, weight.format).flatten(0, 1).unflatten(1, (-1, BLOCK)).double()
+    )
     total = torch.zeros(len(activations[0].scale), len(values))
     unit = weight.format.unit // BLOCK
     for first in range(0, num_blocks, unit):
@@ -34,8 +38,10 @@ def _product(activations: Sequence[Activations], weight: BlockWeight) -> torch.T
 
 def _of_blocks(x: Activations, own: torch.Tensor, scales: Scales, block: int) -> torch.Tensor:
     """The product of a block of each row with that block of the weight, float32 [T, outputs]."""
-    num_blocks, inputs = x.scale.shape[1], x.values[:, block].double()
-    scale, minimum = _of_block(scales.scale, block, num_blocks), scales.minimum
+    num_blocks = x.scale.shape[1]
+    inputs = x.values[:, block].double()
+    scale = _of_block(scales.scale, block, num_blocks)
+    minimum = scales.minimum
     if scales.factor is None:
         dot = inputs @ own.t()
     else:
@@ -57,5 +63,7 @@ def _of_block(scale: torch.Tensor, block: int, num_blocks: int) -> torch.Tensor:
     return scale.flatten(0, 1)[:, block * (scale.shape[2] // num_blocks)]
 
 
-def _split(inputs: torch.Tensor, values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _split(
+    inputs: torch.Tensor, values: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs.unflatten(1, (count, -1)), values.unflatten(1, (count, -1))

@@ -1,7 +1,10 @@
-"""Numbers in GGUF's block formats as weights in registers: one launch for a matrix, or for some of its rows.
+"""Numbers in GGUF's block formats as weights in registers: one launch for a matrix, or for some of
+its rows.
 
-A weight is (q - offset) * scale, or q * scale plus or minus a minimum, rounded to the dtype as `block_planes.expand`
-rounds it: products of numbers and scales have at most 24 bits, so that float32 holds them as they are.
+A weight is (q - offset) * scale, or q * scale plus or minus a minimum, rounded to the dtype as
+`block_planes.expand`
+rounds it: products of numbers and scales have at most 24 bits, so that float32 holds them as they
+are.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from .block_planes import BlockPlanes
 from .int4_gemm import unpack
 from .int4_layout import depth
 
-ROWS_OF_PROGRAM, NUM_WARPS = 16, 4
+ROWS_OF_PROGRAM = 16
+NUM_WARPS = 4
 
 
 def constants(format: BlockFormat) -> dict[str, int]:
@@ -65,13 +69,19 @@ def _expand_rows(planes: BlockPlanes, row_ids: torch.Tensor | None, out: torch.T
 def load_scales(
     p_scales, p_factors, i_k, o_n, k, UNIT: tl.constexpr, MIN_SIGN: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Scales of the first and of the last 16 inputs of each block of 32, and what is added to its weights: float32
-    [N, blocks], of outputs o_n [N, 1] and BLOCK_K inputs from i_k on."""
+    """Scales of the first and of the last 16 inputs of each block of 32, and what is added to its
+    weights: float32 [N, blocks], of outputs o_n [N, 1] and BLOCK_K inputs from i_k on."""
     PLANES: tl.constexpr = 1 if MIN_SIGN == 0 else 2
     o_block = i_k // 32 + tl.arange(0, BLOCK_K // 32)[None, :]
-    o_unit = (o_n // 64 * (k // UNIT) + (i_k // UNIT if UNIT > 32 else o_block)) * (PLANES * 64) + o_n % 64
+    o_unit = (o_n // 64 * (k // UNIT) + (i_k // UNIT if UNIT > 32 else o_block)) * (
+        PLANES * 64
+    ) + o_n % 64
     b_first = tl.load(p_scales + o_unit).to(tl.float32)
-    b_added = tl.zeros_like(b_first) if MIN_SIGN == 0 else MIN_SIGN * tl.load(p_scales + o_unit + 64).to(tl.float32)
+    b_added = (
+        tl.zeros_like(b_first)
+        if MIN_SIGN == 0
+        else MIN_SIGN * tl.load(p_scales + o_unit + 64).to(tl.float32)
+    )
     b_last = b_first
     if UNIT > 32:
         o_factor = (o_n // 64 * (k // 32) + o_block) * 128 + o_n % 64
@@ -85,17 +95,22 @@ def load_scales(
 
 @triton.jit
 def load_high(p_high, i_k, o_n, is_n, n, k, PLANE: tl.constexpr, BLOCK_K: tl.constexpr):
-    """A bit above four of the weights of outputs o_n [N, 1] and BLOCK_K inputs from i_k on, int32 [N, 4]."""
-    o_tile = ((PLANE * tl.cdiv(n, 64) + o_n // 64) * (k // BLOCK_K) + i_k // BLOCK_K).to(tl.int64) * 256
-    return tl.load(p_high + o_tile + o_n % 64 * 4 + tl.arange(0, 4)[None, :], mask=is_n, other=0).to(tl.int32)
+    """A bit above four of the weights of outputs o_n [N, 1] and BLOCK_K inputs from i_k on, int32
+    [N, 4]."""
+    o_tile = ((PLANE * tl.cdiv(n, 64) + o_n // 64) * (k // BLOCK_K) + i_k // BLOCK_K).to(
+        tl.int64
+    ) * 256
+    return tl.load(
+        p_high + o_tile + o_n % 64 * 4 + tl.arange(0, 4)[None, :], mask=is_n, other=0
+    ).to(tl.int32)
 
 
 @triton.jit
 def unpack_blocks(
     b_words, b_high, b_upper, b_first, b_last, b_added, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr
 ):  # fmt: skip
-    """Converts words [N, words] to weights [N, K]; the fifth and the sixth bits as of `load_high`, scales as of
-    `load_scales`."""
+    """Converts words [N, words] to weights [N, K]; the fifth and the sixth bits as of `load_high`,
+    scales as of `load_scales`."""
     if BITS == 8:
         b_values = _bytes_in_order(b_words).to(tl.float32) - OFFSET
         b_values = tl.reshape(b_values, (b_words.shape[0], b_first.shape[1], 32))
@@ -107,7 +122,9 @@ def unpack_blocks(
         o_bit = 4 * tl.arange(0, BLOCKS)[None, None, :]
         b_h = b_high[:, :, None] >> o_bit if BITS > 4 else b_w
         b_u = b_upper[:, :, None] >> o_bit if BITS > 5 else b_w
-        b_0, b_1, b_a = b_first[:, None, :], b_last[:, None, :], b_added[:, None, :]
+        b_0 = b_first[:, None, :]
+        b_1 = b_last[:, None, :]
+        b_a = b_added[:, None, :]
         b_01 = tl.join(
             _pair(b_w, b_h, b_u, b_0, b_a, dtype, BITS, OFFSET, 0),
             _pair(b_w, b_h, b_u, b_0, b_a, dtype, BITS, OFFSET, 1),
@@ -135,7 +152,8 @@ def _pair(
 def _weight(
     b_w, b_h, b_u, b_scale, b_added, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, NIBBLE: tl.constexpr
 ):  # fmt: skip
-    """A weight of each word. The bits above a nibble stand above its bits in the mantissa, see `int4_gemm.unpack`."""
+    """A weight of each word. The bits above a nibble stand above its bits in the mantissa, see
+    `int4_gemm.unpack`."""
     BIASED: tl.constexpr = OFFSET + (2048 if NIBBLE % 2 else 128)
     FIRST: tl.constexpr = 16 if NIBBLE % 2 else 20
     PLACE: tl.constexpr = NIBBLE % 4 + 4 * b_w.shape[2] * (NIBBLE // 4)
@@ -152,14 +170,18 @@ def _with_bit(b_values, b_bits, PLACE: tl.constexpr, TARGET: tl.constexpr):
     """Float32 values with the bit at a place of b_bits set as the bit TARGET of their mantissa."""
     SHIFT: tl.constexpr = TARGET - PLACE
     b_moved = b_bits << SHIFT if SHIFT >= 0 else b_bits >> -SHIFT
-    return (b_values.to(tl.int32, bitcast=True) | (b_moved & (1 << TARGET))).to(tl.float32, bitcast=True)
+    return (b_values.to(tl.int32, bitcast=True) | (b_moved & (1 << TARGET))).to(
+        tl.float32, bitcast=True
+    )
 
 
 @triton.jit
 def _bytes_in_order(b_words):
-    """Converts int32 [N, K / 4] to the bytes [N, K] in the order of their inputs; see `byte_layout`. Rows of no whole
-    tiles, which are read 32 inputs at a time, have them in that order."""
-    b_01, b_23 = tl.join(b_words & 255, b_words >> 8 & 255), tl.join(b_words >> 16 & 255, b_words >> 24 & 255)
+    """Converts int32 [N, K / 4] to the bytes [N, K] in the order of their inputs; see
+    `byte_layout`. Rows of no whole tiles, which are read 32 inputs at a time, have them in that
+    order."""
+    b_01 = tl.join(b_words & 255, b_words >> 8 & 255)
+    b_23 = tl.join(b_words >> 16 & 255, b_words >> 24 & 255)
     # [N, words, place in a half, half]
     b_bytes = tl.join(b_01, b_23)
     if b_words.shape[1] == 8:
@@ -191,12 +213,21 @@ def _expand_blocks(
 ):
     WORD: tl.constexpr = 4 if BITS == 8 else 8
     o_t = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
-    is_t, i_k = o_t < num_rows, tl.program_id(1) * BLOCK_K
-    o_n = tl.minimum(o_t, n - 1) if p_rows is None else tl.load(p_rows + o_t, mask=is_t, other=0).to(tl.int32)
+    is_t = o_t < num_rows
+    i_k = tl.program_id(1) * BLOCK_K
+    o_n = (
+        tl.minimum(o_t, n - 1)
+        if p_rows is None
+        else tl.load(p_rows + o_t, mask=is_t, other=0).to(tl.int32)
+    )
     o_word = o_n.to(tl.int64) * (k // WORD) + i_k // WORD + tl.arange(0, BLOCK_K // WORD)[None, :]
     b_words = tl.load(p_words + o_word, mask=is_t, other=0)
     b_high = load_high(p_high, i_k, o_n, is_t, n, k, 0, BLOCK_K) if p_high is not None else b_words
     b_upper = load_high(p_high, i_k, o_n, is_t, n, k, 1, BLOCK_K) if BITS == 6 else b_words
-    b_first, b_last, b_added = load_scales(p_scales, p_factors, i_k, o_n, k, UNIT, MIN_SIGN, BLOCK_K)
-    b_out = unpack_blocks(b_words, b_high, b_upper, b_first, b_last, b_added, p_out.dtype.element_ty, BITS, OFFSET)
+    b_first, b_last, b_added = load_scales(
+        p_scales, p_factors, i_k, o_n, k, UNIT, MIN_SIGN, BLOCK_K
+    )
+    b_out = unpack_blocks(
+        b_words, b_high, b_upper, b_first, b_last, b_added, p_out.dtype.element_ty, BITS, OFFSET
+    )
     tl.store(p_out + o_t.to(tl.int64) * k + i_k + tl.arange(0, BLOCK_K)[None, :], b_out, mask=is_t)

@@ -1,5 +1,5 @@
-"""x @ weight.T with weights of eight bits on Hopper: the bits of `gemm` over the expanded matrix, for any number of
-rows.
+"""x @ weight.T with weights of eight bits on Hopper: the bits of `gemm` over the expanded matrix,
+for any number of rows.
 
 Up to `packed_tiles.MOST_ROWS` rows weights become numbers in registers. For more rows the matrix is
 expanded into scratch memory and left to `gemm`.
@@ -15,7 +15,8 @@ from . import byte_layout, byte_weights, gemm, hopper_packed_gemm, packed_tiles
 from .byte_weights import ByteWeight, Fp8Weight, Int8Weight
 from .hopper_packed_gemm import PackedWords
 
-BLOCK_N, BLOCK_K = 16, 256
+BLOCK_N = 16
+BLOCK_K = 256
 """Outputs and inputs that a program expands."""
 
 
@@ -29,7 +30,9 @@ def pack_in_place(weight: ByteWeight) -> PackedWords:
     """The weight in the order of `byte_layout`, in the memory of its values."""
     weight.values.view(torch.int32).copy_(byte_layout.ordered(weight.values))
     zeros = weight.zeros if isinstance(weight, Int8Weight) else None
-    return PackedWords(words=weight.values.view(torch.int32), scales=weight.scales, zeros=zeros, bits=8)
+    return PackedWords(
+        words=weight.values.view(torch.int32), scales=weight.scales, zeros=zeros, bits=8
+    )
 
 
 def byte_linear(x: torch.Tensor, weight: PackedWords, *, dependent: bool = False) -> torch.Tensor:
@@ -67,7 +70,9 @@ def expanded_twin(weight: PackedWords, dtype: torch.dtype) -> torch.Tensor:
         values = byte_layout.restored(weight.words, torch.float8_e4m3fn)
         return byte_weights.expand(Fp8Weight(values=values, scales=weight.scales), dtype)
     integers = byte_layout.restored(weight.words, torch.uint8)
-    return byte_weights.expand(Int8Weight(values=integers, scales=weight.scales, zeros=weight.zeros), dtype)
+    return byte_weights.expand(
+        Int8Weight(values=integers, scales=weight.scales, zeros=weight.zeros), dtype
+    )
 
 
 @triton.jit
@@ -85,6 +90,8 @@ def _expand_bytes(
     if p_zeros is None:
         b_values = b_bytes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
-        b_values = b_bytes.to(tl.float32) - tl.load(p_zeros + o_group, mask=is_inside, other=0).to(tl.float32)
+        b_values = b_bytes.to(tl.float32) - tl.load(p_zeros + o_group, mask=is_inside, other=0).to(
+            tl.float32
+        )
     b_scale = tl.load(p_scales + o_group, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(p_out + o_row + o_k, (b_values * b_scale).to(p_out.dtype.element_ty), mask=is_inside)

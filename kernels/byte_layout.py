@@ -1,7 +1,8 @@
 """Weights of eight bits in the order in which Hopper's kernel reads them. Knows no file format.
 
-A row is cut into tiles of 64 inputs. Byte 4 (4 c + b) + 2 h + e of a tile is the input 16 b + 8 h + 2 c + e: so a word
-has what one thread of a warp hands to the matrix unit for 16 inputs, and a thread reads its words of a tile at once.
+A row is cut into tiles of 64 inputs. Byte 4 (4 c + b) + 2 h + e of a tile is the input 16 b + 8 h +
+2 c + e: so a word has what one thread of a warp hands to the matrix unit for 16 inputs, and a
+thread reads its words of a tile at once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def ordered(values: torch.Tensor) -> torch.Tensor:
 
 def restored(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Values [N, K] of a dtype of one byte, of words as `ordered` makes them."""
-    n, k = words.shape[0], words.shape[1] * 4
+    n = words.shape[0]
+    k = words.shape[1] * 4
     tiles = words.view(torch.uint8).view(n, -1, 4, 4, 2, 2).permute(0, 1, 3, 4, 2, 5)
     return tiles.reshape(n, k).view(dtype)

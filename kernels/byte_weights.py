@@ -1,4 +1,5 @@
-"""Weights of eight bits, integers and floating-point numbers, and what they expand to. Knows no file format."""
+"""Weights of eight bits, integers and floating-point numbers, and what they expand to. Knows no
+file format."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _ROWS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8Weight:
-    """A weight [N, K]: (q - zero) * scale, with a scale and a zero point for each output and group of inputs."""
+    """A weight [N, K]: (q - zero) * scale, with a scale and a zero point for each output and group
+    of inputs."""
 
     values: torch.Tensor
     """uint8 [N, K]"""
@@ -23,7 +25,8 @@ class Int8Weight:
     groups: torch.Tensor | None = None
     """int32 [K]: the group of each input; None: groups follow one another, all of one size."""
     rounds_tokens: bool = False
-    """Whether it is made for activations of which every token is rounded to 8 bits with one scale."""
+    """Whether it is made for activations of which every token is rounded to 8 bits with one
+    scale."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -36,7 +39,8 @@ class Int8Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Weight:
-    """A weight [N, K]: a number times the scale of its output and group of inputs; groups are of one size."""
+    """A weight [N, K]: a number times the scale of its output and group of inputs; groups are of
+    one size."""
 
     values: torch.Tensor
     """float8_e4m3fn [N, K]"""
@@ -54,12 +58,15 @@ ByteWeight = Int8Weight | Fp8Weight
 
 
 def expand(weight: ByteWeight, dtype: torch.dtype) -> torch.Tensor:
-    """The weights [N, K], each computed in float32 and rounded to the dtype once: in plain torch, the specification of
-    all kernels."""
+    """The weights [N, K], each computed in float32 and rounded to the dtype once: in plain torch,
+    the specification of all kernels."""
     n, k = weight.shape
-    device, num_groups = weight.values.device, len(weight.scales)
+    device = weight.values.device
+    num_groups = len(weight.scales)
     order = weight.groups if isinstance(weight, Int8Weight) else None
-    of_inputs = torch.arange(k, device=device) // (k // num_groups) if order is None else order.long()
+    of_inputs = (
+        torch.arange(k, device=device) // (k // num_groups) if order is None else order.long()
+    )
     out = torch.empty(n, k, dtype=dtype, device=device)
     for begin in range(0, n, _ROWS):
         rows = slice(begin, begin + _ROWS)

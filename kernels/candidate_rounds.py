@@ -1,5 +1,5 @@
-"""Draws a token under top-k, top-p and min-p on a CPU from whole rows of logits, of which ranks may have slices: in
-rounds, as `filter_rounds` does on a GPU."""
+"""Draws a token under top-k, top-p and min-p on a CPU from whole rows of logits, of which ranks may
+have slices: in rounds, as `filter_rounds` does on a GPU."""
 
 from __future__ import annotations
 
@@ -27,18 +27,24 @@ def least_kept(highests: torch.Tensor, draws: Draws, filters: Filters) -> torch.
 def draw_in_rounds(
     logits: torch.Tensor, highests: torch.Tensor, draws: Draws, filters: Filters, part: JoinedSlice
 ) -> torch.Tensor:
-    """Draws from logits float32 [R, N], as `candidate_sample`; `highests` float32 [R] are those of all ranks.
+    """Draws from logits float32 [R, N], as `candidate_sample`; `highests` float32 [R] are those of
+    all ranks.
 
-    A round draws from the logits above a bound. The token stands if the filters keep its logit; if they do not, they
-    keep no lower one, and the next round's bound lies there.
+    A round draws from the logits above a bound. The token stands if the filters keep its logit; if
+    they do not, they keep no lower one, and the next round's bound lies there.
     """
-    leasts = torch.maximum(least_kept(highests, draws, filters), _cuts(logits, highests, filters.top_ks, part))
+    leasts = torch.maximum(
+        least_kept(highests, draws, filters), _cuts(logits, highests, filters.top_ks, part)
+    )
     _, masses = _above(logits, highests, draws.temperatures, leasts, part)
     wanted = torch.where(filters.top_ps < 1, filters.top_ps.double() * masses.double(), torch.inf)
     tokens = torch.zeros(len(logits), dtype=torch.int32)
-    left, pivots = torch.arange(len(logits)), torch.full_like(highests, -torch.inf)
+    left = torch.arange(len(logits))
+    pivots = torch.full_like(highests, -torch.inf)
     while len(left):
-        x, some, least = logits[left], draws.select(left), leasts[left]
+        x = logits[left]
+        some = draws.select(left)
+        least = leasts[left]
         is_left = (x >= least[:, None]) & (x > pivots[left, None])
         tokens[left], drawn = _best(x.masked_fill(~is_left, -torch.inf), some, part)
         bounds = torch.maximum(least, torch.nextafter(drawn, torch.full_like(drawn, torch.inf)))
@@ -49,15 +55,23 @@ def draw_in_rounds(
 
 
 def _above(
-    logits: torch.Tensor, highests: torch.Tensor, temperatures: torch.Tensor, leasts: torch.Tensor, part: JoinedSlice
+    logits: torch.Tensor,
+    highests: torch.Tensor,
+    temperatures: torch.Tensor,
+    leasts: torch.Tensor,
+    part: JoinedSlice,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many logits of all ranks are at least `leasts` float32 [R], and their whole weights; int64 [R] each."""
-    counts, weights = (logits >= leasts[:, None]).sum(1), row_weights(logits, highests, temperatures, leasts)
+    """How many logits of all ranks are at least `leasts` float32 [R], and their whole weights;
+    int64 [R] each."""
+    counts = (logits >= leasts[:, None]).sum(1)
+    weights = row_weights(logits, highests, temperatures, leasts)
     found, total = part.total(torch.stack((counts, weights), dim=1)).unbind(1)
     return found, total
 
 
-def _best(logits: torch.Tensor, draws: Draws, part: JoinedSlice) -> tuple[torch.Tensor, torch.Tensor]:
+def _best(
+    logits: torch.Tensor, draws: Draws, part: JoinedSlice
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens int32 [R] that plain draws choose, and their logits."""
     own = draw(logits, draws, first_token=part.first_token)
     scores = scores_of(logits, own, draws, first_token=part.first_token)
@@ -70,13 +84,17 @@ def _best(logits: torch.Tensor, draws: Draws, part: JoinedSlice) -> tuple[torch.
     return rows[:, 2].contiguous().view(torch.int32), rows[:, 1].contiguous()
 
 
-def _cuts(logits: torch.Tensor, highests: torch.Tensor, top_ks: torch.Tensor, part: JoinedSlice) -> torch.Tensor:
-    """The k-th highest logit float32 [R] of each row; minus infinity without top-k. Divides the range of floats, whose
-    bits are ordered as whole numbers, into `PARTS` again and again."""
+def _cuts(
+    logits: torch.Tensor, highests: torch.Tensor, top_ks: torch.Tensor, part: JoinedSlice
+) -> torch.Tensor:
+    """The k-th highest logit float32 [R] of each row; minus infinity without top-k. Divides the
+    range of floats, whose bits are ordered as whole numbers, into `PARTS` again and again."""
     if not (top_ks > 0).any():
         return torch.full_like(highests, -torch.inf)
-    own, at = logits.sort(dim=1).values, torch.arange(1, PARTS)
-    low, high = ordered(torch.full_like(highests, -torch.inf)), ordered(highests)
+    own = logits.sort(dim=1).values
+    at = torch.arange(1, PARTS)
+    low = ordered(torch.full_like(highests, -torch.inf))
+    high = ordered(highests)
     # As many rounds for all rows, so that each rank comes to the same number of exchanges.
     while (low < high).any():
         step = (high - low) // PARTS + 1
@@ -86,6 +104,8 @@ def _cuts(logits: torch.Tensor, highests: torch.Tensor, top_ks: torch.Tensor, pa
         # Bounds ascend: those that k logits reach come first.
         count = reached.sum(1)
         beyond = torch.cat((bounds, high[:, None] + 1), dim=1).gather(1, count[:, None])[:, 0]
-        low = torch.where(count > 0, torch.cat((low[:, None], bounds), dim=1).gather(1, count[:, None])[:, 0], low)
+        low = torch.where(
+            count > 0, torch.cat((low[:, None], bounds), dim=1).gather(1, count[:, None])[:, 0], low
+        )
         high = torch.minimum(high, beyond - 1)
     return torch.where(top_ks > 0, float_of(low), -torch.inf)

@@ -1,4 +1,5 @@
-"""Compiles the kernels of launches before any of them happens, many at a time. Knows nothing about what is launched."""
+"""Compiles the kernels of launches before any of them happens, many at a time. Knows nothing about
+what is launched."""
 
 from __future__ import annotations
 
@@ -20,17 +21,19 @@ from .launchers import keep_launchers_apart
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 MAX_THREADS = 16
-"""Number of compiling threads. Each takes some 22 MiB, and the assembler that it calls up to 108 more."""
-# Besides these threads one copies blocks to host memory, by a kernel that it may be the first to load.
+"""Number of compiling threads. Each takes some 22 MiB, and the assembler that it calls up to 108
+more."""
+# Besides these threads one copies blocks to host memory, by a kernel that it may be the first to
+# load.
 keep_launchers_apart()
 
 
 class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
-    """Scope in which a kernel that is not compiled yet goes to a thread instead of the GPU. On exit all kernels are
-    compiled.
+    """Scope in which a kernel that is not compiled yet goes to a thread instead of the GPU. On exit
+    all kernels are compiled.
 
-    A kernel that fails to compile is logged, and compiled again where it is launched afterwards, which raises if it
-    fails there too.
+    A kernel that fails to compile is logged, and compiled again where it is launched afterwards,
+    which raises if it fails there too.
     """
 
     def __init__(self, device: torch.device, num_cores: int) -> None:
@@ -46,7 +49,8 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
             some @ some
 
     def note(self, launch: Callable[[], T]) -> T:
-        """Compiles the kernels that a call launches, and keeps the GPU from all of it. Results have only their size."""
+        """Compiles the kernels that a call launches, and keeps the GPU from all of it. Results have
+        only their size."""
         with torch.cuda.stream(self._stream), _unlaunched():
             result = launch()
         torch.cuda.empty_cache()
@@ -55,19 +59,25 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
     def submit(
         self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]
     ) -> FutureKernel | None:
-        """Submits a compilation to the threads. Returns the kernel where it is compiled already, since a launch costs
-        less than another submission; otherwise None, and Triton launches nothing."""
+        """Submits a compilation to the threads. Returns the kernel where it is compiled already,
+        since a launch costs less than another submission; otherwise None, and Triton launches
+        nothing."""
         kernel = super().submit(key, partial(_load, compile_fn), finalize_fn)
         is_there = kernel.future.done() and kernel.future.exception() is None
         return kernel if is_there else None
 
     def __exit__(
-        self, exc_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._pool.shutdown(wait=False, cancel_futures=error is not None)
         super().__exit__(exc_type, error, traceback)
         seconds = time.perf_counter() - self._begin
-        log.info("kernels: %d by %d threads, %.1f s", len(self.raw_futures), self._num_threads, seconds)
+        log.info(
+            "kernels: %d by %d threads, %.1f s", len(self.raw_futures), self._num_threads, seconds
+        )
         for future in self.raw_futures:
             if not future.cancelled() and (failure := future.exception()) is not None:
                 log.warning("a kernel did not compile ahead: %r", failure)

@@ -1,4 +1,5 @@
-"""Copies rows between page-locked host memory and a GPU where rows lie apart, by the GPU's copy engine.
+"""Copies rows between page-locked host memory and a GPU where rows lie apart, by the GPU's copy
+engine.
 
 torch copies such rows by way of a contiguous tensor that it makes on the host, and waits for it.
 """
@@ -10,13 +11,14 @@ from typing import Any
 
 import torch
 
-_HOST, _DEVICE = 1, 2
+_HOST = 1
+_DEVICE = 2
 
 
 def copy_rows(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Launches one copy on torch's current stream, without waiting. source, target [N, words] of one dtype; the words
-    of a row lie together, rows lie equally far apart. What is on the host is page-locked and stays until the copy is
-    done. Raises `OSError` where the driver refuses."""
+    """Launches one copy on torch's current stream, without waiting. source, target [N, words] of
+    one dtype; the words of a row lie together, rows lie equally far apart. What is on the host is
+    page-locked and stays until the copy is done. Raises `OSError` where the driver refuses."""
     assert source.shape == target.shape
     assert source.dtype == target.dtype
     assert source.stride(1) == target.stride(1) == 1
@@ -25,7 +27,10 @@ def copy_rows(source: torch.Tensor, target: torch.Tensor) -> None:
         width = num_words * source.element_size()
         copy = _Copy(_end(source, width), _end(target, width), width, num_rows)
         if code := _launch(copy, _stream()):
-            raise OSError(f"a copy of {num_rows} rows of {width} bytes failed with error {code} of the GPU's driver")
+            raise OSError(
+                f"a copy of {num_rows} rows of {width} bytes failed with error {code} of the "
+                "GPU's driver"
+            )
 
 
 class _End(ctypes.Structure):
@@ -45,7 +50,12 @@ class _End(ctypes.Structure):
 class _Copy(ctypes.Structure):
     """The driver's CUDA_MEMCPY2D."""
 
-    _fields_ = (("source", _End), ("target", _End), ("width", ctypes.c_size_t), ("height", ctypes.c_size_t))
+    _fields_ = (
+        ("source", _End),
+        ("target", _End),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
 
 
 def _end(rows: torch.Tensor, width: int) -> _End:

@@ -1,7 +1,8 @@
 """Work items of decode attention, made on the device from sequence lengths and block tables.
 
-A step's plan serves all its layers. Items are (row, split of 512 keys); splits whose blocks several rows share become
-shared items, read once for up to `rows_per_tile` rows. Runs inside a CUDA graph: sizes are fixed, counts are data.
+A step's plan serves all its layers. Items are (row, split of 512 keys); splits whose blocks several
+rows share become shared items, read once for up to `rows_per_tile` rows. Runs inside a CUDA graph:
+sizes are fixed, counts are data.
 """
 
 from __future__ import annotations
@@ -17,44 +18,50 @@ from .hopper_attention import ROWS, num_teams
 from .online_softmax import SPLIT, first_keys
 
 DIRECT_ROWS = 4
-"""Largest number of rows for which programs find their split by arithmetic and load no work list before the first
-key."""
+"""Largest number of rows for which programs find their split by arithmetic and load no work list
+before the first key."""
 FEW_ROWS = range(17, 65)
-"""Numbers of rows whose splits `hopper_decode_splits` computes and beside whose merge the next kernel starts: measured
-to be faster for these, and no faster for others (docs/benchmarks/kernels.md, "Decode steps of some dozen rows")."""
+"""Numbers of rows whose splits `hopper_decode_splits` computes and beside whose merge the next
+kernel starts: measured to be faster for these, and no faster for others
+(docs/benchmarks/kernels.md, "Decode steps of some dozen rows")."""
 _STRIPES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan:
-    """Preallocated for up to `max_rows` sequences of up to `max_splits` splits; filled by `plan_decode`."""
+    """Preallocated for up to `max_rows` sequences of up to `max_splits` splits; filled by
+    `plan_decode`."""
 
     max_rows: int
     max_splits: int
     rows_per_tile: int
     """Number of sequences that read a shared split at once."""
     counts: torch.Tensor
-    """int32 [4]: whole items, tail items, shared items, tickets drawn by programs that look for their next item."""
+    """int32 [4]: whole items, tail items, shared items, tickets drawn by programs that look for
+    their next item."""
     items: torch.Tensor
     """int32 [max_rows * max_splits]: row << 16 | split, whole splits that one row reads."""
     tails: torch.Tensor
-    """int32 [max_rows]: the same for last splits that are not whole; they follow the whole ones, the longest first."""
+    """int32 [max_rows]: the same for last splits that are not whole; they follow the whole ones,
+    the longest first."""
     shared_splits: torch.Tensor
     """int32 [max_rows * max_splits / 2]: the split of each shared item."""
     shared_rows: torch.Tensor
     """int32 [as above, rows_per_tile]: rows of each shared item; negative entries pad the end."""
     first_partials: torch.Tensor
-    """int32 [max_rows]: index of a row's first partial result; the splits of a row follow one another."""
+    """int32 [max_rows]: index of a row's first partial result; the splits of a row follow one
+    another."""
     arrived: torch.Tensor
-    """int32 [max_rows * Hk]: number of finished splits of a row and head whose splits are merged by the last of
-    them."""
+    """int32 [max_rows * Hk]: number of finished splits of a row and head whose splits are merged by
+    the last of them."""
     partial_acc: torch.Tensor
     """float32 [partials, Hq, D]"""
     partial_ml: torch.Tensor
     """float32 [partials, Hq, 2]: maximum and sum."""
     folded: torch.Tensor | None = None
-    """int32 [max_rows], where programs fold: number of first splits of a row that one program computes. It stores their
-    merged state as the row's first partial result, or the row's attention if these are all of its splits."""
+    """int32 [max_rows], where programs fold: number of first splits of a row that one program
+    computes. It stores their merged state as the row's first partial result, or the row's attention
+    if these are all of its splits."""
 
     @property
     def is_direct(self) -> bool:
@@ -74,9 +81,9 @@ class DecodePlan:
         max_partials: int | None = None,
         fold: bool = False,
     ) -> DecodePlan:
-        """max_partials bounds the splits of all rows together; by default the worst case, max_rows whole contexts. With
-        `fold`, programs fold a row's first splits, where a plan has a work list and at most MOST_ROWS rows: for rows
-        with neither shared splits nor windows."""
+        """max_partials bounds the splits of all rows together; by default the worst case, max_rows
+        whole contexts. With `fold`, programs fold a row's first splits, where a plan has a work
+        list and at most MOST_ROWS rows: for rows with neither shared splits nor windows."""
         max_splits = triton.cdiv(max_seq_len, SPLIT)
         partials = max_rows * max_splits if max_partials is None else max_partials
         rows_per_tile = num_teams(device) * (ROWS // (num_q_heads // num_kv_heads))
@@ -96,7 +103,9 @@ class DecodePlan:
             shared_rows=ints(max_shared, rows_per_tile).fill_(-1),
             first_partials=ints(max_rows),
             arrived=ints(max_rows * num_kv_heads),
-            partial_acc=torch.zeros(partials, num_q_heads, head_dim, dtype=torch.float32, device=device),
+            partial_acc=torch.zeros(
+                partials, num_q_heads, head_dim, dtype=torch.float32, device=device
+            ),
             partial_ml=torch.zeros(partials, num_q_heads, 2, dtype=torch.float32, device=device),
             folded=ints(max_rows) if fold and DIRECT_ROWS < max_rows <= MOST_ROWS else None,
         )
@@ -106,8 +115,8 @@ class DecodePlan:
         return replace(self, folded=None)
 
     def beside(self) -> DecodePlan:
-        """Plan for other rows of the same step. Their attention comes after this one's in the same layer or in another,
-        so it writes partial results to the same place."""
+        """Plan for other rows of the same step. Their attention comes after this one's in the same
+        layer or in another, so it writes partial results to the same place."""
         own = {"counts", "items", "tails", "shared_splits", "shared_rows", "first_partials"}
         own |= {"folded"} if self.folded is not None else set()
         return replace(self, **{name: getattr(self, name).clone() for name in own})
@@ -124,10 +133,11 @@ def plan_decode(
     min_sharers: int = 2,
     window: int = 0,
 ) -> None:
-    """Fills the plan. seq_lens int32 [R]: keys that a row reads, its own included, 0 for a padding row; table_rows
-    int32 [R]: the row of block_tables int32 [rows, max_blocks] that belongs to each row. With `share`, splits are
-    compared for blocks in common. A row sees the last `window` keys, or all: splits before the window get no item. Rows
-    with windows share nothing, since a split is seldom inside the windows of all of them."""
+    """Fills the plan. seq_lens int32 [R]: keys that a row reads, its own included, 0 for a padding
+    row; table_rows int32 [R]: the row of block_tables int32 [rows, max_blocks] that belongs to each
+    row. With `share`, splits are compared for blocks in common. A row sees the last `window` keys,
+    or all: splits before the window get no item. Rows with windows share nothing, since a split is
+    seldom inside the windows of all of them."""
     num_rows = len(seq_lens)
     assert num_rows <= plan.max_rows
     assert not (share and window)
@@ -135,9 +145,12 @@ def plan_decode(
     if plan.folded is not None:
         assert not share
         assert not window
-        few, num_kv_heads = num_rows in FEW_ROWS, len(plan.arrived) // plan.max_rows
+        few = num_rows in FEW_ROWS
+        num_kv_heads = len(plan.arrived) // plan.max_rows
         programs = num_programs(seq_lens.device, few=few)
-        plan_folds(seq_lens, plan.folded, num_kv_heads=num_kv_heads, num_programs=programs, walks_list=few)
+        plan_folds(
+            seq_lens, plan.folded, num_kv_heads=num_kv_heads, num_programs=programs, walks_list=few
+        )
         list_folds(seq_lens, plan.folded, plan.counts, plan.items, plan.tails, plan.first_partials)
         return
     _plan_decode[(num_rows, _STRIPES)](
@@ -164,8 +177,11 @@ def plan_decode(
 
 
 @triton.jit
-def _same_blocks(p_table, stride_table, b_table_row, b_candidate, own_row, first_page, PAGES: tl.constexpr):
-    """Candidates that have this row's blocks in all pages of a split. The last page alone decides most of them."""
+def _same_blocks(
+    p_table, stride_table, b_table_row, b_candidate, own_row, first_page, PAGES: tl.constexpr
+):
+    """Candidates that have this row's blocks in all pages of a split. The last page alone decides
+    most of them."""
     last = first_page + PAGES - 1
     own_last = tl.load(p_table + own_row * stride_table + last)
     b_last = tl.load(p_table + b_table_row * stride_table + last, mask=b_candidate, other=-1)
@@ -207,7 +223,8 @@ def _plan_decode(
     if tl.program_id(1) == 0:
         b_splits = tl.where(o_r < i_row, (b_len + SPLIT - 1) // SPLIT, 0)
         tl.store(p_first_partial + i_row, tl.sum(b_splits, axis=0))
-        own_tail, b_tail = seq_len % SPLIT, b_len % SPLIT
+        own_tail = seq_len % SPLIT
+        b_tail = b_len % SPLIT
         if own_tail != 0:
             # The shortest last, so that programs end together.
             is_before = (b_tail > own_tail) | ((b_tail == own_tail) & (o_r < i_row))
@@ -220,7 +237,9 @@ def _plan_decode(
         alone = True
         if SHARE:
             b_candidate = b_len >= (i_split + 1) * SPLIT
-            b_same = _same_blocks(p_table, stride_table, b_table_row, b_candidate, own_row, i_split * PAGES, PAGES)
+            b_same = _same_blocks(
+                p_table, stride_table, b_table_row, b_candidate, own_row, i_split * PAGES, PAGES
+            )
             num_sharers = tl.sum(b_same.to(tl.int32), axis=0)
             alone = num_sharers < min_sharers
             leader = tl.min(tl.where(b_same, o_r, BLOCK_R), axis=0)
@@ -232,7 +251,11 @@ def _plan_decode(
                 # NOTE: rows past the last sharer of the last tile must read as none.
                 b_blank = num_sharers + o_r
                 is_blank = b_blank < num_tiles * ROWS_PER_TILE
-                tl.store(p_shared_row + first * ROWS_PER_TILE + b_blank, -1, mask=is_blank & (o_r < ROWS_PER_TILE))
+                tl.store(
+                    p_shared_row + first * ROWS_PER_TILE + b_blank,
+                    -1,
+                    mask=is_blank & (o_r < ROWS_PER_TILE),
+                )
                 tl.store(p_shared_split + first + o_r, i_split, mask=o_r < num_tiles)
         if alone:
             tl.store(p_item + tl.atomic_add(p_count, 1), (i_row << 16) | i_split)

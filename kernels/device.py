@@ -14,20 +14,27 @@ import triton
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Number of multiprocessors of a GPU; without a GPU, as many as show that programs share the work."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+    """Number of multiprocessors of a GPU; without a GPU, as many as show that programs share the
+    work."""
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 2
+    )
 
 
 def upload(values: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """Copies values to a device through pinned memory and without waiting; the allocator of pinned memory keeps it
-    until the copy is done."""
+    """Copies values to a device through pinned memory and without waiting; the allocator of pinned
+    memory keeps it until the copy is done."""
     return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
 
 
 def driver_version() -> str:
-    """Version of the GPU's driver, as `nvidia-smi` shows it; without NVML, the CUDA version it supports."""
+    """Version of the GPU's driver, as `nvidia-smi` shows it; without NVML, the CUDA version it
+    supports."""
     try:
-        nvml, text = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(96)
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        text = ctypes.create_string_buffer(96)
     except OSError:
         version = ctypes.c_int()
         _check(ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)))

@@ -1,13 +1,18 @@
-"""Drafts on a GPU: the tokens that followed a row's last tokens at their last occurrence, and how many drafts stood.
+"""Drafts on a GPU: the tokens that followed a row's last tokens at their last occurrence, and how
+many drafts stood.
 
-A step is launched before it is known how far the one before it came, so rows go on from `known`, which the device
-keeps: how many tokens of each row are known. Before a step computes, drafts are looked up, and the words that its
-launches read are set to where each row really is. After it has sampled, drafts are compared with what was sampled in
+A step is launched before it is known how far the one before it came, so rows go on from `known`,
+which the device
+keeps: how many tokens of each row are known. Before a step computes, drafts are looked up, and the
+words that its
+launches read are set to where each row really is. After it has sampled, drafts are compared with
+what was sampled in
 their places. Drafts may also be there already: then only the words are set.
 
-`steps` int32 [5, R] says of each row of the step: its row of the tables, negative for padding; the index of its first
-token among the step's; how many drafts it may have at most, 0…31; whether it goes on from `known` or from the words;
-and the index of its first draw, negative if it draws none. A row's tokens stand side by side, as do its draws.
+`steps` int32 [5, R] says of each row of the step: its row of the tables, negative for padding; the
+index of its first token among the step's; how many drafts it may have at most, 0…31; whether it
+goes on from `known` or from the words; and the index of its first draw, negative if it draws none.
+A row's tokens stand side by side, as do its draws.
 """
 
 from __future__ import annotations
@@ -18,13 +23,16 @@ import torch
 import triton
 import triton.language as tl
 
-MIN_MATCH, MAX_MATCH = 2, 32
+MIN_MATCH = 2
+MAX_MATCH = 32
 """Least and largest number of last tokens that are compared."""
 MOST_DRAFTS = 31
 _WIDTH = MOST_DRAFTS + 1
 _PLACE_BITS = 25
-"""A match is one number: its position in the lower bits, the number of tokens that agree above them."""
-_SPLITS, _BLOCK = 8, 1024
+"""A match is one number: its position in the lower bits, the number of tokens that agree above
+them."""
+_SPLITS = 8
+_BLOCK = 1024
 """Number of programs that search one row, and of positions that one program compares at once."""
 
 
@@ -36,8 +44,8 @@ class StepWords(NamedTuple):
     seq_lens: torch.Tensor
     """Number of keys that each decoding token reads, itself included."""
     end_lens: torch.Tensor | None
-    """The same for tokens whose hidden states leave the last layer, where those are not all; the order is that of the
-    rows in front."""
+    """The same for tokens whose hidden states leave the last layer, where those are not all; the
+    order is that of the rows in front."""
     draws: torch.Tensor
     """[4, …] table row, position, output index and hidden state of each draw."""
 
@@ -57,17 +65,31 @@ def draft_rows(
     *,
     are_there: bool = False,
 ) -> None:
-    """Looks up drafts, of the longest match the most recent, and writes them to `token_table` int32 [rows, …] behind
-    the last known token; sets `known` int32 [rows] and the words. num_drafts int32 [R]: how many were found, all that
-    the row may have or none. Words of drafts that were not found become padding.
+    """Looks up drafts, of the longest match the most recent, and writes them to `token_table` int32
+    [rows, …] behind the last known token; sets `known` int32 [rows] and the words. num_drafts int32
+    [R]: how many were found, all that the row may have or none. Words of drafts that were not found
+    become padding.
 
     `are_there`: the table holds as many drafts as the rows may have, so nothing is looked up.
     """
     num_rows = steps.shape[1]
-    shared = (steps, steps.stride(0), known, words.positions, token_table, token_table.stride(0), scratch)
+    shared = (
+        steps,
+        steps.stride(0),
+        known,
+        words.positions,
+        token_table,
+        token_table.stride(0),
+        scratch,
+    )
     if not are_there:
         _find_matches[(num_rows, _SPLITS)](
-            *shared, MIN=MIN_MATCH, MAX=MAX_MATCH, PLACE_BITS=_PLACE_BITS, SPLITS=_SPLITS, BLOCK=_BLOCK
+            *shared,
+            MIN=MIN_MATCH,
+            MAX=MAX_MATCH,
+            PLACE_BITS=_PLACE_BITS,
+            SPLITS=_SPLITS,
+            BLOCK=_BLOCK,
         )
     _write_drafts[(num_rows,)](
         *shared,
@@ -97,12 +119,13 @@ def store_drafted(
     gains: torch.Tensor,
     first_results: torch.Tensor,
 ) -> None:
-    """Writes the tokens that each row gains: its sampled tokens up to the first that differs from the draft in its
-    place.
+    """Writes the tokens that each row gains: its sampled tokens up to the first that differs from
+    the draft in its place.
 
-    token_ids int32 [draws]; `known` and `token_table` as in `draft_rows`, which came before. `results` and `gains`
-    int32 lie in pinned memory of the host: from words first_results int32 [2] on, the sampled tokens by draw, and by
-    row of the step the number of gained tokens plus 256 times that of drafts.
+    token_ids int32 [draws]; `known` and `token_table` as in `draft_rows`, which came before.
+    `results` and `gains` int32 lie in pinned memory of the host: from words first_results int32 [2]
+    on, the sampled tokens by draw, and by row of the step the number of gained tokens plus 256
+    times that of drafts.
     """
     _store_drafted[(steps.shape[1],)](
         steps,
@@ -124,10 +147,14 @@ def store_drafted(
 
 def draft_twin(known_ids: list[int], most: int) -> list[int]:
     """Tokens that are drafted behind known tokens."""
-    last, best = len(known_ids) - 1, (0, 0)
+    last = len(known_ids) - 1
+    best = (0, 0)
     for place in range(last):
         length = 0
-        while length < min(MAX_MATCH, place + 1) and known_ids[place - length] == known_ids[last - length]:
+        while (
+            length < min(MAX_MATCH, place + 1)
+            and known_ids[place - length] == known_ids[last - length]
+        ):
             length += 1
         best = max(best, (length, place))
     length, place = best
@@ -159,8 +186,10 @@ def _find_matches(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    i_row, i_split = tl.program_id(0), tl.program_id(1)
-    row, best = tl.load(p_step + i_row), 0
+    i_row = tl.program_id(0)
+    i_split = tl.program_id(1)
+    row = tl.load(p_step + i_row)
+    best = 0
     if (row >= 0) & (tl.load(p_step + 2 * stride_step + i_row) > 0):
         start, _ = first_position(p_step, stride_step, p_known, p_position, i_row, row)
         p_token = p_table + row.to(tl.int64) * stride_table
@@ -170,7 +199,8 @@ def _find_matches(
             inside = o_place < start
             agrees = inside & (tl.load(p_token + o_place, mask=inside, other=0) == last)
             b_len = agrees.to(tl.int32)
-            num_agreeing, n = tl.sum(b_len), 1
+            num_agreeing = tl.sum(b_len)
+            n = 1
             while (num_agreeing > 0) & (n < MAX) & (n <= start):
                 agrees = agrees & (o_place >= n)
                 before = tl.load(p_token + start - n)
@@ -205,7 +235,8 @@ def _write_drafts(
     WIDTH: tl.constexpr,
 ):
     i_row = tl.program_id(0)
-    row, most = tl.load(p_step + i_row), tl.load(p_step + 2 * stride_step + i_row)
+    row = tl.load(p_step + i_row)
+    most = tl.load(p_step + 2 * stride_step + i_row)
     num_drafts = 0
     if (row >= 0) & ((most > 0) | (tl.load(p_step + 3 * stride_step + i_row) != 0)):
         start, planned = first_position(p_step, stride_step, p_known, p_position, i_row, row)
@@ -221,11 +252,15 @@ def _write_drafts(
             # A copy that reaches the end of the known tokens goes on with the drafted ones.
             source = place + 1 + o_i % tl.maximum(start - place, 1)
             drafted = o_i < num_drafts
-            tl.store(p_token + start + 1 + o_i, tl.load(p_token + source, mask=drafted), mask=drafted)
+            tl.store(
+                p_token + start + 1 + o_i, tl.load(p_token + source, mask=drafted), mask=drafted
+            )
         tl.store(p_known + row, start + 1)
-        is_own, is_live = o_i <= most, o_i <= num_drafts
+        is_own = o_i <= most
+        is_live = o_i <= num_drafts
         o_token = tl.load(p_step + stride_step + i_row) + o_i
-        b_row, b_len = tl.where(is_live, row, -1), tl.where(is_live, start + 1 + o_i, 0)
+        b_row = tl.where(is_live, row, -1)
+        b_len = tl.where(is_live, start + 1 + o_i, 0)
         tl.store(p_row + o_token, b_row, mask=is_own)
         tl.store(p_position + o_token, tl.where(is_live, start + o_i, 0), mask=is_own)
         tl.store(p_seq_len + o_token, b_len, mask=is_own)
@@ -237,7 +272,9 @@ def _write_drafts(
         tl.store(p_own, b_row, mask=draws)
         tl.store(p_own + stride_draw, tl.where(is_live, start + o_i, 0), mask=draws)
         b_output = tl.load(p_own + 2 * stride_draw, mask=draws, other=0)
-        tl.store(p_own + 2 * stride_draw, tl.where(is_live, b_output + start - planned, 0), mask=draws)
+        tl.store(
+            p_own + 2 * stride_draw, tl.where(is_live, b_output + start - planned, 0), mask=draws
+        )
     tl.store(p_num_drafts + i_row, num_drafts)
 
 
@@ -258,12 +295,14 @@ def _store_drafted(
     WIDTH: tl.constexpr,
 ):
     i_row = tl.program_id(0)
-    row, first_draw = tl.load(p_step + i_row), tl.load(p_step + 4 * stride_step + i_row)
+    row = tl.load(p_step + i_row)
+    first_draw = tl.load(p_step + 4 * stride_step + i_row)
     if (row >= 0) & (first_draw >= 0):
         num_drafts = tl.load(p_num_drafts + i_row)
         position = tl.load(p_draw + stride_draw + first_draw)
         o_i = tl.arange(0, WIDTH)
-        is_live, is_drafted = o_i <= num_drafts, o_i < num_drafts
+        is_live = o_i <= num_drafts
+        is_drafted = o_i < num_drafts
         p_next = p_table + row.to(tl.int64) * stride_table + position + 1 + o_i
         b_token = tl.load(p_token + first_draw + o_i, mask=is_live, other=0)
         b_draft = tl.load(p_next, mask=is_drafted, other=0)

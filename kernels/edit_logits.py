@@ -1,8 +1,10 @@
-"""Edits the logits of all positions of a step as their requests ask: allowed ids, bad words, ids that are blocked
-before a minimum length, bias, and penalties for repetition, presence and frequency.
+"""Edits the logits of all positions of a step as their requests ask: allowed ids, bad words, ids
+that are blocked before a minimum length, bias, and penalties for repetition, presence and
+frequency.
 
-What a request asks is packed once, see `Edits.packed`; the tokens before a position, drafts among them, are read from
-the request table. A constant number of launches, whatever the positions, so that a graph can hold them.
+What a request asks is packed once, see `Edits.packed`; the tokens before a position, drafts among
+them, are read from the request table. A constant number of launches, whatever the positions, so
+that a graph can hold them.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class Edits:
     allowed_ids: Sequence[int] = ()
     """Ids that stay allowed; all others are forbidden. Empty: no restriction."""
     bad_words: Sequence[Sequence[int]] = ()
-    """Sequences of ids; the last token of each is forbidden where the others are the last outputs."""
+    """Sequences of ids; the last token of each is forbidden where the others are the last
+    outputs."""
     min_tokens: int = 0
     blocked_ids: Sequence[int] = ()
     """Ids that are forbidden while there are fewer than min_tokens outputs."""
@@ -73,10 +76,12 @@ class Edits:
         return (self.repetition, self.presence, self.frequency) != (1, 0, 0)
 
     def packed(self, vocab_size: int) -> Int32Array:
-        """The edits as the kernels read them: a header, the lists that it points to, and sets of tokens, a bit each."""
+        """The edits as the kernels read them: a header, the lists that it points to, and sets of
+        tokens, a bit each."""
         assert len(self.biases) <= MOST_BIASES
         header = np.zeros(HEADER.value, np.int32)
-        parts, size = [header], len(header)
+        parts = [header]
+        size = len(header)
 
         def append(part: Int32Array) -> int:
             nonlocal size
@@ -84,7 +89,8 @@ class Edits:
             size += len(part)
             return size - len(part)
 
-        header[NUM_PROMPT.value], header[MIN_TOKENS.value] = len(self.prompt_ids), min(self.min_tokens, MOST_TOKENS)
+        header[NUM_PROMPT.value] = len(self.prompt_ids)
+        header[MIN_TOKENS.value] = min(self.min_tokens, MOST_TOKENS)
         if self.has_penalties:
             header[HAS_PENALTIES.value] = 1
             strengths = np.array([self.repetition, self.presence, self.frequency], np.float32)
@@ -98,7 +104,8 @@ class Edits:
             header[BLOCKED.value] = append(np.array(self.blocked_ids, np.int32))
         if self.bad_words:
             lengths = np.array([len(word) for word in self.bad_words], np.int32)
-            header[NUM_WORDS.value], header[LONGEST_WORD.value] = len(lengths), lengths.max()
+            header[NUM_WORDS.value] = len(lengths)
+            header[LONGEST_WORD.value] = lengths.max()
             # End and number of each word's tokens; then the tokens of all words.
             first = size + 2 * len(lengths)
             header[WORDS.value] = append((first + np.cumsum(lengths)).astype(np.int32))
@@ -120,11 +127,11 @@ def edit_logits(
     addresses: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Edits logits [P, V] into out float32 [P, V], contiguous. rows int32 [P] of the table, negative for padding;
-    positions int32 [P] of the last known token; output_indices int32 [P].
+    """Edits logits [P, V] into out float32 [P, V], contiguous. rows int32 [P] of the table,
+    negative for padding; positions int32 [P] of the last known token; output_indices int32 [P].
 
-    token_table int32 [rows, …]; addresses int64 [rows, n], of which column 0 is where each row's packed edits lie, 0 if
-    it has none.
+    token_table int32 [rows, …]; addresses int64 [rows, n], of which column 0 is where each row's
+    packed edits lie, 0 if it has none.
     """
     num_positions, vocab_size = logits.shape
     assert logits.stride(1) == 1
@@ -135,8 +142,12 @@ def edit_logits(
     table = rows, positions, token_table, addresses
     strides = token_table.stride(0), addresses.stride(0)
     # The marks of a token lie where its edited logit will.
-    _clear_marks[(num_positions, stretches)](rows, addresses, marks, strides[1], vocab_size, BLOCK=BLOCK)
-    _mark[(num_positions, COUNTERS)](*table, marks, *strides, vocab_size, COUNTERS=COUNTERS, BLOCK=LIST_BLOCK)
+    _clear_marks[(num_positions, stretches)](
+        rows, addresses, marks, strides[1], vocab_size, BLOCK=BLOCK
+    )
+    _mark[(num_positions, COUNTERS)](
+        *table, marks, *strides, vocab_size, COUNTERS=COUNTERS, BLOCK=LIST_BLOCK
+    )
     _edit[(num_positions, stretches)](
         logits,
         rows,
@@ -152,20 +163,26 @@ def edit_logits(
     _forbid[(num_positions,)](*table, output_indices, out, *strides, vocab_size, BLOCK=LIST_BLOCK)
 
 
-def edit_twin(logits: torch.Tensor, edits: Edits, output_index: int, output_ids: torch.Tensor) -> None:
-    """Edits one row, float32 or better [V], in place, in plain torch; output_ids int32 [n] are the outputs before
-    it."""
+def edit_twin(
+    logits: torch.Tensor, edits: Edits, output_index: int, output_ids: torch.Tensor
+) -> None:
+    """Edits one row, float32 or better [V], in place, in plain torch; output_ids int32 [n] are the
+    outputs before it."""
     if edits.allowed_ids:
         forbidden = torch.ones_like(logits, dtype=torch.bool)
         forbidden[list(edits.allowed_ids)] = False
         logits.masked_fill_(forbidden, float("-inf"))
     for word in edits.bad_words:
-        if len(word) == 1 or output_ids[max(0, len(output_ids) - len(word) + 1) :].tolist() == list(word[:-1]):
+        if len(word) == 1 or output_ids[max(0, len(output_ids) - len(word) + 1) :].tolist() == list(
+            word[:-1]
+        ):
             logits[word[-1]] = float("-inf")
     if output_index < edits.min_tokens:
         logits[list(edits.blocked_ids)] = float("-inf")
     if edits.biases:
-        logits[list(edits.biases)] += torch.tensor(list(edits.biases.values()), device=logits.device)
+        logits[list(edits.biases)] += torch.tensor(
+            list(edits.biases.values()), device=logits.device
+        )
     if edits.has_penalties:
         _penalize_twin(logits, edits, output_ids)
 
@@ -176,7 +193,9 @@ def _penalize_twin(logits: torch.Tensor, edits: Edits, output_ids: torch.Tensor)
     seen = in_output.clone()
     seen[torch.from_numpy(edits.prompt_ids).to(logits.device).long()] = True
     strengths = (edits.repetition, edits.presence, edits.frequency)
-    repetition, presence, frequency = (torch.tensor([strength], device=logits.device) for strength in strengths)
+    repetition, presence, frequency = (
+        torch.tensor([strength], device=logits.device) for strength in strengths
+    )
     factor = torch.where(seen, repetition, 1.0)
     x = torch.where(logits > 0, logits / factor, logits * factor)
     logits.copy_(x - frequency * counts - presence * in_output)
@@ -227,8 +246,10 @@ def _mark(
     COUNTERS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Counts in the marks each output before a position, and adds the number of each token's bias, from 1 on."""
-    i_position, i_counter = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Counts in the marks each output before a position, and adds the number of each token's bias,
+    from 1 on."""
+    i_position = tl.program_id(0).to(tl.int64)
+    i_counter = tl.program_id(1)
     row, address = _edits_of(p_row, p_address, stride_address, i_position)
     if address != 0:
         p_edits = address.to(tl.pointer_type(tl.int32))
@@ -241,7 +262,9 @@ def _mark(
             for i in range(0, count, COUNTERS * BLOCK):
                 inside = i + o_l < count
                 b_token = tl.load(p_output + i + o_l, mask=inside, other=0)
-                tl.atomic_add(p_marks + b_token, tl.full((BLOCK,), 1, tl.int32), mask=inside, sem="relaxed")
+                tl.atomic_add(
+                    p_marks + b_token, tl.full((BLOCK,), 1, tl.int32), mask=inside, sem="relaxed"
+                )
         num_biases = tl.load(p_edits + NUM_BIASES)
         p_id = p_edits + tl.load(p_edits + BIASES)
         for i in range(0, num_biases, COUNTERS * BLOCK):
@@ -256,8 +279,19 @@ def _is_in(p_set, o_v, inside):
 
 
 @triton.jit
-def _edit(p_logit, p_row, p_address, p_mark, p_out, stride_logit, stride_address, vocab_size, BLOCK: tl.constexpr):
-    """Applies all edits but those of `_forbid`: minus infinity stays what it is under sums and products."""
+def _edit(
+    p_logit,
+    p_row,
+    p_address,
+    p_mark,
+    p_out,
+    stride_logit,
+    stride_address,
+    vocab_size,
+    BLOCK: tl.constexpr,
+):
+    """Applies all edits but those of `_forbid`: minus infinity stays what it is under sums and
+    products."""
     i_position = tl.program_id(0).to(tl.int64)
     o_v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = o_v < vocab_size
@@ -273,7 +307,9 @@ def _edit(p_logit, p_row, p_address, p_mark, p_out, stride_logit, stride_address
             num_biases = tl.load(p_edits + NUM_BIASES)
             if num_biases != 0:
                 b_slot = b_mark >> SLOT
-                p_value = (p_edits + tl.load(p_edits + BIASES) + num_biases).to(tl.pointer_type(tl.float32))
+                p_value = (p_edits + tl.load(p_edits + BIASES) + num_biases).to(
+                    tl.pointer_type(tl.float32)
+                )
                 b_bias = tl.load(p_value + b_slot - 1, mask=b_slot > 0, other=0.0)
                 b_x = tl.where(b_slot > 0, b_x + b_bias, b_x)
             if tl.load(p_edits + HAS_PENALTIES) != 0:
@@ -282,7 +318,9 @@ def _edit(p_logit, p_row, p_address, p_mark, p_out, stride_logit, stride_address
                 in_prompt = tl.load(p_edits + IN_PROMPT)
                 if in_prompt != 0:
                     b_seen = b_seen | _is_in(p_edits + in_prompt, o_v, inside)
-                b_x = _penalized(b_x, b_count, b_seen, (p_edits + REPETITION).to(tl.pointer_type(tl.float32)))
+                b_x = _penalized(
+                    b_x, b_count, b_seen, (p_edits + REPETITION).to(tl.pointer_type(tl.float32))
+                )
     tl.store(p_out + i_position * vocab_size + o_v, b_x, mask=inside)
 
 
@@ -307,8 +345,8 @@ def _forbid(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    """Forbids ids that are blocked before the minimum length, and the last tokens of bad words that the outputs end
-    in."""
+    """Forbids ids that are blocked before the minimum length, and the last tokens of bad words that
+    the outputs end in."""
     i_position = tl.program_id(0).to(tl.int64)
     row, address = _edits_of(p_row, p_address, stride_address, i_position)
     if address != 0:
@@ -324,7 +362,8 @@ def _forbid(
                 tl.store(p_logits + b_token, b_lowest, mask=o_l < num_blocked)
         last = tl.load(p_position + i_position)
         count = last + 1 - tl.load(p_edits + NUM_PROMPT)
-        num_words, longest = tl.load(p_edits + NUM_WORDS), tl.load(p_edits + LONGEST_WORD)
+        num_words = tl.load(p_edits + NUM_WORDS)
+        longest = tl.load(p_edits + LONGEST_WORD)
         p_end = p_edits + tl.load(p_edits + WORDS)
         for i in range(0, num_words, BLOCK):
             o_w = i + tl.arange(0, BLOCK)
@@ -334,8 +373,14 @@ def _forbid(
             matches = inside & (b_before <= count)
             # Tokens are compared backwards, from the one before the word's last.
             num_compared = 0
-            while (num_compared < longest - 1) & (tl.max((matches & (b_before > num_compared)).to(tl.int32)) > 0):
-                token = tl.load(p_table + row * stride_table + last - num_compared, mask=num_compared < count, other=-1)
+            while (num_compared < longest - 1) & (
+                tl.max((matches & (b_before > num_compared)).to(tl.int32)) > 0
+            ):
+                token = tl.load(
+                    p_table + row * stride_table + last - num_compared,
+                    mask=num_compared < count,
+                    other=-1,
+                )
                 compared = matches & (b_before > num_compared)
                 b_token = tl.load(p_edits + b_end - 2 - num_compared, mask=compared, other=0)
                 matches = matches & ((b_before <= num_compared) | (b_token == token))

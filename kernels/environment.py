@@ -1,4 +1,5 @@
-"""The environment that computes results beside this project's sources: device, driver and libraries with versions.
+"""The environment that computes results beside this project's sources: device, driver and libraries
+with versions.
 
 Two environments that are equal give equal sources the same bits. Knows nothing about models.
 """
@@ -58,16 +59,29 @@ def _of_cpu() -> Environment:
     import numba  # noqa: PLC0415
 
     features = llvm.get_host_cpu_features().flatten()
-    kind = f"{platform.machine()} {llvm.get_host_cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
-    libraries = {"numba": numba.__version__, "llvmlite": llvmlite.__version__, "llvm": str(llvm.llvm_version_info)}
+    kind = (
+        f"{platform.machine()} {llvm.get_host_cpu_name()}, "
+        f"{torch.backends.cpu.get_cpu_capability()}"
+    )
+    libraries = {
+        "numba": numba.__version__,
+        "llvmlite": llvmlite.__version__,
+        "llvm": str(llvm.llvm_version_info),
+    }
     return Environment(
-        device=f"{kind}, {features}", driver="", libraries=_common_libraries() + tuple(libraries.items())
+        device=f"{kind}, {features}",
+        driver="",
+        libraries=_common_libraries() + tuple(libraries.items()),
     )
 
 
 def _common_libraries() -> tuple[tuple[str, str], ...]:
     # Builds of one version differ in the libraries that they were linked with.
-    return ("torch", torch.__version__), ("build of torch", torch.__config__.show()), ("numpy", np.__version__)
+    return (
+        ("torch", torch.__version__),
+        ("build of torch", torch.__config__.show()),
+        ("numpy", np.__version__),
+    )
 
 
 def _cuda_library_version(name: str, property_function: str) -> str:
@@ -86,18 +100,24 @@ def _cuda_library_version(name: str, property_function: str) -> str:
 
 
 def _driver_version() -> str:
-    """Release of the NVIDIA driver. A container may lack the library that reports it; then the version of CUDA that the
-    driver offers."""
+    """Release of the NVIDIA driver. A container may lack the library that reports it; then the
+    version of CUDA that the driver offers."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         offered = ctypes.c_int()
-        _check(ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(offered)), "cuDriverGetVersion")
+        _check(
+            ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(offered)),
+            "cuDriverGetVersion",
+        )
         return f"CUDA {offered.value}"
     version = ctypes.create_string_buffer(NVML_VERSION_BYTES)
     _check(nvml.nvmlInit_v2(), "nvmlInit_v2")
     try:
-        _check(nvml.nvmlSystemGetDriverVersion(version, NVML_VERSION_BYTES), "nvmlSystemGetDriverVersion")
+        _check(
+            nvml.nvmlSystemGetDriverVersion(version, NVML_VERSION_BYTES),
+            "nvmlSystemGetDriverVersion",
+        )
     finally:
         nvml.nvmlShutdown()
     return version.value.decode()

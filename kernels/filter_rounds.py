@@ -1,7 +1,8 @@
-"""Draws a token under top-k, top-p and min-p in rounds over a row of logits, of which ranks may have a slice each.
+"""Draws a token under top-k, top-p and min-p in rounds over a row of logits, of which ranks may
+have a slice each.
 
-A round finds the best perturbed token above a bound, and how many logits lie above that token's and what they weigh.
-Ranks exchange these few numbers, in each pass over their slices.
+A round finds the best perturbed token above a bound, and how many logits lie above that token's and
+what they weigh. Ranks exchange these few numbers, in each pass over their slices.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ def lane_maxima(p_row, num_tokens, BLOCK: tl.constexpr):
 @triton.jit
 def least_kept(highest, min_p, temperature):
     """The least logit that min-p keeps."""
-    return tl.where(min_p > 0.0, highest + tl.log(tl.maximum(min_p, 1e-37)) * temperature, float("-inf"))
+    return tl.where(
+        min_p > 0.0, highest + tl.log(tl.maximum(min_p, 1e-37)) * temperature, float("-inf")
+    )
 
 
 @triton.jit
 def cut_of_lanes(b_max, highest, top_k):
-    """Bound above which at least top_k lanes have their maximum, and hardly more; -3e38 where there are too few."""
+    """Bound above which at least top_k lanes have their maximum, and hardly more; -3e38 where there
+    are too few."""
     low = -3.0e38
     high = highest
     step = 1.0
@@ -63,7 +67,8 @@ def cut_of_lanes(b_max, highest, top_k):
 
 @triton.jit
 def _above(row, pivot, peers, epoch, BLOCK: tl.constexpr, SIZE: tl.constexpr, ON_GPU: tl.constexpr):
-    """Number of logits that are at least the least one kept and above `pivot`, and their whole weights."""
+    """Number of logits that are at least the least one kept and above `pivot`, and their whole
+    weights."""
     p_row, num_tokens, least, highest, inverse_temperature = row
     b_count = tl.zeros((BLOCK,), tl.int32)
     b_mass = tl.zeros((BLOCK,), tl.int64)
@@ -71,12 +76,18 @@ def _above(row, pivot, peers, epoch, BLOCK: tl.constexpr, SIZE: tl.constexpr, ON
         b_logit = load_logits(p_row, i_v, num_tokens, BLOCK)
         is_above = (b_logit >= least) & (b_logit > pivot)
         b_count += is_above.to(tl.int32)
-        b_mass += whole_weights(tl.where(is_above, tl.exp((b_logit - highest) * inverse_temperature), 0.0))
-    return sums_of_ranks(tl.sum(b_count, axis=0), tl.sum(b_mass, axis=0), peers, epoch, SIZE, ON_GPU)
+        b_mass += whole_weights(
+            tl.where(is_above, tl.exp((b_logit - highest) * inverse_temperature), 0.0)
+        )
+    return sums_of_ranks(
+        tl.sum(b_count, axis=0), tl.sum(b_mass, axis=0), peers, epoch, SIZE, ON_GPU
+    )
 
 
 @triton.jit
-def _least_above(row, pivot, peers, epoch, BLOCK: tl.constexpr, SIZE: tl.constexpr, ON_GPU: tl.constexpr):
+def _least_above(
+    row, pivot, peers, epoch, BLOCK: tl.constexpr, SIZE: tl.constexpr, ON_GPU: tl.constexpr
+):
     """The least logit above `pivot`."""
     p_row, num_tokens, _, _, _ = row
     b_least = tl.full((BLOCK,), float("inf"), tl.float32)
@@ -90,10 +101,18 @@ def _least_above(row, pivot, peers, epoch, BLOCK: tl.constexpr, SIZE: tl.constex
 
 @triton.jit
 def _best_above(
-    row, first_token, pivot, keys, peers, epoch, BLOCK: tl.constexpr, SIZE: tl.constexpr, ON_GPU: tl.constexpr
+    row,
+    first_token,
+    pivot,
+    keys,
+    peers,
+    epoch,
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
-    """The best perturbed token among the logits that are at least the least one kept and above `pivot`; and its
-    logit."""
+    """The best perturbed token among the logits that are at least the least one kept and above
+    `pivot`; and its logit."""
     p_row, num_tokens, least, _, inverse_temperature = row
     key_0, key_1 = keys
     b_best = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -101,7 +120,9 @@ def _best_above(
     for i_v in range(0, num_tokens, BLOCK):
         b_logit = load_logits(p_row, i_v, num_tokens, BLOCK)
         o_v = i_v + tl.arange(0, BLOCK)
-        b_score = perturb(b_logit, first_token + o_v, inverse_temperature, key_0, key_1, False, ON_GPU)
+        b_score = perturb(
+            b_logit, first_token + o_v, inverse_temperature, key_0, key_1, False, ON_GPU
+        )
         b_score = tl.where((b_logit >= least) & (b_logit > pivot), b_score, float("-inf"))
         is_better = b_score > b_best
         b_best = tl.where(is_better, b_score, b_best)
@@ -113,12 +134,14 @@ def _best_above(
 
 
 @triton.jit
-def _cut_after(row, low, top_k, peers, epoch, BLOCK: tl.constexpr, SIZE: tl.constexpr, ON_GPU: tl.constexpr):
-    """Bound above which the top_k largest logits lie, ties included, and no others; the weight above it; and the number
-    of the last meeting. At least top_k logits lie above `low`.
+def _cut_after(
+    row, low, top_k, peers, epoch, BLOCK: tl.constexpr, SIZE: tl.constexpr, ON_GPU: tl.constexpr
+):
+    """Bound above which the top_k largest logits lie, ties included, and no others; the weight
+    above it; and the number of the last meeting. At least top_k logits lie above `low`.
 
-    The top_k largest lane maxima miss only logits that share a lane with a larger one, so few passes are left: halving
-    while many too many are in, then dropping the least value by value.
+    The top_k largest lane maxima miss only logits that share a lane with a larger one, so few
+    passes are left: halving while many too many are in, then dropping the least value by value.
     """
     _, _, least, highest, _ = row
     high = highest
@@ -130,7 +153,8 @@ def _cut_after(row, low, top_k, peers, epoch, BLOCK: tl.constexpr, SIZE: tl.cons
         inner_count, inner_mass = _above(row, middle, peers, epoch, BLOCK, SIZE, ON_GPU)
         if inner_count >= top_k:
             low = middle
-            count, mass = inner_count, inner_mass
+            count = inner_count
+            mass = inner_mass
         else:
             high = middle
         middle = low + (high - low) * 0.5
@@ -143,7 +167,8 @@ def _cut_after(row, low, top_k, peers, epoch, BLOCK: tl.constexpr, SIZE: tl.cons
         searching = inner_count >= top_k
         if searching:
             low = lowest
-            count, mass = inner_count, inner_mass
+            count = inner_count
+            mass = inner_mass
             searching = count > top_k
     return low, mass, epoch
 
@@ -159,8 +184,8 @@ def draw_in_rounds(
     SIZE: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """The drawn token, and the number of the last meeting. `draw` is (filters, temperature, keys, peers, number of the
-    meeting before), of which filters are (top_k, top_p, min_p)."""
+    """The drawn token, and the number of the last meeting. `draw` is (filters, temperature, keys,
+    peers, number of the meeting before), of which filters are (top_k, top_p, min_p)."""
     filters, temperature, keys, peers, epoch = draw
     top_k, top_p, min_p = filters
     b_max = lane_maxima(p_row, num_tokens, BLOCK)
@@ -169,7 +194,8 @@ def draw_in_rounds(
     if (top_k > 0) & (top_p < 1.0):
         bound = cut_of_lanes(b_max, own, top_k)
     epoch += 1
-    # One rank alone has top_k logits above its bound, so that all have as many above the highest bound.
+    # One rank alone has top_k logits above its bound, so that all have as many above the highest
+    # bound.
     highest, bound = highest_of_ranks(own, bound, peers, epoch, SIZE, ON_GPU)
     row = (p_row, num_tokens, least_kept(highest, min_p, temperature), highest, 1.0 / temperature)
     pivot = float("-inf")
@@ -186,7 +212,9 @@ def draw_in_rounds(
     token = -1
     searching = True
     while searching:
-        token, drawn = _best_above(row, first_token, pivot, keys, peers, epoch + 1, BLOCK, SIZE, ON_GPU)
+        token, drawn = _best_above(
+            row, first_token, pivot, keys, peers, epoch + 1, BLOCK, SIZE, ON_GPU
+        )
         epoch += 2
         count_above, mass_above = _above(row, drawn, peers, epoch, BLOCK, SIZE, ON_GPU)
         is_wanted = (count_above < most) & (mass_above.to(tl.float32) < wanted_mass)

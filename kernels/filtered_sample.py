@@ -1,17 +1,20 @@
 """Draws one token a row under top-k, top-p and min-p without sorting the vocabulary.
 
-All three keep an upper set of the logits. The best perturbed token of a larger upper set, when it lies in the wanted
-one, is also the best of that; when it does not, neither does any token with a logit as low, so the search goes on above
-it. Each round is two passes over one row and throws out half of the unwanted probability on average. The result is the
-argmax over the wanted set, exactly and with the noise of `sample`. Ties at a cut are all kept.
+All three keep an upper set of the logits. The best perturbed token of a larger upper set, when it
+lies in the wanted one, is also the best of that; when it does not, neither does any token with a
+logit as low, so the search goes on above it. Each round is two passes over one row and throws out
+half of the unwanted probability on average. The result is the argmax over the wanted set, exactly
+and with the noise of `sample`. Ties at a cut are all kept.
 
-Of top-k with a small k, one pass is enough, but for rare rows, which are left to the rounds; see `filter_lanes`.
+Of top-k with a small k, one pass is enough, but for rare rows, which are left to the rounds; see
+`filter_lanes`.
 
-Order, as elsewhere: min-p on the whole distribution, top-k, then top-p on what these leave, renormalised.
+Order, as elsewhere: min-p on the whole distribution, top-k, then top-p on what these leave,
+renormalised.
 
-Ranks that have the logits of some tokens each exchange a few numbers a pass, or the largest k logits of each, and draw
-the token that one process draws: bounds and counts are exact, and masses are sums that no order changes
-(`weight_sums`).
+Ranks that have the logits of some tokens each exchange a few numbers a pass, or the largest k
+logits of each, and draw the token that one process draws: bounds and counts are exact, and masses
+are sums that no order changes (`weight_sums`).
 """
 
 from __future__ import annotations
@@ -51,10 +54,15 @@ class Filters:
 
 
 def filtered_sample(
-    logits: torch.Tensor, draws: Draws, filters: Filters, out: torch.Tensor, part: VocabularySlice | None = None
+    logits: torch.Tensor,
+    draws: Draws,
+    filters: Filters,
+    out: torch.Tensor,
+    part: VocabularySlice | None = None,
 ) -> None:
-    """Draws from logits bf16 or float32 [R, V]; writes out int32 [R] for rows with a filter and leaves the others as
-    they are. `part`: which tokens the logits are of; all ranks launch with the same rows and write the same tokens."""
+    """Draws from logits bf16 or float32 [R, V]; writes out int32 [R] for rows with a filter and
+    leaves the others as they are. `part`: which tokens the logits are of; all ranks launch with the
+    same rows and write the same tokens."""
     num_rows, num_tokens = logits.shape
     assert logits.stride(1) == 1
     assert part is None or part.memory.slot_bytes >= SENT_BYTES
@@ -76,8 +84,14 @@ def filtered_sample(
         num_tokens if part is None else part.vocab_size,
         *of_slice.place,
     )
-    grid, width = of_slice.grid(num_rows), triton.next_power_of_2(num_tokens)
-    constants = {"MOST": MOST_IN_LANES, "LEFT": LEFT, "PURPOSE": PURPOSE_SAMPLE, "num_warps": NUM_WARPS}
+    grid = of_slice.grid(num_rows)
+    width = triton.next_power_of_2(num_tokens)
+    constants = {
+        "MOST": MOST_IN_LANES,
+        "LEFT": LEFT,
+        "PURPOSE": PURPOSE_SAMPLE,
+        "num_warps": NUM_WARPS,
+    }
     constants |= of_slice.constants
     constants["PADDED_SIZE"] = triton.next_power_of_2(of_slice.num_ranks)
     _filtered_sample[grid](*arguments, BLOCK=min(LANES, width), IN_LANES=True, **constants)
@@ -105,9 +119,21 @@ def filtered_sample_twin(logits: torch.Tensor, draws: Draws, filters: Filters) -
 
 
 @triton.jit
-def _row_of(i_row, p_temperature, p_seed, p_choice, p_output, p_top_k, p_top_p, p_min_p, PURPOSE: tl.constexpr):
+def _row_of(
+    i_row,
+    p_temperature,
+    p_seed,
+    p_choice,
+    p_output,
+    p_top_k,
+    p_top_p,
+    p_min_p,
+    PURPOSE: tl.constexpr,
+):
     """A row's filters (top_k, top_p, min_p), temperature and keys."""
-    keys = row_keys(tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_output + i_row), PURPOSE)
+    keys = row_keys(
+        tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_output + i_row), PURPOSE
+    )
     filters = (tl.load(p_top_k + i_row), tl.load(p_top_p + i_row), tl.load(p_min_p + i_row))
     return filters, tl.load(p_temperature + i_row), keys
 
@@ -143,8 +169,8 @@ def _filtered_sample(
     HOST: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """Draws for rows with a small top-k, in one pass, where IN_LANES, and then for all other rows with a filter, in
-    several passes."""
+    """Draws for rows with a small top-k, in one pass, where IN_LANES, and then for all other rows
+    with a filter, in several passes."""
     i_block = tl.program_id(0)
     peers = (p_bases, index, i_block, slot_bytes, max_polls, HOST)
     epoch = last_epoch(p_number, i_block, SIZE)
@@ -160,7 +186,9 @@ def _filtered_sample(
                 epoch += 1
                 p_row = p_logit + i_row * stride_logit
                 draw = (filters, temperature, keys, peers, epoch)
-                token = draw_in_lanes(p_row, first_token, num_tokens, draw, BLOCK, LEFT, SIZE, PADDED_SIZE, ON_GPU)
+                token = draw_in_lanes(
+                    p_row, first_token, num_tokens, draw, BLOCK, LEFT, SIZE, PADDED_SIZE, ON_GPU
+                )
                 tl.store(p_out + i_row, token)
         else:
             cuts = (top_k > 0) & (top_k < vocab_size)
@@ -170,7 +198,9 @@ def _filtered_sample(
             if is_filtered & (temperature > 0.0):
                 p_row = p_logit + i_row * stride_logit
                 draw = (filters, temperature, keys, peers, epoch)
-                token, epoch = draw_in_rounds(p_row, first_token, num_tokens, vocab_size, draw, BLOCK, SIZE, ON_GPU)
+                token, epoch = draw_in_rounds(
+                    p_row, first_token, num_tokens, vocab_size, draw, BLOCK, SIZE, ON_GPU
+                )
                 tl.store(p_out + i_row, token)
         i_row += tl.num_programs(0)
     keep_epoch(p_number, i_block, epoch, SIZE)

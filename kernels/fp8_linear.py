@@ -1,5 +1,5 @@
-"""x @ weight.T of e4m3 weights and activations in the model's type: in plain torch, the specification of the CPU's
-kernel."""
+"""x @ weight.T of e4m3 weights and activations in the model's type: in plain torch, the
+specification of the CPU's kernel."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ Doubles = NDArray[np.float64]
 
 
 def fp8_linear(x: torch.Tensor, weight: Fp8Tiles) -> torch.Tensor:
-    """x [T, K] times weight [N, K]: [T, N] in x's dtype. Weights are those expanded to x's dtype. Sums of 32 inputs are
-    taken input after input in float32, every product added with one rounding; sums of blocks follow one another."""
+    """x [T, K] times weight [N, K]: [T, N] in x's dtype. Weights are those expanded to x's dtype.
+    Sums of 32 inputs are taken input after input in float32, every product added with one rounding;
+    sums of blocks follow one another."""
     return expanded_linear(x, expand(read(weight), x.dtype))
 
 
 def expanded_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """As `fp8_linear`, of a weight [N, K] in x's dtype."""
-    inputs, numbers = x.double().numpy(), weight.double().numpy()
+    inputs = x.double().numpy()
+    numbers = weight.double().numpy()
     total = np.zeros((len(inputs), len(numbers)), np.float32)
     for block in range(0, inputs.shape[1], BLOCK):
         part = np.zeros_like(total)
@@ -34,9 +36,11 @@ def expanded_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _add_product(total: Floats, x: Doubles, weight: Doubles) -> Floats:
-    """total float32 + x · weight, rounded once: products of two float32 numbers are exact in float64, and their sums
-    are rounded to odd there, so that rounding to float32 sees on which side of a middle they are."""
-    product, start = x * weight, total.astype(np.float64)
+    """total float32 + x · weight, rounded once: products of two float32 numbers are exact in
+    float64, and their sums are rounded to odd there, so that rounding to float32 sees on which side
+    of a middle they are."""
+    product = x * weight
+    start = total.astype(np.float64)
     found = start + product
     # Knuth's two-sum: the part that rounding took.
     other = found - start

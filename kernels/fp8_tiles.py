@@ -1,8 +1,9 @@
-"""Weights of e4m3 numbers in groups of inputs, in the order in which a CPU's kernels read them. Knows no file format.
+"""Weights of e4m3 numbers in groups of inputs, in the order in which a CPU's kernels read them.
+Knows no file format.
 
-Sixteen rows make a tile. A group's scales of these rows lie before its numbers, one scale where all sixteen have the
-same, as weights with scales of blocks or of whole matrices do; then sixteen numbers, one of each row, input after
-input.
+Sixteen rows make a tile. A group's scales of these rows lie before its numbers, one scale where all
+sixteen have the same, as weights with scales of blocks or of whole matrices do; then sixteen
+numbers, one of each row, input after input.
 """
 
 from __future__ import annotations
@@ -62,12 +63,19 @@ def format_of(weight: Fp8Weight) -> Fp8Format:
 
 def pack(weight: Fp8Weight, format: Fp8Format) -> torch.Tensor:
     """Tiles uint8 [ceil(N / 16), groups, bytes] of a weight."""
-    num_groups, padding = len(weight.scales), -weight.shape[0] % TILE_ROWS
+    num_groups = len(weight.scales)
+    padding = -weight.shape[0] % TILE_ROWS
     values = torch.nn.functional.pad(weight.values.view(torch.uint8), (0, 0, 0, padding))
     # [tiles, 16, groups, inputs] -> [tiles, groups, inputs, 16]
-    numbers = values.view(-1, TILE_ROWS, num_groups, values.shape[1] // num_groups).permute(0, 2, 3, 1)
+    numbers = values.view(-1, TILE_ROWS, num_groups, values.shape[1] // num_groups).permute(
+        0, 2, 3, 1
+    )
     # [groups, N] -> [tiles, groups, 16]
-    scales = torch.nn.functional.pad(weight.scales, (0, padding)).view(num_groups, -1, TILE_ROWS).transpose(0, 1)
+    scales = (
+        torch.nn.functional.pad(weight.scales, (0, padding))
+        .view(num_groups, -1, TILE_ROWS)
+        .transpose(0, 1)
+    )
     scales = scales[:, :, :1] if format.is_shared else scales
     return torch.cat([scales.contiguous().view(torch.uint8), numbers.flatten(2)], dim=2)
 

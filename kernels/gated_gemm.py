@@ -1,6 +1,7 @@
-"""x @ weight.T with gates, for many rows: SiLU of the first half of the product times the second, neither of which is
-ever in memory. Persistent programs over tiles that the copy engine reads; one has as many columns of gates as of what
-they gate, side by side in one product: that of `gemm`, to the bit, rounded as if it were stored.
+"""x @ weight.T with gates, for many rows: SiLU of the first half of the product times the second,
+neither of which is ever in memory. Persistent programs over tiles that the copy engine reads; one
+has as many columns of gates as of what they gate, side by side in one product: that of `gemm`, to
+the bit, rounded as if it were stored.
 """
 
 from __future__ import annotations
@@ -30,26 +31,37 @@ class GatedTiles:
 
 
 TILES = GatedTiles()
-MIN_ROWS, MIN_TILES = 512, 264
-"""Least numbers of rows and of tiles. Below them the chip is full for too short a time: cuBLASLt and a second launch
-are as fast."""
+MIN_ROWS = 512
+MIN_TILES = 264
+"""Least numbers of rows and of tiles. Below them the chip is full for too short a time: cuBLASLt
+and a second launch are as fast."""
 
 
 def is_gated_at_once(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `gated_gemm` makes the product of these faster."""
-    m, n = x.shape[0], weight.shape[0] // 2
+    m = x.shape[0]
+    n = weight.shape[0] // 2
     is_large = m >= MIN_ROWS and triton.cdiv(m, TILES.block_m) * (n // TILES.block_n) >= MIN_TILES
     return is_large and _fits(x, weight, TILES)
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, tiles: GatedTiles) -> bool:
     """Whether the shapes are whole tiles but for the rows."""
-    k, n = x.shape[1], weight.shape[0] // 2
-    return n % tiles.block_n == 0 and k % tiles.block_k == 0 and x.is_contiguous() and weight.is_contiguous()
+    k = x.shape[1]
+    n = weight.shape[0] // 2
+    return (
+        n % tiles.block_n == 0
+        and k % tiles.block_k == 0
+        and x.is_contiguous()
+        and weight.is_contiguous()
+    )
 
 
-def gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: GatedTiles = TILES) -> None:
-    """Writes the gated product of x [M, K] and weight [2 I, K], gates first, to out [M, I], all of them contiguous."""
+def gated_gemm(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: GatedTiles = TILES
+) -> None:
+    """Writes the gated product of x [M, K] and weight [2 I, K], gates first, to out [M, I], all of
+    them contiguous."""
     assert _fits(x, weight, tiles)
     assert out.is_contiguous()
     m, k = x.shape
@@ -87,7 +99,8 @@ def _gated_gemm(
     STAGES: tl.constexpr,
     FLATTEN: tl.constexpr,
 ):
-    num_m, num_n = tl.cdiv(m, BLOCK_M), n // BLOCK_N
+    num_m = tl.cdiv(m, BLOCK_M)
+    num_n = n // BLOCK_N
     in_group = GROUP * num_n
     for i_tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=FLATTEN):
         first_m = i_tile // in_group * GROUP

@@ -1,9 +1,10 @@
-"""x @ weight.T for every batch size, one arithmetic: no product is ever split along K, so a row's bits are its own.
+"""x @ weight.T for every batch size, one arithmetic: no product is ever split along K, so a row's
+bits are its own.
 
-The kernels here, `hopper_few_rows_gemm`, `hopper_rows_gemm` and `wide_gemm` accumulate in one order by construction.
-cuBLASLt with a workspace too small for split-K does so too, as far as `product_probe` sees; where it does not,
-`wide_gemm` takes its place. Which of them runs is otherwise a matter of speed alone and is decided in `choose`,
-`choose_rows` and `choose_few_rows`.
+The kernels here, `hopper_few_rows_gemm`, `hopper_rows_gemm` and `wide_gemm` accumulate in one order
+by construction. cuBLASLt with a workspace too small for split-K does so too, as far as
+`product_probe` sees; where it does not, `wide_gemm` takes its place. Which of them runs is
+otherwise a matter of speed alone and is decided in `choose`, `choose_rows` and `choose_few_rows`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from .wide_gemm import matrices, wide_gemm
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Shape of a Triton product. `wide` hands the weights to the matrix unit as the operand with the many rows."""
+    """Shape of a Triton product. `wide` hands the weights to the matrix unit as the operand with
+    the many rows."""
 
     block_m: int
     block_n: int
@@ -40,8 +42,9 @@ class Tiles:
     wide: bool
 
 
-# Measured on an H200 (docs/benchmarks/kernels.md); the first key is the largest M served, the second whether the
-# weights are short (a narrow tile makes programs enough), tall (programs enough without being wide) or between.
+# Measured on an H200 (docs/benchmarks/kernels.md); the first key is the largest M served, the
+# second whether the weights are short (a narrow tile makes programs enough), tall (programs enough
+# without being wide) or between.
 TILES = {
     (16, "short"): Tiles(16, 16, 512, 2, 6, wide=False),
     (16, "between"): Tiles(16, 64, 128, 4, 6, wide=True),
@@ -65,25 +68,28 @@ ROW_TILES = {
     (256, "between"): RowTiles(128, 64, 128, 4),
     (256, "gates"): RowTiles(128, 64, 64, 6),
 }
-"""Tiles for weights up to EARLY_BYTES, whose product takes as long to start as to run: most weights that a program
-reads are in shared memory before its rows are there. Measured in a chain of layers; gates of 129 to 192 rows are better
-left to cuBLASLt."""
+"""Tiles for weights up to EARLY_BYTES, whose product takes as long to start as to run: most weights
+that a program reads are in shared memory before its rows are there. Measured in a chain of layers;
+gates of 129 to 192 rows are better left to cuBLASLt."""
 FEW_ROW_TILES = {"short": FewRowTiles(16), "between": FewRowTiles(32), "gates": FewRowTiles(32)}
-"""Tiles of weights up to FEW_ROW_BYTES for up to 16 rows, measured in a chain of layers of 0.6B. A short product of
-more than MAX_SHORT inputs has less room beside its neighbours than it gains."""
+"""Tiles of weights up to FEW_ROW_BYTES for up to 16 rows, measured in a chain of layers of 0.6B. A
+short product of more than MAX_SHORT inputs has less room beside its neighbours than it gains."""
 FEW_ROW_BYTES = 12 << 20
 MAX_SHORT = 2048
-MIN_ROWS, MIN_GATED_ROWS = 17, 9
+MIN_ROWS = 17
+MIN_GATED_ROWS = 9
 """Least numbers of rows, without and with gates. With fewer rows the narrow tiles start as fast."""
 EARLY_BYTES = 16 << 20
-"""Size of the largest weights that a dependent product prefetches before its inputs are there: they wait in the
-second-level cache, which has room for them beside those in use. Parts of larger weights only displace each other."""
+"""Size of the largest weights that a dependent product prefetches before its inputs are there: they
+wait in the second-level cache, which has room for them beside those in use. Parts of larger weights
+only displace each other."""
 SHORT = 2048
 TALL = 16_384
 DEEP = 8192
 """Value of K from which cuBLASLt keeps more bytes in flight at more than 16 rows."""
 EXPERIMENTAL = b"torch.backends.cuda.preferred_blas_library is an experimental feature"
-"""Text of the line that torch writes to stderr, past Python's warnings, when a library is preferred."""
+"""Text of the line that torch writes to stderr, past Python's warnings, when a library is
+preferred."""
 
 
 def choose(m: int, n: int, k: int) -> Tiles | None:
@@ -95,16 +101,24 @@ def choose(m: int, n: int, k: int) -> Tiles | None:
 
 
 def choose_rows(x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False) -> RowTiles | None:
-    """The tiles of `hopper_rows_gemm` for x [M, K], weight [N, K]; None: another kernel computes the product."""
-    m, n = x.shape[0], weight.shape[0]
+    """The tiles of `hopper_rows_gemm` for x [M, K], weight [N, K]; None: another kernel computes
+    the product."""
+    m = x.shape[0]
+    n = weight.shape[0]
     kind = "gates" if gates else "short" if n <= SHORT else "between"
     tiles = ROW_TILES.get((-(-m // 64) * 64, kind))
-    if tiles is None or m < (MIN_GATED_ROWS if gates else MIN_ROWS) or _num_bytes(weight) > EARLY_BYTES:
+    if (
+        tiles is None
+        or m < (MIN_GATED_ROWS if gates else MIN_ROWS)
+        or _num_bytes(weight) > EARLY_BYTES
+    ):
         return None
     return tiles if serves(x, weight, tiles, gates=gates) else None
 
 
-def choose_few_rows(x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False) -> FewRowTiles | None:
+def choose_few_rows(
+    x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False
+) -> FewRowTiles | None:
     """As `choose_rows`, of `hopper_few_rows_gemm`."""
     n, k = weight.shape
     is_short = n <= SHORT and not gates
@@ -120,7 +134,8 @@ def uses_library(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def configure_blas() -> None:
-    """Makes torch's products obey the rule above; call once in a process, before the first product on a GPU."""
+    """Makes torch's products obey the rule above; call once in a process, before the first product
+    on a GPU."""
     os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
     with _without_line(EXPERIMENTAL):
@@ -131,8 +146,8 @@ def configure_blas() -> None:
 
 @contextmanager
 def _without_line(text: bytes) -> Iterator[None]:
-    """Removes lines with the text from the standard error that is written in the scope, by C++ too. All other lines
-    follow at its end."""
+    """Removes lines with the text from the standard error that is written in the scope, by C++ too.
+    All other lines follow at its end."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as written:
@@ -157,10 +172,12 @@ def linear(
     dependent: bool = False,
     is_own: bool = False,
 ) -> torch.Tensor:
-    """x [M, K] times weight [N, K]: out [M, N] in x's dtype, accumulated in float32. With `is_own` only Headwater's
+    """x [M, K] times weight [N, K]: out [M, N] in x's dtype, accumulated in float32. With `is_own`
+    only Headwater's
     kernels are used: the library's product of these has other bits."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
-    few_tiles, row_tiles = choose_few_rows(x, weight), choose_rows(x, weight)
+    few_tiles = choose_few_rows(x, weight)
+    row_tiles = choose_rows(x, weight)
     tiles = choose(x.shape[0], *weight.shape)
     if few_tiles is not None:
         few_rows_gemm(x, weight, out, few_tiles, gates=False, dependent=dependent)
@@ -180,10 +197,17 @@ def library_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> No
 
 
 def skinny_gemm(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: Tiles, *, dependent: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    tiles: Tiles,
+    *,
+    dependent: bool = False,
 ) -> None:
     grid = triton.cdiv(out.shape[1], tiles.block_n), triton.cdiv(len(x), tiles.block_m)
-    _skinny_gemm[grid](*matrices(x, weight, out), WIDE=tiles.wide, **_constants(weight, tiles, dependent=dependent))
+    _skinny_gemm[grid](
+        *matrices(x, weight, out), WIDE=tiles.wide, **_constants(weight, tiles, dependent=dependent)
+    )
 
 
 def _constants(weight: torch.Tensor, tiles: Tiles, *, dependent: bool) -> dict[str, int | bool]:
@@ -201,8 +225,9 @@ def _constants(weight: torch.Tensor, tiles: Tiles, *, dependent: bool) -> dict[s
 
 
 def tile_inputs(weight: torch.Tensor, tiles: Tiles) -> int:
-    """Number of inputs of a tile of weight [N, K]: a power of two that divides K where one does, which spares every
-    load its mask. Tiles of weights of four bytes have half as many, so that they fit in shared memory."""
+    """Number of inputs of a tile of weight [N, K]: a power of two that divides K where one does,
+    which spares every load its mask. Tiles of weights of four bytes have half as many, so that they
+    fit in shared memory."""
     sizes = [size * 2 // weight.element_size() for size in (tiles.block_k, 128, 64)]
     return next((size for size in sizes if weight.shape[1] % size == 0), sizes[-1])
 
@@ -220,15 +245,20 @@ def _num_bytes(weight: torch.Tensor) -> int:
 def linear_silu_mul(
     x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False, is_own: bool = False
 ) -> torch.Tensor:
-    """`silu_mul` of the product of x [M, K] and weight [2 I, K], gates first: [M, I], with the same bits; in one
-    launch, which keeps the product in registers, where that is as fast. `is_own` as in `linear`."""
-    m, n = x.shape[0], weight.shape[0] // 2
+    """`silu_mul` of the product of x [M, K] and weight [2 I, K], gates first: [M, I], with the same
+    bits; in one launch, which keeps the product in registers, where that is as fast. `is_own` as in
+    `linear`."""
+    m = x.shape[0]
+    n = weight.shape[0] // 2
     if is_gated_at_once(x, weight):
         gated_gemm(x, weight, out := x.new_empty(m, n))
         return out
-    few_tiles, row_tiles = choose_few_rows(x, weight, gates=True), choose_rows(x, weight, gates=True)
+    few_tiles = choose_few_rows(x, weight, gates=True)
+    row_tiles = choose_rows(x, weight, gates=True)
     if few_tiles is not None:
-        few_rows_gemm(x, weight, out := x.new_empty(m, n), few_tiles, gates=True, dependent=dependent)
+        few_rows_gemm(
+            x, weight, out := x.new_empty(m, n), few_tiles, gates=True, dependent=dependent
+        )
         return out
     if row_tiles is not None:
         rows_gemm(x, weight, out := x.new_empty(m, n), row_tiles, gates=True, dependent=dependent)
@@ -239,11 +269,16 @@ def linear_silu_mul(
     return silu_mul(linear(x, weight, dependent=dependent, is_own=is_own), dependent=dependent)
 
 
-def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:
-    """Writes the gated product of x [M, K] and weight [2 I, K] to out [M, I]; I is a multiple of the tile's width."""
+def skinny_gated_gemm(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False
+) -> None:
+    """Writes the gated product of x [M, K] and weight [2 I, K] to out [M, I]; I is a multiple of
+    the tile's width."""
     assert out.shape[1] % GATED.block_n == 0
     grid = out.shape[1] // GATED.block_n, triton.cdiv(len(x), GATED.block_m)
-    _skinny_gated_gemm[grid](*matrices(x, weight, out), **_constants(weight, GATED, dependent=dependent))
+    _skinny_gated_gemm[grid](
+        *matrices(x, weight, out), **_constants(weight, GATED, dependent=dependent)
+    )
 
 
 def linear_twin(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -253,8 +288,11 @@ def linear_twin(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def multiply_tiles(p_x, p_w, is_m, is_n, k, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr):
-    """Product of rows p_x [M, 1] and rows p_w [N, 1] over all of K: [N, M] when WIDE and [M, N] otherwise."""
+def multiply_tiles(
+    p_x, p_w, is_m, is_n, k, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr
+):
+    """Product of rows p_x [M, 1] and rows p_w [N, 1] over all of K: [N, M] when WIDE and [M, N]
+    otherwise."""
     o_k = tl.arange(0, BLOCK_K)[None, :]
     if WIDE:
         b_acc = tl.zeros((p_w.shape[0], p_x.shape[0]), tl.float32)
@@ -272,10 +310,17 @@ def multiply_tiles(p_x, p_w, is_m, is_n, k, BLOCK_K: tl.constexpr, EVEN_K: tl.co
 
 
 @triton.jit
-def _ask_for_weights(p_w, o_n, is_n, stride_w, DEPENDENT: tl.constexpr, BLOCK_K: tl.constexpr, EARLY_K: tl.constexpr):
-    """Prefetches the first EARLY_K columns of rows o_n [N, 1]; rows past the last one prefetch its lines again."""
+def _ask_for_weights(
+    p_w, o_n, is_n, stride_w, DEPENDENT: tl.constexpr, BLOCK_K: tl.constexpr, EARLY_K: tl.constexpr
+):
+    """Prefetches the first EARLY_K columns of rows o_n [N, 1]; rows past the last one prefetch its
+    lines again."""
     LINE: tl.constexpr = 128 // (p_w.dtype.element_ty.primitive_bitwidth // 8)
-    p_lines = p_w + tl.where(is_n, o_n, 0).to(tl.int64) * stride_w + tl.arange(0, BLOCK_K // LINE)[None, :] * LINE
+    p_lines = (
+        p_w
+        + tl.where(is_n, o_n, 0).to(tl.int64) * stride_w
+        + tl.arange(0, BLOCK_K // LINE)[None, :] * LINE
+    )
     for i_k in range(0, EARLY_K, BLOCK_K):
         ask_early(p_lines + i_k, DEPENDENT)
 
@@ -302,12 +347,20 @@ def _skinny_gemm(
 ):
     o_m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
-    is_m, is_n = o_m < m, o_n < n
+    is_m = o_m < m
+    is_n = o_n < n
     release_dependents(DEPENDENT)
     _ask_for_weights(p_w, o_n, is_n, stride_w, DEPENDENT, BLOCK_K, EARLY_K)
     wait_for_inputs(DEPENDENT)
     b_acc = multiply_tiles(
-        p_x + o_m * stride_x, p_w + o_n.to(tl.int64) * stride_w, is_m, is_n, k, BLOCK_K, EVEN_K, WIDE
+        p_x + o_m * stride_x,
+        p_w + o_n.to(tl.int64) * stride_w,
+        is_m,
+        is_n,
+        k,
+        BLOCK_K,
+        EVEN_K,
+        WIDE,
     )
     b_out = b_acc.to(p_out.dtype.element_ty)
     if WIDE:
@@ -337,7 +390,8 @@ def _skinny_gated_gemm(
     o_m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
     o_k = tl.arange(0, BLOCK_K)[None, :]
-    is_m, is_n = o_m < m, o_n < n
+    is_m = o_m < m
+    is_n = o_n < n
     release_dependents(DEPENDENT)
     _ask_for_weights(p_w, o_n, is_n, stride_w, DEPENDENT, BLOCK_K, EARLY_K)
     _ask_for_weights(p_w, n + o_n, is_n, stride_w, DEPENDENT, BLOCK_K, EARLY_K)
@@ -350,14 +404,13 @@ def _skinny_gated_gemm(
     for i_k in range(0, k, BLOCK_K):
         if EVEN_K:
             b_x = tl.load(p_x + i_k, mask=is_m, other=0.0)
-            b_w_gate, b_w_up = tl.load(p_gate + i_k), tl.load(p_up + i_k)
+            b_w_gate = tl.load(p_gate + i_k)
+            b_w_up = tl.load(p_up + i_k)
         else:
             inside = i_k + o_k < k
             b_x = tl.load(p_x + i_k, mask=is_m & inside, other=0.0)
-            b_w_gate, b_w_up = (
-                tl.load(p_gate + i_k, mask=inside, other=0.0),
-                tl.load(p_up + i_k, mask=inside, other=0.0),
-            )
+            b_w_gate = tl.load(p_gate + i_k, mask=inside, other=0.0)
+            b_w_up = tl.load(p_up + i_k, mask=inside, other=0.0)
         b_gate = tl.dot(b_x, tl.trans(b_w_gate), b_gate)
         b_up = tl.dot(b_x, tl.trans(b_w_up), b_up)
     # Rounded as a product that is stored.

@@ -15,12 +15,13 @@ _MODE = "relaxed"
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """Scope whose launches on the current stream go into the graph instead of the GPU. `pool`: pool of memory of an
-    earlier graph that this one shares.
+    """Scope whose launches on the current stream go into the graph instead of the GPU. `pool`: pool
+    of memory of an earlier graph that this one shares.
 
-    The collector of garbage pauses. Pinned memory that it frees has been used on this stream, perhaps by an engine that
-    is closed, and torch records an event there, which would become part of the graph: looking at that event later fails
-    with "invalid argument", in whatever next asks for pinned memory.
+    The collector of garbage pauses. Pinned memory that it frees has been used on this stream,
+    perhaps by an engine that is closed, and torch records an event there, which would become part
+    of the graph: looking at that event later fails with "invalid argument", in whatever next asks
+    for pinned memory.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -1,9 +1,10 @@
-"""Weights of four or eight bits in groups of inputs, in the order in which a CPU's kernels read them. Knows no file
-format.
+"""Weights of four or eight bits in groups of inputs, in the order in which a CPU's kernels read
+them. Knows no file format.
 
-Sixteen rows make a tile. A group's scales of these rows lie before its zero points, and these before the numbers: four
-inputs of each row in a 32-bit word, so that one vector holds four inputs of all sixteen rows; of four bits, two such
-words share one. A tile takes little more bytes than its rows in a checkpoint.
+Sixteen rows make a tile. A group's scales of these rows lie before its zero points, and these
+before the numbers: four inputs of each row in a 32-bit word, so that one vector holds four inputs
+of all sixteen rows; of four bits, two such words share one. A tile takes little more bytes than its
+rows in a checkpoint.
 """
 
 from __future__ import annotations
@@ -62,14 +63,21 @@ class GroupTiles:
         return self.num_rows, self.tiles.shape[1] * self.group_size
 
 
-def pack(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> torch.Tensor:
-    """Tiles of values uint8 [N, K], scales [groups, N] and zeros uint8 [groups, N]; groups follow one another."""
-    num_rows, num_groups = len(values), len(scales)
+def pack(
+    values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int
+) -> torch.Tensor:
+    """Tiles of values uint8 [N, K], scales [groups, N] and zeros uint8 [groups, N]; groups follow
+    one another."""
+    num_rows = len(values)
+    num_groups = len(scales)
     padding = -num_rows % TILE_ROWS
     values = torch.nn.functional.pad(values, (0, 0, 0, padding))
     # [tiles, groups, 16, bytes]
     numbers = [
-        torch.nn.functional.pad(each, (0, padding)).view(num_groups, -1, TILE_ROWS).transpose(0, 1).contiguous()
+        torch.nn.functional.pad(each, (0, padding))
+        .view(num_groups, -1, TILE_ROWS)
+        .transpose(0, 1)
+        .contiguous()
         for each in (scales, zeros)
     ]
     # [tiles, 16, groups, blocks, steps, 4] -> [tiles, groups, blocks, steps, 16, 4]
@@ -77,7 +85,9 @@ def pack(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: 
     words = words.permute(0, 2, 3, 4, 1, 5)
     if bits == 4:
         words = words[:, :, :, 0::2] | words[:, :, :, 1::2] << 4
-    return torch.cat([*(number.view(torch.uint8).flatten(2) for number in numbers), words.flatten(2)], dim=2)
+    return torch.cat(
+        [*(number.view(torch.uint8).flatten(2) for number in numbers), words.flatten(2)], dim=2
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,8 @@ class GroupNumbers:
 
 def read(weight: GroupTiles) -> GroupNumbers:
     """The numbers of tiles, inputs in the tiles' order."""
-    format, tiles = weight.format, weight.tiles
+    format = weight.format
+    tiles = weight.tiles
     scales, zeros, data = tiles.split(
         [format.scale_bytes, TILE_ROWS, tiles.shape[2] - format.scale_bytes - TILE_ROWS], dim=2
     )
@@ -102,7 +113,10 @@ def read(weight: GroupTiles) -> GroupNumbers:
     if format.bits == 4:
         words = torch.stack((words & 15, words >> 4), dim=4).flatten(3, 4)
     values = words.permute(0, 4, 1, 2, 3, 5).reshape(-1, weight.shape[1])
-    of_rows = [each.transpose(1, 2).flatten(0, 1)[: weight.num_rows] for each in (_numbers(scales, format), zeros)]
+    of_rows = [
+        each.transpose(1, 2).flatten(0, 1)[: weight.num_rows]
+        for each in (_numbers(scales, format), zeros)
+    ]
     return GroupNumbers(values[: weight.num_rows], of_rows[0], of_rows[1])
 
 

@@ -1,7 +1,8 @@
 """Steps of a model that guesses tokens, beside the step of the served model that verifies them.
 
-The words of both steps name the same rows. Where the host does not know the position of a row, both hold the last
-position that it may have; the device moves the words to the true one, see `draft_rows`.
+The words of both steps name the same rows. Where the host does not know the position of a row, both
+hold the last position that it may have; the device moves the words to the true one, see
+`draft_rows`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import triton.language as tl
 
 from .draft_rows import StepWords, first_position
 
-_BLOCK, _STATE_BLOCK = 128, 1024
+_BLOCK = 128
+_STATE_BLOCK = 1024
 
 
-def find_shifts(steps: torch.Tensor, known: torch.Tensor, positions: torch.Tensor, shifts: torch.Tensor) -> None:
-    """Writes each row's distance from its position in the verifying step's words, int32 [table rows]: 0 or less.
+def find_shifts(
+    steps: torch.Tensor, known: torch.Tensor, positions: torch.Tensor, shifts: torch.Tensor
+) -> None:
+    """Writes each row's distance from its position in the verifying step's words, int32 [table
+    rows]: 0 or less.
 
     `steps`, `known` and `positions` are those of `draft_rows`, which comes later.
     """
@@ -42,11 +47,17 @@ def shift_words(shifts: torch.Tensor, words: StepWords) -> None:
 
 
 def store_guesses(
-    rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor, token_table: torch.Tensor, vocab_size: int
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    token_ids: torch.Tensor,
+    token_table: torch.Tensor,
+    vocab_size: int,
 ) -> None:
-    """Writes each row's token, int32 [S], behind its position; tokens of negative rows are dropped. A value that is no
-    token, as may be drawn from logits that are not numbers, becomes a token."""
-    store_guesses_and_advance(rows, positions, token_ids, token_table, vocab_size, rows, rows, rows, advance=-1)
+    """Writes each row's token, int32 [S], behind its position; tokens of negative rows are dropped.
+    A value that is no token, as may be drawn from logits that are not numbers, becomes a token."""
+    store_guesses_and_advance(
+        rows, positions, token_ids, token_table, vocab_size, rows, rows, rows, advance=-1
+    )
 
 
 def store_guesses_and_advance(
@@ -62,9 +73,10 @@ def store_guesses_and_advance(
     behind: int = 1,
     advance: int = 1,
 ) -> None:
-    """Writes tokens as `store_guesses`, `behind` places after the position, which moves on by `advance`; the words
-    int32 [S] become those of the next guess. num_left int32 [S]: guesses of each row, this one included; a row with no
-    guesses left becomes padding. `advance` −1: only tokens are written."""
+    """Writes tokens as `store_guesses`, `behind` places after the position, which moves on by
+    `advance`; the words int32 [S] become those of the next guess. num_left int32 [S]: guesses of
+    each row, this one included; a row with no guesses left becomes padding. `advance` −1: only
+    tokens are written."""
     _store_guesses[(triton.cdiv(len(rows), _BLOCK),)](
         rows,
         positions,
@@ -83,11 +95,15 @@ def store_guesses_and_advance(
 
 
 def keep_states(
-    steps: torch.Tensor, known: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, states: torch.Tensor
+    steps: torch.Tensor,
+    known: torch.Tensor,
+    positions: torch.Tensor,
+    hidden: torch.Tensor,
+    states: torch.Tensor,
 ) -> None:
-    """Keeps, for each row that gained tokens, the hidden state at the position before its last known token: hidden
-    [tokens, H] of the step → states [table rows, H]. `steps`, `known` and `positions` as `draft_rows` and
-    `store_drafted` left them."""
+    """Keeps, for each row that gained tokens, the hidden state at the position before its last
+    known token: hidden [tokens, H] of the step → states [table rows, H]. `steps`, `known` and
+    `positions` as `draft_rows` and `store_drafted` left them."""
     grid = steps.shape[1], triton.cdiv(hidden.shape[1], _STATE_BLOCK)
     _keep_states[grid](
         steps,
@@ -129,7 +145,9 @@ def _shift_words(
     b_row = tl.load(p_row + o_i, mask=o_i < num_tokens, other=-1)
     is_live = b_row >= 0
     b_shift = tl.load(p_shift + b_row, mask=is_live, other=0)
-    tl.store(p_position + o_i, tl.load(p_position + o_i, mask=is_live, other=0) + b_shift, mask=is_live)
+    tl.store(
+        p_position + o_i, tl.load(p_position + o_i, mask=is_live, other=0) + b_shift, mask=is_live
+    )
     b_len = tl.load(p_seq_len + o_i, mask=is_live & (o_i < num_decodes), other=0)
     tl.store(p_seq_len + o_i, b_len + b_shift, mask=b_len > 0)
     b_row = tl.load(p_draw + o_i, mask=o_i < num_draws, other=-1)
@@ -163,7 +181,9 @@ def _store_guesses(
     b_position = tl.load(p_position + o_i, mask=is_live, other=0)
     b_token = tl.load(p_token + o_i, mask=is_live, other=0)
     b_token = tl.minimum(tl.maximum(b_token, 0), vocab_size - 1)
-    tl.store(p_table + b_row.to(tl.int64) * stride_table + b_position + BEHIND, b_token, mask=is_live)
+    tl.store(
+        p_table + b_row.to(tl.int64) * stride_table + b_position + BEHIND, b_token, mask=is_live
+    )
     if ADVANCE >= 0:
         b_left = tl.load(p_left + o_i, mask=is_live, other=0) - 1
         goes_on = is_live & (b_left > 0)

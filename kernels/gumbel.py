@@ -1,7 +1,8 @@
 """Counter-based noise: a pure function of (seed, choice index, output index, token id, purpose).
 
-The hash is 32-bit integer arithmetic, the same in torch and in Triton to the last bit; knows nothing about logits.
-A token is drawn as argmax(logit / temperature + gumbel), so a draw needs no sum over the vocabulary and no state.
+The hash is 32-bit integer arithmetic, the same in torch and in Triton to the last bit; knows
+nothing about logits. A token is drawn as argmax(logit / temperature + gumbel), so a draw needs no
+sum over the vocabulary and no state.
 """
 
 from __future__ import annotations
@@ -13,25 +14,31 @@ import triton.language as tl
 PURPOSE_SAMPLE = 0
 """Purpose of the draw of a token. Draws for anything else have a number of their own."""
 
-# Multipliers of lowbias32 (Chris Wellons, "Prospecting for Hash Functions") as signed 32-bit integers.
+# Multipliers of lowbias32 (Chris Wellons, "Prospecting for Hash Functions") as signed 32-bit
+# integers.
 MULTIPLIERS = _MULTIPLIER_1, _MULTIPLIER_2 = 0x21F0AAAD, 0xD35A2D97 - (1 << 32)
 KEY_STARTS = 0x243F6A88, 0x13198A2E
 """Initial value of both words of a row's key."""
 _SMALL = 2.0**-7
-"""Bound below which 1 - v loses digits that decide which token wins, so that a series replaces the logarithm."""
+"""Bound below which 1 - v loses digits that decide which token wins, so that a series replaces the
+logarithm."""
 
 _LARGEST = 1 - 2.0**-24
 
 
 def noise_keys(
-    seeds: torch.Tensor, choice_indices: torch.Tensor, output_indices: torch.Tensor, purpose: int = PURPOSE_SAMPLE
+    seeds: torch.Tensor,
+    choice_indices: torch.Tensor,
+    output_indices: torch.Tensor,
+    purpose: int = PURPOSE_SAMPLE,
 ) -> torch.Tensor:
     """Two 32-bit words a row that stand for everything but the token id.
 
     seeds is int64 [R] (all 64 bits count), the others int32 [R]; returns int32 [R, 2].
     """
     words = (seeds.to(torch.int32), (seeds >> 32).to(torch.int32), choice_indices, output_indices)
-    # Both words side by side: a step of a small model on a CPU spent a fifth of its time here, one by one (2026-11-22).
+    # Both words side by side: a step of a small model on a CPU spent a fifth of its time here, one
+    # by one (2026-11-22).
     keys = torch.stack([torch.full_like(words[0], start) for start in KEY_STARTS], dim=-1)  # [R, 2]
     for word in words:
         keys = _mix(keys ^ word.to(torch.int32)[:, None])
@@ -39,12 +46,14 @@ def noise_keys(
 
 
 def gumbel_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise, float32 [R, N]: keys int32 [R, 2] from `noise_keys`, token_ids int32 [N] or [R, N]."""
+    """Standard Gumbel noise, float32 [R, N]: keys int32 [R, 2] from `noise_keys`, token_ids int32
+    [N] or [R, N]."""
     return exponential_noise(keys, token_ids).log_().neg_()
 
 
 def exponential_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Standard exponential noise E, float32 [R, N]; the token with the least E / probability is the drawn one."""
+    """Standard exponential noise E, float32 [R, N]; the token with the least E / probability is the
+    drawn one."""
     h = token_hash(keys, token_ids).to(torch.float64)
     h = (h + (h < 0) * 2.0**32).to(torch.float32).to(torch.float64)
     v = ((h + 0.5) * 2.0**-32).to(torch.float32).clamp_(max=_LARGEST)
@@ -92,7 +101,8 @@ def absorb_row(start, seed, i_choice, i_output, PURPOSE: tl.constexpr):
 
 @triton.jit
 def row_keys(seed, i_choice, i_output, PURPOSE: tl.constexpr):
-    """Triton version of `noise_keys`: seed int64, indices int32, scalars or blocks; returns two uint32."""
+    """Triton version of `noise_keys`: seed int64, indices int32, scalars or blocks; returns two
+    uint32."""
     zero = (seed * 0).to(tl.uint32)
     key_0 = absorb_row(zero + 0x243F6A88, seed, i_choice, i_output, PURPOSE)
     key_1 = absorb_row(zero + 0x13198A2E, seed, i_choice, i_output, PURPOSE)
@@ -110,10 +120,12 @@ def hash_tokens(key_0, key_1, o_token):
 
 @triton.jit
 def log2_of(x, APPROXIMATE: tl.constexpr):
-    """Base-2 logarithm: one instruction on the GPU (absolute error 2^-22), the library's in the interpreter, which has
-    no assembly."""
+    """Base-2 logarithm: one instruction on the GPU (absolute error 2^-22), the library's in the
+    interpreter, which has no assembly."""
     if APPROXIMATE:
-        return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            "lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
     else:
         return tl.log2(x)
 

@@ -1,8 +1,10 @@
-"""Parts that attention kernels for Hopper share: the arithmetic of `online_softmax`, on tiles out of `hopper_rings`.
+"""Parts that attention kernels for Hopper share: the arithmetic of `online_softmax`, on tiles out
+of `hopper_rings`.
 
-A team of four warps owns 64 query rows, in registers. While one team is at its exponentials, the matrix unit works for
-the other; within a team the products of a tile run beside the exponentials of the next. Written in Gluon, Triton's
-lower level, which no interpreter runs: tests compare its bits with those of `online_softmax`.
+A team of four warps owns 64 query rows, in registers. While one team is at its exponentials, the
+matrix unit works for the other; within a team the products of a tile run beside the exponentials of
+the next. Written in Gluon, Triton's lower level, which no interpreter runs: tests compare its bits
+with those of `online_softmax`.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def num_teams(device: torch.device) -> int:
-    """Number of teams for a tile of query rows. Kernels for any GPU take tiles of the same size, so that lists of tiles
-    serve both."""
+    """Number of teams for a tile of query rows. Kernels for any GPU take tiles of the same size, so
+    that lists of tiles serve both."""
     return TEAMS if is_hopper(device) else 1
 
 
@@ -41,8 +43,8 @@ def serves(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
 
 
 def serves_cache(k_cache: torch.Tensor) -> bool:
-    """Whether the kernels for Hopper compute attention of queries of this cache's type [num_blocks, Hk, block_size,
-    D]."""
+    """Whether the kernels for Hopper compute attention of queries of this cache's type [num_blocks,
+    Hk, block_size, D]."""
     return (
         k_cache.dtype == torch.bfloat16
         and k_cache.shape[3] in (64, 128)
@@ -52,8 +54,8 @@ def serves_cache(k_cache: torch.Tensor) -> bool:
 
 
 def widens(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
-    """Whether `hopper_rings.widen_tiles` serves these queries and this fp8 cache: a part of a head is a line of shared
-    memory."""
+    """Whether `hopper_rings.widen_tiles` serves these queries and this fp8 cache: a part of a head
+    is a line of shared memory."""
     return (
         q.dtype == torch.bfloat16
         and is_paired(k_cache)
@@ -65,21 +67,32 @@ def widens(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
 
 @gluon.jit
 def begin(
-    query, rings, turn, has_next, values: gl.constexpr, MASKED: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr
+    query,
+    rings,
+    turn,
+    has_next,
+    values: gl.constexpr,
+    MASKED: gl.constexpr,
+    HALF: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
-    """Maximum, sums and weights of the first tile of a state, whose keys start at position 0 if it is masked.
+    """Maximum, sums and weights of the first tile of a state, whose keys start at position 0 if it
+    is masked.
     `query`: rows, scale of the scores, and positions of the rows."""
     b_q, qk_scale, b_position = query
     k_ring, _, k_ready, _, k_free, _ = rings
-    slot, next_slot = turn % STAGES, (turn + 1) % STAGES
+    slot = turn % STAGES
+    next_slot = (turn + 1) % STAGES
     hopper.mbarrier.wait(k_ready.index(slot), turn // STAGES & 1)
-    b_left, b_right = _scores(b_q, k_ring.index(2 * slot), HALF), _scores(b_q, k_ring.index(2 * slot + 1), HALF)
+    b_left = _scores(b_q, k_ring.index(2 * slot), HALF)
+    b_right = _scores(b_q, k_ring.index(2 * slot + 1), HALF)
     b_left, b_right = hopper.warpgroup_mma_wait(0, deps=[b_left, b_right])
     hopper.mbarrier.arrive(k_free.index(slot), count=1)
     if MASKED:
         b_left, b_right = hide(b_left, b_right, 0, b_position, HALF)
     b_m = reference(b_left, b_right, qk_scale)
-    b_left, b_right = weigh(b_left, qk_scale, finite(b_m)), weigh(b_right, qk_scale, finite(b_m))
+    b_left = weigh(b_left, qk_scale, finite(b_m))
+    b_right = weigh(b_right, qk_scale, finite(b_m))
     b_l = fold(fold(b_left + b_right))
     weights: gl.constexpr = gl.DotOperandLayout(0, values, 2)
     b_left = gl.convert_layout(b_left.to(k_ring.dtype), weights)
@@ -93,13 +106,16 @@ def advance(
     query, rings, turn, has_next, starts_split, first, state,
     MASKED: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile, with keys from `first` on, and beside their exponentials the values of the tile before, whose
-    weights come in. `query` as in `begin`; `state`: maximum, sums, both halves' weights, and the values. Returns the
-    new state, and the factor that its values are yet to be scaled by: zero where a split starts."""
+    """Scores of a tile, with keys from `first` on, and beside their exponentials the values of the
+    tile before, whose weights come in. `query` as in `begin`; `state`: maximum, sums, both halves'
+    weights, and the values. Returns the new state, and the factor that its values are yet to be
+    scaled by: zero where a split starts."""
     b_q, qk_scale, b_position = query
     b_m, b_l, b_left, b_right, b_acc = state
     k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
-    slot, old_slot, next_slot = turn % STAGES, (turn - 1) % STAGES, (turn + 1) % STAGES
+    slot = turn % STAGES
+    old_slot = (turn - 1) % STAGES
+    next_slot = (turn + 1) % STAGES
     b_s_left = _scores(b_q, k_ring.index(2 * slot), HALF)
     b_s_right = _scores(b_q, k_ring.index(2 * slot + 1), HALF)
     hopper.mbarrier.wait(v_ready.index(old_slot), (turn - 1) // STAGES & 1)
@@ -113,13 +129,16 @@ def advance(
     b_m_old = gl.where(starts_split, float("-inf"), b_m)
     b_m_new = gl.maximum(b_m_old, reference(b_s_left, b_s_right, qk_scale))
     b_shift = finite(b_m_new) if MASKED else b_m_new
-    b_s_left, b_s_right = weigh(b_s_left, qk_scale, b_shift), weigh(b_s_right, qk_scale, b_shift)
+    b_s_left = weigh(b_s_left, qk_scale, b_shift)
+    b_s_right = weigh(b_s_right, qk_scale, b_shift)
     b_alpha = gl.exp2(b_m_old - b_shift)
     b_l_new = pinned(gl.fma(b_l, spread(b_alpha, b_l), fold(fold(b_s_left + b_s_right))))
-    b_s_left, b_s_right = pinned(b_s_left), pinned(b_s_right)
+    b_s_left = pinned(b_s_left)
+    b_s_right = pinned(b_s_right)
 
-    # NOTE: this wait is here, not before the product that needs it, because the compiler moves nothing across its loop:
-    # otherwise exponentials would follow the wait for the values, with nothing beside them on the matrix unit.
+    # NOTE: this wait is here, not before the product that needs it, because the compiler moves
+    # nothing across its loop: otherwise exponentials would follow the wait for the values, with
+    # nothing beside them on the matrix unit.
     hopper.mbarrier.wait(k_ready.index(next_slot), (turn + 1) // STAGES & 1, pred=has_next)
     b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
     hopper.mbarrier.arrive(v_free.index(old_slot), count=1)
@@ -146,7 +165,8 @@ def leave_out(rings, turn, num_tiles, STAGES: gl.constexpr):
     """Frees the tiles of a team without rows."""
     _, _, k_ready, v_ready, k_free, v_free = rings
     for i in range(turn, turn + num_tiles):
-        slot, phase = i % STAGES, i // STAGES & 1
+        slot = i % STAGES
+        phase = i // STAGES & 1
         hopper.mbarrier.wait(k_ready.index(slot), phase)
         hopper.mbarrier.arrive(k_free.index(slot), count=1)
         hopper.mbarrier.wait(v_ready.index(slot), phase)
@@ -155,8 +175,8 @@ def leave_out(rings, turn, num_tiles, STAGES: gl.constexpr):
 
 @gluon.jit
 def row_sums(b_l):
-    """Folds [ROWS, 16] to [ROWS]. Eight columns are four threads' pairs, and threads exchange sums halves first, as
-    folds."""
+    """Folds [ROWS, 16] to [ROWS]. Eight columns are four threads' pairs, and threads exchange sums
+    halves first, as folds."""
     b_pairs = gl.reshape(fold(b_l), (b_l.shape[0], 4, 2))
     b_left, b_right = gl.split(gl.sum(b_pairs, axis=1))
     return b_left + b_right
@@ -171,17 +191,22 @@ def reference(b_left, b_right, qk_scale):
 
 @gluon.constexpr_function
 def _scaling(count):
-    """Assembly that multiplies the first `count` operands by the last ones, unless all threads of the warp have ones
-    there, and its constraints. A thread has two rows: its elements 0 and 2 are of different ones."""
+    """Assembly that multiplies the first `count` operands by the last ones, unless all threads of
+    the warp have ones there, and its constraints. A thread has two rows: its elements 0 and 2 are
+    of different ones."""
     products = " ".join(f"mul.rn.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count))
-    test = f"setp.neu.f32 p, ${2 * count}, 0f3F800000; setp.neu.or.f32 p, ${2 * count + 2}, 0f3F800000, p;"
+    test = (
+        f"setp.neu.f32 p, ${2 * count}, 0f3F800000; setp.neu.or.f32 p, ${2 * count + 2}, "
+        "0f3F800000, p;"
+    )
     assembly = f"{{ .reg .pred p; {test} vote.sync.any.pred p, p, -1; @!p bra.uni same; {products} same: }}"
     return assembly, ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
 
 
 @gluon.jit
 def scaled(b_acc, b_scale):
-    """Product of [ROWS, D] and [ROWS]. It costs next to nothing where all factors are ones, as they mostly are."""
+    """Product of [ROWS, D] and [ROWS]. It costs next to nothing where all factors are ones, as they
+    mostly are."""
     COUNT: gl.constexpr = b_acc.shape[1] // 2
     asm: gl.constexpr = _scaling(COUNT)
     return gl.inline_asm_elementwise(
@@ -205,7 +230,9 @@ def finite(b_m):
 @gluon.jit
 def pinned(b_x, PACK: gl.constexpr = 1):
     """The same value, computed here: the compiler would move it behind the wait for a product."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=b_x.dtype, is_pure=False, pack=PACK)
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [b_x], dtype=b_x.dtype, is_pure=False, pack=PACK
+    )
 
 
 @gluon.jit

@@ -1,4 +1,5 @@
-"""Parts that products for Hopper share: descriptors of what the copy engine copies, and barriers of a ring of tiles."""
+"""Parts that products for Hopper share: descriptors of what the copy engine copies, and barriers of
+a ring of tiles."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def tiled(matrix: torch.Tensor, block: list[int], swizzle: int | None = None) ->
 
 @gluon.jit
 def make_barriers(STAGES: gl.constexpr, READY: gl.constexpr, FREE: gl.constexpr):
-    """Barriers that say which stages of a ring are ready, after READY arrivals, and which may be filled, after FREE."""
+    """Barriers that say which stages of a ring are ready, after READY arrivals, and which may be
+    filled, after FREE."""
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):

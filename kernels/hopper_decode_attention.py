@@ -1,7 +1,8 @@
-"""Decode attention of a few rows on Hopper: `decode_attention` with `reduce_splits`, to the bit, in one launch.
+"""Decode attention of a few rows on Hopper: `decode_attention` with `reduce_splits`, to the bit, in
+one launch.
 
-Latency is all: a program asks for its keys before it waits for the kernel before it, and has most of a split under way
-at once; whichever program of a row and head ends last merges the splits.
+Latency is all: a program asks for its keys before it waits for the kernel before it, and has most
+of a split under way at once; whichever program of a row and head ends last merges the splits.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def hopper_decode_attention(
     scale: float | None = None,
     dependent: bool,
 ) -> None:
-    """Arguments as in `decode_attention`, without scales. With `dependent`, the previous kernel is the one that writes
-    q and the newest keys and values, and it releases this one only when most of its work has begun."""
+    """Arguments as in `decode_attention`, without scales. With `dependent`, the previous kernel is
+    the one that writes q and the newest keys and values, and it releases this one only when most of
+    its work has begun."""
     num_rows, _, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     num_programs = max(min(num_rows * plan.max_splits, MAX_PROGRAMS // num_kv_heads), 1)
@@ -106,7 +108,8 @@ def _decode_rows(
     is_head = o_r < GROUP
     turn = gl.program_id(0) * 0
     for i_item in range(gl.program_id(0), num_rows * MAX_SPLITS, gl.num_programs(0)):
-        i_row, i_split = i_item // MAX_SPLITS, i_item % MAX_SPLITS
+        i_row = i_item // MAX_SPLITS
+        i_split = i_item % MAX_SPLITS
         seq_len = gl.load(p_seq_len + i_row)
         first = i_split * SPLIT
         if first < seq_len:
@@ -123,7 +126,17 @@ def _decode_rows(
             b_last = gl.full([ROWS], 0, gl.int32, row) + end - 1
             for i in range(num_tiles):
                 b_m, b_l, b_acc = _attend(
-                    b_q, rings, turn + i, first + i * TILE, b_last, qk_scale, b_m, b_l, b_acc, flat, shape
+                    b_q,
+                    rings,
+                    turn + i,
+                    first + i * TILE,
+                    b_last,
+                    qk_scale,
+                    b_m,
+                    b_l,
+                    b_acc,
+                    flat,
+                    shape,
                 )
                 finish_reads()
                 if i + STAGES < num_tiles:
@@ -164,8 +177,9 @@ def _make_rings(k, v, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.con
 
 @gluon.jit
 def _start(source, rings, first, is_newest, turn, DEPENDENT: gl.constexpr, shape: gl.constexpr):
-    """Copies the first tiles of the split that begins at `first`; before the previous kernel has ended, only those to
-    which that kernel does not write. Returns the number of tiles in the split."""
+    """Copies the first tiles of the split that begins at `first`; before the previous kernel has
+    ended, only those to which that kernel does not write. Returns the number of tiles in the
+    split."""
     STAGES: gl.constexpr = shape[3]
     TILE: gl.constexpr = 2 * shape[2]
     num_tiles = (source[3] - first + TILE - 1) // TILE
@@ -183,7 +197,8 @@ def _start(source, rings, first, is_newest, turn, DEPENDENT: gl.constexpr, shape
 
 @gluon.jit
 def _copy(source, rings, start, turn, shape: gl.constexpr):
-    """Copies both halves of the tile of positions from `start` on; past the end it copies the last block again."""
+    """Copies both halves of the tile of positions from `start` on; past the end it copies the last
+    block again."""
     k, v, p_row, end, i_kv = source
     k_ring, v_ring, ready = rings
     NUM_KV_HEADS: gl.constexpr = shape[0]
@@ -195,24 +210,42 @@ def _copy(source, rings, start, turn, shape: gl.constexpr):
     right = right * PAGE + (start + HALF) % PAGE
     hopper.mbarrier.expect(ready.index(slot), 4 * k.block_type.nbytes)
     hopper.tma.async_copy_global_to_shared(k, [left, 0], ready.index(slot), k_ring.index(2 * slot))
-    hopper.tma.async_copy_global_to_shared(k, [right, 0], ready.index(slot), k_ring.index(2 * slot + 1))
+    hopper.tma.async_copy_global_to_shared(
+        k, [right, 0], ready.index(slot), k_ring.index(2 * slot + 1)
+    )
     hopper.tma.async_copy_global_to_shared(v, [left, 0], ready.index(slot), v_ring.index(2 * slot))
-    hopper.tma.async_copy_global_to_shared(v, [right, 0], ready.index(slot), v_ring.index(2 * slot + 1))
+    hopper.tma.async_copy_global_to_shared(
+        v, [right, 0], ready.index(slot), v_ring.index(2 * slot + 1)
+    )
 
 
 @gluon.jit
-def _attend(b_q, rings, turn, first, b_last, qk_scale, b_m, b_l, b_acc, flat: gl.constexpr, shape: gl.constexpr):
+def _attend(
+    b_q,
+    rings,
+    turn,
+    first,
+    b_last,
+    qk_scale,
+    b_m,
+    b_l,
+    b_acc,
+    flat: gl.constexpr,
+    shape: gl.constexpr,
+):
     """Computes `online_softmax.attend_tile` of the tile from position `first` on."""
     k_ring, v_ring, ready = rings
     HALF: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
     slot = turn % STAGES
     hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
-    b_left, b_right = scores(b_q, k_ring.index(2 * slot), HALF), scores(b_q, k_ring.index(2 * slot + 1), HALF)
+    b_left = scores(b_q, k_ring.index(2 * slot), HALF)
+    b_right = scores(b_q, k_ring.index(2 * slot + 1), HALF)
     b_left, b_right = hide(b_left, b_right, first, b_last, HALF)
     b_m_new = gl.maximum(b_m, reference(b_left, b_right, qk_scale))
     b_shift = finite(b_m_new)
-    b_left, b_right = weigh(b_left, qk_scale, b_shift), weigh(b_right, qk_scale, b_shift)
+    b_left = weigh(b_left, qk_scale, b_shift)
+    b_right = weigh(b_right, qk_scale, b_shift)
     b_alpha = gl.exp2(b_m - b_shift)
     b_sums = fold(gl.convert_layout(fold(b_left + b_right), flat))
     b_l = gl.fma(b_l, spread(b_alpha, b_l), b_sums)
@@ -243,10 +276,14 @@ def row_sums(b_l):
 
 
 @gluon.jit
-def store_partial(partials, i_split, b_m, b_l, b_acc, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr):
+def store_partial(
+    partials, i_split, b_m, b_l, b_acc, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr
+):
     p_partial_acc, p_partial_ml, o_partials, is_head, o_d = partials
     o_partial = (o_partials + i_split * NUM_Q_HEADS).to(gl.int64)
-    gl.store(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=is_head[:, None])
+    gl.store(
+        p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=is_head[:, None]
+    )
     gl.store(p_partial_ml + o_partial * 2, b_m, mask=is_head)
     gl.store(p_partial_ml + o_partial * 2 + 1, b_l, mask=is_head)
 
@@ -265,8 +302,15 @@ def _merge(partials, num_splits, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constex
             # Splits past the last are empty states, which a merge leaves out to the bit.
             present = is_head & (i_first + i_ahead < num_splits)
             o_partial = (o_partials + (i_first + i_ahead) * NUM_Q_HEADS).to(gl.int64)
-            b_m_next = gl.load(p_partial_ml + o_partial * 2, mask=present, other=float("-inf"), cache_modifier=".cg")
-            b_l_next = gl.load(p_partial_ml + o_partial * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
+            b_m_next = gl.load(
+                p_partial_ml + o_partial * 2,
+                mask=present,
+                other=float("-inf"),
+                cache_modifier=".cg",
+            )
+            b_l_next = gl.load(
+                p_partial_ml + o_partial * 2 + 1, mask=present, other=0.0, cache_modifier=".cg"
+            )
             p_next = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
             b_next = gl.load(p_next, mask=present[:, None], other=0.0, cache_modifier=".cg")
             b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_next)
@@ -278,7 +322,8 @@ def merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next):
     """Computes `online_softmax.merge_states`."""
     b_m_new = gl.maximum(b_m, b_m_next)
     b_shift = finite(b_m_new)
-    b_old_scale, b_next_scale = gl.exp2(b_m - b_shift), gl.exp2(b_m_next - b_shift)
+    b_old_scale = gl.exp2(b_m - b_shift)
+    b_next_scale = gl.exp2(b_m_next - b_shift)
     b_l = gl.fma(b_l, b_old_scale, b_l_next * b_next_scale)
     b_acc = gl.fma(b_acc, spread(b_old_scale, b_acc), b_acc_next * b_next_scale[:, None])
     return b_m_new, b_l, b_acc

@@ -44,7 +44,8 @@ def hopper_prefill_attention(
 ) -> None:
     """Arguments as in `prefill_attention`."""
     num_kv_heads = k_cache.shape[1]
-    # The order in which programs start: the longest of all heads first, or head by head, whose keys stay in the cache.
+    # The order in which programs start: the longest of all heads first, or head by head, whose keys
+    # stay in the cache.
     heads_first = len(tiles) <= FEW_TILES
     _prefill_tiles[(num_kv_heads, len(tiles)) if heads_first else (len(tiles), num_kv_heads)](
         q,
@@ -99,9 +100,11 @@ def _prefill_tiles(
     HEADS_FIRST: gl.constexpr,
 ):
     if HEADS_FIRST:
-        i_kv, i_tile = gl.program_id(0), gl.program_id(1)
+        i_kv = gl.program_id(0)
+        i_tile = gl.program_id(1)
     else:
-        i_tile, i_kv = gl.program_id(0), gl.program_id(1)
+        i_tile = gl.program_id(0)
+        i_kv = gl.program_id(1)
     i_seq = gl.load(p_tile + i_tile * 2)
     if i_seq < 0:
         return
@@ -114,7 +117,9 @@ def _prefill_tiles(
     end = context + gl.minimum(first_token + 2 * TOKENS, count)
 
     rings = make_rings(gl.float16 if FP8 else k.dtype, HALF, HEAD_DIM, STAGES)
-    merged = gl.allocate_shared_memory(gl.float32, [2, ROWS, HEAD_DIM], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    merged = gl.allocate_shared_memory(
+        gl.float32, [2, ROWS, HEAD_DIM], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    )
     v_scale = 1.0
     if FP8:
         qk_scale = qk_scale * gl.load(p_k_scale + i_kv)
@@ -127,17 +132,23 @@ def _prefill_tiles(
     if FP8:
         widened = (k, v, p_row, end, i_kv, rings, make_pair_buffers(k), ring_shape)
         gl.warp_specialize(
-            [(_attend, first_rows), (_attend, last_rows), (widen_tiles, widened)], [4, 4], [REGISTERS, 24]
+            [(_attend, first_rows), (_attend, last_rows), (widen_tiles, widened)],
+            [4, 4],
+            [REGISTERS, 24],
         )
     else:
         copied = (k, v, p_row, 0, end, 0, i_kv, rings, ring_shape)
-        gl.warp_specialize([(_attend, first_rows), (_attend, last_rows), (copy_tiles, copied)], [4, 1], [REGISTERS, 24])
+        gl.warp_specialize(
+            [(_attend, first_rows), (_attend, last_rows), (copy_tiles, copied)],
+            [4, 1],
+            [REGISTERS, 24],
+        )
 
 
 @gluon.jit
 def _attend(merged, rings, where, first, end, shape: gl.constexpr):
-    """Computes 64 query rows, from token `first` on, over all their keys; finished splits wait in shared memory for the
-    next."""
+    """Computes 64 query rows, from token `first` on, over all their keys; finished splits wait in
+    shared memory for the next."""
     p_q, p_out, _, count, context, _, qk_scale, v_scale = where
     GROUP: gl.constexpr = shape[1]
     HEAD_DIM: gl.constexpr = shape[2]
@@ -150,7 +161,9 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     v_row: gl.constexpr = gl.SliceLayout(1, values)
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    wide: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
+    )
     if first >= count:
         leave_out(rings, 0, (end + TILE - 1) // TILE, STAGES)
     else:
@@ -165,9 +178,14 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
         b_position = context + first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, scores)) // GROUP
         query = (b_q, qk_scale, b_position)
 
-        b_m, b_l, b_left, b_right = begin(query, rings, 0, num_tiles > 1, values, True, HALF, STAGES)
+        b_m, b_l, b_left, b_right = begin(
+            query, rings, 0, num_tiles > 1, values, True, HALF, STAGES
+        )
         state = (b_m, b_l, b_left, b_right, gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, values))
-        total = (gl.full([ROWS], float("-inf"), gl.float32, v_row), gl.full([ROWS], 0.0, gl.float32, v_row))
+        total = (
+            gl.full([ROWS], float("-inf"), gl.float32, v_row),
+            gl.full([ROWS], 0.0, gl.float32, v_row),
+        )
         for i in range(1, num_clear):
             state, total = _step(query, rings, i, num_tiles, state, merged, total, False, shape)
         for i in range(gl.maximum(num_clear, 1), num_tiles):
@@ -185,7 +203,8 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
 
 @gluon.jit
 def _places(o_r, first, where, shape: gl.constexpr, layout: gl.constexpr):
-    """Offsets of query rows in queries and outputs, [ROWS, D], and whether there is such a row, [ROWS, 1]."""
+    """Offsets of query rows in queries and outputs, [ROWS, D], and whether there is such a row,
+    [ROWS, 1]."""
     _, _, query_start, count, _, i_kv, _, _ = where
     NUM_KV_HEADS: gl.constexpr = shape[0]
     GROUP: gl.constexpr = shape[1]
@@ -199,14 +218,20 @@ def _places(o_r, first, where, shape: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _step(query, rings, i, num_tiles, state, merged, total, MASKED: gl.constexpr, shape: gl.constexpr):
-    """Computes tile i; a split that ended before it is merged. `total`: maximum and sums of the splits before."""
+def _step(
+    query, rings, i, num_tiles, state, merged, total, MASKED: gl.constexpr, shape: gl.constexpr
+):
+    """Computes tile i; a split that ended before it is merged. `total`: maximum and sums of the
+    splits before."""
     HALF: gl.constexpr = shape[4]
     STAGES: gl.constexpr = shape[6]
     TILES: gl.constexpr = shape[3] // (2 * HALF)
     starts_split = i % TILES == 0
-    has_next, first = i + 1 < num_tiles, i * 2 * HALF
-    new, b_alpha = advance(query, rings, i, has_next, starts_split, first, state, MASKED, HALF, STAGES)
+    has_next = i + 1 < num_tiles
+    first = i * 2 * HALF
+    new, b_alpha = advance(
+        query, rings, i, has_next, starts_split, first, state, MASKED, HALF, STAGES
+    )
     b_m_new, b_l_new, b_left, b_right, b_acc = new
     b_m_all, b_l_all = total
     if starts_split:
@@ -217,7 +242,8 @@ def _step(query, rings, i, num_tiles, state, merged, total, MASKED: gl.constexpr
 
 @gluon.jit
 def _merge(merged, total, b_m_next, b_l_next, b_acc, begun):
-    """Computes `online_softmax.merge_states` of the state in shared memory, if there is one, and a split that ended."""
+    """Computes `online_softmax.merge_states` of the state in shared memory, if there is one, and a
+    split that ended."""
     b_m, b_l = total
     v_row: gl.constexpr = gl.SliceLayout(1, b_acc.type.layout)
     b_m_next = gl.convert_layout(b_m_next, v_row)

@@ -1,5 +1,6 @@
-"""Rings of tiles in shared memory, which one warp fills for the teams of an attention kernel for Hopper; of an fp8
-cache four warps fill them, which convert it to float16. Knows nothing about what is computed."""
+"""Rings of tiles in shared memory, which one warp fills for the teams of an attention kernel for
+Hopper; of an fp8 cache four warps fill them, which convert it to float16. Knows nothing about what
+is computed."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ def as_ring_source(cache: torch.Tensor, num_keys: int = HALF) -> TensorDescripto
 
 
 @gluon.jit
-def make_rings(dtype: gl.constexpr, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr):
-    """Rings of tiles of keys and of values, two halves each, and barriers that say which are ready and which may be
-    filled."""
+def make_rings(
+    dtype: gl.constexpr, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr
+):
+    """Rings of tiles of keys and of values, two halves each, and barriers that say which are ready
+    and which may be filled."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, HEAD_DIM], dtype)
     k_ring = gl.allocate_shared_memory(dtype, [2 * STAGES, HALF, HEAD_DIM], layout)
     v_ring = gl.allocate_shared_memory(dtype, [2 * STAGES, HALF, HEAD_DIM], layout)
@@ -45,8 +48,9 @@ def make_rings(dtype: gl.constexpr, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, 
 def finish_reads():
     """Ends a team's reads of shared memory that the copy engine writes next.
 
-    NOTE: a barrier alone orders them only among threads. A load that was issued before it may still be under way, and
-    the copy engine does not wait for it: its writes go through another proxy, which is what the fence is for.
+    NOTE: a barrier alone orders them only among threads. A load that was issued before it may still
+    be under way, and the copy engine does not wait for it: its writes go through another proxy,
+    which is what the fence is for.
     """
     hopper.fence_async_shared()
     gl.thread_barrier()
@@ -54,35 +58,46 @@ def finish_reads():
 
 @gluon.jit
 def copy_tiles(k, v, p_row, first, end, turn, i_kv, rings, shape: gl.constexpr):
-    """Copies positions first … end - 1 of the sequence whose block list is p_row. The first tile has this turn in the
-    rings. Blocks are looked up a tile ahead; past the end the last block is copied again. `shape`: NUM_KV_HEADS,
-    PAGE, HALF and STAGES."""
+    """Copies positions first … end - 1 of the sequence whose block list is p_row. The first tile
+    has this turn in the rings. Blocks are looked up a tile ahead; past the end the last block is
+    copied again. `shape`: NUM_KV_HEADS, PAGE, HALF and STAGES."""
     NUM_KV_HEADS: gl.constexpr = shape[0]
     PAGE: gl.constexpr = shape[1]
     HALF: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
     k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
-    left, right = gl.load(p_row + first // PAGE), gl.load(p_row + gl.minimum(first + HALF, end - 1) // PAGE)
+    left = gl.load(p_row + first // PAGE)
+    right = gl.load(p_row + gl.minimum(first + HALF, end - 1) // PAGE)
     for start in range(first, end, 2 * HALF):
         left_row = (left * NUM_KV_HEADS + i_kv) * PAGE + start % PAGE
         right_row = (right * NUM_KV_HEADS + i_kv) * PAGE + (start + HALF) % PAGE
         left = gl.load(p_row + gl.minimum(start + 2 * HALF, end - 1) // PAGE)
         right = gl.load(p_row + gl.minimum(start + 3 * HALF, end - 1) // PAGE)
         i = turn + (start - first) // (2 * HALF)
-        slot, phase = i % STAGES, (i // STAGES & 1) ^ 1
+        slot = i % STAGES
+        phase = (i // STAGES & 1) ^ 1
         hopper.mbarrier.wait(k_free.index(slot), phase)
         hopper.mbarrier.expect(k_ready.index(slot), 2 * k.block_type.nbytes)
-        hopper.tma.async_copy_global_to_shared(k, [left_row, 0], k_ready.index(slot), k_ring.index(2 * slot))
-        hopper.tma.async_copy_global_to_shared(k, [right_row, 0], k_ready.index(slot), k_ring.index(2 * slot + 1))
+        hopper.tma.async_copy_global_to_shared(
+            k, [left_row, 0], k_ready.index(slot), k_ring.index(2 * slot)
+        )
+        hopper.tma.async_copy_global_to_shared(
+            k, [right_row, 0], k_ready.index(slot), k_ring.index(2 * slot + 1)
+        )
         hopper.mbarrier.wait(v_free.index(slot), phase)
         hopper.mbarrier.expect(v_ready.index(slot), 2 * v.block_type.nbytes)
-        hopper.tma.async_copy_global_to_shared(v, [left_row, 0], v_ready.index(slot), v_ring.index(2 * slot))
-        hopper.tma.async_copy_global_to_shared(v, [right_row, 0], v_ready.index(slot), v_ring.index(2 * slot + 1))
+        hopper.tma.async_copy_global_to_shared(
+            v, [left_row, 0], v_ready.index(slot), v_ring.index(2 * slot)
+        )
+        hopper.tma.async_copy_global_to_shared(
+            v, [right_row, 0], v_ready.index(slot), v_ring.index(2 * slot + 1)
+        )
 
 
 @gluon.jit
 def make_pair_buffers(k):
-    """Buffers for two halves of tiles of an fp8 cache in its own layout, and barriers that say which have arrived."""
+    """Buffers for two halves of tiles of an fp8 cache in its own layout, and barriers that say
+    which have arrived."""
     buffers = gl.allocate_shared_memory(k.dtype, [2, k.block_shape[0], k.block_shape[1]], k.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
@@ -93,8 +108,8 @@ def make_pair_buffers(k):
 
 @gluon.jit
 def widen_tiles(k, v, p_row, end, i_kv, rings, pairs, shape: gl.constexpr):
-    """As `copy_tiles`, for an fp8 cache from its first position on, by four warps: the copied bytes go through their
-    registers into the rings, as float16."""
+    """As `copy_tiles`, for an fp8 cache from its first position on, by four warps: the copied bytes
+    go through their registers into the rings, as float16."""
     NUM_KV_HEADS: gl.constexpr = shape[0]
     PAGE: gl.constexpr = shape[1]
     HALF: gl.constexpr = shape[2]
@@ -106,7 +121,8 @@ def widen_tiles(k, v, p_row, end, i_kv, rings, pairs, shape: gl.constexpr):
     _ask(k, left, buffers, arrived, 0, True)
     _ask(k, right, buffers, arrived, 1, True)
     for i in range(0, (end + 2 * HALF - 1) // (2 * HALF)):
-        slot, phase = i % STAGES, (i // STAGES & 1) ^ 1
+        slot = i % STAGES
+        phase = (i // STAGES & 1) ^ 1
         has_next = (i + 1) * 2 * HALF < end
         next_left, next_right = _rows_of(where, (i + 1) * 2 * HALF, NUM_KV_HEADS, PAGE, HALF)
         hopper.mbarrier.wait(k_free.index(slot), phase)
@@ -121,7 +137,8 @@ def widen_tiles(k, v, p_row, end, i_kv, rings, pairs, shape: gl.constexpr):
         _widen(buffers, arrived, 1, 1, v_ring.index(2 * slot + 1))
         _ask(k, next_right, buffers, arrived, 1, has_next)
         hopper.mbarrier.arrive(v_ready.index(slot), count=1)
-        left, right = next_left, next_right
+        left = next_left
+        right = next_right
 
 
 @gluon.jit
@@ -138,13 +155,15 @@ def _rows_of(where, start, NUM_KV_HEADS: gl.constexpr, PAGE: gl.constexpr, HALF:
 @gluon.jit
 def _ask(source, row, buffers, arrived, which: gl.constexpr, pred):
     hopper.mbarrier.expect(arrived.index(which), source.block_type.nbytes, pred=pred)
-    hopper.tma.async_copy_global_to_shared(source, [row, 0], arrived.index(which), buffers.index(which), pred=pred)
+    hopper.tma.async_copy_global_to_shared(
+        source, [row, 0], arrived.index(which), buffers.index(which), pred=pred
+    )
 
 
 @gluon.jit
 def _widen(buffers, arrived, which: gl.constexpr, phase: gl.constexpr, target):
-    """Converts half a tile from its buffer into a ring, 16 rows at a time; afterwards the matrix unit may read it, and
-    a copy overwrite the buffer."""
+    """Converts half a tile from its buffer into a ring, 16 rows at a time; afterwards the matrix
+    unit may read it, and a copy overwrite the buffer."""
     HALF: gl.constexpr = buffers.shape[1]
     WIDTH: gl.constexpr = buffers.shape[2]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // WIDTH, WIDTH // 8], [4, 1], [1, 0])

@@ -1,7 +1,9 @@
-"""x @ weight.T, with gates or without, for some dozen to some hundred rows on Hopper: the bits of `gemm`.
+"""x @ weight.T, with gates or without, for some dozen to some hundred rows on Hopper: the bits of
+`gemm`.
 
-Time goes in starting, not in bytes: a program is launched while the kernel before it ends, fills shared memory with the
-weights it is to read, and asks for its rows only when they are there. K is never split.
+Time goes in starting, not in bytes: a program is launched while the kernel before it ends, fills
+shared memory with the weights it is to read, and asks for its rows only when they are there. K is
+never split.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class RowTiles:
     block_m: int
     """Number of rows in a tile, 64 for each team of four warps."""
     block_n: int
-    """Number of columns in a tile. With gates, half of them are gates and the others are the columns that they gate."""
+    """Number of columns in a tile. With gates, half of them are gates and the others are the
+    columns that they gate."""
     block_k: int
     num_stages: int
     """Number of tiles of x and of weights in shared memory."""
@@ -44,10 +47,16 @@ def serves(x: torch.Tensor, weight: torch.Tensor, tiles: RowTiles, *, gates: boo
 
 
 def rows_gemm(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: RowTiles, *, gates: bool, dependent: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    tiles: RowTiles,
+    *,
+    gates: bool,
+    dependent: bool,
 ) -> None:
-    """Writes the product of x [M, K] and weight [N, K] to out [M, N]; with gates, the first half of the weights, [M, N
-    / 2] as `silu_mul`."""
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N]; with gates, the first half of
+    the weights, [M, N / 2] as `silu_mul`."""
     m, k = x.shape
     n = out.shape[1]
     assert serves(x, weight, tiles, gates=gates)
@@ -88,9 +97,12 @@ def _rows_gemm(
     DEPENDENT: gl.constexpr,
 ):
     PARTS: gl.constexpr = 2 if GATES else 1
-    o_n, o_m = gl.program_id(0) * BLOCK_N, gl.program_id(1) * BLOCK_M
+    o_n = gl.program_id(0) * BLOCK_N
+    o_m = gl.program_id(1) * BLOCK_M
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_M, BLOCK_K], x.layout)
-    w_ring = gl.allocate_shared_memory(weight.dtype, [PARTS * STAGES, BLOCK_N, BLOCK_K], weight.layout)
+    w_ring = gl.allocate_shared_memory(
+        weight.dtype, [PARTS * STAGES, BLOCK_N, BLOCK_K], weight.layout
+    )
     ready, free = make_barriers(STAGES, READY=1, FREE=1)
     release_dependents(DEPENDENT)
     rings = (x_ring, w_ring, ready, free)
@@ -107,8 +119,8 @@ def _rows_gemm(
 
 @gluon.jit
 def _copy_tiles(x, weight, rings, o_m, o_n, n, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
-    """Fills the rings, with weights before the previous kernel has ended. The other warps read nothing of that kernel's
-    output but what is copied here, so they need not wait for it."""
+    """Fills the rings, with weights before the previous kernel has ended. The other warps read
+    nothing of that kernel's output but what is copied here, so they need not wait for it."""
     x_ring, _, ready, free = rings
     BLOCK_K: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
@@ -116,12 +128,16 @@ def _copy_tiles(x, weight, rings, o_m, o_n, n, k, DEPENDENT: gl.constexpr, shape
         _copy_weights(x, weight, rings, i, o_n, n, i * BLOCK_K, shape)
     wait_for_inputs(DEPENDENT)
     for i in range(STAGES):
-        hopper.tma.async_copy_global_to_shared(x, [o_m, i * BLOCK_K], ready.index(i), x_ring.index(i))
+        hopper.tma.async_copy_global_to_shared(
+            x, [o_m, i * BLOCK_K], ready.index(i), x_ring.index(i)
+        )
     for i in range(STAGES, k // BLOCK_K):
         slot = i % STAGES
         hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
         _copy_weights(x, weight, rings, slot, o_n, n, i * BLOCK_K, shape)
-        hopper.tma.async_copy_global_to_shared(x, [o_m, i * BLOCK_K], ready.index(slot), x_ring.index(slot))
+        hopper.tma.async_copy_global_to_shared(
+            x, [o_m, i * BLOCK_K], ready.index(slot), x_ring.index(slot)
+        )
 
 
 @gluon.jit
@@ -133,7 +149,9 @@ def _copy_weights(x, weight, rings, slot, o_n, n, o_k, shape: gl.constexpr):
     hopper.mbarrier.expect(is_ready, x.block_type.nbytes + PARTS * weight.block_type.nbytes)
     hopper.tma.async_copy_global_to_shared(weight, [o_n, o_k], is_ready, w_ring.index(PARTS * slot))
     if PARTS == 2:
-        hopper.tma.async_copy_global_to_shared(weight, [n + o_n, o_k], is_ready, w_ring.index(PARTS * slot + 1))
+        hopper.tma.async_copy_global_to_shared(
+            weight, [n + o_n, o_k], is_ready, w_ring.index(PARTS * slot + 1)
+        )
 
 
 @gluon.jit
@@ -145,7 +163,9 @@ def _multiply(rings, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
     PARTS: gl.constexpr = shape[4]
     WARPS: gl.constexpr = BLOCK_M // 16
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_N, 16])
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // BLOCK_N, BLOCK_N // 8], [WARPS, 1], [1, 0])
+    wide: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [32 * 8 // BLOCK_N, BLOCK_N // 8], [WARPS, 1], [1, 0]
+    )
     b_acc = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, mma)
     b_up = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, mma)
     num_tiles = k // shape[2]
@@ -153,9 +173,13 @@ def _multiply(rings, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
         slot = i % STAGES
         hopper.mbarrier.wait(ready.index(slot), i // STAGES & 1)
         b_x = x_ring.index(slot)
-        b_acc = hopper.warpgroup_mma(b_x, w_ring.index(PARTS * slot).permute((1, 0)), b_acc, is_async=True)
+        b_acc = hopper.warpgroup_mma(
+            b_x, w_ring.index(PARTS * slot).permute((1, 0)), b_acc, is_async=True
+        )
         if PARTS == 2:
-            b_up = hopper.warpgroup_mma(b_x, w_ring.index(PARTS * slot + 1).permute((1, 0)), b_up, is_async=True)
+            b_up = hopper.warpgroup_mma(
+                b_x, w_ring.index(PARTS * slot + 1).permute((1, 0)), b_up, is_async=True
+            )
             b_acc, b_up = hopper.warpgroup_mma_wait(2, deps=[b_acc, b_up])
         else:
             b_acc = hopper.warpgroup_mma_wait(1, deps=[b_acc])
@@ -172,4 +196,8 @@ def _multiply(rings, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
     b_out = gl.convert_layout(b_out, wide)
     o_row = o_m + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, wide))
     o_column = o_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, wide))
-    gl.store(p_out + o_row.to(gl.int64)[:, None] * n + o_column[None, :], b_out, mask=(o_row < m)[:, None])
+    gl.store(
+        p_out + o_row.to(gl.int64)[:, None] * n + o_column[None, :],
+        b_out,
+        mask=(o_row < m)[:, None],
+    )

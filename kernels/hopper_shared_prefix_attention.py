@@ -1,6 +1,8 @@
-"""Shared-prefix attention on Hopper, by means of `hopper_attention`: to the bit as `shared_prefix_attention`.
+"""Shared-prefix attention on Hopper, by means of `hopper_attention`: to the bit as
+`shared_prefix_attention`.
 
-A program walks its work items with its rings full: the keys of the next item arrive while the last one ends.
+A program walks its work items with its rings full: the keys of the next item arrive while the last
+one ends.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ def _shared_splits(
 
 
 @gluon.jit
-def _copy(k, v, p_table, p_table_row, stride_table, rings, items, PAGE: gl.constexpr, shape: gl.constexpr):
+def _copy(
+    k, v, p_table, p_table_row, stride_table, rings, items, PAGE: gl.constexpr, shape: gl.constexpr
+):
     p_shared_split, p_shared_row, num_items = items
     NUM_KV_HEADS: gl.constexpr = shape[0]
     SPLIT: gl.constexpr = shape[3]
@@ -119,7 +123,9 @@ def _copy(k, v, p_table, p_table_row, stride_table, rings, items, PAGE: gl.const
         turn = i_item // gl.num_programs(0) * TILES
         first = i_split * SPLIT
         ring_shape: gl.constexpr = (NUM_KV_HEADS, PAGE, HALF, STAGES)
-        copy_tiles(k, v, p_row, first, first + SPLIT, turn, i_item % NUM_KV_HEADS, rings, ring_shape)
+        copy_tiles(
+            k, v, p_row, first, first + SPLIT, turn, i_item % NUM_KV_HEADS, rings, ring_shape
+        )
 
 
 @gluon.jit
@@ -140,7 +146,9 @@ def _attend(rings, items, where, first_member, shape: gl.constexpr):
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     s_row: gl.constexpr = gl.SliceLayout(1, scores)
     v_row: gl.constexpr = gl.SliceLayout(1, values)
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    wide: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
+    )
     for i_item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         turn = i_item // gl.num_programs(0) * TILES
         i_kv = i_item % NUM_KV_HEADS
@@ -157,14 +165,17 @@ def _attend(rings, items, where, first_member, shape: gl.constexpr):
             b_m, b_l, b_left, b_right = begin(query, rings, turn, True, values, False, HALF, STAGES)
             state = (b_m, b_l, b_left, b_right, gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, values))
             for i in range(turn + 1, turn + TILES):
-                state, b_alpha = advance(query, rings, i, i + 1 < turn + TILES, False, 0, state, False, HALF, STAGES)
+                state, b_alpha = advance(
+                    query, rings, i, i + 1 < turn + TILES, False, 0, state, False, HALF, STAGES
+                )
                 state = (state[0], state[1], state[2], state[3], scaled(state[4], b_alpha))
             b_m, b_l, b_left, b_right, b_acc = state
             b_acc = conclude(rings, turn + TILES - 1, b_left, b_right, b_acc, STAGES)
 
             # A sequence of exactly one split is complete here; the others wait for their merge.
             b_row, b_head = _rows(p_member, i_kv, GROUP, ROWS, v_row)
-            b_m, b_l = gl.convert_layout(b_m, v_row), gl.convert_layout(row_sums(b_l), v_row)
+            b_m = gl.convert_layout(b_m, v_row)
+            b_l = gl.convert_layout(row_sums(b_l), v_row)
             o_d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, values))[None, :]
             is_row = b_row >= 0
             is_only = is_row & (gl.load(p_seq_len + b_row, mask=is_row, other=0) <= SPLIT)
@@ -175,7 +186,9 @@ def _attend(rings, items, where, first_member, shape: gl.constexpr):
             b_partial = gl.load(p_first_partial + b_row, mask=is_row, other=0) + i_split
             o_partial = b_partial.to(gl.int64) * (NUM_KV_HEADS * GROUP) + b_head
             is_partial = is_row & (is_only == 0)
-            gl.store(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d, b_acc, mask=is_partial[:, None])
+            gl.store(
+                p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d, b_acc, mask=is_partial[:, None]
+            )
             gl.store(p_partial_ml + o_partial * 2, b_m, mask=is_partial)
             gl.store(p_partial_ml + o_partial * 2 + 1, b_l, mask=is_partial)
 

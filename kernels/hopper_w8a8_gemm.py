@@ -1,7 +1,10 @@
-"""Products of 8 bits by 8 bits for many rows on Hopper, e4m3 or integers, by warps with roles; see `hopper_wide_gemm`.
+"""Products of 8 bits by 8 bits for many rows on Hopper, e4m3 or integers, by warps with roles; see
+`hopper_wide_gemm`.
 
-The matrix unit adds e4m3 products with some 14 bits. So sums of 128 inputs are taken from it and added in float32, one
-after another: how many rows or columns a tile has changes no bit. Sums of integers are exact. Of weights in blocks, a
+The matrix unit adds e4m3 products with some 14 bits. So sums of 128 inputs are taken from it and
+added in float32, one
+after another: how many rows or columns a tile has changes no bit. Sums of integers are exact. Of
+weights in blocks, a
 sum of 128 inputs is multiplied by its own scales as it is added.
 """
 
@@ -20,7 +23,8 @@ from .wide_tiles import TeamTiles
 place = gluon.jit(wide_tiles.place.fn)
 
 BLOCK_K = 128
-"""Number of inputs in a tile: a row of a tile is a line of shared memory, and a sum of the matrix unit."""
+"""Number of inputs in a tile: a row of a tile is a line of shared memory, and a sum of the matrix
+unit."""
 BLOCK_OUTPUTS = gl.constexpr(64)
 """Outputs that share the scales of a weight in blocks."""
 
@@ -35,11 +39,14 @@ def w8a8_gemm(
     *,
     num_programs: int,
 ) -> None:
-    """Writes the product of x [M, K] with scales float32 [M] and weight [N, K] with scales float32 [N] to out [M, N],
-    bfloat16; x and weight are float8_e4m3fn or int8. Scales of blocks, of float8_e4m3fn, are [K / 128, M] and
-    [ceil(N / 64), K / 128]; columns of tiles divide by 64 then."""
+    """Writes the product of x [M, K] with scales float32 [M] and weight [N, K] with scales float32
+    [N] to out [M, N], bfloat16; x and weight are float8_e4m3fn or int8. Scales of blocks, of
+    float8_e4m3fn, are [K / 128, M] and [ceil(N / 64), K / 128]; columns of tiles divide by 64
+    then."""
     (m, k), n = x.shape, weight.shape[0]
-    rows, first_n, rest_n = tiles.team_rows, tiles.first_n, tiles.block_n - tiles.first_n
+    rows = tiles.team_rows
+    first_n = tiles.first_n
+    rest_n = tiles.block_n - tiles.first_n
     _w8a8_gemm[(min(tiles.count(m, n), num_programs),)](
         tiled(x, [rows, BLOCK_K]),
         x_scales,
@@ -102,7 +109,9 @@ def _w8a8_gemm(
             [REGISTERS, 40],
         )
     else:
-        gl.warp_specialize([(_multiply, (rings, stored, size, 0, shape)), (copy_tiles, copied)], [1], [40])
+        gl.warp_specialize(
+            [(_multiply, (rings, stored, size, 0, shape)), (copy_tiles, copied)], [1], [40]
+        )
 
 
 @gluon.jit
@@ -120,10 +129,13 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
     IN_BLOCKS: gl.constexpr = shape[7]
     SUM: gl.constexpr = gl.int32 if x_ring.dtype == gl.int8 else gl.float32
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
-    mma_rest: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST_N if REST_N else 16, 32])
+    mma_rest: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [4, 1], [16, REST_N if REST_N else 16, 32]
+    )
     num_tiles = gl.cdiv(m, TEAMS * ROWS) * gl.cdiv(n, BLOCK_N + REST_N)
     num_steps = gl.cdiv(k, shape[4])
-    turn, which = 0, 2 * TEAM
+    turn = 0
+    which = 2 * TEAM
     # Scales of blocks are read beside the first tile, not after it.
     wait_for_inputs(IN_BLOCKS)
     for i_tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
@@ -131,13 +143,21 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
         o_m += TEAM * ROWS
         b_acc = gl.full([ROWS, BLOCK_N], 0, SUM, mma)
         b_rest = gl.full([ROWS, REST_N if REST_N else 16], 0, SUM, mma_rest)
-        blocks = (scales, num_steps, o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, mma)), m, o_n, n)
+        blocks = (
+            scales,
+            num_steps,
+            o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, mma)),
+            m,
+            o_n,
+            n,
+        )
         factors = None
         if IN_BLOCKS:
             factors = _factors(blocks, 0)
         for i in range(num_steps):
             slot = turn % STAGES
-            b_scale, b_scale_rest = None, None
+            b_scale = None
+            b_scale_rest = None
             if IN_BLOCKS:
                 b_scale, b_scale_rest = _scales_of(factors, b_acc, b_rest)
                 # They arrive while the products of this step are made.
@@ -161,7 +181,9 @@ def _store(
     which = store_tile(b_out, out, staged, which, o_m, o_n)
     if REST_N:
         o_n += b_acc.shape[1]
-        b_out_rest = b_rest if IN_BLOCKS else _scaled(b_rest, p_x_scales, p_weight_scales, o_m, o_n, m, n)
+        b_out_rest = (
+            b_rest if IN_BLOCKS else _scaled(b_rest, p_x_scales, p_weight_scales, o_m, o_n, m, n)
+        )
         if out_rest is None:
             which = store_tile(b_out_rest, out, staged, which, o_m, o_n)
         else:
@@ -174,7 +196,8 @@ def _store(
 def _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N: gl.constexpr):
     """Adds the products of a tile to both parts of the sums, and frees the tile."""
     b_x, b_w, b_w_rest, is_free = tiles
-    b_w, b_w_rest = b_w.permute((1, 0)), b_w_rest.permute((1, 0))
+    b_w = b_w.permute((1, 0))
+    b_w_rest = b_w_rest.permute((1, 0))
     if b_acc.dtype == gl.int32:
         b_acc = hopper.warpgroup_mma(b_x, b_w, b_acc, is_async=True)
         if REST_N:
@@ -188,7 +211,9 @@ def _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N: gl.constexpr):
         b_part = hopper.warpgroup_mma(b_x, b_w, b_part, use_acc=False, is_async=True)
         if REST_N:
             b_rest_part = gl.full(b_rest.shape, 0.0, gl.float32, b_rest.type.layout)
-            b_rest_part = hopper.warpgroup_mma(b_x, b_w_rest, b_rest_part, use_acc=False, is_async=True)
+            b_rest_part = hopper.warpgroup_mma(
+                b_x, b_w_rest, b_rest_part, use_acc=False, is_async=True
+            )
             b_part, b_rest_part = hopper.warpgroup_mma_wait(1, deps=[b_part, b_rest_part])
             b_acc = plus(b_acc, b_part, b_scale)
             b_rest_part = hopper.warpgroup_mma_wait(0, deps=[b_rest_part])
@@ -203,7 +228,8 @@ def _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N: gl.constexpr):
 
 @gluon.jit
 def plus(b_acc, b_part, b_scale):
-    """A sum and a part of it, times the scale of its block if there is one: rounded once, in every kernel."""
+    """A sum and a part of it, times the scale of its block if there is one: rounded once, in every
+    kernel."""
     if b_scale is None:
         b_acc += b_part
     else:
@@ -213,10 +239,12 @@ def plus(b_acc, b_part, b_scale):
 
 @gluon.jit
 def _factors(blocks, i):
-    """The scales of rows [ROWS] and of three blocks of columns for the inputs of step i; zeros where there are none."""
+    """The scales of rows [ROWS] and of three blocks of columns for the inputs of step i; zeros
+    where there are none."""
     scales, num_groups, o_row, m, o_n, n = blocks
     p_x_scales, p_weight_scales = scales
-    i_block, num_blocks = o_n // BLOCK_OUTPUTS, gl.where(i < num_groups, gl.cdiv(n, BLOCK_OUTPUTS), 0)
+    i_block = o_n // BLOCK_OUTPUTS
+    num_blocks = gl.where(i < num_groups, gl.cdiv(n, BLOCK_OUTPUTS), 0)
     is_there = (o_row < m) & (i < num_groups)
     b_rows = gl.load(p_x_scales + gl.cast(i, gl.int64) * m + o_row, mask=is_there, other=0.0)
     p_block = p_weight_scales + i_block.to(gl.int64) * num_groups + i
@@ -236,7 +264,8 @@ def _scales_of(factors, b_acc, b_rest):
 
 @gluon.jit
 def _scale_of(b_rows, first, second, b_like):
-    """Scales of a part that lies in one block of columns or in two, of which threads keep one number each."""
+    """Scales of a part that lies in one block of columns or in two, of which threads keep one
+    number each."""
     b_scale = gl.expand_dims(b_rows * first, 1)
     if b_like.shape[1] > BLOCK_OUTPUTS:
         gl.static_assert(b_like.shape[1] == 2 * BLOCK_OUTPUTS)

@@ -1,7 +1,7 @@
 """Products of 8 bits by 8 bits for up to 64 rows on Hopper: the bits of `hopper_w8a8_gemm`.
 
-Time goes in reading weights. The matrix unit takes them as the operand with the many rows; rings of weights are filled
-before the kernel that makes the rows has ended.
+Time goes in reading weights. The matrix unit takes them as the operand with the many rows; rings of
+weights are filled before the kernel that makes the rows has ended.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ CROWDED_TILES = {
     16: RowsTiles(16, 256, 5),
     64: RowsTiles(64, 256, 3),
 }
-"""Tiles where there are more programs than multiprocessors: two share one. Measured on an H200 (2026-11-23): 24,576
-outputs and 4,096 inputs take 28.5 instead of 31.0 µs for one row, 33.3 instead of 35.0 for 64."""
-REGISTERS, REGISTERS_IN_BLOCKS = 128, 168
+"""Tiles where there are more programs than multiprocessors: two share one. Measured on an H200
+(2026-11-23): 24,576 outputs and 4,096 inputs take 28.5 instead of 31.0 µs for one row, 33.3 instead
+of 35.0 for 64."""
+REGISTERS = 128
+REGISTERS_IN_BLOCKS = 168
 """Number of registers of a thread; two programs have those of a multiprocessor."""
 ONE_ROUND = 132 * BLOCK_N
 """Number of outputs for which each multiprocessor of an H200 has one program."""
@@ -83,7 +85,8 @@ def w8a8_rows(
     *,
     dependent: bool = False,
 ) -> None:
-    """Writes the product of x [M, K] and weight [N, K] to out [M, N]; scales and dtypes as in `w8a8_gemm`."""
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N]; scales and dtypes as in
+    `w8a8_gemm`."""
     (m, k), n = x.shape, weight.shape[0]
     assert out.is_contiguous()
     _w8a8_rows[(triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))](
@@ -123,12 +126,15 @@ def _w8a8_rows(
     ROWS: gl.constexpr = x.block_shape[0]
     BLOCK_N: gl.constexpr = weight.block_shape[0]
     BLOCK_K: gl.constexpr = weight.block_shape[1]
-    o_n, o_m = gl.program_id(0) * BLOCK_N, gl.program_id(1) * ROWS
+    o_n = gl.program_id(0) * BLOCK_N
+    o_m = gl.program_id(1) * ROWS
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, BLOCK_K], x.layout)
     w_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, BLOCK_N, BLOCK_K], weight.layout)
     ready, free = make_barriers(STAGES, READY=2, FREE=1)
     release_dependents(DEPENDENT)
-    rings, scales, size = (x_ring, w_ring, ready, free), (p_x_scales, p_weight_scales), (m, n, k)
+    rings = (x_ring, w_ring, ready, free)
+    scales = (p_x_scales, p_weight_scales)
+    size = (m, n, k)
     shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, SUM_K)
     gl.warp_specialize(
         [
@@ -143,8 +149,8 @@ def _w8a8_rows(
 
 @gluon.jit
 def _copy_rows(x, x_ring, ready, free, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
-    """Fills the ring of rows when the previous kernel has ended. The team reads what that kernel wrote only when rows
-    are here, so it need not wait for it."""
+    """Fills the ring of rows when the previous kernel has ended. The team reads what that kernel
+    wrote only when rows are here, so it need not wait for it."""
     wait_for_inputs(DEPENDENT)
     _copy(x, x_ring, ready, free, o_m, k, shape)
 
@@ -159,7 +165,9 @@ def _copy(tiles, ring, ready, free, o_first, k, shape: gl.constexpr):
         is_ready = ready.index(slot)
         hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
         hopper.mbarrier.expect(is_ready, tiles.block_type.nbytes)
-        hopper.tma.async_copy_global_to_shared(tiles, [o_first, i * BLOCK_K], is_ready, ring.index(slot))
+        hopper.tma.async_copy_global_to_shared(
+            tiles, [o_first, i * BLOCK_K], is_ready, ring.index(slot)
+        )
 
 
 @gluon.jit
@@ -180,7 +188,13 @@ def _multiply(
     o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
     b_acc = gl.full([BLOCK_N, ROWS], 0, SUM, mma)
     num_groups = gl.cdiv(k, SUM_K)
-    blocks = (p_x_scales, p_weight_scales + (o_n // BLOCK_OUTPUTS).to(gl.int64) * num_groups, num_groups, o_row, m)
+    blocks = (
+        p_x_scales,
+        p_weight_scales + (o_n // BLOCK_OUTPUTS).to(gl.int64) * num_groups,
+        num_groups,
+        o_row,
+        m,
+    )
     factors = (None, None)
     if IN_BLOCKS:
         factors = _first_factors(blocks, DEPENDENT)
@@ -189,7 +203,9 @@ def _multiply(
         hopper.mbarrier.wait(ready.index(slot), i // STAGES & 1)
         tiles = (x_ring.index(slot), w_ring.index(slot))
         if IN_BLOCKS:
-            b_acc, factors = _add_blocks(tiles, b_acc, factors, blocks, i * (BLOCK_K // SUM_K), SUM_K)
+            b_acc, factors = _add_blocks(
+                tiles, b_acc, factors, blocks, i * (BLOCK_K // SUM_K), SUM_K
+            )
         else:
             for part in gl.static_range(BLOCK_K // SUM_K):
                 b_acc = _add(tiles, part, b_acc, None, SUM_K)
@@ -202,10 +218,11 @@ def _multiply(
 
 @gluon.jit
 def _add_blocks(tiles, b_acc, factors, blocks, i_group, SUM_K: gl.constexpr):
-    """Adds the products of tiles whose first inputs are group i_group, with the factors of this group and the next.
-    Returns the sums, and the factors of the two groups that follow."""
+    """Adds the products of tiles whose first inputs are group i_group, with the factors of this
+    group and the next. Returns the sums, and the factors of the two groups that follow."""
     for pair in gl.static_range(tiles[0].shape[1] // (2 * SUM_K)):
-        b_first, b_second = _scale_of(factors[0], b_acc), _scale_of(factors[1], b_acc)
+        b_first = _scale_of(factors[0], b_acc)
+        b_second = _scale_of(factors[1], b_acc)
         # They arrive while these two parts are multiplied.
         factors = _two_factors(blocks, i_group + 2 * pair + 2)
         b_acc = _add(tiles, 2 * pair, b_acc, b_first, SUM_K)
@@ -215,7 +232,8 @@ def _add_blocks(tiles, b_acc, factors, blocks, i_group, SUM_K: gl.constexpr):
 
 @gluon.jit
 def _add(tiles, part: gl.constexpr, b_acc, b_scale, SUM_K: gl.constexpr):
-    """Adds the products of a part of the inputs of a tile of rows and one of weights; b_scale: None, or its scales."""
+    """Adds the products of a part of the inputs of a tile of rows and one of weights; b_scale:
+    None, or its scales."""
     b_x = tiles[0].slice(part * SUM_K, SUM_K, dim=1).permute((1, 0))
     b_w = tiles[1].slice(part * SUM_K, SUM_K, dim=1)
     if b_w.dtype == gl.int8:
@@ -235,7 +253,8 @@ def _scale_of(factors, b_like):
 
 @gluon.jit
 def _first_factors(blocks, DEPENDENT: gl.constexpr):
-    """As `_two_factors`. All scales of weights are asked for from memory while the kernel before works."""
+    """As `_two_factors`. All scales of weights are asked for from memory while the kernel before
+    works."""
     o_line = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [4], [0])) * 32
     ask_early(blocks[1] + gl.minimum(o_line, blocks[2] - 1), True)
     wait_for_inputs(DEPENDENT)
@@ -253,7 +272,9 @@ def _factors(blocks, i_group):
     """The scales of rows of x and of this program's block of weights for a group of inputs."""
     p_x_scales, p_block, num_groups, o_row, m = blocks
     is_there = i_group < num_groups
-    b_rows = gl.load(p_x_scales + gl.cast(i_group, gl.int64) * m + o_row, mask=(o_row < m) & is_there, other=0.0)
+    b_rows = gl.load(
+        p_x_scales + gl.cast(i_group, gl.int64) * m + o_row, mask=(o_row < m) & is_there, other=0.0
+    )
     return b_rows, gl.load(p_block + i_group, mask=is_there, other=0.0)
 
 

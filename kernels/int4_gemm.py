@@ -1,9 +1,11 @@
-"""x @ weight.T with weights of four bits: the bits of `gemm` over the expanded matrix, for any number of rows.
+"""x @ weight.T with weights of four bits: the bits of `gemm` over the expanded matrix, for any
+number of rows.
 
-Up to `MOST_ROWS` rows weights become numbers in registers, each rounded as `int4_layout.expand` rounds it, on their way
-to the matrix unit, where they are the operand with the many rows; K is never split and its order is that of `gemm`.
-More rows are worth a matrix: it is expanded into scratch memory and left to `gemm`. On Hopper `hopper_packed_gemm`
-multiplies bfloat16 rows by weights whose groups follow one another.
+Up to `MOST_ROWS` rows weights become numbers in registers, each rounded as `int4_layout.expand`
+rounds it, on their way to the matrix unit, where they are the operand with the many rows; K is
+never split and its order is that of `gemm`. More rows are worth a matrix: it is expanded into
+scratch memory and left to `gemm`. On Hopper `hopper_packed_gemm` multiplies bfloat16 rows by
+weights whose groups follow one another.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from .hopper_packed_gemm import PackedWords
 from .int4_layout import Int4Weight, depth
 
 MOST_ROWS = 256
-"""Number of rows above which writing a matrix and reading it again costs less than unpacking it in each program."""
+"""Number of rows above which writing a matrix and reading it again costs less than unpacking it in
+each program."""
 DTYPES = (torch.bfloat16, torch.float16)
-"""Types whose products unpack weights in registers; products of other types read the expanded matrix."""
+"""Types whose products unpack weights in registers; products of other types read the expanded
+matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ TILES = {
     64: Int4Tiles(64, 5),
     MOST_ROWS: Int4Tiles(128, 4),
 }
-BLOCK_N, NUM_WARPS = 64, 4
+BLOCK_N = 64
+NUM_WARPS = 4
 """Outputs of a program, and its warps: the matrix unit takes 16 outputs of each warp."""
 
 
@@ -62,7 +67,9 @@ def int4_linear(x: torch.Tensor, weight: Int4Weight, *, dependent: bool = False)
     tiles = choose(x.shape[0], x.dtype)
     if tiles is None:
         return gemm.linear(x, expanded(weight, x.dtype), dependent=dependent, is_own=True)
-    int4_gemm(x, weight, out := x.new_empty(x.shape[0], weight.shape[0]), tiles, dependent=dependent)
+    int4_gemm(
+        x, weight, out := x.new_empty(x.shape[0], weight.shape[0]), tiles, dependent=dependent
+    )
     return out
 
 
@@ -75,7 +82,12 @@ def _packed(x: torch.Tensor, weight: Int4Weight) -> PackedWords | None:
 
 
 def int4_gemm(
-    x: torch.Tensor, weight: Int4Weight, out: torch.Tensor, tiles: Int4Tiles, *, dependent: bool = False
+    x: torch.Tensor,
+    weight: Int4Weight,
+    out: torch.Tensor,
+    tiles: Int4Tiles,
+    *,
+    dependent: bool = False,
 ) -> None:
     """Writes the product of x [M, K] and weight [N, K] to out [M, N]."""
     m, (n, k) = x.shape[0], weight.shape
@@ -136,8 +148,8 @@ def expanded(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
 
 @triton.jit
 def unpack(b_words, NIBBLE: tl.constexpr):
-    """A nibble of each word as float32, plus 128 or, of an odd one, 2048: it is put where their mantissas end, so that
-    a word is shifted four times for eight nibbles."""
+    """A nibble of each word as float32, plus 128 or, of an odd one, 2048: it is put where their
+    mantissas end, so that a word is shifted four times for eight nibbles."""
     IS_ODD: tl.constexpr = NIBBLE % 2
     SHIFT: tl.constexpr = (12 if IS_ODD else 16) - 4 * NIBBLE
     b_bits = b_words << SHIFT if SHIFT >= 0 else b_words >> -SHIFT
@@ -146,25 +158,32 @@ def unpack(b_words, NIBBLE: tl.constexpr):
 
 
 @triton.jit
-def _weight(b_words, b_scale, b_zero, dtype: tl.constexpr, SCALED: tl.constexpr, NIBBLE: tl.constexpr):
-    """(nibble - zero) * scale, rounded; or the nibble as float32. Nothing else is rounded: the sums and products have
-    at most 23 bits, and float32 holds all of the last product."""
+def _weight(
+    b_words, b_scale, b_zero, dtype: tl.constexpr, SCALED: tl.constexpr, NIBBLE: tl.constexpr
+):
+    """(nibble - zero) * scale, rounded; or the nibble as float32. Nothing else is rounded: the sums
+    and products have at most 23 bits, and float32 holds all of the last product."""
     OFFSET: tl.constexpr = 2048.0 if NIBBLE % 2 else 128.0
     b_values = unpack(b_words, NIBBLE)
-    return tl.fma(b_values, b_scale, -(b_zero + OFFSET) * b_scale).to(dtype) if SCALED else b_values - OFFSET
+    return (
+        tl.fma(b_values, b_scale, -(b_zero + OFFSET) * b_scale).to(dtype)
+        if SCALED
+        else b_values - OFFSET
+    )
 
 
 @triton.jit
 def _pair(b_words, b_scale, b_zero, dtype: tl.constexpr, SCALED: tl.constexpr, P: tl.constexpr):
     return tl.join(
-        _weight(b_words, b_scale, b_zero, dtype, SCALED, P), _weight(b_words, b_scale, b_zero, dtype, SCALED, P + 4)
+        _weight(b_words, b_scale, b_zero, dtype, SCALED, P),
+        _weight(b_words, b_scale, b_zero, dtype, SCALED, P + 4),
     )
 
 
 @triton.jit
 def unpack_tile(b_words, b_scale, b_zero, dtype: tl.constexpr, IN_ORDER: tl.constexpr):
-    """Converts int32 [N, K / 8] to weights [N, K] in the order of `int4_layout`; scales and zero points as in
-    `load_groups`."""
+    """Converts int32 [N, K / 8] to weights [N, K] in the order of `int4_layout`; scales and zero
+    points as in `load_groups`."""
     BLOCKS: tl.constexpr = b_words.shape[1] // 4
     b_words = tl.reshape(b_words, (b_words.shape[0], 4, BLOCKS))
     b_s, b_z = (b_scale[:, None, :], b_zero[:, None, :]) if IN_ORDER else (b_scale, b_zero)
@@ -184,15 +203,17 @@ def unpack_tile(b_words, b_scale, b_zero, dtype: tl.constexpr, IN_ORDER: tl.cons
 
 @triton.jit
 def rows_of_threads(BLOCK_N: tl.constexpr):
-    """Places [N] among the outputs of a program in the order in which threads load them, so that each thread has those
-    that the matrix unit takes from it; see `in_order`. Of 64, bits 3 to 5 are turned."""
+    """Places [N] among the outputs of a program in the order in which threads load them, so that
+    each thread has those that the matrix unit takes from it; see `in_order`. Of 64, bits 3 to 5 are
+    turned."""
     o_n = tl.arange(0, BLOCK_N)
     return (o_n & 7) | (o_n >> 5) << 3 | (o_n >> 3 & 3) << 4
 
 
 @triton.jit
 def in_order(b_rows):
-    """Converts [N, K] with rows as in `rows_of_threads` to rows in their order. Moves nothing between threads."""
+    """Converts [N, K] with rows as in `rows_of_threads` to rows in their order. Moves nothing
+    between threads."""
     b_turned = tl.permute(tl.reshape(b_rows, (2, 4, 8, b_rows.shape[1])), (1, 0, 2, 3))
     return tl.reshape(b_turned, (b_rows.shape[0], b_rows.shape[1]))
 
@@ -202,8 +223,9 @@ def load_groups(
     p_scales, p_zeros, p_groups, i_k, o_n, is_n, n, group_size,
     BLOCK_K: tl.constexpr, IN_ORDER: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Scales and zero points of outputs o_n [N, 1] and BLOCK_K inputs from i_k on: float32 [N, 1] of all of them, of
-    each block of 32, or, where groups do not follow one another, of each input. p_zeros None: symmetric weights."""
+    """Scales and zero points of outputs o_n [N, 1] and BLOCK_K inputs from i_k on: float32 [N, 1]
+    of all of them, of each block of 32, or, where groups do not follow one another, of each input.
+    p_zeros None: symmetric weights."""
     if IN_ORDER and ONE_GROUP:
         o_group = i_k // group_size * n + o_n
     elif IN_ORDER:
@@ -243,7 +265,8 @@ def _int4_gemm(
 ):
     o_m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     o_n = (tl.program_id(0) * BLOCK_N + rows_of_threads(BLOCK_N))[:, None]
-    is_m, is_n = o_m < m, o_n < n
+    is_m = o_m < m
+    is_n = o_n < n
     o_k = tl.arange(0, BLOCK_K)[None, :]
     release_dependents(DEPENDENT)
     p_words += o_n.to(tl.int64) * stride_words + tl.arange(0, BLOCK_K // 8)[None, :]
@@ -260,13 +283,28 @@ def _int4_gemm(
         # Scales of the next tile, which are too narrow for the copies that fill stages.
         i_next = tl.minimum(i_k + BLOCK_K, k - BLOCK_K)
         b_next_scale, b_next_zero = load_groups(
-            p_scales, p_zeros, p_groups, i_next, o_n, is_n, n, group_size, BLOCK_K, IN_ORDER, ONE_GROUP
+            p_scales,
+            p_zeros,
+            p_groups,
+            i_next,
+            o_n,
+            is_n,
+            n,
+            group_size,
+            BLOCK_K,
+            IN_ORDER,
+            ONE_GROUP,
         )
         b_weight = in_order(unpack_tile(b_words, b_scale, b_zero, dtype, IN_ORDER))
         b_acc = tl.dot(b_weight, tl.trans(b_x), b_acc)
-        b_scale, b_zero = b_next_scale, b_next_zero
+        b_scale = b_next_scale
+        b_zero = b_next_zero
     o_out = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
-    tl.store(p_out + tl.trans(o_m) * stride_out + o_out, b_acc.to(dtype), mask=tl.trans(is_m) & (o_out < n))
+    tl.store(
+        p_out + tl.trans(o_m) * stride_out + o_out,
+        b_acc.to(dtype),
+        mask=tl.trans(is_m) & (o_out < n),
+    )
 
 
 @triton.jit
@@ -285,9 +323,12 @@ def _expand_int4(
     ONE_GROUP: tl.constexpr,
 ):
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
-    is_n, i_k = o_n < n, tl.program_id(1) * BLOCK_K
+    is_n = o_n < n
+    i_k = tl.program_id(1) * BLOCK_K
     b_words = tl.load(
-        p_words + o_n.to(tl.int64) * (k // 8) + i_k // 8 + tl.arange(0, BLOCK_K // 8)[None, :], mask=is_n, other=0
+        p_words + o_n.to(tl.int64) * (k // 8) + i_k // 8 + tl.arange(0, BLOCK_K // 8)[None, :],
+        mask=is_n,
+        other=0,
     )
     b_scale, b_zero = load_groups(
         p_scales, p_zeros, p_groups, i_k, o_n, is_n, n, group_size, BLOCK_K, IN_ORDER, ONE_GROUP

@@ -1,9 +1,11 @@
-"""Weights of four bits in the order that kernels read them in, and what they expand to. Knows no file format.
+"""Weights of four bits in the order that kernels read them in, and what they expand to. Knows no
+file format.
 
-A row is cut into tiles of `depth` inputs and these into blocks of 32. Word c of a block, of four, holds in nibble
-4 e + p the input 8 p + 2 c + e. So a shift by 4 p and one mask give both elements of a pair as halves of a register,
-and the four pairs of a word are those that one thread of a warp hands to the matrix unit in two steps of 16 inputs. In
-a tile the words c of all blocks are neighbours: a thread reads them at once.
+A row is cut into tiles of `depth` inputs and these into blocks of 32. Word c of a block, of four,
+holds in nibble 4 e + p the input 8 p + 2 c + e. So a shift by 4 p and one mask give both elements
+of a pair as halves of a register, and the four pairs of a word are those that one thread of a warp
+hands to the matrix unit in two steps of 16 inputs. In a tile the words c of all blocks are
+neighbours: a thread reads them at once.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _ROWS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int4Weight:
-    """A weight [N, K]: (q - zero) * scale, with a scale and a zero point for each output and group of inputs."""
+    """A weight [N, K]: (q - zero) * scale, with a scale and a zero point for each output and group
+    of inputs."""
 
     words: torch.Tensor
     """int32 [N, K / 8]"""
@@ -65,14 +68,16 @@ def pack(values: torch.Tensor) -> torch.Tensor:
 
 def unpack(words: torch.Tensor) -> torch.Tensor:
     """Unpacks int32 [N, K / 8] into uint8 [N, K] of 0…15."""
-    n, k = words.shape[0], words.shape[1] * WORD
+    n = words.shape[0]
+    k = words.shape[1] * WORD
     pairs = words.contiguous().view(torch.uint8)
     nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1)
     return nibbles.view(n, -1, 4, depth(k) // BLOCK, 2, 4).permute(0, 1, 3, 5, 2, 4).reshape(n, k)
 
 
 def cut_inputs(words: torch.Tensor, inputs: range) -> torch.Tensor:
-    """The words of some inputs, a multiple of 32 of them. Where tiles stay as they are, nothing else is read."""
+    """The words of some inputs, a multiple of 32 of them. Where tiles stay as they are, nothing
+    else is read."""
     tile = depth(words.shape[1] * WORD)
     if inputs.start % tile or len(inputs) % tile or depth(len(inputs)) != tile:
         return pack(unpack(words)[:, inputs.start : inputs.stop])
@@ -80,7 +85,8 @@ def cut_inputs(words: torch.Tensor, inputs: range) -> torch.Tensor:
 
 
 def expand(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """The weights [N, K], each rounded to the dtype once: in plain torch, the specification of all kernels."""
+    """The weights [N, K], each rounded to the dtype once: in plain torch, the specification of all
+    kernels."""
     n, k = weight.shape
     of_inputs = torch.arange(k, device=weight.words.device) // weight.group_size
     of_inputs = of_inputs if weight.groups is None else weight.groups.long()
@@ -96,11 +102,17 @@ def expand(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
 
 def zero_points(weight: Int4Weight) -> torch.Tensor:
     """uint8 [groups, N], also of symmetric weights."""
-    return torch.full_like(weight.scales, MIDDLE, dtype=torch.uint8) if weight.zeros is None else weight.zeros
+    return (
+        torch.full_like(weight.scales, MIDDLE, dtype=torch.uint8)
+        if weight.zeros is None
+        else weight.zeros
+    )
 
 
 def without_zeros(weight: Int4Weight) -> Int4Weight:
     """The same weight; a symmetric one has no zero points."""
-    if weight.zeros is None or bool((weight.zeros != MIDDLE).any() | (weight.scales.abs() >= MOST_SCALE).any()):
+    if weight.zeros is None or bool(
+        (weight.zeros != MIDDLE).any() | (weight.scales.abs() >= MOST_SCALE).any()
+    ):
         return weight
     return replace(weight, zeros=None)

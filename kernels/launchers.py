@@ -1,9 +1,10 @@
 """Keeps the launchers of Triton's kernels apart when threads load them at the same time.
 
-A launcher is an extension module in C, and all of them have one name. CPython lets a module of this kind that it loads
-a second time from the same file overwrite the functions of the newest module of that name. A thread that loads one
-between another thread's load and its look at the function would give the latter the launcher of another kernel, which
-takes other arguments. Here each load yields an object of its own, with the functions as they were in that moment.
+A launcher is an extension module in C, and all of them have one name. CPython lets a module of this
+kind that it loads a second time from the same file overwrite the functions of the newest module of
+that name. A thread that loads one between another thread's load and its look at the function would
+give the latter the launcher of another kernel, which takes other arguments. Here each load yields
+an object of its own, with the functions as they were in that moment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The LM head and the draw in one kernel, for few rows: logits never reach memory. Knows no filters.
+"""The LM head and the draw in one kernel, for few rows: logits never reach memory. Knows no
+filters.
 
-Logits are rounded to the dtype they would have been stored in, so the token is the one `sample` would have drawn.
+Logits are rounded to the dtype they would have been stored in, so the token is the one `sample`
+would have drawn.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def best_of_head(
     *,
     dependent: bool = False,
 ) -> int:
-    """Fills the candidates of the tokens first_token … first_token + N - 1, whose rows [N, H] of the head are given.
-    Returns how many there are of each row of hidden."""
+    """Fills the candidates of the tokens first_token … first_token + N - 1, whose rows [N, H] of
+    the head are given. Returns how many there are of each row of hidden."""
     num_rows, k = hidden.shape
     vocab_size = weight.shape[0]
     assert num_rows <= MAX_ROWS
@@ -108,7 +110,8 @@ def _head_and_best(
     i_stretch = tl.program_id(0)
     o_m = tl.arange(0, BLOCK_M)
     o_n = (i_stretch * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
-    is_m, is_n = o_m < num_rows, o_n < vocab_size
+    is_m = o_m < num_rows
+    is_n = o_n < vocab_size
     wait_for_inputs(DEPENDENT)
     p_x = p_hidden + o_m[:, None] * stride_hidden
     p_w = p_weight + o_n.to(tl.int64) * stride_weight
@@ -125,7 +128,13 @@ def _head_and_best(
         PURPOSE,
     )
     b_score = perturb(
-        b_logit, first_token + o_n, b_inverse[None, :], b_key_0[None, :], b_key_1[None, :], b_greedy[None, :], ON_GPU
+        b_logit,
+        first_token + o_n,
+        b_inverse[None, :],
+        b_key_0[None, :],
+        b_key_1[None, :],
+        b_greedy[None, :],
+        ON_GPU,
     )
     b_score = tl.where(is_n, b_score, float("-inf"))
     b_best = tl.max(b_score, axis=0)

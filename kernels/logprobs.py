@@ -1,7 +1,7 @@
 """Log probabilities of chosen tokens and of the likeliest ones, without sorting the vocabulary.
 
-Of a row that ranks divide each says the highest logit, what its tokens weigh, and the likeliest of them; the sum of
-what tokens weigh is one that no order changes (`weight_sums`).
+Of a row that ranks divide each says the highest logit, what its tokens weigh, and the likeliest of
+them; the sum of what tokens weigh is one that no order changes (`weight_sums`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ import triton
 import triton.language as tl
 
 from .peer_memory import fetched, slot, written
-from .peer_numbers import highest_of_ranks, keep_epoch, last_epoch, meet_peers, number_of, put_number
+from .peer_numbers import (
+    highest_of_ranks,
+    keep_epoch,
+    last_epoch,
+    meet_peers,
+    number_of,
+    put_number,
+)
 from .vocabulary_slice import SliceArguments, VocabularySlice
 from .weight_sums import weight_of, whole_weights
 
@@ -31,18 +38,22 @@ def logprobs(
     out_top_logprobs: torch.Tensor,
     part: VocabularySlice | None = None,
 ) -> None:
-    """Writes the log probability of token_ids int32 [R] under logits bf16 or float32 [R, V] as float32 [R].
+    """Writes the log probability of token_ids int32 [R] under logits bf16 or float32 [R, V] as
+    float32 [R].
 
-    For row r, out_top_ids int32 and out_top_logprobs float32 [R, N] get the num_tops[r] likeliest tokens, num_tops
-    int32 [R] at most N: likeliest first, smaller ids first among equals. Nothing is written for a row whose num_tops is
-    negative. Two passes over a row for the sum and one for each of the likeliest.
+    For row r, out_top_ids int32 and out_top_logprobs float32 [R, N] get the num_tops[r] likeliest
+    tokens, num_tops int32 [R] at most N: likeliest first, smaller ids first among equals. Nothing
+    is written for a row whose num_tops is negative. Two passes over a row for the sum and one for
+    each of the likeliest.
 
-    `part`: which tokens the logits are of; all ranks launch with the same rows, N at most `MOST_TOPS`, and write the
-    same, with the bits of one process.
+    `part`: which tokens the logits are of; all ranks launch with the same rows, N at most
+    `MOST_TOPS`, and write the same, with the bits of one process.
     """
     num_rows, num_tokens = logits.shape
     assert logits.stride(1) == out_top_ids.stride(1) == out_top_logprobs.stride(1) == 1
-    assert part is None or (out_top_ids.shape[1] <= MOST_TOPS.value and part.memory.slot_bytes >= SENT_BYTES)
+    assert part is None or (
+        out_top_ids.shape[1] <= MOST_TOPS.value and part.memory.slot_bytes >= SENT_BYTES
+    )
     of_slice = SliceArguments(part, logits)
     _logprobs[of_slice.grid(num_rows)](
         logits,
@@ -69,9 +80,10 @@ def logprobs(
 def logprobs_of(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, part: VocabularySlice | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log probabilities of the chosen tokens, and ids and log probabilities of each row's num_top likeliest; see
-    `logprobs`."""
-    num_rows, device = len(token_ids), logits.device
+    """Log probabilities of the chosen tokens, and ids and log probabilities of each row's num_top
+    likeliest; see `logprobs`."""
+    num_rows = len(token_ids)
+    device = logits.device
     num_tops = torch.full((num_rows,), num_top, dtype=torch.int32, device=device)
     chosen = torch.empty(num_rows, device=device)
     top_ids = torch.empty(num_rows, num_top, dtype=torch.int32, device=device)
@@ -92,7 +104,14 @@ def logprobs_twin(
 
 # One kernel serves any number of them, at any address.
 @triton.jit(
-    do_not_specialize=["stride_out", "stride_top_id", "stride_top_logprob", "num_rows", "index", "first_token"],
+    do_not_specialize=[
+        "stride_out",
+        "stride_top_id",
+        "stride_top_logprob",
+        "num_rows",
+        "index",
+        "first_token",
+    ],
     do_not_specialize_on_alignment=["p_out", "p_top_id", "p_top_logprob"],
 )
 def _logprobs(
@@ -128,7 +147,8 @@ def _logprobs(
         num_top = tl.load(p_num_top + i_row)
         if num_top >= 0:
             p_row = p_logit + i_row * stride_logit
-            p_id, p_value = p_top_id + i_row * stride_top_id, p_top_logprob + i_row * stride_top_logprob
+            p_id = p_top_id + i_row * stride_top_id
+            p_value = p_top_logprob + i_row * stride_top_logprob
             own = _highest(p_row, num_tokens, BLOCK)
             epoch += 1
             place = tl.load(p_token + i_row) - first_token
@@ -138,11 +158,35 @@ def _logprobs(
             total = _weight(p_row, num_tokens, highest, BLOCK)
             if SIZE == 1:
                 log_sum = highest + tl.log(weight_of(total))
-                _tops(p_row, first_token, num_tokens, num_top, p_id, p_value, log_sum, peers, epoch, BLOCK, SIZE)
+                _tops(
+                    p_row,
+                    first_token,
+                    num_tokens,
+                    num_top,
+                    p_id,
+                    p_value,
+                    log_sum,
+                    peers,
+                    epoch,
+                    BLOCK,
+                    SIZE,
+                )
             else:
                 epoch += 1
                 put_number(total, 0, peers, epoch, tl.int64, SIZE)
-                _tops(p_row, first_token, num_tokens, num_top, p_id, p_value, 0.0, peers, epoch, BLOCK, SIZE)
+                _tops(
+                    p_row,
+                    first_token,
+                    num_tokens,
+                    num_top,
+                    p_id,
+                    p_value,
+                    0.0,
+                    peers,
+                    epoch,
+                    BLOCK,
+                    SIZE,
+                )
                 meet_peers(peers, epoch, SIZE, ON_GPU)
                 total = number_of(0, 0, peers, epoch, tl.int64, SIZE)
                 for rank in tl.static_range(1, SIZE):
@@ -195,8 +239,8 @@ def _tops(
     BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Stores the likeliest tokens of a row with their log probabilities; or, of several ranks, sends this one's
-    likeliest with their logits."""
+    """Stores the likeliest tokens of a row with their log probabilities; or, of several ranks,
+    sends this one's likeliest with their logits."""
     last = float("inf")
     last_id = -1
     for i_top in range(0, num_top):
@@ -217,18 +261,27 @@ def _tops(
         else:
             p_bases, index, i_block, slot_bytes, _, HOST = peers
             for rank in tl.static_range(SIZE):
-                p_logit = slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.float32, SIZE) + 2
-                p_sent = slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.int32, SIZE) + 2 + MOST_TOPS
+                p_logit = (
+                    slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.float32, SIZE) + 2
+                )
+                p_sent = (
+                    slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.int32, SIZE)
+                    + 2
+                    + MOST_TOPS
+                )
                 written(p_logit + i_top, last, True, HOST)
                 written(p_sent + i_top, last_id, True, HOST)
 
 
 @triton.jit
-def _tops_of_ranks(num_top, p_id, p_value, log_sum, peers, epoch, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr):
+def _tops_of_ranks(
+    num_top, p_id, p_value, log_sum, peers, epoch, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr
+):
     """Stores the likeliest tokens of all that ranks have sent."""
     p_bases, index, i_block, slot_bytes, _, HOST = peers
     o_sent = tl.arange(0, PADDED_SIZE * MOST_TOPS)
-    o_part, o_at = (o_sent // MOST_TOPS) * (slot_bytes // 4), o_sent % MOST_TOPS
+    o_part = (o_sent // MOST_TOPS) * (slot_bytes // 4)
+    o_at = o_sent % MOST_TOPS
     inside = (o_sent // MOST_TOPS < SIZE) & (o_at < num_top)
     p_logit = slot(p_bases, index, i_block, epoch, 0, slot_bytes, tl.float32, SIZE) + 2
     p_sent = slot(p_bases, index, i_block, epoch, 0, slot_bytes, tl.int32, SIZE) + 2 + MOST_TOPS

@@ -1,16 +1,18 @@
-"""The one arithmetic of attention: every attention kernel here is these helpers in this order, so that bits agree.
+"""The one arithmetic of attention: every attention kernel here is these helpers in this order, so
+that bits agree.
 
-A row walks its keys in splits of 512, a split in tiles of 128 with a state of its own (maximum, sums, weighted values);
-finished splits are merged first to last. Decode gives splits to several programs and merges them in a second kernel,
-prefill keeps both states in registers: the same operations on the same numbers. Sums over keys, which a compiler would
-order by how a tile lies over its threads, are spelt out: the right half of the columns is added to the left until one
-is left.
+A row walks its keys in splits of 512, a split in tiles of 128 with a state of its own (maximum,
+sums, weighted values); finished splits are merged first to last. Decode gives splits to several
+programs and merges them in a second kernel, prefill keeps both states in registers: the same
+operations on the same numbers. Sums over keys, which a compiler would order by how a tile lies over
+its threads, are spelt out: the right half of the columns is added to the left until one is left.
 
-Weights are relative to the maximum rounded down to a multiple of eight powers of two: that costs no digit, seldom
-changes from tile to tile, and a kernel that sees no change need not scale anything: a factor of one leaves the bits.
+Weights are relative to the maximum rounded down to a multiple of eight powers of two: that costs no
+digit, seldom changes from tile to tile, and a kernel that sees no change need not scale anything: a
+factor of one leaves the bits.
 
-A sliding window hides the keys before it. Splits and tiles lie where they lie without one; those of which a row sees
-nothing leave its state as it is, to the bit, and may be left out.
+A sliding window hides the keys before it. Splits and tiles lie where they lie without one; those of
+which a row sees nothing leave its state as it is, to the bit, and may be left out.
 """
 
 from __future__ import annotations
@@ -29,12 +31,13 @@ HALF = 64
 """Number of keys that are read at once."""
 MAX_PIPELINED_HEAD_DIM = 128
 GRAIN = tl.constexpr(8.0)
-"""Weights are relative to a maximum that is rounded down to a multiple of this, in powers of two."""
+"""Weights are relative to a maximum that is rounded down to a multiple of this, in powers of
+two."""
 
 
 def stages_of(most: int, head_dim: int) -> int:
-    """Number of tiles whose copies are under way at once: shared memory holds a single tile of both halves of large
-    heads."""
+    """Number of tiles whose copies are under way at once: shared memory holds a single tile of both
+    halves of large heads."""
     return most if head_dim <= MAX_PIPELINED_HEAD_DIM else 1
 
 
@@ -45,8 +48,8 @@ def base_2_scale(scale: float | None, head_dim: int) -> float:
 
 @triton.jit
 def first_keys(first, seq_len, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """First position of a walk that would begin at `first`, rounded to a multiple of TILE, and the oldest key that the
-    last of seq_len positions sees. WINDOW 0: it sees all."""
+    """First position of a walk that would begin at `first`, rounded to a multiple of TILE, and the
+    oldest key that the last of seq_len positions sees. WINDOW 0: it sees all."""
     oldest = 0
     if WINDOW:
         oldest = tl.maximum(seq_len - WINDOW, 0)
@@ -56,7 +59,8 @@ def first_keys(first, seq_len, WINDOW: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def fresh_state(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, FP8: tl.constexpr):
-    """Maxima, sums, and weighted values as a tuple of parts of the dimensions, as keys and values are read."""
+    """Maxima, sums, and weighted values as a tuple of parts of the dimensions, as keys and values
+    are read."""
     b_m = tl.full((ROWS,), float("-inf"), tl.float32)
     b_l = tl.zeros((ROWS, 16), tl.float32)
     b_acc = tl.zeros((ROWS, HEAD_DIM // 2 if FP8 else HEAD_DIM), tl.float32)
@@ -65,23 +69,29 @@ def fresh_state(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, FP8: tl.constexpr):
 
 @triton.jit
 def attend_tile(b_q, keys, values, visible, qk_scale, b_m, b_l, b_acc, MASKED: tl.constexpr):
-    """Adds one tile of keys: b_q [ROWS, D], keys [D, 64] and values [64, D] of its halves, each in parts of the
-    dimensions; visibility of the keys; qk_scale holds log2(e). Base-2 exponentials."""
-    b_left, b_right = _scores(b_q, keys[0]), _scores(b_q, keys[1])
+    """Adds one tile of keys: b_q [ROWS, D], keys [D, 64] and values [64, D] of its halves, each in
+    parts of the dimensions; visibility of the keys; qk_scale holds log2(e). Base-2 exponentials."""
+    b_left = _scores(b_q, keys[0])
+    b_right = _scores(b_q, keys[1])
     if MASKED:
         b_left = tl.where(visible[0], b_left, float("-inf"))
         b_right = tl.where(visible[1], b_right, float("-inf"))
     b_m_new = tl.maximum(b_m, _reference(tl.max(tl.maximum(b_left, b_right), axis=1) * qk_scale))
     b_shift = _finite(b_m_new)
-    b_left, b_right = _weights(b_left, qk_scale, b_shift), _weights(b_right, qk_scale, b_shift)
+    b_left = _weights(b_left, qk_scale, b_shift)
+    b_right = _weights(b_right, qk_scale, b_shift)
     b_alpha = tl.exp2(b_m - b_shift)[:, None]
     b_l = tl.fma(b_l, tl.broadcast_to(b_alpha, b_l.shape), _fold(_fold(b_left + b_right)))
-    b_left, b_right = b_left.to(b_q[0].dtype), b_right.to(b_q[0].dtype)
+    b_left = b_left.to(b_q[0].dtype)
+    b_right = b_right.to(b_q[0].dtype)
     if len(b_acc) == 1:
         b_acc = (_add_values(b_left, b_right, values[0][0], values[1][0], b_acc[0] * b_alpha),)
     else:
         b_low = _add_values(b_left, b_right, values[0][0], values[1][0], b_acc[0] * b_alpha)
-        b_acc = (b_low, _add_values(b_left, b_right, values[0][1], values[1][1], b_acc[1] * b_alpha))
+        b_acc = (
+            b_low,
+            _add_values(b_left, b_right, values[0][1], values[1][1], b_acc[1] * b_alpha),
+        )
     return b_m_new, b_l, b_acc
 
 
@@ -109,14 +119,16 @@ def joined(b_acc):
 
 @triton.jit
 def merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next):
-    """Merges the state of earlier splits and that of the next one, sums [ROWS]. An empty side changes nothing, to the
-    bit."""
+    """Merges the state of earlier splits and that of the next one, sums [ROWS]. An empty side
+    changes nothing, to the bit."""
     b_m_new = tl.maximum(b_m, b_m_next)
     b_shift = _finite(b_m_new)
     b_old = tl.exp2(b_m - b_shift)
     b_next = tl.exp2(b_m_next - b_shift)
     b_l = tl.fma(b_l, b_old, b_l_next * b_next)
-    b_acc = tl.fma(b_acc, tl.broadcast_to(b_old[:, None], b_acc.shape), b_acc_next * b_next[:, None])
+    b_acc = tl.fma(
+        b_acc, tl.broadcast_to(b_old[:, None], b_acc.shape), b_acc_next * b_next[:, None]
+    )
     return b_m_new, b_l, b_acc
 
 
@@ -134,7 +146,8 @@ def finish(b_l, b_acc, v_scale):
 
 @triton.jit
 def _scores(b_q, b_k):
-    """Sums the parts in their order: the terms of each sum lie as in one product over all dimensions."""
+    """Sums the parts in their order: the terms of each sum lie as in one product over all
+    dimensions."""
     b_s = tl.dot(b_q[0], b_k[0])
     if len(b_q) == 2:
         b_s = tl.dot(b_q[1], b_k[1], b_s)
@@ -168,6 +181,6 @@ def _fold(b_x):
 
 @triton.jit
 def _finite(b_m):
-    """Replaces a maximum of minus infinity, that of rows without a key so far, by zero: their exponentials stay
-    zero."""
+    """Replaces a maximum of minus infinity, that of rows without a key so far, by zero: their
+    exponentials stay zero."""
     return tl.where(b_m == float("-inf"), 0.0, b_m)

@@ -1,7 +1,9 @@
-"""x @ weight.T on a CPU with weights in the order that oneDNN's kernels read, packed once instead of in every product.
+"""x @ weight.T on a CPU with weights in the order that oneDNN's kernels read, packed once instead
+of in every product.
 
-Measured on two Zen 5 cores with torch 2.13, 2026-11-21: bfloat16 products of 1…16 rows take 0.55 to 0.75 of the time
-and have the same bits. Packed weights may lie in foreign memory, a mapped file for instance.
+Measured on two Zen 5 cores with torch 2.13, 2026-11-21: bfloat16 products of 1…16 rows take 0.55 to
+0.75 of the time and have the same bits. Packed weights may lie in foreign memory, a mapped file for
+instance.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def packed_view(memory: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
     num_rows, num_columns = layout.shape
     dtype_name = str(layout.dtype).removeprefix("torch.")
     handle = ctypes.c_void_p()
-    # torch's stable C interface: the way that its own compiled programs take packed weights from their constants.
+    # torch's stable C interface: the way that its own compiled programs take packed weights from
+    # their constants.
     failed = library.aoti_torch_create_tensor_from_blob_v2(
         ctypes.c_void_p(memory.data_ptr()),
         ctypes.c_int64(2),
@@ -87,6 +90,9 @@ def packed_view(memory: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
     if failed:
         raise RuntimeError(f"torch refused a packed weight of {layout.shape} in {dtype_name}")
     capsule = ctypes.pythonapi.PyCapsule_New
-    capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    packed: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule(handle, None, None))
+    capsule.restype = ctypes.py_object
+    capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    packed: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(
+        capsule(handle, None, None)
+    )
     return packed

@@ -1,13 +1,13 @@
-"""Tiles of the products of packed weights on Hopper: shapes, and which serve how many rows. Knows nothing about
-multiplying."""
+"""Tiles of the products of packed weights on Hopper: shapes, and which serve how many rows. Knows
+nothing about multiplying."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 BLOCK_N = 64
-"""Outputs of a team: the rows that the matrix unit takes from four warps. A team may also have half as many: each warp
-then unpacks half of the weights, and zeros are in place of the others."""
+"""Outputs of a team: the rows that the matrix unit takes from four warps. A team may also have half
+as many: each warp then unpacks half of the weights, and zeros are in place of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,14 @@ class RingTiles:
     """Tiles of weights in a stage."""
     num_stages: int
     registers: int | None = 128
-    """Registers of a thread at the launch. With fewer, more programs share a multiprocessor. None: of two teams, whose
-    warps share all out."""
+    """Registers of a thread at the launch. With fewer, more programs share a multiprocessor. None:
+    of two teams, whose warps share all out."""
     block_n: int = BLOCK_N
     """Outputs of a program: half a team's, a team's or those of two."""
 
 
-# Keys are bits of a weight and the largest numbers of rows. Measured on an H200 (docs/benchmarks.md, "Weights of few
-# bits") for 1, 16 and 64 rows.
+# Keys are bits of a weight and the largest numbers of rows. Measured on an H200
+# (docs/benchmarks.md, "Weights of few bits") for 1, 16 and 64 rows.
 TILES = {
     (4, 8): RingTiles(8, 4, 6),
     (4, 16): RingTiles(16, 4, 5),
@@ -49,8 +49,8 @@ NARROW_TILES = {
     (4, 16): RingTiles(16, 8, 4, block_n=BLOCK_N // 2),
     (8, 8): RingTiles(8, 8, 5, block_n=BLOCK_N // 2),
 }
-"""Tiles where there are at most half as many programs as multiprocessors: each program is cut in two. Their rings fill
-a multiprocessor, so that none gets two programs while others have none."""
+"""Tiles where there are at most half as many programs as multiprocessors: each program is cut in
+two. Their rings fill a multiprocessor, so that none gets two programs while others have none."""
 LONE_TEAM = {4: RingTiles(256, 1, 3, 240), 8: RingTiles(256, 1, 6, 240)}
 """Tiles of a team without another for 129 to `MOST_ROWS_OF_ONE` rows, by bits of a weight."""
 MOST_ROWS_OF_ONE = 512
@@ -70,8 +70,8 @@ WIDE_TILES = {
         RingTiles(256, 1, 5, None, 2 * BLOCK_N): 47.5,
     },
 }
-"""Tiles for more rows, by bits of a weight, and what a program of each takes for 4,096 inputs on an H100, in µs
-(2026-11-26)."""
+"""Tiles for more rows, by bits of a weight, and what a program of each takes for 4,096 inputs on an
+H100, in µs (2026-11-26)."""
 MOST_ROWS = 2048
 """Number of rows above which a matrix that is expanded first takes less time."""
 LONG_INPUTS = 3072
@@ -105,5 +105,10 @@ def _choose_wide(num_rows: int, num_outputs: int, bits: int) -> RingTiles:
 
 def tiles_of(bits: int) -> list[RingTiles]:
     """All that serve weights of so many bits."""
-    few = [tiles for each in (TILES, CROWDED_TILES, NARROW_TILES) for key, tiles in each.items() if key[0] == bits]
+    few = [
+        tiles
+        for each in (TILES, CROWDED_TILES, NARROW_TILES)
+        for key, tiles in each.items()
+        if key[0] == bits
+    ]
     return [*few, *WIDE_TILES[bits]]

@@ -1,11 +1,13 @@
 """Reads a tile of keys and values, in halves, out of KV blocks. Knows nothing about attention.
 
-A cache is [num_blocks, Hk, block_size, D]; a sequence's block table names its blocks in order. All values of a cache
-are finite from its allocation on: bulk copies read to the end of a tile, and what lies past a sequence weighs zero.
+A cache is [num_blocks, Hk, block_size, D]; a sequence's block table names its blocks in order. All
+values of a cache are finite from its allocation on: bulk copies read to the end of a tile, and what
+lies past a sequence weighs zero.
 
-Of an fp8 cache (e4m3) two dimensions lie in 16 bits, i below i + D/2, since what loads operands of the matrix unit
-transposes nothing smaller. Kernels take such a cache as int16 [.., D/2] and compute in float16, which holds its values
-exactly, with two parts of each head: dimensions 0 … D/2 - 1 and D/2 … D - 1.
+Of an fp8 cache (e4m3) two dimensions lie in 16 bits, i below i + D/2, since what loads operands of
+the matrix unit transposes nothing smaller. Kernels take such a cache as int16 [.., D/2] and compute
+in float16, which holds its values exactly, with two parts of each head: dimensions 0 … D/2 - 1 and
+D/2 … D - 1.
 """
 
 from __future__ import annotations
@@ -30,10 +32,19 @@ def as_pairs(cache: torch.Tensor) -> torch.Tensor:
 
 
 def head_constants(q: torch.Tensor, cache: torch.Tensor) -> dict[str, int]:
-    """Constants of any kernel that attends with q [N, Hq, D] over a cache [num_blocks, Hk, block_size, D]."""
-    num_kv_heads, page = cache.shape[1], cache.shape[2]
-    group, head_dim = q.shape[1] // num_kv_heads, q.shape[2]
-    return {"NUM_KV_HEADS": num_kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "PAGE": page, "SPLIT": SPLIT}
+    """Constants of any kernel that attends with q [N, Hq, D] over a cache [num_blocks, Hk,
+    block_size, D]."""
+    num_kv_heads = cache.shape[1]
+    page = cache.shape[2]
+    group = q.shape[1] // num_kv_heads
+    head_dim = q.shape[2]
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "PAGE": page,
+        "SPLIT": SPLIT,
+    }
 
 
 def attention_constants(q: torch.Tensor, cache: torch.Tensor) -> dict[str, int | bool]:
@@ -50,8 +61,13 @@ def unpaired_twin(cache: torch.Tensor) -> torch.Tensor:
 
 
 def bulk_copied(cache: torch.Tensor) -> bool:
-    """Whether half a tile lies within one block and so is a rectangle that the copy engine reads by itself."""
-    return cache.shape[2] % HALF == 0 and cache[0].is_contiguous() and cache.stride(0) == cache[0].numel()
+    """Whether half a tile lies within one block and so is a rectangle that the copy engine reads by
+    itself."""
+    return (
+        cache.shape[2] % HALF == 0
+        and cache[0].is_contiguous()
+        and cache.stride(0) == cache[0].numel()
+    )
 
 
 def as_operand(cache: torch.Tensor) -> Any:
@@ -64,7 +80,8 @@ def as_operand(cache: torch.Tensor) -> Any:
 
 @triton.jit
 def pages_of(p_table_row, first, end, PAGE: tl.constexpr, HALF: tl.constexpr):
-    """The blocks of both halves of the tile from `first` on, or of the last position before `end`."""
+    """The blocks of both halves of the tile from `first` on, or of the last position before
+    `end`."""
     return (
         tl.load(p_table_row + tl.maximum(tl.minimum(first, end - 1), 0) // PAGE),
         tl.load(p_table_row + tl.maximum(tl.minimum(first + HALF, end - 1), 0) // PAGE),
@@ -73,13 +90,14 @@ def pages_of(p_table_row, first, end, PAGE: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def load_tile(cache, pages, first, end, shape: tl.constexpr, ON_GPU: tl.constexpr):
-    """Keys [D, HALF] and values [HALF, D] of two halves of a tile from position `first` on, a multiple of HALF: each is
-    a tuple, of two parts of the dimensions with FP8, otherwise of one.
+    """Keys [D, HALF] and values [HALF, D] of two halves of a tile from position `first` on, a
+    multiple of HALF: each is a tuple, of two parts of the dimensions with FP8, otherwise of one.
 
-    `cache`: keys, values, the row of the block table, the key head, and strides of blocks, heads and slots, in elements
-    of what `as_pairs` gives. `shape`: NUM_KV_HEADS, HEAD_DIM, PAGE, HALF, BULK and FP8.
-    `pages`, of `pages_of`, count where half a tile lies in one block: a caller that loads them a tile ahead spares the
-    copy the wait. Positions from `end` on hold what happens to be there, or zero.
+    `cache`: keys, values, the row of the block table, the key head, and strides of blocks, heads
+    and slots, in elements of what `as_pairs` gives. `shape`: NUM_KV_HEADS, HEAD_DIM, PAGE, HALF,
+    BULK and FP8. `pages`, of `pages_of`, count where half a tile lies in one block: a caller that
+    loads them a tile ahead spares the copy the wait. Positions from `end` on hold what happens to
+    be there, or zero.
     """
     k, v, p_table_row, i_kv, stride_block, stride_head, stride_slot = cache
     NUM_KV_HEADS: tl.constexpr = shape[0]
@@ -90,24 +108,38 @@ def load_tile(cache, pages, first, end, shape: tl.constexpr, ON_GPU: tl.constexp
     if shape[4]:
         left = (pages[0] * NUM_KV_HEADS + i_kv) * PAGE + first % PAGE
         right = (pages[1] * NUM_KV_HEADS + i_kv) * PAGE + (first + HALF) % PAGE
-        b_k_left, b_k_right = tl.trans(k.load([left, 0])), tl.trans(k.load([right, 0]))
-        b_v_left, b_v_right = v.load([left, 0]), v.load([right, 0])
+        b_k_left = tl.trans(k.load([left, 0]))
+        b_k_right = tl.trans(k.load([right, 0]))
+        b_v_left = v.load([left, 0])
+        b_v_right = v.load([right, 0])
     else:
         where = (i_kv, stride_block, stride_head, stride_slot)
         left, o_left = _offsets(p_table_row, pages[0], first, end, where, PAGE, HALF)
         right, o_right = _offsets(p_table_row, pages[1], first + HALF, end, where, PAGE, HALF)
-        o_n, o_d = tl.arange(0, HALF), tl.arange(0, HEAD_DIM // 2 if FP8 else HEAD_DIM)
-        # Slots past a sequence are not read: half a block a row, a twentieth of all where a row is 600 keys.
-        is_left, is_right = o_n < end - first, o_n < end - first - HALF
-        b_k_left = tl.load(k + left + (o_left[None, :] + o_d[:, None]), mask=is_left[None, :], other=0)
-        b_k_right = tl.load(k + right + (o_right[None, :] + o_d[:, None]), mask=is_right[None, :], other=0)
-        b_v_left = tl.load(v + left + (o_left[:, None] + o_d[None, :]), mask=is_left[:, None], other=0)
-        b_v_right = tl.load(v + right + (o_right[:, None] + o_d[None, :]), mask=is_right[:, None], other=0)
+        o_n = tl.arange(0, HALF)
+        o_d = tl.arange(0, HEAD_DIM // 2 if FP8 else HEAD_DIM)
+        # Slots past a sequence are not read: half a block a row, a twentieth of all where a row is
+        # 600 keys.
+        is_left = o_n < end - first
+        is_right = o_n < end - first - HALF
+        b_k_left = tl.load(
+            k + left + (o_left[None, :] + o_d[:, None]), mask=is_left[None, :], other=0
+        )
+        b_k_right = tl.load(
+            k + right + (o_right[None, :] + o_d[:, None]), mask=is_right[None, :], other=0
+        )
+        b_v_left = tl.load(
+            v + left + (o_left[:, None] + o_d[None, :]), mask=is_left[:, None], other=0
+        )
+        b_v_right = tl.load(
+            v + right + (o_right[:, None] + o_d[None, :]), mask=is_right[:, None], other=0
+        )
     if FP8:
         keys = _widen(b_k_left, ON_GPU), _widen(b_k_right, ON_GPU)
         values = _widen(b_v_left, ON_GPU), _widen(b_v_right, ON_GPU)
     else:
-        keys, values = ((b_k_left,), (b_k_right,)), ((b_v_left,), (b_v_right,))
+        keys = ((b_k_left,), (b_k_right,))
+        values = ((b_v_left,), (b_v_right,))
     return keys, values
 
 
@@ -130,16 +162,18 @@ def _offsets(p_table_row, page, first, end, where, PAGE: tl.constexpr, HALF: tl.
 def _widen(b_pair, ON_GPU: tl.constexpr):
     """Converts fp8 pairs to float16: lower bytes, and upper bytes.
 
-    Two assembly lines with one result each, elementwise and pure: the compiler moves them behind the loads of matrix
-    operands, which then carry pairs.
+    Two assembly lines with one result each, elementwise and pure: the compiler moves them behind
+    the loads of matrix operands, which then carry pairs.
     """
     if ON_GPU:
         b_low = tl.inline_asm_elementwise(
-            "{ .reg .b32 w; .reg .b16 a, b; prmt.b32 w, $1, 0, 0x3120; mov.b32 {a, b}, w; cvt.rn.f16x2.e4m3x2 $0, a; }",
+            "{ .reg .b32 w; .reg .b16 a, b; prmt.b32 w, $1, 0, 0x3120; mov.b32 {a, b}, w; "
+            "cvt.rn.f16x2.e4m3x2 $0, a; }",
             "=r,r", [b_pair], dtype=tl.float16, is_pure=True, pack=2,
         )  # fmt: skip
         b_high = tl.inline_asm_elementwise(
-            "{ .reg .b32 w; .reg .b16 a, b; prmt.b32 w, $1, 0, 0x3120; mov.b32 {a, b}, w; cvt.rn.f16x2.e4m3x2 $0, b; }",
+            "{ .reg .b32 w; .reg .b16 a, b; prmt.b32 w, $1, 0, 0x3120; mov.b32 {a, b}, w; "
+            "cvt.rn.f16x2.e4m3x2 $0, b; }",
             "=r,r", [b_pair], dtype=tl.float16, is_pure=True, pack=2,
         )  # fmt: skip
     else:

@@ -10,9 +10,11 @@ from .peer_memory import PeerMemory, epoch_of, fetched, meet, slot, written
 from .sample import Candidates, best_token
 
 
-def peer_best(memory: PeerMemory, candidates: Candidates, num_stretches: int, out: torch.Tensor) -> None:
-    """Chooses among this rank's candidates and then among the ranks' choices; writes out int32 [R] on all of them. The
-    ranks' tokens ascend, and on a tie the smaller one wins."""
+def peer_best(
+    memory: PeerMemory, candidates: Candidates, num_stretches: int, out: torch.Tensor
+) -> None:
+    """Chooses among this rank's candidates and then among the ranks' choices; writes out int32 [R]
+    on all of them. The ranks' tokens ascend, and on a tie the smaller one wins."""
     (num_rows,) = out.shape
     _peer_best[memory.grid(num_rows)](
         candidates.scores,
@@ -60,12 +62,24 @@ def _peer_best(
     while i_row < num_rows:
         epoch += 1
         inside = o_s < num_stretches
-        b_score = tl.load(p_score + i_row * stride_candidate + o_s, mask=inside, other=float("-inf"))
+        b_score = tl.load(
+            p_score + i_row * stride_candidate + o_s, mask=inside, other=float("-inf")
+        )
         b_id = tl.load(p_id + i_row * stride_candidate + o_s, mask=inside, other=0x7FFFFFFF)
         score, token = best_token(b_score, b_id)
         for rank in tl.static_range(SIZE):
-            written(slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.float32, SIZE), score, True, HOST)
-            written(slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.int32, SIZE) + 1, token, True, HOST)
+            written(
+                slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.float32, SIZE),
+                score,
+                True,
+                HOST,
+            )
+            written(
+                slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.int32, SIZE) + 1,
+                token,
+                True,
+                HOST,
+            )
         meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
         p_first = slot(p_bases, index, i_block, epoch, 0, slot_bytes, tl.float32, SIZE)
         best = fetched(p_first, True, HOST)

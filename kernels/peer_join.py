@@ -13,7 +13,8 @@ MOST_COLUMNS = 4096
 
 
 def peer_join(memory: PeerMemory, x: torch.Tensor) -> torch.Tensor:
-    """The ranks' x [R, W], which all launch → [R, ranks * W] in their order. Any dtype of 1 to 8 bytes."""
+    """The ranks' x [R, W], which all launch → [R, ranks * W] in their order. Any dtype of 1 to 8
+    bytes."""
     num_rows, width = x.shape
     assert x.stride(1) == 1
     out = x.new_empty(num_rows, memory.size * width)
@@ -68,7 +69,8 @@ def _peer_join(
     i_item = i_block
     while i_item < num_items:
         epoch += 1
-        i_row, first = (i_item // num_pieces).to(tl.int64), i_item % num_pieces * COLUMNS
+        i_row = (i_item // num_pieces).to(tl.int64)
+        first = i_item % num_pieces * COLUMNS
         inside = first + o_c < width
         b_own = tl.load(p_x + i_row * stride_x + first + o_c, mask=inside, other=0)
         for rank in tl.static_range(SIZE):

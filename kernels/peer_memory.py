@@ -1,17 +1,22 @@
 """Memory that kernels on several GPUs reach, and how ranks meet within a kernel.
 
-Each rank allocates one piece with cudaMalloc's allocator and maps those of the others by their CUDA IPC handles. Where
-GPUs do not reach one another's memory, the pieces lie in host memory that all ranks have mapped. A block of a launch
-exchanges data through slots of its own, in two ways:
+Each rank allocates one piece with cudaMalloc's allocator and maps those of the others by their CUDA
+IPC handles. Where GPUs do not reach one another's memory, the pieces lie in host memory that all
+ranks have mapped. A block of a launch exchanges data through slots of its own, in two ways:
 
-- Slots, two by turns, and counts: a rank writes into the slots of the others, then adds to their counts. A block's
-  n-th meeting is over when its count is n times the number of ranks. In host memory each rank has a count of its own
+- Slots, two by turns, and counts: a rank writes into the slots of the others, then adds to their
+  counts. A block's
+  n-th meeting is over when its count is n times the number of ranks. In host memory each rank has a
+  count of its own
   at every other one, which it stores, so that there are no atomic operations.
-- Flagged slots, two by turns, for few data: each word of 32 bits carries 16 bits of data and 16 of the number of the
-  exchange, so that a word says itself when it is there. That saves a round trip, and takes twice as many bytes.
+- Flagged slots, two by turns, for few data: each word of 32 bits carries 16 bits of data and 16 of
+  the number of the
+  exchange, so that a word says itself when it is there. That saves a round trip, and takes twice as
+  many bytes.
 
-Numbers of meetings and exchanges are kept on each rank's GPU, so that a graph which is replayed goes on where the last
-launch ended. Knows nothing about what is exchanged, nor how handles reach the other ranks.
+Numbers of meetings and exchanges are kept on each rank's GPU, so that a graph which is replayed
+goes on where the last launch ended. Knows nothing about what is exchanged, nor how handles reach
+the other ranks.
 """
 
 from __future__ import annotations
@@ -27,14 +32,16 @@ import triton.language as tl
 from .plain_words import await_words, put_word, settle
 
 NUM_BLOCKS = tl.constexpr(512)
-"""Most blocks of a launch: those of a GPU of 132 multiprocessors that work at the same time, and few more."""
+"""Most blocks of a launch: those of a GPU of 132 multiprocessors that work at the same time, and
+few more."""
 COUNTS = tl.constexpr(4 * 512)
-"""Bytes of a count for each block. Before the slots there are as many as ranks; GPUs that reach one another use the
-first."""
+"""Bytes of a count for each block. Before the slots there are as many as ranks; GPUs that reach one
+another use the first."""
 FLAGGED_BLOCKS = tl.constexpr(128)
 """Most blocks of a launch that exchanges flagged words."""
 MAX_POLLS = 1 << 26
-"""Looks at a count before a rank gives up, which traps: some 40 s, in which another rank may compile a kernel."""
+"""Looks at a count before a rank gives up, which traps: some 40 s, in which another rank may
+compile a kernel."""
 HOST_POLLS = 1 << 25
 """The same over host memory, where a look takes longer: a minute or two, not measured."""
 HANDLE_BYTES = 64
@@ -52,13 +59,13 @@ class PeerMemory:
     bases: torch.Tensor
     """int64 [ranks]: addresses, in the order of the ranks."""
     numbers: torch.Tensor
-    """int32 [2, NUM_BLOCKS], where this rank computes: of each block the number of its meetings, and that of its
-    exchanges of flagged words. Zero at first."""
+    """int32 [2, NUM_BLOCKS], where this rank computes: of each block the number of its meetings,
+    and that of its exchanges of flagged words. Zero at first."""
     slot_bytes: int
     """Bytes that a rank exchanges in one meeting of a block."""
     flagged_len: int = 0
-    """Numbers of 16 bits in a row that flagged words may carry. Always the same: a word that a longer row left behind
-    would be taken for a new one, 65,536 exchanges later."""
+    """Numbers of 16 bits in a row that flagged words may carry. Always the same: a word that a
+    longer row left behind would be taken for a new one, 65,536 exchanges later."""
     host: object | None = None
     """Owner of the mapped host memory in which the pieces lie; None: they lie on GPUs."""
     max_polls: int = MAX_POLLS
@@ -81,11 +88,13 @@ class PeerError(OSError):
 
 
 class OwnMemory:
-    """The piece of this process on its current GPU, zeroed. It lasts until the process ends: others have it mapped."""
+    """The piece of this process on its current GPU, zeroed. It lasts until the process ends: others
+    have it mapped."""
 
     def __init__(self, num_ranks: int, slot_bytes: int) -> None:
         """Raises `PeerError`."""
-        self.slot_bytes, size = slot_bytes, memory_bytes(num_ranks, slot_bytes)
+        self.slot_bytes = slot_bytes
+        size = memory_bytes(num_ranks, slot_bytes)
         # The driver's calls need the context that torch makes with its first tensor.
         torch.cuda.synchronize()
         address = ctypes.c_uint64()
@@ -100,21 +109,37 @@ class OwnMemory:
         return handle
 
     def beside(self, index: int, handles: Sequence[bytes], flagged_len: int = 0) -> PeerMemory:
-        """Maps the pieces of all ranks, given in their order; this process's own is number `index`. Raises
-        `PeerError`."""
-        bases = [self.address if rank == index else open_address(handle) for rank, handle in enumerate(handles)]
+        """Maps the pieces of all ranks, given in their order; this process's own is number `index`.
+        Raises `PeerError`."""
+        bases = [
+            self.address if rank == index else open_address(handle)
+            for rank, handle in enumerate(handles)
+        ]
         places = torch.tensor(bases, device="cuda")
         return PeerMemory(
-            index=index, bases=places, numbers=new_numbers(), slot_bytes=self.slot_bytes, flagged_len=flagged_len
+            index=index,
+            bases=places,
+            numbers=new_numbers(),
+            slot_bytes=self.slot_bytes,
+            flagged_len=flagged_len,
         )
 
 
 def in_host_memory(
-    index: int, address: int, piece_bytes: int, num_ranks: int, slot_bytes: int, flagged_len: int, host: object
+    index: int,
+    address: int,
+    piece_bytes: int,
+    num_ranks: int,
+    slot_bytes: int,
+    flagged_len: int,
+    host: object,
 ) -> PeerMemory:
-    """The pieces of all ranks in host memory, where this GPU has the first one at an address. The next ones follow at
-    distances of `piece_bytes`, which may be more than `memory_bytes`. `host` keeps the memory mapped."""
-    places = torch.tensor([address + rank * piece_bytes for rank in range(num_ranks)], device="cuda")
+    """The pieces of all ranks in host memory, where this GPU has the first one at an address. The
+    next ones follow at distances of `piece_bytes`, which may be more than `memory_bytes`. `host`
+    keeps the memory mapped."""
+    places = torch.tensor(
+        [address + rank * piece_bytes for rank in range(num_ranks)], device="cuda"
+    )
     return PeerMemory(
         index=index,
         bases=places,
@@ -132,27 +157,41 @@ def new_numbers(device: str = "cuda") -> torch.Tensor:
 
 
 def host_address(pointer: int) -> int:
-    """Address at which this process's current GPU reaches host memory that it has locked. Raises `PeerError`."""
+    """Address at which this process's current GPU reaches host memory that it has locked. Raises
+    `PeerError`."""
     address = ctypes.c_uint64()
-    call_driver("cuMemHostGetDevicePointer_v2", ctypes.byref(address), ctypes.c_void_p(pointer), ctypes.c_uint(0))
+    call_driver(
+        "cuMemHostGetDevicePointer_v2",
+        ctypes.byref(address),
+        ctypes.c_void_p(pointer),
+        ctypes.c_uint(0),
+    )
     return address.value
 
 
 def handle_of(address: int) -> tuple[bytes, int]:
-    """Handle by which another process opens the allocation that an address of this GPU lies in, and the address's
-    distance in bytes from its beginning. Raises `PeerError` where the driver does not share it."""
-    base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
-    call_driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    """Handle by which another process opens the allocation that an address of this GPU lies in, and
+    the address's distance in bytes from its beginning. Raises `PeerError` where the driver does not
+    share it."""
+    base = ctypes.c_uint64()
+    size = ctypes.c_size_t()
+    handle = _Handle()
+    call_driver(
+        "cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address)
+    )
     call_driver("cuIpcGetMemHandle", ctypes.byref(handle), base)
     return bytes(handle), address - base.value
 
 
 def open_address(handle: bytes) -> int:
-    """Maps another process's allocation, of this GPU or of one that it reaches, and returns where it begins here.
-    Raises `PeerError`."""
+    """Maps another process's allocation, of this GPU or of one that it reaches, and returns where
+    it begins here. Raises `PeerError`."""
     address = ctypes.c_uint64()
     call_driver(
-        "cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), ctypes.c_uint(_LAZY_ACCESS)
+        "cuIpcOpenMemHandle_v2",
+        ctypes.byref(address),
+        _Handle.from_buffer_copy(handle),
+        ctypes.c_uint(_LAZY_ACCESS),
     )
     return address.value
 
@@ -164,7 +203,9 @@ def close_address(address: int) -> None:
 
 def memory_bytes(num_ranks: int, slot_bytes: int) -> int:
     """Bytes of each rank's piece."""
-    return int(num_ranks * (COUNTS.value + 2 * (NUM_BLOCKS.value + FLAGGED_BLOCKS.value) * slot_bytes))
+    return int(
+        num_ranks * (COUNTS.value + 2 * (NUM_BLOCKS.value + FLAGGED_BLOCKS.value) * slot_bytes)
+    )
 
 
 def slot_bytes_of(num_bytes: int) -> int:
@@ -173,7 +214,8 @@ def slot_bytes_of(num_bytes: int) -> int:
 
 
 def reaches(own: int, other: int) -> bool:
-    """Whether kernels on one GPU of this process reach the memory of another one, with atomic operations."""
+    """Whether kernels on one GPU of this process reach the memory of another one, with atomic
+    operations."""
     if own == other:
         return True
     if not torch.cuda.can_device_access_peer(own, other):
@@ -185,7 +227,8 @@ def reaches(own: int, other: int) -> bool:
 
 @triton.jit
 def slot(p_bases, rank, i_block, epoch, part, slot_bytes, DTYPE: tl.constexpr, SIZE: tl.constexpr):
-    """Pointer to a block's slot in the memory of a rank: `part` 0 … SIZE − 1 of those whose turn the epoch is."""
+    """Pointer to a block's slot in the memory of a rank: `part` 0 … SIZE − 1 of those whose turn
+    the epoch is."""
     number = (i_block * 2 + epoch % 2) * SIZE + part
     address = tl.load(p_bases + rank) + COUNTS * SIZE + number.to(tl.int64) * slot_bytes
     return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
@@ -233,9 +276,18 @@ def fetched(p, inside, HOST: tl.constexpr):
 
 
 @triton.jit
-def meet(p_bases, index, i_block, epoch, max_polls, SIZE: tl.constexpr, HOST: tl.constexpr, ON_GPU: tl.constexpr):
-    """Returns when this block has come to its meeting number `epoch`, from 1 on, on every rank. What the ranks wrote
-    before is there then."""
+def meet(
+    p_bases,
+    index,
+    i_block,
+    epoch,
+    max_polls,
+    SIZE: tl.constexpr,
+    HOST: tl.constexpr,
+    ON_GPU: tl.constexpr,
+):
+    """Returns when this block has come to its meeting number `epoch`, from 1 on, on every rank.
+    What the ranks wrote before is there then."""
     if HOST:
         _meet_by_words(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
     else:
@@ -243,17 +295,23 @@ def meet(p_bases, index, i_block, epoch, max_polls, SIZE: tl.constexpr, HOST: tl
 
 
 @triton.jit
-def _meet_by_words(p_bases, index, i_block, epoch, max_polls, SIZE: tl.constexpr, ON_GPU: tl.constexpr):
+def _meet_by_words(
+    p_bases, index, i_block, epoch, max_polls, SIZE: tl.constexpr, ON_GPU: tl.constexpr
+):
     settle(ON_GPU)
     p_own = tl.load(p_bases + index).to(tl.pointer_type(tl.int32)) + i_block
     for rank in tl.static_range(SIZE):
-        p_there = tl.load(p_bases + rank).to(tl.pointer_type(tl.int32)) + index * NUM_BLOCKS + i_block
+        p_there = (
+            tl.load(p_bases + rank).to(tl.pointer_type(tl.int32)) + index * NUM_BLOCKS + i_block
+        )
         put_word(p_there, epoch, ON_GPU)
     await_words(p_own, COUNTS, SIZE, epoch, max_polls, ON_GPU)
 
 
 @triton.jit
-def _meet_by_atomics(p_bases, index, i_block, epoch, max_polls, SIZE: tl.constexpr, ON_GPU: tl.constexpr):
+def _meet_by_atomics(
+    p_bases, index, i_block, epoch, max_polls, SIZE: tl.constexpr, ON_GPU: tl.constexpr
+):
     tl.debug_barrier()
     for rank in tl.static_range(SIZE):
         p_count = tl.load(p_bases + rank).to(tl.pointer_type(tl.int32)) + i_block
@@ -274,7 +332,9 @@ def stop_unless_over(num_missing, ON_GPU: tl.constexpr):
     """Traps where a rank has waited in vain."""
     if ON_GPU:
         stop: tl.constexpr = "{ .reg .pred %p; setp.gt.s32 %p, $1, 0; @%p trap; mov.u32 $0, 0; }"
-        tl.inline_asm_elementwise(stop, "=r,r", [num_missing], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            stop, "=r,r", [num_missing], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit

@@ -1,8 +1,10 @@
-"""Numbers of a row that ranks combine within a kernel, over peer memory. Of one rank nothing is exchanged.
+"""Numbers of a row that ranks combine within a kernel, over peer memory. Of one rank nothing is
+exchanged.
 
-All ranks read what all have written, their own numbers too, so they go the same way afterwards even where their numbers
-should have been equal and are not. `peers` is (addresses, this rank's index, block, bytes of a slot, most polls,
-whether the memory is the host's), as `peer_memory` has them; `epoch` is the number of the meeting.
+All ranks read what all have written, their own numbers too, so they go the same way afterwards even
+where their numbers should have been equal and are not. `peers` is (addresses, this rank's index,
+block, bytes of a slot, most polls, whether the memory is the host's), as `peer_memory` has them;
+`epoch` is the number of the meeting.
 """
 
 from __future__ import annotations
@@ -30,11 +32,17 @@ def keep_epoch(p_number, i_block, epoch, SIZE: tl.constexpr):
 
 @triton.jit
 def put_number(x, place, peers, epoch, DTYPE: tl.constexpr, SIZE: tl.constexpr):
-    """Writes a number to this rank's slot on every rank, `place` times 8 bytes behind its beginning."""
+    """Writes a number to this rank's slot on every rank, `place` times 8 bytes behind its
+    beginning."""
     p_bases, index, i_block, slot_bytes, _, HOST = peers
     step: tl.constexpr = 64 // DTYPE.primitive_bitwidth
     for rank in tl.static_range(SIZE):
-        written(slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE) + place * step, x, True, HOST)
+        written(
+            slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE) + place * step,
+            x,
+            True,
+            HOST,
+        )
 
 
 @triton.jit
@@ -84,7 +92,8 @@ def sums_of_ranks(count, total, peers, epoch, SIZE: tl.constexpr, ON_GPU: tl.con
 
 @triton.jit
 def best_of_ranks(score, token, logit, peers, epoch, SIZE: tl.constexpr, ON_GPU: tl.constexpr):
-    """The token int32 with the highest score float32 of all ranks, the first one's of equals, and its logit float32."""
+    """The token int32 with the highest score float32 of all ranks, the first one's of equals, and
+    its logit float32."""
     if SIZE > 1:
         put_number(score, 0, peers, epoch, tl.float32, SIZE)
         put_number(token, 1, peers, epoch, tl.int32, SIZE)

@@ -1,6 +1,6 @@
-"""Steps of a sum over peer memory, for the kernel of `peer_sum`: how a block sends rows to the other ranks, adds the
-ranks' parts of a row, and norms the sum. `place` is (addresses, this rank's index, block, bytes of a slot, most polls),
-as `peer_memory` has them."""
+"""Steps of a sum over peer memory, for the kernel of `peer_sum`: how a block sends rows to the
+other ranks, adds the ranks' parts of a row, and norms the sum. `place` is (addresses, this rank's
+index, block, bytes of a slot, most polls), as `peer_memory` has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from .peer_memory import fetched, flagged, flagged_slot, meet, received, slot, w
 
 
 @triton.jit
-def send(p_row, o_there, inside, place, epoch, DTYPE: tl.constexpr, SIZE: tl.constexpr, HOST: tl.constexpr):
+def send(
+    p_row,
+    o_there,
+    inside,
+    place,
+    epoch,
+    DTYPE: tl.constexpr,
+    SIZE: tl.constexpr,
+    HOST: tl.constexpr,
+):
     """Writes a row into the slots of the other ranks."""
     p_bases, index, i_block, slot_bytes, _ = place
     b_row = tl.load(p_row, mask=inside, other=0.0)
@@ -35,7 +44,8 @@ def added(
     """The sum of this rank's row and those that the others have sent."""
     p_bases, index, i_block, slot_bytes, _ = place
     b_total = b_own.to(tl.float32)
-    b_one, b_two = b_total, b_total
+    b_one = b_total
+    b_two = b_total
     for rank in tl.static_range(SIZE):
         p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE)
         b_part = fetched(p_here + o_here, inside & (index != rank), HOST)
@@ -46,8 +56,8 @@ def added(
 
 @triton.jit
 def _add(b_part, b_total, b_one, b_two, RANK: tl.constexpr, TREE: tl.constexpr):
-    """The total with a rank's part, and the sums of one and of two ranks that wait for as many others: those of a tree,
-    where the total counts behind the ranks 1, 3 and 7 alone."""
+    """The total with a rank's part, and the sums of one and of two ranks that wait for as many
+    others: those of a tree, where the total counts behind the ranks 1, 3 and 7 alone."""
     if not TREE:
         b_total = b_part if RANK == 0 else b_total + b_part
     elif RANK % 2 == 0:
@@ -92,10 +102,12 @@ def exchanged(
 
 
 @triton.jit
-def reduce_parts(rows, place, epoch, DTYPE: tl.constexpr, shape: tl.constexpr, ON_GPU: tl.constexpr):
-    """Sends each rank its stretch of the rows, adds this rank's, and leaves the sums in the rows of the next epoch of
-    every rank. `rows`: their pointer, first, number and stride, the width of a row and of a stretch, and the stride of
-    sums in a slot."""
+def reduce_parts(
+    rows, place, epoch, DTYPE: tl.constexpr, shape: tl.constexpr, ON_GPU: tl.constexpr
+):
+    """Sends each rank its stretch of the rows, adds this rank's, and leaves the sums in the rows of
+    the next epoch of every rank. `rows`: their pointer, first, number and stride, the width of a
+    row and of a stretch, and the stride of sums in a slot."""
     p_bases, index, i_block, slot_bytes, max_polls = place
     p_x, i_first, num_tokens, stride_x, hidden, width, stride_slot = rows
     SIZE: tl.constexpr = shape[0]
@@ -109,16 +121,23 @@ def reduce_parts(rows, place, epoch, DTYPE: tl.constexpr, shape: tl.constexpr, O
         p_row = p_x + (i_first + i_row) * stride_x
         is_there = inside & (i_first + i_row < num_tokens)
         for rank in tl.static_range(SIZE):
-            b_part = tl.load(p_row + rank * width + o_w, mask=is_there & (rank * width + o_w < hidden), other=0.0)
-            p_there = slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE) + i_row * width
+            b_part = tl.load(
+                p_row + rank * width + o_w, mask=is_there & (rank * width + o_w < hidden), other=0.0
+            )
+            p_there = (
+                slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE) + i_row * width
+            )
             written(tl.multiple_of(p_there, 16) + o_w, b_part, is_there, HOST)
     meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
     for i_row in range(GROUP):
         is_there = inside & (i_first + i_row < num_tokens)
         b_total = tl.zeros([PART], tl.float32)
-        b_one, b_two = b_total, b_total
+        b_one = b_total
+        b_two = b_total
         for rank in tl.static_range(SIZE):
-            p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE) + i_row * width
+            p_here = (
+                slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE) + i_row * width
+            )
             b_part = fetched(tl.multiple_of(p_here, 16) + o_w, is_there, HOST)
             b_total, b_one, b_two = _add(b_part.to(tl.float32), b_total, b_one, b_two, rank, TREE)
         is_own = is_there & (index * width + o_w < hidden)

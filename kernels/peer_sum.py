@@ -1,13 +1,17 @@
-"""Sums of tensors of which each rank has one, over peer memory, with or without the residual add and RMSNorm behind
-them.
+"""Sums of tensors of which each rank has one, over peer memory, with or without the residual add
+and RMSNorm behind them.
 
-A row is one block's item: its ranks' parts are added in float32, in the order of the ranks or in a tree, and rounded
-once, so a row's bits depend neither on the batch nor on its place in it, nor on the way:
+A row is one block's item: its ranks' parts are added in float32, in the order of the ranks or in a
+tree, and rounded once, so a row's bits depend neither on the batch nor on its place in it, nor on
+the way:
 
-- Flagged: every rank sends its row to all others in words that say when they are there. For few rows.
+- Flagged: every rank sends its row to all others in words that say when they are there. For few
+  rows.
 - One shot: every rank sends its row to all others.
-- Grouped: as one shot, several rows before it waits for those of the others. For many rows without a norm.
-- Two shots: every rank adds a stretch of the row for all, then sends it to them; less is sent where there are many
+- Grouped: as one shot, several rows before it waits for those of the others. For many rows without
+  a norm.
+- Two shots: every rank adds a stretch of the row for all, then sends it to them; less is sent where
+  there are many
   ranks, for a second meeting. Grouped two shots are for many rows, with or without a norm.
 """
 
@@ -21,22 +25,33 @@ import triton
 import triton.language as tl
 
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
-from .peer_memory import FLAGGED_BLOCKS, NUM_BLOCKS, PeerMemory, epoch_of, exchange_of, fetched, meet, slot
+from .peer_memory import (
+    FLAGGED_BLOCKS,
+    NUM_BLOCKS,
+    PeerMemory,
+    epoch_of,
+    exchange_of,
+    fetched,
+    meet,
+    slot,
+)
 from .peer_parts import add_norm, added, exchanged, reduce_parts, send
 
 TWO_SHOT_RANKS = 3
-"""From this many ranks on two shots send less than one: 2 (n − 1) / n parts of a row in place of n − 1."""
+"""From this many ranks on two shots send less than one: 2 (n − 1) / n parts of a row in place of n
+− 1."""
 TWO_SHOT_BYTES = 512 << 10
-"""From this size on the second meeting takes less time than what it saves: a guess, not measured."""
+"""From this size on the second meeting takes less time than what it saves: a guess, not
+measured."""
 FLAGGED_BYTES = 1 << 20
-"""Up to this size words with flags, which take twice as many bytes, save time: 3.8 µs with the norm in place of 6.3 at
-8 KiB, 6.5 in place of 8.2 at 512 KiB (two H100, 2026-11-25)."""
+"""Up to this size words with flags, which take twice as many bytes, save time: 3.8 µs with the norm
+in place of 6.3 at 8 KiB, 6.5 in place of 8.2 at 512 KiB (two H100, 2026-11-25)."""
 HOST_FLAGGED_BYTES = 64 << 10
 """The same over host memory, which each look reads again over the bus: a guess, not measured."""
 GROUP_ROWS = 4
-"""Rows that a block sends at once, of so many that each block has some: a meeting takes 4 µs, in which nothing is
-sent. 218 µs in place of 254 for 64 MiB; with the norm, whose bytes fill the pauses, 282 in place of 270 (two H100,
-2026-11-25)."""
+"""Rows that a block sends at once, of so many that each block has some: a meeting takes 4 µs, in
+which nothing is sent. 218 µs in place of 254 for 64 MiB; with the norm, whose bytes fill the
+pauses, 282 in place of 270 (two H100, 2026-11-25)."""
 
 
 TREE_RANKS = (2, 4, 8)
@@ -60,9 +75,11 @@ def peer_sum(memory: PeerMemory, x: torch.Tensor, *, way: Way | None = None) -> 
     return out
 
 
-def peer_tree_sum(memory: PeerMemory, x: torch.Tensor, dtype: torch.dtype, *, way: Way | None = None) -> torch.Tensor:
-    """As `peer_sum`, of float32 x [T, H] of 2, 4 or 8 ranks, which are added as `tree_sum` adds them; in the dtype, to
-    which the sum is rounded once."""
+def peer_tree_sum(
+    memory: PeerMemory, x: torch.Tensor, dtype: torch.dtype, *, way: Way | None = None
+) -> torch.Tensor:
+    """As `peer_sum`, of float32 x [T, H] of 2, 4 or 8 ranks, which are added as `tree_sum` adds
+    them; in the dtype, to which the sum is rounded once."""
     assert x.dtype == torch.float32
     assert memory.size in TREE_RANKS
     out = torch.empty_like(x, dtype=dtype)
@@ -87,7 +104,8 @@ def peer_sum_add_rms_norm(
 
 
 def peer_sum_twin(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum in plain torch, in float32 or in the parts' precision, whichever is higher; not rounded."""
+    """The sum in plain torch, in float32 or in the parts' precision, whichever is higher; not
+    rounded."""
     wide = torch.promote_types(parts[0].dtype, torch.float32)
     total = parts[0].to(wide)
     for part in parts[1:]:
@@ -97,11 +115,17 @@ def peer_sum_twin(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def way_of(memory: PeerMemory, x: torch.Tensor, *, has_norm: bool) -> Way:
     """The fastest way for x [T, H]."""
-    num_rows, num_bytes, row_bytes = len(x), x.numel() * x.itemsize, x.shape[1] * x.itemsize
-    can_group = GROUP_ROWS * row_bytes <= memory.slot_bytes and num_rows >= GROUP_ROWS * NUM_BLOCKS.value
+    num_rows = len(x)
+    num_bytes = x.numel() * x.itemsize
+    row_bytes = x.shape[1] * x.itemsize
+    can_group = (
+        GROUP_ROWS * row_bytes <= memory.slot_bytes and num_rows >= GROUP_ROWS * NUM_BLOCKS.value
+    )
     if memory.size >= TWO_SHOT_RANKS and num_bytes >= TWO_SHOT_BYTES:
         return Way.GROUPED_TWO_SHOTS if can_group else Way.TWO_SHOTS
-    can_flag = x.itemsize == 2 and x.shape[1] == memory.flagged_len and num_rows <= FLAGGED_BLOCKS.value
+    can_flag = (
+        x.itemsize == 2 and x.shape[1] == memory.flagged_len and num_rows <= FLAGGED_BLOCKS.value
+    )
     if can_flag and num_bytes <= (HOST_FLAGGED_BYTES if memory.is_host else FLAGGED_BYTES):
         return Way.FLAGGED
     return Way.GROUPED if can_group and not has_norm else Way.ONE_SHOT
@@ -128,7 +152,9 @@ def _launch(
     way = way_of(memory, x, has_norm=has_norm) if way is None else way
     group = GROUP_ROWS if way in UNGROUPED else 1
     assert max(group * hidden, width) * x.itemsize <= memory.slot_bytes
-    assert way is not Way.FLAGGED or (x.itemsize == 2 and hidden == memory.flagged_len <= memory.slot_bytes // 4)
+    assert way is not Way.FLAGGED or (
+        x.itemsize == 2 and hidden == memory.flagged_len <= memory.slot_bytes // 4
+    )
     block = triton.next_power_of_2(hidden)
     most_blocks = FLAGGED_BLOCKS.value if way is Way.FLAGGED else NUM_BLOCKS.value
     _peer_sum[memory.grid(triton.cdiv(num_tokens, group), most_blocks)](
@@ -161,7 +187,9 @@ def _launch(
     )
 
 
-FLAGGED, ONE_SHOT, TWO_SHOTS = (tl.constexpr(int(way)) for way in (Way.FLAGGED, Way.ONE_SHOT, Way.TWO_SHOTS))
+FLAGGED, ONE_SHOT, TWO_SHOTS = (
+    tl.constexpr(int(way)) for way in (Way.FLAGGED, Way.ONE_SHOT, Way.TWO_SHOTS)
+)
 
 
 @triton.jit(do_not_specialize=["index", "num_tokens"])
@@ -206,7 +234,8 @@ def _peer_sum(
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
     epoch = tl.load(p_epoch, cache_modifier=".cg")
-    i_first, step = i_block.to(tl.int64) * GROUP, tl.num_programs(0) * GROUP
+    i_first = i_block.to(tl.int64) * GROUP
+    step = tl.num_programs(0) * GROUP
     while i_first < num_tokens:
         epoch += 1
         if WAY == ONE_SHOT:
@@ -226,7 +255,10 @@ def _peer_sum(
             i_token = i_first + i_row
             is_there = inside & (i_token < num_tokens)
             if WAY == TWO_SHOTS:
-                p_sum = slot(p_bases, index, i_block, epoch, 0, slot_bytes, DTYPE, SIZE) + i_row * stride_slot
+                p_sum = (
+                    slot(p_bases, index, i_block, epoch, 0, slot_bytes, DTYPE, SIZE)
+                    + i_row * stride_slot
+                )
                 b_sum = fetched(p_sum + o_h, is_there, HOST)
             else:
                 b_own = tl.load(p_x + i_token * stride_x + o_h, mask=is_there, other=0.0)
@@ -238,6 +270,8 @@ def _peer_sum(
             if HAS_NORM:
                 p_kept = p_residual + i_token * stride_residual + o_h
                 b_sum = add_norm(b_sum, p_kept, b_weight, is_there, hidden, eps)
-            tl.store(p_out + i_token * stride_out + o_h, b_sum.to(p_out.dtype.element_ty), mask=is_there)
+            tl.store(
+                p_out + i_token * stride_out + o_h, b_sum.to(p_out.dtype.element_ty), mask=is_there
+            )
         i_first += step
     tl.store(p_epoch, epoch)

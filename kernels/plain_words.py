@@ -1,9 +1,11 @@
-"""Words of 32 bits by which launches on several GPUs find one another where there are no atomic operations between
+"""Words of 32 bits by which launches on several GPUs find one another where there are no atomic
+operations between
 them: in host memory that all of them have mapped, over a bus that may have none.
 
-A word has one writer. The writer stores it behind everything that it says is there, and readers look at it until it is.
-On a GPU both are stores and loads of system scope (PTX ISA, memory consistency model); interpreted kernels share the
-memory of a processor that keeps the order of stores.
+A word has one writer. The writer stores it behind everything that it says is there, and readers
+look at it until it is. On a GPU both are stores and loads of system scope (PTX ISA, memory
+consistency model); interpreted kernels share the memory of a processor that keeps the order of
+stores.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import triton.language as tl
 
 @triton.jit
 def settle(ON_GPU: tl.constexpr):
-    """Orders what all threads of this block have written before what its first thread stores from now on."""
+    """Orders what all threads of this block have written before what its first thread stores from
+    now on."""
     tl.debug_barrier()
     if ON_GPU:
         fence: tl.constexpr = """
@@ -35,15 +38,19 @@ def put_word(p_word, value, ON_GPU: tl.constexpr):
         @%p st.relaxed.sys.global.b32 [$1], $2;
         mov.u32 $0, 0; }"""
         address = p_word.to(tl.int64)
-        tl.inline_asm_elementwise(put, "=r,l,r", [address, value], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            put, "=r,l,r", [address, value], dtype=tl.int32, is_pure=False, pack=1
+        )
     else:
         tl.store(p_word, value)
 
 
 @triton.jit
-def await_words(p_first, STRIDE: tl.constexpr, COUNT: tl.constexpr, least, max_polls, ON_GPU: tl.constexpr):
-    """Returns when each of COUNT words, STRIDE bytes apart, has counted up to `least`; what its writer wrote before is
-    there then. Traps after so many looks in vain."""
+def await_words(
+    p_first, STRIDE: tl.constexpr, COUNT: tl.constexpr, least, max_polls, ON_GPU: tl.constexpr
+):
+    """Returns when each of COUNT words, STRIDE bytes apart, has counted up to `least`; what its
+    writer wrote before is there then. Traps after so many looks in vain."""
     if ON_GPU:
         # A thread for each word. The pause keeps blocks that wait from filling the bus with looks.
         look: tl.constexpr = """
@@ -63,7 +70,9 @@ def await_words(p_first, STRIDE: tl.constexpr, COUNT: tl.constexpr, least, max_p
         THERE:
         mov.u32 $0, 0; }"""
         given = [p_first.to(tl.int64), least, COUNT, STRIDE, max_polls]
-        tl.inline_asm_elementwise(look, "=r,l,r,r,r,r", given, dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            look, "=r,l,r,r,r,r", given, dtype=tl.int32, is_pure=False, pack=1
+        )
     else:
         for i in tl.static_range(COUNT):
             p_word = p_first + i * (STRIDE // 4)

@@ -1,9 +1,10 @@
-"""Attention of prompt chunks over paged keys and values, their own included: all is read back from the cache.
+"""Attention of prompt chunks over paged keys and values, their own included: all is read back from
+the cache.
 
-A tile is 64 query rows (128 on Hopper), tokens times the heads of a group, of one sequence. Splits of 512 keys are
-merged as decode merges them, so a token that is computed again has the bits its decode step had. With a sliding window,
-tiles of keys before that of all rows are not read. On Hopper `hopper_prefill_attention` computes the same bits faster
-wherever it can.
+A tile is 64 query rows (128 on Hopper), tokens times the heads of a group, of one sequence. Splits
+of 512 keys are merged as decode merges them, so a token that is computed again has the bits its
+decode step had. With a sliding window, tiles of keys before that of all rows are not read. On
+Hopper `hopper_prefill_attention` computes the same bits faster wherever it can.
 """
 
 from __future__ import annotations
@@ -43,19 +44,29 @@ def tokens_per_tile(group: int, device: torch.device) -> int:
     return num_teams(device) * (ROWS // group)
 
 
-def list_tiles(counts: Sequence[int] | Int32Array, starts: Sequence[int] | Int32Array, per_tile: int) -> Int32Array:
-    """Work list of a step on the host, int32 [tiles, 2]: sequence and first token of the tile within its chunk, longest
-    first. counts and starts: tokens computed of each sequence and position of the first."""
+def list_tiles(
+    counts: Sequence[int] | Int32Array, starts: Sequence[int] | Int32Array, per_tile: int
+) -> Int32Array:
+    """Work list of a step on the host, int32 [tiles, 2]: sequence and first token of the tile
+    within its chunk, longest first. counts and starts: tokens computed of each sequence and
+    position of the first."""
     num_tiles = -(-np.asarray(counts, np.int32) // per_tile)
     sequences = np.repeat(np.arange(len(num_tiles), dtype=np.int32), num_tiles)
-    firsts = (np.arange(len(sequences)) - np.repeat(num_tiles.cumsum() - num_tiles, num_tiles)) * per_tile
+    firsts = (
+        np.arange(len(sequences)) - np.repeat(num_tiles.cumsum() - num_tiles, num_tiles)
+    ) * per_tile
     reach = np.asarray(starts, np.int32)[sequences] + firsts
-    tiles: Int32Array = np.stack((sequences, firsts), axis=1, dtype=np.int32)[np.argsort(-reach, kind="stable")]
+    tiles: Int32Array = np.stack((sequences, firsts), axis=1, dtype=np.int32)[
+        np.argsort(-reach, kind="stable")
+    ]
     return tiles
 
 
-def prefill_tiles(counts: Sequence[int], starts: Sequence[int], group: int, device: torch.device) -> torch.Tensor:
-    """`list_tiles` on the device, int32. A tile whose sequence is negative is skipped, for lists of fixed size."""
+def prefill_tiles(
+    counts: Sequence[int], starts: Sequence[int], group: int, device: torch.device
+) -> torch.Tensor:
+    """`list_tiles` on the device, int32. A tile whose sequence is negative is skipped, for lists of
+    fixed size."""
     host = torch.from_numpy(list_tiles(counts, starts, tokens_per_tile(group, device)))
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
@@ -76,22 +87,25 @@ def prefill_attention(
     scale: float | None = None,
     window: int = 0,
 ) -> None:
-    """Attention of q [T, Hq, D] into out of the same shape; sequence i has rows query_starts[i] … query_starts[i + 1] -
-    1, int32 [S + 1].
+    """Attention of q [T, Hq, D] into out of the same shape; sequence i has rows query_starts[i] …
+    query_starts[i + 1] - 1, int32 [S + 1].
 
-    seq_lens int32 [S]: keys in the cache, the chunk's own included; the chunk is the end of them. table_rows int32 [S]
-    into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`; k_scale and v_scale float32 [Hk] for fp8
-    caches. scale is that of the softmax, 1 / sqrt(D) by default. A position sees the last `window` keys, its own
-    included, or all up to its own.
+    seq_lens int32 [S]: keys in the cache, the chunk's own included; the chunk is the end of them.
+    table_rows int32 [S] into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`;
+    k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by
+    default. A position sees the last `window` keys, its own included, or all up to its own.
     """
-    num_kv_heads, group = k_cache.shape[1], q.shape[1] // k_cache.shape[1]
+    num_kv_heads = k_cache.shape[1]
+    group = q.shape[1] // k_cache.shape[1]
     assert q.is_contiguous()
     assert out.is_contiguous()
     if len(tiles) == 0:
         return
     if not window and (serves(q, k_cache) or widens(q, k_cache)):
         where = (query_starts, seq_lens, table_rows, block_tables, tiles)
-        hopper_prefill_attention(q, k_cache, v_cache, *where, out, k_scale=k_scale, v_scale=v_scale, scale=scale)
+        hopper_prefill_attention(
+            q, k_cache, v_cache, *where, out, k_scale=k_scale, v_scale=v_scale, scale=scale
+        )
         return
     teams = num_teams(q.device)
     _prefill_tiles[(len(tiles), num_kv_heads)](
@@ -129,11 +143,14 @@ def prefill_attention_twin(
     block_tables: torch.Tensor,
     **options: Any,
 ) -> torch.Tensor:
-    """Attention in plain torch, one sequence after another, in q's precision or float32, whichever is higher. Options
-    as in `attention_of_rows`."""
-    bounds, caches = query_starts.tolist(), (k_cache, v_cache)
+    """Attention in plain torch, one sequence after another, in q's precision or float32, whichever
+    is higher. Options as in `attention_of_rows`."""
+    bounds = query_starts.tolist()
+    caches = (k_cache, v_cache)
     chunks = [
-        attention_of_rows(q[first:end], *caches, block_tables[int(table_rows[i])], int(seq_lens[i]), **options)
+        attention_of_rows(
+            q[first:end], *caches, block_tables[int(table_rows[i])], int(seq_lens[i]), **options
+        )
         for i, (first, end) in enumerate(itertools.pairwise(bounds))
     ]
     return torch.cat(chunks)
@@ -171,7 +188,8 @@ def _prefill_tiles(
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    i_tile, i_kv = tl.program_id(0), tl.program_id(1)
+    i_tile = tl.program_id(0)
+    i_kv = tl.program_id(1)
     i_seq = tl.load(p_tile + i_tile * 2)
     if i_seq < 0:
         return
@@ -217,10 +235,14 @@ def _prefill_tiles(
             b_m_split, b_l_split, b_acc_split = attend_tile(
                 b_q, keys, values, 0, qk_scale, b_m_split, b_l_split, b_acc_split, False
             )
-        b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split))
+        b_m, b_l, b_acc = merge_states(
+            b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split)
+        )
     for first in range(whole, end, SPLIT):
         b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
-        for i_n in range(first_keys(first, clear, WINDOW, TILE)[0], tl.minimum(first + SPLIT, end), TILE):
+        for i_n in range(
+            first_keys(first, clear, WINDOW, TILE)[0], tl.minimum(first + SPLIT, end), TILE
+        ):
             keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             o_n = i_n + tl.arange(0, HALF)[None, :]
@@ -231,6 +253,8 @@ def _prefill_tiles(
             b_m_split, b_l_split, b_acc_split = attend_tile(
                 b_q, keys, values, visible, qk_scale, b_m_split, b_l_split, b_acc_split, True
             )
-        b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split))
+        b_m, b_l, b_acc = merge_states(
+            b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split)
+        )
     b_out = finish(b_l, b_acc, v_scale)
     tl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_row[:, None])

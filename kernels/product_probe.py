@@ -1,7 +1,8 @@
-"""Compares the library's products with `wide_gemm`, to the bit, on a GPU. Knows no models and keeps no verdicts.
+"""Compares the library's products with `wide_gemm`, to the bit, on a GPU. Knows no models and keeps
+no verdicts.
 
-A product that splits K, or adds in another order, differs in some of many random results; `gemm` leaves no product of
-such a shape to the library.
+A product that splits K, or adds in another order, differs in some of many random results; `gemm`
+leaves no product of such a shape to the library.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from .device import driver_version
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Multiplies x [M, K] by weight [N, K] into out [M, N]."""
 SHIFTS = (1, 7, 32)
-"""Numbers of rows by which windows of one size are shifted, in turn: a row has other places, and x another
-alignment."""
+"""Numbers of rows by which windows of one size are shifted, in turn: a row has other places, and x
+another alignment."""
 
 
 class Product(NamedTuple):
-    """A product's shape and dtype, by which the library chooses an algorithm, beside the number of rows."""
+    """A product's shape and dtype, by which the library chooses an algorithm, beside the number of
+    rows."""
 
     num_outputs: int
     num_inputs: int
@@ -39,8 +41,8 @@ class Product(NamedTuple):
 
 
 def own_reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """Writes the reference product by always the same kernel of ours, so that a probe compiles one: all have the same
-    bits."""
+    """Writes the reference product by always the same kernel of ours, so that a probe compiles one:
+    all have the same bits."""
     wide_gemm.wide_gemm(x, weight, out, wide_gemm.tiles_for(weight)[0])
 
 
@@ -57,9 +59,9 @@ def differing(
     library: Multiply = gemm.library_gemm,
     own: Multiply = own_reference,
 ) -> set[Product]:
-    """Products whose library gives other bits than our kernel for some of these numbers of rows, among those for which
-    `linear` asks it. `weights` [N, K] of each; random ones by default. Launches all comparisons and waits once, at the
-    end."""
+    """Products whose library gives other bits than our kernel for some of these numbers of rows,
+    among those for which `linear` asks it. `weights` [N, K] of each; random ones by default.
+    Launches all comparisons and waits once, at the end."""
     differs = torch.zeros(len(row_counts), dtype=torch.bool, device=device)
     generator = torch.Generator(device).manual_seed(0)
     for i, (product, counts) in enumerate(row_counts.items()):
@@ -68,7 +70,9 @@ def differing(
         x = random(max(counts) + max(SHIFTS), k)
         weight = random(*product[:2]) if weights is None else weights[product]
         _compare(x, weight, counts, differs[i], library, own)
-    return {product for product, is_other in zip(row_counts, differs.tolist(), strict=True) if is_other}
+    return {
+        product for product, is_other in zip(row_counts, differs.tolist(), strict=True) if is_other
+    }
 
 
 def _compare(
@@ -98,9 +102,9 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 
 def facts(device: torch.device) -> dict[str, str]:
     """Facts that a verdict depends on besides product and numbers of rows."""
-    sources = [Path(module.__file__ or "") for module in (gemm, wide_gemm, wide_tiles, hopper_wide_gemm)] + [
-        Path(__file__)
-    ]
+    sources = [
+        Path(module.__file__ or "") for module in (gemm, wide_gemm, wide_tiles, hopper_wide_gemm)
+    ] + [Path(__file__)]
     digest = hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=16)
     return {
         "device": torch.cuda.get_device_name(device),

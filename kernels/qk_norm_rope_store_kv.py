@@ -1,6 +1,8 @@
-"""Work on a fused q/k/v projection before attention: bias, q/k-norm, RoPE, and storing K and V in their KV slots.
+"""Work on a fused q/k/v projection before attention: bias, q/k-norm, RoPE, and storing K and V in
+their KV slots.
 
-RoPE rotates halves (x[i] with x[i + D/2]); checkpoints of the interleaved kind are permuted when they are converted.
+RoPE rotates halves (x[i] with x[i + D/2]); checkpoints of the interleaved kind are permuted when
+they are converted.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from .dependent_launch import EARLY_TOKENS, launch_options, release_dependents, 
 from .paged_cache import as_pairs
 
 HEADS = 4
-"""Number of heads of a program; fixed, so that the layout of a reduction never depends on the batch."""
+"""Number of heads of a program; fixed, so that the layout of a reduction never depends on the
+batch."""
 
 
 def qk_norm_rope_store_kv(
@@ -35,21 +38,25 @@ def qk_norm_rope_store_kv(
 ) -> None:
     """Writes q_out [T, Hq, D] and the caches [num_blocks, Hk, block_size, D].
 
-    qkv [T, (Hq + 2 Hk) D]; positions int [T]; slots int32 [T] = block id x block_size + offset, negative: K and V of
-    this token are dropped (padding rows of a graph); cos_sin float32 [max positions, D], cosines in the first half.
-    bias [(Hq + 2 Hk) D] or None. q_norm, k_norm [D], both or neither. k_scale, v_scale float32 [Hk] for fp8 caches:
-    what is stored is value / scale, in the order that `paged_cache` reads.
+    qkv [T, (Hq + 2 Hk) D]; positions int [T]; slots int32 [T] = block id x block_size + offset,
+    negative: K and V of this token are dropped (padding rows of a graph); cos_sin float32 [max
+    positions, D], cosines in the first half. bias [(Hq + 2 Hk) D] or None. q_norm, k_norm [D], both
+    or neither. k_scale, v_scale float32 [Hk] for fp8 caches: what is stored is value / scale, in
+    the order that `paged_cache` reads.
     """
     num_tokens, num_q_heads, head_dim = q_out.shape
-    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    num_kv_heads = k_cache.shape[1]
+    block_size = k_cache.shape[2]
     assert qkv.stride(1) == 1
     assert q_out.stride() == (num_q_heads * head_dim, head_dim, 1)
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.stride(3) == 1
     assert (q_norm is None) == (k_norm is None)
-    q_groups, kv_groups = triton.cdiv(num_q_heads, HEADS), triton.cdiv(num_kv_heads, HEADS)
+    q_groups = triton.cdiv(num_q_heads, HEADS)
+    kv_groups = triton.cdiv(num_kv_heads, HEADS)
     unused = cos_sin
-    k_cache, v_cache = as_pairs(k_cache), as_pairs(v_cache)
+    k_cache = as_pairs(k_cache)
+    v_cache = as_pairs(v_cache)
     _qk_norm_rope_store_kv[(num_tokens, q_groups + 2 * kv_groups)](
         qkv,
         positions,
@@ -94,7 +101,8 @@ def qk_norm_rope_twin(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries [T, Hq, D], keys and values [T, Hk, D] in plain torch, in float32 or better; not rounded, not scaled."""
+    """Queries [T, Hq, D], keys and values [T, Hk, D] in plain torch, in float32 or better; not
+    rounded, not scaled."""
     wide = qkv.to(torch.promote_types(qkv.dtype, torch.float32))
     if bias is not None:
         wide = wide + bias
@@ -113,7 +121,8 @@ def qk_norm_rope_twin(
 
 
 def store_kv_twin(values: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor) -> None:
-    """Stores values [T, Hk, D] in cache [num_blocks, Hk, block_size, D] at the slots that are not negative."""
+    """Stores values [T, Hk, D] in cache [num_blocks, Hk, block_size, D] at the slots that are not
+    negative."""
     kept = slots >= 0
     where = slots[kept].long()
     cache[where // cache.shape[2], :, where % cache.shape[2]] = values[kept].to(cache.dtype)
@@ -127,11 +136,22 @@ def _normalize(b_low, b_high, b_weight_low, b_weight_high, eps, HALF: tl.constex
 
 
 @triton.jit
-def _store(p, b_low, b_high, stored, p_scale, o_head, HALF: tl.constexpr, FP8: tl.constexpr, ON_GPU: tl.constexpr):
+def _store(
+    p,
+    b_low,
+    b_high,
+    stored,
+    p_scale,
+    o_head,
+    HALF: tl.constexpr,
+    FP8: tl.constexpr,
+    ON_GPU: tl.constexpr,
+):
     """Stores both halves of a head."""
     if FP8:
         b_scale = tl.load(p_scale + o_head, mask=stored, other=1.0)
-        b_low, b_high = tl.clamp(b_low / b_scale, -448.0, 448.0), tl.clamp(b_high / b_scale, -448.0, 448.0)
+        b_low = tl.clamp(b_low / b_scale, -448.0, 448.0)
+        b_high = tl.clamp(b_high / b_scale, -448.0, 448.0)
         tl.store(p, _fp8_pairs(b_low, b_high, ON_GPU), mask=stored)
     else:
         tl.store(p, b_low.to(p.dtype.element_ty), mask=stored)
@@ -140,11 +160,12 @@ def _store(p, b_low, b_high, stored, p_scale, o_head, HALF: tl.constexpr, FP8: t
 
 @triton.jit
 def _fp8_pairs(b_low, b_high, ON_GPU: tl.constexpr):
-    """The pairs as int16. NOTE: bytes put together by shifts lose every other lower one on the way through ptxas (12.8,
-    sm_90)."""
+    """The pairs as int16. NOTE: bytes put together by shifts lose every other lower one on the way
+    through ptxas (12.8, sm_90)."""
     if ON_GPU:
         b_pairs = tl.inline_asm_elementwise(
-            "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $3, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $2;"
+            "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $3, $1; "
+            "cvt.rn.satfinite.e4m3x2.f32 b, $4, $2;"
             " mov.b32 $0, {a, b}; }",
             "=r,f,f,f,f",
             [b_low, b_high],
@@ -153,8 +174,10 @@ def _fp8_pairs(b_low, b_high, ON_GPU: tl.constexpr):
             pack=2,
         )
     else:
-        b_low, b_high = b_low.to(tl.float8e4nv), b_high.to(tl.float8e4nv)
-        b_low, b_high = b_low.to(tl.uint8, bitcast=True), b_high.to(tl.uint8, bitcast=True)
+        b_low = b_low.to(tl.float8e4nv)
+        b_high = b_high.to(tl.float8e4nv)
+        b_low = b_low.to(tl.uint8, bitcast=True)
+        b_high = b_high.to(tl.uint8, bitcast=True)
         b_pairs = b_low.to(tl.int16) | b_high.to(tl.int16) << 8
     return b_pairs
 
@@ -199,7 +222,9 @@ def _qk_norm_rope_store_kv(
     o_d = tl.arange(0, HALF)
 
     first = tl.where(is_q, 0, tl.where(is_v, NUM_Q_HEADS + NUM_KV_HEADS, NUM_Q_HEADS))
-    own_group = tl.where(is_q, i_group, tl.where(is_v, i_group - Q_GROUPS - KV_GROUPS, i_group - Q_GROUPS))
+    own_group = tl.where(
+        is_q, i_group, tl.where(is_v, i_group - Q_GROUPS - KV_GROUPS, i_group - Q_GROUPS)
+    )
     o_head = own_group * HEADS + tl.arange(0, HEADS)
     inside = o_head < tl.where(is_q, NUM_Q_HEADS, NUM_KV_HEADS)
     o_in = (first + o_head)[:, None] * (2 * HALF) + o_d[None, :]
@@ -230,14 +255,39 @@ def _qk_norm_rope_store_kv(
     o_cache = o_cache + o_head[:, None] * stride_head + o_d[None, :]
     stored = inside[:, None] & (slot >= 0)
     if is_v:
-        _store(p_v_cache + o_cache, b_low, b_high, stored, p_v_scale, o_head[:, None], HALF, FP8, ON_GPU)
+        _store(
+            p_v_cache + o_cache,
+            b_low,
+            b_high,
+            stored,
+            p_v_scale,
+            o_head[:, None],
+            HALF,
+            FP8,
+            ON_GPU,
+        )
     else:
         if HAS_NORM:
             b_low, b_high = _normalize(b_low, b_high, b_norm_low, b_norm_high, eps, HALF)
         b_low, b_high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
         if is_q:
-            p_q = p_q_out + i_token * (NUM_Q_HEADS * 2 * HALF) + o_head[:, None] * (2 * HALF) + o_d[None, :]
+            p_q = (
+                p_q_out
+                + i_token * (NUM_Q_HEADS * 2 * HALF)
+                + o_head[:, None] * (2 * HALF)
+                + o_d[None, :]
+            )
             tl.store(p_q, b_low.to(p_q_out.dtype.element_ty), mask=inside[:, None])
             tl.store(p_q + HALF, b_high.to(p_q_out.dtype.element_ty), mask=inside[:, None])
         else:
-            _store(p_k_cache + o_cache, b_low, b_high, stored, p_k_scale, o_head[:, None], HALF, FP8, ON_GPU)
+            _store(
+                p_k_cache + o_cache,
+                b_low,
+                b_high,
+                stored,
+                p_k_scale,
+                o_head[:, None],
+                HALF,
+                FP8,
+                ON_GPU,
+            )

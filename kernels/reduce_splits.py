@@ -21,8 +21,9 @@ def reduce_splits(
     dependent: bool = False,
     early: bool = False,
 ) -> None:
-    """Merges the partial results of rows with more than one split into out [R, Hq, D]; results of splits before a
-    window of `window` keys were not computed. `early`: the product that reads it fills rings with weights."""
+    """Merges the partial results of rows with more than one split into out [R, Hq, D]; results of
+    splits before a window of `window` keys were not computed. `early`: the product that reads it
+    fills rings with weights."""
     num_rows, num_q_heads, head_dim = out.shape
     heads = 8 if num_rows * num_q_heads >= 4096 and num_q_heads % 8 == 0 else 1
     _reduce_splits[(num_rows, num_q_heads // heads)](
@@ -83,7 +84,8 @@ def _reduce_splits(
     first = (i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)).to(tl.int64)
     num_folded = 1 if p_folded is None else tl.load(p_folded + i_row)
     if EARLY:
-        # The product that follows has its weights in shared memory when the last programs of attention end.
+        # The product that follows has its weights in shared memory when the last programs of
+        # attention end.
         release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
     if not EARLY:
@@ -98,7 +100,8 @@ def _reduce_splits(
         if p_folded is not None:
             # The merge goes on from the state of the folded splits.
             o_partial = first * NUM_Q_HEADS + b_head
-            b_m, b_l = tl.load(p_partial_ml + o_partial * 2), tl.load(p_partial_ml + o_partial * 2 + 1)
+            b_m = tl.load(p_partial_ml + o_partial * 2)
+            b_l = tl.load(p_partial_ml + o_partial * 2 + 1)
             b_acc = tl.load(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :])
             oldest_split = num_folded
         for i_first in range(oldest_split, num_splits, UNROLL):

@@ -10,9 +10,9 @@ from .dependent_launch import EARLY_TOKENS, launch_options, release_dependents, 
 from .token_rounding import MOST, RoundedTokens, Rounding, store_rounded
 
 EARLY_HIDDEN = 1024
-"""Largest width at which the following product has weights so small that it prefetches all of them before its inputs
-are there (`gemm.EARLY_BYTES`); wider ones only take room from those that still work. Products that fill rings with
-weights start early at any width, see `EARLY_TOKENS`."""
+"""Largest width at which the following product has weights so small that it prefetches all of them
+before its inputs are there (`gemm.EARLY_BYTES`); wider ones only take room from those that still
+work. Products that fill rings with weights start early at any width, see `EARLY_TOKENS`."""
 
 
 def rms_norm(
@@ -24,8 +24,8 @@ def rms_norm(
     dependent: bool = False,
     early: bool = False,
 ) -> torch.Tensor:
-    """RMSNorm of x [T, H] with contiguous rows by weight [H]; returns out [T, H] in x's dtype. `early`: the product
-    that reads it fills rings with weights."""
+    """RMSNorm of x [T, H] with contiguous rows by weight [H]; returns out [T, H] in x's dtype.
+    `early`: the product that reads it fills rings with weights."""
     out = torch.empty_like(x) if out is None else out
     _launch(x, x, weight, eps, out, has_residual=False, dependent=dependent, early=early)
     return out
@@ -41,15 +41,20 @@ def add_rms_norm(
     dependent: bool = False,
     early: bool = False,
 ) -> torch.Tensor:
-    """Adds x to residual in place, rounded to its dtype; returns the norm of the rounded sum. Shapes and `early` as in
-    `rms_norm`."""
+    """Adds x to residual in place, rounded to its dtype; returns the norm of the rounded sum.
+    Shapes and `early` as in `rms_norm`."""
     out = torch.empty_like(x) if out is None else out
     _launch(x, residual, weight, eps, out, has_residual=True, dependent=dependent, early=early)
     return out
 
 
 def rounded_rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding, *, dependent: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    rounds_to: Rounding,
+    *,
+    dependent: bool = False,
 ) -> RoundedTokens:
     """As `rms_norm`, its result rounded once more, as by `round_tokens`."""
     out = RoundedTokens.empty(x.shape[0], x.shape[1], rounds_to, x.device)
@@ -93,7 +98,8 @@ def _launch(
     values, scales = out if isinstance(out, RoundedTokens) else (out, None)
     assert x.stride(1) == residual.stride(1) == values.stride(1) == 1
     block = triton.next_power_of_2(hidden)
-    # One program a row and a number of warps that depends on the width only: a row's bits are its own.
+    # One program a row and a number of warps that depends on the width only: a row's bits are its
+    # own.
     _rms_norm[(num_tokens,)](
         x,
         residual,
@@ -155,8 +161,9 @@ def _rms_norm(
     b_x = b_x.to(tl.float32)
     variance = tl.sum(b_x * b_x, axis=0) / hidden
     b_y = b_x * tl.rsqrt(variance + eps) * b_weight
-    # Threads hold as many neighbours as they store at once, and sum in that order: eight here too, where 16 bytes hold
-    # 16 rounded numbers, so that a norm that is rounded has the bits of one that is stored.
+    # Threads hold as many neighbours as they store at once, and sum in that order: eight here too,
+    # where 16 bytes hold 16 rounded numbers, so that a norm that is rounded has the bits of one
+    # that is stored.
     p_y = p_out + i_token * stride_out + tl.max_contiguous(tl.arange(0, BLOCK), 8)
     if MOST > 0:
         # Rounded as a norm that is stored.

@@ -1,10 +1,15 @@
 """x @ weight.T on a CPU such that a row's bits do not depend on how many rows come with it.
 
-Libraries choose a kernel by the number of rows, and few rows may be summed in another order than many. Measured on a
-Zen 5 CPU with torch 2.13, 2026-11-21: bfloat16 products agree from 2 rows on (a single row of 1,536 or more differs
-once in 6,000 results), float32 ones from 12 rows on, packed float32 ones from 2. On a CPU that packs bfloat16 products
-of up to 100 and of 300 rows differed, 2026-11-24. `row_rule` finds the numbers of rows that agree for a machine and a
-shape: products of fewer rows are padded, those of more are made of pieces. Where no two numbers agree, all pieces have
+Libraries choose a kernel by the number of rows, and few rows may be summed in another order than
+many. Measured on a
+Zen 5 CPU with torch 2.13, 2026-11-21: bfloat16 products agree from 2 rows on (a single row of 1,536
+or more differs
+once in 6,000 results), float32 ones from 12 rows on, packed float32 ones from 2. On a CPU that
+packs bfloat16 products
+of up to 100 and of 300 rows differed, 2026-11-24. `row_rule` finds the numbers of rows that agree
+for a machine and a
+shape: products of fewer rows are padded, those of more are made of pieces. Where no two numbers
+agree, all pieces have
 one number of rows.
 """
 
@@ -21,7 +26,36 @@ from . import packed_linear
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 MAX_ROWS = 128
 """Rows of the largest product that a rule allows: larger ones are not probed."""
-PROBED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 24, 31, 33, 40, 48, 63, 64, 65, 80, 96, 100, 127)
+PROBED_ROWS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    11,
+    12,
+    13,
+    15,
+    16,
+    17,
+    24,
+    31,
+    33,
+    40,
+    48,
+    63,
+    64,
+    65,
+    80,
+    96,
+    100,
+    127,
+)
 MAX_WINDOWS = 4
 """Products that a probe makes of each number of rows."""
 MAX_OUTPUTS = 2048
@@ -53,12 +87,17 @@ class RowRule(NamedTuple):
 ONE_SIZE = RowRule(FIXED_ROWS, FIXED_ROWS)
 
 
-def row_rule(num_outputs: int, num_inputs: int, dtype: torch.dtype, library: Library = PLAIN) -> RowRule:
-    """The rule that keeps a row's bits its own in products with weights [num_outputs, num_inputs]."""
+def row_rule(
+    num_outputs: int, num_inputs: int, dtype: torch.dtype, library: Library = PLAIN
+) -> RowRule:
+    """The rule that keeps a row's bits its own in products with weights [num_outputs,
+    num_inputs]."""
     x, weight = cancelling_matrices(MAX_ROWS, min(num_outputs, MAX_OUTPUTS), num_inputs, dtype)
     weight = library.prepare(weight)
     expected = library.multiply(x, weight)
-    unstable = (rows for rows in reversed(PROBED_ROWS) if not _agrees(x, weight, rows, expected, library))
+    unstable = (
+        rows for rows in reversed(PROBED_ROWS) if not _agrees(x, weight, rows, expected, library)
+    )
     least = next(unstable, 0) + 1
     return next((RowRule(rows) for rows in CANDIDATES if rows >= least), ONE_SIZE)
 
@@ -66,10 +105,12 @@ def row_rule(num_outputs: int, num_inputs: int, dtype: torch.dtype, library: Lib
 def cancelling_matrices(
     num_rows: int, num_outputs: int, num_inputs: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [num_rows, num_inputs] and weight [num_outputs, num_inputs] whose product is zero but for rounding.
+    """x [num_rows, num_inputs] and weight [num_outputs, num_inputs] whose product is zero but for
+    rounding.
 
-    Every term has its negative among the inputs, at a random place, and terms differ widely in size. So a result is
-    what the order of the sum makes of it: another order shows in most results, also when they are rounded to 16 bits.
+    Every term has its negative among the inputs, at a random place, and terms differ widely in
+    size. So a result is what the order of the sum makes of it: another order shows in most results,
+    also when they are rounded to 16 bits.
     """
     generator = torch.Generator().manual_seed(0)
     half = num_inputs // 2
@@ -79,13 +120,18 @@ def cancelling_matrices(
         exponents = torch.randint(-4, 5, (num, half), generator=generator)
         return torch.ldexp(torch.randn(num, half, generator=generator), exponents).to(dtype)
 
-    x, weight = torch.zeros(num_rows, num_inputs, dtype=dtype), torch.zeros(num_outputs, num_inputs, dtype=dtype)
-    terms, factors = halves(num_rows), halves(num_outputs)
-    x[:, places], weight[:, places] = torch.cat([terms, terms], 1), torch.cat([factors, -factors], 1)
+    x = torch.zeros(num_rows, num_inputs, dtype=dtype)
+    weight = torch.zeros(num_outputs, num_inputs, dtype=dtype)
+    terms = halves(num_rows)
+    factors = halves(num_outputs)
+    x[:, places] = torch.cat([terms, terms], 1)
+    weight[:, places] = torch.cat([factors, -factors], 1)
     return x, weight
 
 
-def row_stable_linear(x: torch.Tensor, weight: torch.Tensor, rule: RowRule, library: Library = PLAIN) -> torch.Tensor:
+def row_stable_linear(
+    x: torch.Tensor, weight: torch.Tensor, rule: RowRule, library: Library = PLAIN
+) -> torch.Tensor:
     """x [T, K] times weight [N, K] as the library prepared it: [T, N]."""
     if x.shape[0] <= rule.max_rows:
         return _padded(x, weight, rule.min_rows, library)
@@ -102,8 +148,12 @@ def _padded(x: torch.Tensor, weight: torch.Tensor, min_rows: int, library: Libra
     return library.multiply(pad(x, (0, 0, 0, min_rows - x.shape[0])), weight)[: x.shape[0]]
 
 
-def _agrees(x: torch.Tensor, weight: torch.Tensor, num_rows: int, expected: torch.Tensor, library: Library) -> bool:
+def _agrees(
+    x: torch.Tensor, weight: torch.Tensor, num_rows: int, expected: torch.Tensor, library: Library
+) -> bool:
     """Whether windows of `num_rows` rows give the bits that all rows together give."""
     starts = range(0, len(x) - num_rows + 1, num_rows)[:MAX_WINDOWS]
     windows = [slice(start, start + num_rows) for start in starts]
-    return all(torch.equal(library.multiply(x[window], weight), expected[window]) for window in windows)
+    return all(
+        torch.equal(library.multiply(x[window], weight), expected[window]) for window in windows
+    )

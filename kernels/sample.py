@@ -1,4 +1,5 @@
-"""Draws one token a row from its logits in one pass: greedy, or temperature with Gumbel noise. Knows no filters.
+"""Draws one token a row from its logits in one pass: greedy, or temperature with Gumbel noise.
+Knows no filters.
 
 The drawn token is argmax(logit / temperature + gumbel); on a tie the smaller id wins.
 """
@@ -60,11 +61,17 @@ class Candidates:
 
 
 def sample(
-    logits: torch.Tensor, draws: Draws, candidates: Candidates, out: torch.Tensor, masks: torch.Tensor | None = None
+    logits: torch.Tensor,
+    draws: Draws,
+    candidates: Candidates,
+    out: torch.Tensor,
+    masks: torch.Tensor | None = None,
 ) -> None:
-    """Draws from logits bf16 or float32 [R, V], under masks int32 [R, words] if given, as if `mask_tokens` had masked
-    them; writes out int32 [R]."""
-    pick_best(candidates, logits.shape[0], best_of_stretches(logits, draws, candidates, masks=masks), out)
+    """Draws from logits bf16 or float32 [R, V], under masks int32 [R, words] if given, as if
+    `mask_tokens` had masked them; writes out int32 [R]."""
+    pick_best(
+        candidates, logits.shape[0], best_of_stretches(logits, draws, candidates, masks=masks), out
+    )
 
 
 def best_of_stretches(
@@ -74,8 +81,8 @@ def best_of_stretches(
     first_token: int = 0,
     masks: torch.Tensor | None = None,
 ) -> int:
-    """Fills the candidates of the tokens first_token … first_token + N - 1, whose logits [R, N], and masks if any, are
-    given. Returns how many there are of each row."""
+    """Fills the candidates of the tokens first_token … first_token + N - 1, whose logits [R, N],
+    and masks if any, are given. Returns how many there are of each row."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     assert masks is None or (masks.stride(1) == 1 and masks.shape[1] * 32 >= vocab_size)
@@ -116,10 +123,14 @@ def pick_best(candidates: Candidates, num_rows: int, num_stretches: int, out: to
 
 
 def scores_twin(logits: torch.Tensor, draws: Draws, first_token: int = 0) -> torch.Tensor:
-    """Perturbed scores float32 [R, V] of the tokens from `first_token` on, in plain torch; the drawn token is their
-    argmax."""
-    tokens = torch.arange(first_token, first_token + logits.shape[1], device=logits.device, dtype=torch.int32)
-    noise = gumbel_noise(noise_keys(draws.seeds, draws.choice_indices, draws.output_indices), tokens)
+    """Perturbed scores float32 [R, V] of the tokens from `first_token` on, in plain torch; the
+    drawn token is their argmax."""
+    tokens = torch.arange(
+        first_token, first_token + logits.shape[1], device=logits.device, dtype=torch.int32
+    )
+    noise = gumbel_noise(
+        noise_keys(draws.seeds, draws.choice_indices, draws.output_indices), tokens
+    )
     is_greedy = draws.temperatures[:, None] == 0
     scaled = logits.float() / torch.where(is_greedy, 1.0, draws.temperatures[:, None])
     return torch.where(is_greedy, scaled, scaled + noise)
@@ -134,7 +145,8 @@ def perturb(b_logit, o_token, inverse_temperature, key_0, key_1, is_greedy, ON_G
 
 @triton.jit
 def best_token(b_score, b_id):
-    """The highest score of a block and the smallest id with it; the smallest id of all if scores are no numbers."""
+    """The highest score of a block and the smallest id with it; the smallest id of all if scores
+    are no numbers."""
     score = tl.max(b_score, axis=0)
     token = tl.min(tl.where(b_score == score, b_id, 0x7FFFFFFF), axis=0)
     return score, tl.where(token == 0x7FFFFFFF, tl.min(b_id, axis=0), token)
@@ -160,9 +172,12 @@ def _best_of_stretch(
     PURPOSE: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    i_row, i_stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i_row = tl.program_id(0).to(tl.int64)
+    i_stretch = tl.program_id(1)
     o_v = i_stretch * BLOCK + tl.arange(0, BLOCK)
-    b_logit = tl.load(p_logit + i_row * stride_logit + o_v, mask=o_v < vocab_size, other=float("-inf")).to(tl.float32)
+    b_logit = tl.load(
+        p_logit + i_row * stride_logit + o_v, mask=o_v < vocab_size, other=float("-inf")
+    ).to(tl.float32)
     if p_mask is not None:
         b_logit = masked(b_logit, p_mask + i_row * stride_mask, o_v, vocab_size, LOWEST)
     temperature = tl.load(p_temperature + i_row)
@@ -170,8 +185,12 @@ def _best_of_stretch(
     if is_greedy:
         b_score = b_logit
     else:
-        key_0, key_1 = row_keys(tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_output + i_row), PURPOSE)
-        b_score = perturb(b_logit, first_token + o_v, 1.0 / temperature, key_0, key_1, False, ON_GPU)
+        key_0, key_1 = row_keys(
+            tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_output + i_row), PURPOSE
+        )
+        b_score = perturb(
+            b_logit, first_token + o_v, 1.0 / temperature, key_0, key_1, False, ON_GPU
+        )
     score, token = best_token(b_score, first_token + o_v)
     tl.store(p_score + i_row * stride_candidate + i_stretch, score)
     tl.store(p_id + i_row * stride_candidate + i_stretch, token)
@@ -181,7 +200,11 @@ def _best_of_stretch(
 def _pick_best(p_score, p_id, p_out, stride_candidate, num_stretches, BLOCK: tl.constexpr):
     i_row = tl.program_id(0).to(tl.int64)
     o_s = tl.arange(0, BLOCK)
-    b_score = tl.load(p_score + i_row * stride_candidate + o_s, mask=o_s < num_stretches, other=float("-inf"))
-    b_id = tl.load(p_id + i_row * stride_candidate + o_s, mask=o_s < num_stretches, other=0x7FFFFFFF)
+    b_score = tl.load(
+        p_score + i_row * stride_candidate + o_s, mask=o_s < num_stretches, other=float("-inf")
+    )
+    b_id = tl.load(
+        p_id + i_row * stride_candidate + o_s, mask=o_s < num_stretches, other=0x7FFFFFFF
+    )
     _, token = best_token(b_score, b_id)
     tl.store(p_out + i_row, token)

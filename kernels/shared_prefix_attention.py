@@ -1,7 +1,10 @@
-"""Decode attention over splits that several sequences of a batch share: their keys are read once for all of them.
+"""Decode attention over splits that several sequences of a batch share: their keys are read once
+for all of them.
 
-`decode_plan` finds these splits in the block tables. Results go where the unshared path would have put them, with the
-same bits: the same tiles of keys, the same arithmetic, only more query rows beside one another. On Hopper
+`decode_plan` finds these splits in the block tables. Results go where the unshared path would have
+put them, with the
+same bits: the same tiles of keys, the same arithmetic, only more query rows beside one another. On
+Hopper
 `hopper_shared_prefix_attention` does so wherever it can.
 """
 
@@ -44,10 +47,13 @@ def shared_prefix_attention(
     v_scale: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> None:
-    """Arguments as in `decode_attention`; runs beside it (either order, or two streams), before `reduce_splits`."""
+    """Arguments as in `decode_attention`; runs beside it (either order, or two streams), before
+    `reduce_splits`."""
     (num_rows, _, head_dim), num_kv_heads = q.shape, k_cache.shape[1]
     if k_scale is None and serves(q, k_cache):
-        hopper_shared_prefix_attention(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, scale=scale)
+        hopper_shared_prefix_attention(
+            q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, scale=scale
+        )
         return
     most = triton.cdiv(num_rows, plan.rows_per_tile) * min(plan.max_splits, 64)
     num_programs = max(min(most, MAX_PROGRAMS // num_kv_heads), 1)
@@ -134,7 +140,8 @@ def _shared_splits(
         b_q = tl.load(p_q + o_q[:, None] + o_d[None, :], mask=is_row[:, None], other=0.0)
         b_q = parts_of(b_q, FP8)
         b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM, FP8)
-        first, end = i_split * SPLIT, i_split * SPLIT + SPLIT
+        first = i_split * SPLIT
+        end = i_split * SPLIT + SPLIT
         cache = (k, v, p_row, i_kv, stride_block, stride_head, stride_slot)
         pages = pages_of(p_row, first, end, PAGE, HALF)
         for i_in in range(0, SPLIT, TILE):
@@ -142,7 +149,8 @@ def _shared_splits(
             keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             b_m, b_l, b_acc = attend_tile(b_q, keys, values, 0, qk_scale, b_m, b_l, b_acc, False)
-        b_sum, b_acc = row_sums(b_l), joined(b_acc)
+        b_sum = row_sums(b_l)
+        b_acc = joined(b_acc)
 
         # A sequence of exactly one split is complete here; the others wait for their merge.
         is_only = is_row & (tl.load(p_seq_len + b_row, mask=is_row, other=0) <= SPLIT)
@@ -151,6 +159,10 @@ def _shared_splits(
         b_partial = tl.load(p_first_partial + b_row, mask=is_row, other=0) + i_split
         o_partial = b_partial.to(tl.int64) * (NUM_KV_HEADS * GROUP) + b_head
         is_partial = is_row & (is_only == 0)
-        tl.store(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=is_partial[:, None])
+        tl.store(
+            p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :],
+            b_acc,
+            mask=is_partial[:, None],
+        )
         tl.store(p_partial_ml + o_partial * 2, b_m, mask=is_partial)
         tl.store(p_partial_ml + o_partial * 2 + 1, b_sum, mask=is_partial)

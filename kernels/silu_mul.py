@@ -12,20 +12,29 @@ from .token_rounding import MOST, RoundedTokens, Rounding, store_rounded
 BLOCK = 1024
 
 
-GELU_LINEAR, GELU_CUBIC = tl.constexpr(1.5957691216057308), tl.constexpr(0.07135481282052724)
+GELU_LINEAR = tl.constexpr(1.5957691216057308)
+GELU_CUBIC = tl.constexpr(0.07135481282052724)
 """2 sqrt(2 / pi), and 0.044715 times as much."""
 
 
 def silu_mul(
-    gate_up: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False, early: bool = False
+    gate_up: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    dependent: bool = False,
+    early: bool = False,
 ) -> torch.Tensor:
-    """SiLU of the gate times the up projection: gate_up [T, 2 I], the gate in the first half of a row; returns out [T,
-    I]. `early`: the product that reads it fills rings with weights."""
+    """SiLU of the gate times the up projection: gate_up [T, 2 I], the gate in the first half of a
+    row; returns out [T, I]. `early`: the product that reads it fills rings with weights."""
     return _launch(gate_up, out, is_gelu=False, dependent=dependent, early=early)
 
 
 def gelu_tanh_mul(
-    gate_up: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False, early: bool = False
+    gate_up: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    dependent: bool = False,
+    early: bool = False,
 ) -> torch.Tensor:
     """GELU of the gate times the up projection; shapes and `early` as in `silu_mul`."""
     return _launch(gate_up, out, is_gelu=True, dependent=dependent, early=early)
@@ -34,7 +43,8 @@ def gelu_tanh_mul(
 def _launch(
     gate_up: torch.Tensor, out: torch.Tensor | None, *, is_gelu: bool, dependent: bool, early: bool
 ) -> torch.Tensor:
-    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    num_tokens = gate_up.shape[0]
+    width = gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
     out = gate_up.new_empty(num_tokens, width) if out is None else out
     grid = (num_tokens, triton.cdiv(width, BLOCK))
@@ -54,11 +64,15 @@ def _launch(
     return out
 
 
-def rounded_mul(gate_up: torch.Tensor, rounds_to: Rounding, *, is_gelu: bool, dependent: bool = False) -> RoundedTokens:
+def rounded_mul(
+    gate_up: torch.Tensor, rounds_to: Rounding, *, is_gelu: bool, dependent: bool = False
+) -> RoundedTokens:
     """As `silu_mul` or `gelu_tanh_mul`, its result rounded once more, as by `round_tokens`."""
-    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    num_tokens = gate_up.shape[0]
+    width = gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
-    out, block = RoundedTokens.empty(num_tokens, width, rounds_to, gate_up.device), triton.next_power_of_2(width)
+    out = RoundedTokens.empty(num_tokens, width, rounds_to, gate_up.device)
+    block = triton.next_power_of_2(width)
     _activate_mul_round[(num_tokens,)](
         gate_up,
         *out,
@@ -119,7 +133,9 @@ def _activate_mul(
         release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
     b_gate = tl.load(p_gate_up + i_token * stride_in + o_i, mask=inside, other=0.0).to(tl.float32)
-    b_up = tl.load(p_gate_up + i_token * stride_in + width + o_i, mask=inside, other=0.0).to(tl.float32)
+    b_up = tl.load(p_gate_up + i_token * stride_in + width + o_i, mask=inside, other=0.0).to(
+        tl.float32
+    )
     if not EARLY:
         release_dependents(DEPENDENT)
     b_y = gelu_gated(b_gate, b_up) if GELU else gated(b_gate, b_up)
@@ -148,7 +164,9 @@ def _activate_mul_round(
         release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
     b_gate = tl.load(p_gate_up + i_token * stride_in + o_i, mask=inside, other=0.0).to(tl.float32)
-    b_up = tl.load(p_gate_up + i_token * stride_in + width + o_i, mask=inside, other=0.0).to(tl.float32)
+    b_up = tl.load(p_gate_up + i_token * stride_in + width + o_i, mask=inside, other=0.0).to(
+        tl.float32
+    )
     if not EARLY:
         release_dependents(DEPENDENT)
     b_y = gelu_gated(b_gate, b_up) if GELU else gated(b_gate, b_up)

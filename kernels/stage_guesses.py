@@ -1,5 +1,5 @@
-"""Guesses of the first pipeline stage on their way to the others, over memory that GPUs reach (`stage_memory`).
-Launches only. One that receives waits as those of `stage_stream` do.
+"""Guesses of the first pipeline stage on their way to the others, over memory that GPUs reach
+(`stage_memory`). Launches only. One that receives waits as those of `stage_stream` do.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def send_guesses(
     positions: torch.Tensor,
     token_table: torch.Tensor,
 ) -> None:
-    """Tells all later stages message `number` of guesses: those that stand in token_table int32 [rows, …] behind the
-    last known token of each row of a step. `steps`, `known` and `positions` as in `draft_rows`, which comes later."""
+    """Tells all later stages message `number` of guesses: those that stand in token_table int32
+    [rows, …] behind the last known token of each row of a step. `steps`, `known` and `positions` as
+    in `draft_rows`, which comes later."""
     _send_guesses[(len(memory.others),)](
         steps,
         steps.stride(0),
@@ -46,7 +47,8 @@ def receive_guesses(
     positions: torch.Tensor,
     token_table: torch.Tensor,
 ) -> None:
-    """Writes message `number`, made by `send_guesses` of the same step, to the same places of this stage's table."""
+    """Writes message `number`, made by `send_guesses` of the same step, to the same places of this
+    stage's table."""
     _receive_guesses[(1,)](
         steps,
         steps.stride(0),
@@ -93,7 +95,9 @@ def _send_guesses(
 ):
     p_message = (tl.load(p_piece + tl.program_id(0)) + first).to(tl.pointer_type(tl.int32))
     o_r = tl.arange(0, BLOCK)
-    b_row, b_place, b_most = _places_of_guesses(p_step, stride_step, p_known, p_position, o_r, count)
+    b_row, b_place, b_most = _places_of_guesses(
+        p_step, stride_step, p_known, p_position, o_r, count
+    )
     p_guess = p_table + b_row.to(tl.int64) * stride_table + b_place
     for i in range(tl.max(b_most)):
         b_token = tl.load(p_guess + i, mask=i < b_most, other=0)
@@ -120,7 +124,9 @@ def _receive_guesses(
     p_message = message.to(tl.pointer_type(tl.int32))
     await_message(p_message, number, max_polls, HOST, ON_GPU)
     o_r = tl.arange(0, BLOCK)
-    b_row, b_place, b_most = _places_of_guesses(p_step, stride_step, p_known, p_position, o_r, count)
+    b_row, b_place, b_most = _places_of_guesses(
+        p_step, stride_step, p_known, p_position, o_r, count
+    )
     p_guess = p_table + b_row.to(tl.int64) * stride_table + b_place
     for i in range(tl.max(b_most)):
         b_token = fetched(p_message + 1 + i * count + o_r, i < b_most, HOST)

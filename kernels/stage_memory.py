@@ -1,16 +1,21 @@
-"""Memory through which pipeline stages on several GPUs reach one another: a stage writes its residual stream into that
-of the next one, the last stage the sampled tokens into those of the others, and the first one its guesses.
+"""Memory through which pipeline stages on several GPUs reach one another: a stage writes its
+residual stream into that of the next one, the last stage the sampled tokens into those of the
+others, and the first one its guesses.
 
-Each stage allocates one piece with cudaMalloc's allocator and maps those that it writes to by their CUDA IPC handles.
-Where GPUs do not reach one another's memory, the pieces lie in host memory that all stages have mapped; a count is
-stored then by the one stage that counts it, without atomic operations. A stage on another host has a piece here as
+Each stage allocates one piece with cudaMalloc's allocator and maps those that it writes to by their
+CUDA IPC handles.
+Where GPUs do not reach one another's memory, the pieces lie in host memory that all stages have
+mapped; a count is
+stored then by the one stage that counts it, without atomic operations. A stage on another host has
+a piece here as
 well: processors move what lies there to the other host, and store the counts of its stage.
 
-A piece begins with four counts for each lane, a block of a launch: streams that have arrived, and those that the next
-stage has taken (which other stages add to); streams that were sent and received (this stage's own). Behind them stands
-the length of the stream in each slot, in host memory only. Then come two slots for streams, which take turns, slots for
-messages of tokens, and slots for messages of guesses. Counts are kept in the memory, so that a graph which is replayed
-goes on where the last launch ended.
+A piece begins with four counts for each lane, a block of a launch: streams that have arrived, and
+those that the next stage has taken (which other stages add to); streams that were sent and received
+(this stage's own). Behind them stands the length of the stream in each slot, in host memory only.
+Then come two slots for streams, which take turns, slots for messages of tokens, and slots for
+messages of guesses. Counts are kept in the memory, so that a graph which is replayed goes on where
+the last launch ended.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ import triton.language as tl
 from .peer_memory import HOST_POLLS, MAX_POLLS, call_driver, open_address
 
 NUM_LANES = tl.constexpr(128)
-"""Row r of a stream is always lane r % NUM_LANES's, so that streams of any length may follow one another."""
+"""Row r of a stream is always lane r % NUM_LANES's, so that streams of any length may follow one
+another."""
 ARRIVED, TAKEN, SENT, RECEIVED, LENGTHS = (tl.constexpr(i) for i in range(5))
 """Rows of the header, of a word for each lane."""
 HEADER = tl.constexpr(5 * 4 * 128)
@@ -33,7 +39,8 @@ HEADER = tl.constexpr(5 * 4 * 128)
 NUM_SLOTS = tl.constexpr(2)
 """Streams that may be on their way: one is read while the next one is written."""
 LAST_TOKENS = 32
-"""Tokens before the end of a row of which a message may tell: as many as a step with drafts can add."""
+"""Tokens before the end of a row of which a message may tell: as many as a step with drafts can
+add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +80,8 @@ class StageSizes:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a piece. What heads of the first stage read may lie behind it, see `stage_states`."""
+        """Bytes of a piece. What heads of the first stage read may lie behind it, see
+        `stage_states`."""
         return _aligned(self.first_guesses + 4 * self.num_guesses * self.guesses_len)
 
 
@@ -90,7 +98,8 @@ class StageMemory:
     first: int
     """Address of the first stage's piece; 0: it is on another host."""
     others: torch.Tensor
-    """int64 [N]: of the first and the last stage, the addresses of all other pieces, in their order; else empty."""
+    """int64 [N]: of the first and the last stage, the addresses of all other pieces, in their
+    order; else empty."""
     sizes: StageSizes
     host: object | None = None
     """Owner of the mapped host memory in which the pieces lie; None: they lie on GPUs."""
@@ -102,11 +111,15 @@ class StageMemory:
 
     def message_at(self, number: int) -> int:
         """Bytes from the beginning of a piece to the slot of that message."""
-        return self.sizes.first_message + number % self.sizes.num_messages * 4 * self.sizes.message_len
+        return (
+            self.sizes.first_message + number % self.sizes.num_messages * 4 * self.sizes.message_len
+        )
 
     def guesses_at(self, number: int) -> int:
         """As `message_at`, of a message of guesses."""
-        return self.sizes.first_guesses + number % self.sizes.num_guesses * 4 * self.sizes.guesses_len
+        return (
+            self.sizes.first_guesses + number % self.sizes.num_guesses * 4 * self.sizes.guesses_len
+        )
 
 
 def _aligned(num_bytes: int) -> int:
@@ -115,8 +128,8 @@ def _aligned(num_bytes: int) -> int:
 
 
 def allocate_piece(num_bytes: int) -> int:
-    """Address of a piece on the current GPU, zeroed. It lasts until the process ends: others have it mapped. Raises
-    `PeerError`."""
+    """Address of a piece on the current GPU, zeroed. It lasts until the process ends: others have
+    it mapped. Raises `PeerError`."""
     # The driver's calls need the context that torch makes with its first tensor.
     torch.cuda.synchronize()
     address = ctypes.c_uint64()
@@ -127,8 +140,8 @@ def allocate_piece(num_bytes: int) -> int:
 
 
 def beside(own: int, index: int, handles: Sequence[bytes], sizes: StageSizes) -> StageMemory:
-    """Maps what stage `index` writes to, by the handles of the pieces of all stages in their order. Raises
-    `PeerError`."""
+    """Maps what stage `index` writes to, by the handles of the pieces of all stages in their order.
+    Raises `PeerError`."""
     last = len(handles) - 1
     addresses = {
         stage: open_address(handles[stage])
@@ -141,8 +154,9 @@ def beside(own: int, index: int, handles: Sequence[bytes], sizes: StageSizes) ->
 def stages_in_host_memory(
     index: int, num_stages: int, addresses: Mapping[int, int], sizes: StageSizes, host: object
 ) -> StageMemory:
-    """The pieces of stages, by their numbers, where this GPU has them in host memory that `host` keeps mapped. Stages
-    on other hosts need none, but those before and behind stages of this host."""
+    """The pieces of stages, by their numbers, where this GPU has them in host memory that `host`
+    keeps mapped. Stages on other hosts need none, but those before and behind stages of this
+    host."""
     return _stage_memory(index, num_stages - 1, addresses, sizes, host, HOST_POLLS)
 
 
@@ -154,7 +168,11 @@ def _stage_memory(
     host: object | None = None,
     max_polls: int = MAX_POLLS,
 ) -> StageMemory:
-    others = [addresses[stage] for stage in sorted(addresses) if stage != index] if index in (0, last) else []
+    others = (
+        [addresses[stage] for stage in sorted(addresses) if stage != index]
+        if index in (0, last)
+        else []
+    )
     return StageMemory(
         own=addresses[index],
         before=addresses.get(index - 1, 0),

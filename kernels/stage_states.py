@@ -1,9 +1,12 @@
-"""Hidden states that draft heads of the first pipeline stage read, on their way there from the stages that compute
-them, over memory that GPUs reach. Launches only, so that graphs can hold them.
+"""Hidden states that draft heads of the first pipeline stage read, on their way there from the
+stages that compute them, over memory that GPUs reach. Launches only, so that graphs can hold them.
 
-Each tensor of a step that is shown has a channel, which has one slot for each step that may be in flight. A launch that
-sends waits for nothing: the first stage receives all but the last steps before it sends the stream of the next one, and
-every later stage waits for that stream. One that receives waits as those of `stage_stream` do. Both stages launch the
+Each tensor of a step that is shown has a channel, which has one slot for each step that may be in
+flight. A launch that
+sends waits for nothing: the first stage receives all but the last steps before it sends the stream
+of the next one, and
+every later stage waits for that stream. One that receives waits as those of `stage_stream` do. Both
+stages launch the
 same numbers of rows in the same order.
 """
 
@@ -23,7 +26,8 @@ from .stage_stream import await_count, say_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSizes:
-    """Sizes of the memory of some channels: their counts of tensors that have arrived, one for each lane, and slots."""
+    """Sizes of the memory of some channels: their counts of tensors that have arrived, one for each
+    lane, and slots."""
 
     num_channels: int
     num_slots: int
@@ -67,19 +71,29 @@ def new_counts(device: torch.device) -> torch.Tensor:
     return torch.zeros(NUM_LANES.value, dtype=torch.int32, device=device)
 
 
-def send_states(memory: StateMemory, channel: int, counts: torch.Tensor, states: torch.Tensor) -> None:
+def send_states(
+    memory: StateMemory, channel: int, counts: torch.Tensor, states: torch.Tensor
+) -> None:
     """Sends states [T, H] to the first stage. `counts`: those of this end, which go up."""
     assert states.nbytes <= memory.sizes.slot_bytes
     _launch(_send_states, memory, channel, counts, states)
 
 
-def receive_states(memory: StateMemory, channel: int, counts: torch.Tensor, states: torch.Tensor) -> None:
-    """Fills states [T, H] with the next tensor of the channel. `counts`: those of this end, which go up."""
+def receive_states(
+    memory: StateMemory, channel: int, counts: torch.Tensor, states: torch.Tensor
+) -> None:
+    """Fills states [T, H] with the next tensor of the channel. `counts`: those of this end, which
+    go up."""
     _launch(_receive_states, memory, channel, counts, states, memory.max_polls)
 
 
 def _launch(
-    kernel: Any, memory: StateMemory, channel: int, counts: torch.Tensor, states: torch.Tensor, *more: int
+    kernel: Any,
+    memory: StateMemory,
+    channel: int,
+    counts: torch.Tensor,
+    states: torch.Tensor,
+    *more: int,
 ) -> None:
     num_tokens, hidden = states.shape
     assert states.is_contiguous()

@@ -1,9 +1,11 @@
-"""The residual stream from one pipeline stage to the next, and sampled tokens from the last stage to the others, over
-memory that GPUs reach (`stage_memory`). Launches only, so that graphs can hold streams.
+"""The residual stream from one pipeline stage to the next, and sampled tokens from the last stage
+to the others, over memory that GPUs reach (`stage_memory`). Launches only, so that graphs can hold
+streams.
 
-A launch that receives waits until its counterpart on the other stage has sent, and one that sends a stream until the
-slot that it writes to has been read; both give up after a while, which ends the process. The n-th stream that a lane
-sends is the n-th that it receives: both stages launch the same numbers of rows in the same order.
+A launch that receives waits until its counterpart on the other stage has sent, and one that sends a
+stream until the slot that it writes to has been read; both give up after a while, which ends the
+process. The n-th stream that a lane sends is the n-th that it receives: both stages launch the same
+numbers of rows in the same order.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from .stage_memory import (
 )
 
 MOST_NUMBERS = 1 << 30
-"""Messages of tokens are numbered from 1 and begin again behind so many; 0 is that of an empty slot."""
+"""Messages of tokens are numbered from 1 and begin again behind so many; 0 is that of an empty
+slot."""
 
 
 def options(memory: StageMemory, most: int, tensor: torch.Tensor) -> dict[str, int]:
@@ -65,10 +68,14 @@ def _launch_stream(kernel: Any, memory: StageMemory, stream: torch.Tensor, other
 
 
 def send_tokens(
-    memory: StageMemory, number: int, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor
+    memory: StageMemory,
+    number: int,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    token_ids: torch.Tensor,
 ) -> None:
-    """Tells all other stages message `number`: the token int32 [S] that stands behind each position int32 [S] of rows
-    int32 [S] of the table, negative for padding."""
+    """Tells all other stages message `number`: the token int32 [S] that stands behind each position
+    int32 [S] of rows int32 [S] of the table, negative for padding."""
     count = len(rows)
     assert count <= memory.sizes.most_positions
     _send_tokens[(len(memory.others),)](
@@ -84,7 +91,8 @@ def send_tokens(
 
 
 def receive_tokens(memory: StageMemory, number: int, count: int, token_table: torch.Tensor) -> None:
-    """Writes the `count` tokens of message `number`, made by `send_tokens`, to token_table int32 [rows, …]."""
+    """Writes the `count` tokens of message `number`, made by `send_tokens`, to token_table int32
+    [rows, …]."""
     _receive_tokens[(1,)](
         memory.own + memory.message_at(number),
         number,
@@ -97,10 +105,15 @@ def receive_tokens(memory: StageMemory, number: int, count: int, token_table: to
 
 
 def send_ends(
-    memory: StageMemory, number: int, rows: torch.Tensor, known: torch.Tensor, token_table: torch.Tensor
+    memory: StageMemory,
+    number: int,
+    rows: torch.Tensor,
+    known: torch.Tensor,
+    token_table: torch.Tensor,
 ) -> None:
-    """Tells all other stages message `number`: of each of rows int32 [R] of the table, negative for padding, how many
-    tokens are known (known int32 [rows]), and the last of them in token_table int32 [rows, …]."""
+    """Tells all other stages message `number`: of each of rows int32 [R] of the table, negative for
+    padding, how many tokens are known (known int32 [rows]), and the last of them in token_table
+    int32 [rows, …]."""
     count = len(rows)
     assert count <= memory.sizes.most_rows
     _send_ends[(len(memory.others),)](
@@ -117,8 +130,11 @@ def send_ends(
     )
 
 
-def receive_ends(memory: StageMemory, number: int, count: int, known: torch.Tensor, token_table: torch.Tensor) -> None:
-    """Writes message `number` of `count` rows, made by `send_ends`, to `known` and `token_table`."""
+def receive_ends(
+    memory: StageMemory, number: int, count: int, known: torch.Tensor, token_table: torch.Tensor
+) -> None:
+    """Writes message `number` of `count` rows, made by `send_ends`, to `known` and
+    `token_table`."""
     _receive_ends[(1,)](
         memory.own + memory.message_at(number),
         number,
@@ -186,7 +202,9 @@ def _send_stream(
         written(p_slot + i_row * hidden + o_h, b_row, inside, HOST)
         i_row += NUM_LANES
     if HOST:
-        tl.store(_count(behind, LENGTHS, number & 1), num_tokens, mask=i_lane == 0, cache_modifier=".wt")
+        tl.store(
+            _count(behind, LENGTHS, number & 1), num_tokens, mask=i_lane == 0, cache_modifier=".wt"
+        )
     say_count(_count(behind, ARRIVED, i_lane), number, HOST, ON_GPU)
     tl.store(p_sent, number)
 
@@ -238,8 +256,12 @@ def _send_tokens(
     o_s = tl.arange(0, BLOCK)
     inside = o_s < count
     written(p_message + 1 + o_s, tl.load(p_row + o_s, mask=inside, other=-1), inside, HOST)
-    written(p_message + 1 + count + o_s, tl.load(p_position + o_s, mask=inside, other=0), inside, HOST)
-    written(p_message + 1 + 2 * count + o_s, tl.load(p_token + o_s, mask=inside, other=0), inside, HOST)
+    written(
+        p_message + 1 + count + o_s, tl.load(p_position + o_s, mask=inside, other=0), inside, HOST
+    )
+    written(
+        p_message + 1 + 2 * count + o_s, tl.load(p_token + o_s, mask=inside, other=0), inside, HOST
+    )
     say_number(p_message, number, HOST, ON_GPU)
 
 
@@ -290,7 +312,9 @@ def _send_ends(
     for i in range(LAST):
         b_at = b_known - 1 - i
         is_there = (b_row >= 0) & (b_at >= 0)
-        b_token = tl.load(p_table + b_row.to(tl.int64) * stride_table + b_at, mask=is_there, other=0)
+        b_token = tl.load(
+            p_table + b_row.to(tl.int64) * stride_table + b_at, mask=is_there, other=0
+        )
         written(p_message + 1 + (2 + i) * count + o_r, b_token, inside, HOST)
     say_number(p_message, number, HOST, ON_GPU)
 
@@ -325,7 +349,8 @@ def _receive_ends(
 
 @triton.jit
 def say_count(p_count, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
-    """Counts up to `number`, by one. What all threads of the block wrote is there before the count says so."""
+    """Counts up to `number`, by one. What all threads of the block wrote is there before the count
+    says so."""
     if HOST:
         settle(ON_GPU)
         put_word(p_count, number, ON_GPU)

@@ -1,4 +1,5 @@
-"""The request table on the device: a step reads it, and sampling writes it. Knows nothing about models.
+"""The request table on the device: a step reads it, and sampling writes it. Knows nothing about
+models.
 
 Row -1 pads a graph: its token is 0, its slot is negative, and nothing is written for it.
 """
@@ -14,16 +15,20 @@ from .sample import Draws
 
 NUM_STOPS = 8
 PARAM_WORDS = 20
-"""Number of 32-bit words in a row's sampling state: seed (two), choice, temperature, top-k, top-p, min-p, the position
-at which decoding ends, the first one at which stop ids count, stop ids (negative: none), unused."""
-_END, _FIRST_STOP = 7, 9
+"""Number of 32-bit words in a row's sampling state: seed (two), choice, temperature, top-k, top-p,
+min-p, the position at which decoding ends, the first one at which stop ids count, stop ids
+(negative: none), unused."""
+_END = 7
+_FIRST_STOP = 9
 _BLOCK = 256
 
 
 def scatter_words(words: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
     """Writes values to words int32 [N] at indices; indices and values int32 [U]."""
     num_updates = len(indices)
-    _scatter_words[(triton.cdiv(num_updates, _BLOCK),)](words, indices, values, num_updates, BLOCK=_BLOCK)
+    _scatter_words[(triton.cdiv(num_updates, _BLOCK),)](
+        words, indices, values, num_updates, BLOCK=_BLOCK
+    )
 
 
 def load_tokens(
@@ -35,7 +40,8 @@ def load_tokens(
     token_ids: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """Writes token_ids and slots, integers [T], of rows and positions int32 [T]; tables int32 [rows, …]."""
+    """Writes token_ids and slots, integers [T], of rows and positions int32 [T]; tables int32
+    [rows, …]."""
     num_tokens = len(rows)
     _load_tokens[(triton.cdiv(num_tokens, _BLOCK),)](
         rows,
@@ -53,8 +59,8 @@ def load_tokens(
 
 
 def load_draws(params: torch.Tensor, rows: torch.Tensor, draws: Draws, filters: Filters) -> None:
-    """Fills all draws but the output indices from params int32 [rows, PARAM_WORDS] of rows int32 [S]. Padding rows are
-    greedy."""
+    """Fills all draws but the output indices from params int32 [rows, PARAM_WORDS] of rows int32
+    [S]. Padding rows are greedy."""
     _load_draws[(triton.cdiv(len(rows), _BLOCK),)](
         params,
         rows,
@@ -83,11 +89,12 @@ def store_tokens(
 ) -> None:
     """Writes each row's sampled token, int32 [S], behind its last position and to results.
 
-    results int32 [parts, steps, max rows], in pinned memory of the host, so that no copy has to follow: from word
-    first_result, int32 [1], on, at [output index mod steps, i].
+    results int32 [parts, steps, max rows], in pinned memory of the host, so that no copy has to
+    follow: from word first_result, int32 [1], on, at [output index mod steps, i].
 
-    With params int32 [rows, PARAM_WORDS], rows, positions, output indices and seq_lens int32 [S] then become those of
-    the next step. Rows that are done, by their length or a stop id, become padding.
+    With params int32 [rows, PARAM_WORDS], rows, positions, output indices and seq_lens int32 [S]
+    then become those of the next step. Rows that are done, by their length or a stop id, become
+    padding.
     """
     _store_tokens[(triton.cdiv(len(rows), _BLOCK),)](
         rows,
@@ -120,7 +127,9 @@ def load_tokens_twin(
     block_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and slots [T] in plain torch."""
-    is_row, at, position = rows >= 0, rows.long().clamp(min=0), positions.long()
+    is_row = rows >= 0
+    at = rows.long().clamp(min=0)
+    position = positions.long()
     slots = block_table[at, position // block_size] * block_size + positions % block_size
     return torch.where(is_row, token_table[at, position], 0), torch.where(is_row, slots, -1)
 
@@ -131,7 +140,13 @@ def load_draws_twin(params: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Ten
     padding[0, 5] = torch.tensor(1.0).view(torch.int32)
     words = torch.cat((params, padding))[rows.long()]
     floats = words.view(torch.float32)
-    return floats[:, 3], words[:, :2].contiguous().view(torch.int64)[:, 0], words[:, 2], words[:, 4], *floats[:, 5:7].T
+    return (
+        floats[:, 3],
+        words[:, :2].contiguous().view(torch.int64)[:, 0],
+        words[:, 2],
+        words[:, 4],
+        *floats[:, 5:7].T,
+    )
 
 
 def store_tokens_twin(
@@ -145,7 +160,11 @@ def store_tokens_twin(
 ) -> None:
     kept = torch.nonzero(rows >= 0)[:, 0]
     token_table[rows[kept].long(), positions[kept].long() + 1] = token_ids[kept]
-    at = int(first_result) + output_indices[kept].long() % results.shape[1] * results.stride(1) + kept
+    at = (
+        int(first_result)
+        + output_indices[kept].long() % results.shape[1] * results.stride(1)
+        + kept
+    )
     results.view(-1)[at] = token_ids[kept]
 
 
@@ -156,9 +175,10 @@ def advance_twin(
     token_ids: torch.Tensor,
     params: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows, positions, output indices and lengths [S] of the next step; entries without a row keep their values,
-    lengths are 0."""
-    words, following = params[rows.long().clamp(min=0)], positions + 1
+    """Rows, positions, output indices and lengths [S] of the next step; entries without a row keep
+    their values, lengths are 0."""
+    words = params[rows.long().clamp(min=0)]
+    following = positions + 1
     stops = words[:, _FIRST_STOP : _FIRST_STOP + NUM_STOPS]
     is_stopped = (stops == token_ids[:, None]).any(1) & (following >= words[:, _END + 1])
     goes_on = (rows >= 0) & (following < words[:, _END]) & ~is_stopped
@@ -171,11 +191,17 @@ def advance_twin(
 
 
 # One kernel serves any number of them, at any address.
-@triton.jit(do_not_specialize=["num_updates"], do_not_specialize_on_alignment=["p_index", "p_value"])
+@triton.jit(
+    do_not_specialize=["num_updates"], do_not_specialize_on_alignment=["p_index", "p_value"]
+)
 def _scatter_words(p_word, p_index, p_value, num_updates, BLOCK: tl.constexpr):
     o_u = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = o_u < num_updates
-    tl.store(p_word + tl.load(p_index + o_u, mask=inside, other=0), tl.load(p_value + o_u, mask=inside), mask=inside)
+    tl.store(
+        p_word + tl.load(p_index + o_u, mask=inside, other=0),
+        tl.load(p_value + o_u, mask=inside),
+        mask=inside,
+    )
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -197,8 +223,12 @@ def _load_tokens(
     b_row = tl.load(p_row + o_t, mask=inside, other=-1)
     b_position = tl.load(p_position + o_t, mask=inside, other=0)
     is_row = b_row >= 0
-    b_token = tl.load(p_token + b_row.to(tl.int64) * stride_token + b_position, mask=is_row, other=0)
-    b_block = tl.load(p_block + b_row.to(tl.int64) * stride_block + b_position // PAGE, mask=is_row, other=0)
+    b_token = tl.load(
+        p_token + b_row.to(tl.int64) * stride_token + b_position, mask=is_row, other=0
+    )
+    b_block = tl.load(
+        p_block + b_row.to(tl.int64) * stride_block + b_position // PAGE, mask=is_row, other=0
+    )
     tl.store(p_token_id + o_t, b_token, mask=inside)
     tl.store(p_slot + o_t, tl.where(is_row, b_block * PAGE + b_position % PAGE, -1), mask=inside)
 
@@ -265,7 +295,11 @@ def _store_tokens(
     b_output = tl.load(p_output + o_r, mask=is_row, other=0)
     b_token = tl.load(p_token + o_r, mask=is_row, other=0)
     tl.store(p_table + b_row.to(tl.int64) * stride_table + b_next, b_token, mask=is_row)
-    tl.store(p_result + tl.load(p_first_result) + b_output % STEPS * stride_result + o_r, b_token, mask=is_row)
+    tl.store(
+        p_result + tl.load(p_first_result) + b_output % STEPS * stride_result + o_r,
+        b_token,
+        mask=is_row,
+    )
     if ADVANCE:
         p_words = p_param + b_row.to(tl.int64) * WORDS
         is_early = b_next < tl.load(p_words + END + 1, mask=is_row, other=0)

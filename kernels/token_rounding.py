@@ -1,7 +1,8 @@
-"""Rows of activations in 8 bits, each row with one scale or one for every group of inputs: what is multiplied with
-weights of 8 bits.
+"""Rows of activations in 8 bits, each row with one scale or one for every group of inputs: what is
+multiplied with weights of 8 bits.
 
-A scale is the largest magnitude that it covers over the largest number of the type: 127 of integers, 448 of e4m3.
+A scale is the largest magnitude that it covers over the largest number of the type: 127 of
+integers, 448 of e4m3.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from .dependent_launch import EARLY_TOKENS, launch_options, release_dependents, 
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The largest number of each type that is served."""
 LEAST_MAGNITUDE = tl.constexpr(1e-30)
-"""Largest magnitude below which a row is stored as zeros: the inverse of its scale would not be finite."""
+"""Largest magnitude below which a row is stored as zeros: the inverse of its scale would not be
+finite."""
 LARGE = tl.constexpr(1.5 * 2**23)
 
 
@@ -27,7 +29,8 @@ class Rounding(NamedTuple):
     dtype: torch.dtype
     """float8_e4m3fn or int8"""
     group: int = 0
-    """Number of inputs that share a scale, a power of two by which they divide; 0: a token has one scale."""
+    """Number of inputs that share a scale, a power of two by which they divide; 0: a token has one
+    scale."""
 
     def __str__(self) -> str:
         return f"{self.dtype}, {self.group or 'all'} inputs a scale"
@@ -39,11 +42,13 @@ class RoundedTokens(NamedTuple):
     values: torch.Tensor
     """float8_e4m3fn or int8 [T, K]"""
     scales: torch.Tensor
-    """float32 [T]; of tokens with a scale for every group of inputs [groups, T], so that a product reads those of
-    neighbouring tokens at once"""
+    """float32 [T]; of tokens with a scale for every group of inputs [groups, T], so that a product
+    reads those of neighbouring tokens at once"""
 
     @classmethod
-    def empty(cls, num_tokens: int, k: int, rounding: Rounding, device: torch.device) -> RoundedTokens:
+    def empty(
+        cls, num_tokens: int, k: int, rounding: Rounding, device: torch.device
+    ) -> RoundedTokens:
         assert not rounding.group or k % rounding.group == 0
         values = torch.empty(num_tokens, k, dtype=rounding.dtype, device=device)
         shape = (k // rounding.group, num_tokens) if rounding.group else (num_tokens,)
@@ -79,7 +84,8 @@ def round_tokens(x: torch.Tensor, rounding: Rounding, *, dependent: bool = False
 
 def round_tokens_twin(x: torch.Tensor, rounding: Rounding) -> RoundedTokens:
     """`round_tokens` in plain torch."""
-    dtype, numbers = rounding.dtype, x.float().unflatten(1, (-1, rounding.group or x.shape[1]))
+    dtype = rounding.dtype
+    numbers = x.float().unflatten(1, (-1, rounding.group or x.shape[1]))
     magnitude = numbers.abs().amax(2)
     most = torch.full_like(magnitude, MOST[dtype])
     inverse = torch.where(magnitude < LEAST_MAGNITUDE.value, 0.0, most / magnitude)
@@ -93,8 +99,8 @@ def round_tokens_twin(x: torch.Tensor, rounding: Rounding) -> RoundedTokens:
 def store_rounded(
     b_x, p_values, p_scales, i_token, num_tokens, inside, k, MOST: tl.constexpr, SHARED: tl.constexpr
 ):  # fmt: skip
-    """Stores token i_token of K inputs, float32 [BLOCK] and zero where it is not inside, as numbers of the type whose
-    largest one is MOST, and its scale, or that of every SHARED inputs."""
+    """Stores token i_token of K inputs, float32 [BLOCK] and zero where it is not inside, as numbers
+    of the type whose largest one is MOST, and its scale, or that of every SHARED inputs."""
     if SHARED > 0:
         GROUPS: tl.constexpr = b_x.shape[0] // SHARED
         b_groups = tl.reshape(b_x, (GROUPS, SHARED))
@@ -143,4 +149,6 @@ def _round_tokens(
     b_x = tl.load(p_x + i_token * stride + o_k, mask=inside, other=0.0).to(tl.float32)
     if not EARLY:
         release_dependents(DEPENDENT)
-    store_rounded(b_x, p_values + i_token * k + o_k, p_scales, i_token, num_tokens, inside, k, MOST, SHARED)
+    store_rounded(
+        b_x, p_values + i_token * k + o_k, p_scales, i_token, num_tokens, inside, k, MOST, SHARED
+    )

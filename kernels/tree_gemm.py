@@ -1,9 +1,10 @@
-"""x @ weight.T whose inputs are equal leaves: the leaves' products are added in a tree, in registers.
+"""x @ weight.T whose inputs are equal leaves: the leaves' products are added in a tree, in
+registers.
 
-A leaf is accumulated in float32 in one order along K, as every product of `gemm`; the products of neighbours are added
-as `tree_sum` adds them. So a launch over some of the leaves computes a whole part of the tree of a launch over more of
-them, to the bit, and a row's bits depend neither on the batch nor on the number of outputs. K is never split among
-programs.
+A leaf is accumulated in float32 in one order along K, as every product of `gemm`; the products of
+neighbours are added as `tree_sum` adds them. So a launch over some of the leaves computes a whole
+part of the tree of a launch over more of them, to the bit, and a row's bits depend neither on the
+batch nor on the number of outputs. K is never split among programs.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class TreeTiles:
     num_stages: int
 
 
-# Not measured. The first key is the largest number of rows served, the second whether the weights are short: then
-# narrow tiles make programs enough. Up to three sums of the tree are in registers beside the accumulator.
+# Not measured. The first key is the largest number of rows served, the second whether the weights
+# are short: then narrow tiles make programs enough. Up to three sums of the tree are in registers
+# beside the accumulator.
 TILES = {
     (16, True): TreeTiles(16, 16, 128, 2, 6),
     (16, False): TreeTiles(16, 32, 128, 4, 5),
@@ -61,8 +63,9 @@ def tree_gemm(
     *,
     dependent: bool = False,
 ) -> None:
-    """Writes the product of x [M, K] and weight [N, K] to out [M, N], float32 or of x's dtype, to which it is rounded
-    once. K is `num_leaves` equal leaves, 1, 2, 4 or 8. `tiles` None: chosen by shape."""
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N], float32 or of x's dtype, to
+    which it is rounded once. K is `num_leaves` equal leaves, 1, 2, 4 or 8. `tiles` None: chosen by
+    shape."""
     (m, k), n = x.shape, weight.shape[0]
     assert x.dtype == weight.dtype
     assert out.dtype in (x.dtype, torch.float32)
@@ -72,7 +75,8 @@ def tree_gemm(
     assert k % num_leaves == 0
     if m == 0:
         return
-    tiles, leaf_len = tiles or choose(m, n), k // num_leaves
+    tiles = tiles or choose(m, n)
+    leaf_len = k // num_leaves
     fitting = [size for size in BLOCK_KS if size <= tiles.most_block_k]
     block_k = next((size for size in fitting if leaf_len % size == 0), fitting[-1])
     _tree_gemm[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
@@ -99,8 +103,8 @@ def tree_gemm(
 
 
 def launch_all_tiles(weight: torch.Tensor, num_leaves: int, dtype: torch.dtype) -> None:
-    """Launches every kernel that products with this weight, written in `dtype`, may take, for rows that start early and
-    for many rows."""
+    """Launches every kernel that products with this weight, written in `dtype`, may take, for rows
+    that start early and for many rows."""
     for num_rows, dependent in _row_counts():
         x = weight.new_zeros(num_rows, weight.shape[1])
         out = torch.empty(num_rows, len(weight), dtype=dtype, device=weight.device)
@@ -118,11 +122,14 @@ def _row_counts() -> Iterator[tuple[int, bool]]:
 def tree_gemm_twin(x: torch.Tensor, weight: torch.Tensor, num_leaves: int) -> torch.Tensor:
     """The product in plain torch, in float32 or better; not rounded."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    leaves = zip(x.to(dtype).chunk(num_leaves, 1), weight.to(dtype).chunk(num_leaves, 1), strict=True)
+    leaves = zip(
+        x.to(dtype).chunk(num_leaves, 1), weight.to(dtype).chunk(num_leaves, 1), strict=True
+    )
     return tree_sum([some @ those.t() for some, those in leaves])
 
 
-# NOTE: a number of steps that is known to be 1 would let the compiler add a leaf's product in the matrix unit.
+# NOTE: a number of steps that is known to be 1 would let the compiler add a leaf's product in the
+# matrix unit.
 @triton.jit(do_not_specialize=["m", "num_steps"])
 def _tree_gemm(
     p_x,
@@ -145,7 +152,8 @@ def _tree_gemm(
     o_m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
     o_k = tl.arange(0, BLOCK_K)[None, :]
-    is_m, is_n = o_m < m, o_n < n
+    is_m = o_m < m
+    is_n = o_n < n
     release_dependents(DEPENDENT)
     p_x += o_m.to(tl.int64) * stride_x + o_k
     p_w += o_n.to(tl.int64) * stride_w + o_k
@@ -156,7 +164,8 @@ def _tree_gemm(
     b_four = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     wait_for_inputs(DEPENDENT)
     for i_step in range(0, NUM_LEAVES * num_steps):
-        i_leaf, i_in = i_step // num_steps, i_step % num_steps
+        i_leaf = i_step // num_steps
+        i_in = i_step % num_steps
         first = i_leaf * leaf_len + i_in * BLOCK_K
         if EVEN_K:
             b_x = tl.load(p_x + first, mask=is_m, other=0.0)

@@ -1,5 +1,6 @@
-"""Begins to hash Triton's own files when it is imported, in a thread: the keys of all compiled kernels depend on them.
-That takes half a second, once in a process; a process whose forks compute imports other modules meanwhile."""
+"""Begins to hash Triton's own files when it is imported, in a thread: the keys of all compiled
+kernels depend on them. That takes half a second, once in a process; a process whose forks compute
+imports other modules meanwhile."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Weights of few bits as numbers in registers, in the places from which Hopper's matrix unit takes them.
+"""Weights of few bits as numbers in registers, in the places from which Hopper's matrix unit takes
+them.
 
-A thread holds a word of four bytes of each of four blocks of a tile, for two outputs that are eight apart. Of a tile
-of half as many outputs it holds one of them, and zeros in place of the other. The words are those of `int4_layout` and
-`byte_layout`. Every weight is rounded once, as `expand` there rounds it.
+A thread holds a word of four bytes of each of four blocks of a tile, for two outputs that are eight
+apart. Of a tile of half as many outputs it holds one of them, and zeros in place of the other. The
+words are those of `int4_layout` and `byte_layout`. Every weight is rounded once, as `expand` there
+rounds it.
 """
 
 from __future__ import annotations
@@ -59,13 +61,15 @@ def beside(b_left, b_right):
 
 @gluon.jit
 def unpack_int4(b_words, group, HAS_ZEROS: gl.constexpr, HALF: gl.constexpr):
-    """Converts a block of words, int32 [N, 4], with a group's scales and zero points, [N, 1] each, to bfloat16 weights
-    of 32 inputs, [N, 32], divided by `INT4_DIVISOR`. Without zero points they are 8.
+    """Converts a block of words, int32 [N, 4], with a group's scales and zero points, [N, 1] each,
+    to bfloat16 weights of 32 inputs, [N, 32], divided by `INT4_DIVISOR`. Without zero points they
+    are 8.
 
-    A nibble that is cut out of a word is a subnormal bfloat16 as it stands, q * 2**-133 or, of an upper one, q *
-    2**-129; a multiplication makes it a number and subtracts the zero point, exactly. A float16 scale is the sum of two
-    bfloat16 numbers; the product with the lower one has at most eight bits, so that only the last operation rounds.
-    Scales are below 8. `HALF`: outputs whose bit 3 is set get zeros.
+    A nibble that is cut out of a word is a subnormal bfloat16 as it stands, q * 2**-133 or, of an
+    upper one, q * 2**-129; a multiplication makes it a number and subtracts the zero point,
+    exactly. A float16 scale is the sum of two bfloat16 numbers; the product with the lower one has
+    at most eight bits, so that only the last operation rounds. Scales are below 8. `HALF`: outputs
+    whose bit 3 is set get zeros.
     """
     b_scale, b_zero = group
     if b_scale.dtype == gl.bfloat16:
@@ -73,7 +77,9 @@ def unpack_int4(b_words, group, HAS_ZEROS: gl.constexpr, HALF: gl.constexpr):
             b_lower, b_upper, b_offset = _times_powers(_in_both(b_scale))
             b_weights = of_eight_words(_INT4_ONCE, (b_words, b_lower, b_upper, b_offset), HALF)
         else:
-            b_weights = of_eight_words(_INT4_BF16, (b_words, _offset(b_zero), _in_both(b_scale)), HALF)
+            b_weights = of_eight_words(
+                _INT4_BF16, (b_words, _offset(b_zero), _in_both(b_scale)), HALF
+            )
     else:
         b_wide = b_scale.to(gl.float32)
         b_high = b_wide.to(gl.bfloat16)
@@ -82,13 +88,16 @@ def unpack_int4(b_words, group, HAS_ZEROS: gl.constexpr, HALF: gl.constexpr):
             b_offset = gl.full(b_scale.shape, MIDDLE_OFFSET, gl.int32, b_scale.type.layout)
         else:
             b_offset = _offset(b_zero)
-        b_weights = of_eight_words(_INT4_FP16, (b_words, b_offset, _in_both(b_high), _in_both(b_low)), HALF)
+        b_weights = of_eight_words(
+            _INT4_FP16, (b_words, b_offset, _in_both(b_high), _in_both(b_low)), HALF
+        )
     return b_weights
 
 
 @gluon.jit
 def of_eight_words(ASSEMBLY: gl.constexpr, operands, HALF: gl.constexpr):
-    """Weights [N, 32] of a block: `ASSEMBLY` makes eight words of pairs of two words of each operand."""
+    """Weights [N, 32] of a block: `ASSEMBLY` makes eight words of pairs of two words of each
+    operand."""
     w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
         ASSEMBLY,
         "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r,r" * len(operands),
@@ -102,8 +111,9 @@ def of_eight_words(ASSEMBLY: gl.constexpr, operands, HALF: gl.constexpr):
 
 @gluon.jit
 def unpack_int8(b_words, group, HALF: gl.constexpr):
-    """As `unpack_int4`, of integers of eight bits: weights of 16 inputs, [N, 16]. The difference is exact in float32,
-    and its product with the scale is rounded to float32 first, as in `byte_weights`."""
+    """As `unpack_int4`, of integers of eight bits: weights of 16 inputs, [N, 16]. The difference is
+    exact in float32, and its product with the scale is rounded to float32 first, as in
+    `byte_weights`."""
     b_scale, b_zero = group
     w0, w1, w2, w3 = gl.inline_asm_elementwise(
         _INT8,
@@ -133,11 +143,13 @@ def unpack_fp8(b_words, group, HALF: gl.constexpr):
 
 @gluon.jit
 def in_order(b_00, b_01, b_10, b_11, HALF: gl.constexpr):
-    """Weights [N, 16] of pairs 0 and 1 of outputs whose bit 3 is clear, and of those whose bit 3 is set. The assembly
-    puts the two elements of a pair where the two outputs of a thread would be: in place of bit 3."""
+    """Weights [N, 16] of pairs 0 and 1 of outputs whose bit 3 is clear, and of those whose bit 3 is
+    set. The assembly puts the two elements of a pair where the two outputs of a thread would be: in
+    place of bit 3."""
     N: gl.constexpr = b_00.shape[0]
     if HALF:
-        # What the second outputs would be is not computed then: the assembler leaves out what nothing reads.
+        # What the second outputs would be is not computed then: the assembler leaves out what
+        # nothing reads.
         b_10 = gl.full(b_10.shape, 0.0, b_10.dtype, b_10.type.layout)
         b_11 = b_10
     b_pairs = gl.join(gl.join(b_00, b_10), gl.join(b_01, b_11))
@@ -149,12 +161,15 @@ def in_order(b_00, b_01, b_10, b_11, HALF: gl.constexpr):
 @gluon.jit
 def _in_both(b_values):
     """Both halves of an int32: a bfloat16."""
-    return gl.inline_asm_elementwise("mov.b32 $0, {$1, $1};", "=r,h", [b_values], dtype=gl.int32, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, {$1, $1};", "=r,h", [b_values], dtype=gl.int32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
 def _offset(b_zero):
-    """Both halves of an int32: minus a zero point, divided by `INT4_DIVISOR`. It becomes the last bits of 128 + z."""
+    """Both halves of an int32: minus a zero point, divided by `INT4_DIVISOR`. It becomes the last
+    bits of 128 + z."""
     return gl.inline_asm_elementwise(
         _OFFSET,
         "=r,r",
@@ -167,26 +182,32 @@ def _offset(b_zero):
 
 @gluon.jit
 def _times_powers(b_scale):
-    """A scale, in both halves of an int32, times the powers that nibbles want, and times minus eight."""
-    return gl.inline_asm_elementwise(_POWERS, "=&r,=&r,=&r,r", [b_scale], dtype=[gl.int32] * 3, is_pure=True, pack=1)
+    """A scale, in both halves of an int32, times the powers that nibbles want, and times minus
+    eight."""
+    return gl.inline_asm_elementwise(
+        _POWERS, "=&r,=&r,=&r,r", [b_scale], dtype=[gl.int32] * 3, is_pure=True, pack=1
+    )
 
 
 def _int4_assembly(kind: str) -> str:
     """Unpacks two words, $8 and $9, into pairs of weights, $0 to $7.
 
-    "once": $10 to $15 are scales for lower and for upper nibbles and what is added. Else $10 and $11 are offsets, $12
-    and $13 scales, of which "float16" has the lower parts in $14 and $15.
+    "once": $10 to $15 are scales for lower and for upper nibbles and what is added. Else $10 and
+    $11 are offsets, $12 and $13 scales, of which "float16" has the lower parts in $14 and $15.
     """
     lines = ["{", ".reg .b32 value, low, shifted, powers<2>;"]
     lines += [f"mov.b32 powers{i}, {power:#x};" for i, power in enumerate(NIBBLE_POWERS)]
     for word in (0, 1):
         lines.append(f"shr.u32 shifted, ${8 + word}, 8;")
         for pair in range(4):
-            out, is_upper = f"${4 * word + pair}", pair % 2
+            out = f"${4 * word + pair}"
+            is_upper = pair % 2
             source = "shifted" if pair >= 2 else f"${8 + word}"
             lines.append(f"and.b32 value, {source}, {0x00F000F0 if is_upper else 0x000F000F:#x};")
             if kind == "once":
-                lines.append(f"fma.rn.bf16x2 {out}, value, ${10 + 2 * is_upper + word}, ${14 + word};")
+                lines.append(
+                    f"fma.rn.bf16x2 {out}, value, ${10 + 2 * is_upper + word}, ${14 + word};"
+                )
                 continue
             lines.append(f"fma.rn.bf16x2 value, value, powers{is_upper}, ${10 + word};")
             if kind == "float16":
@@ -198,13 +219,15 @@ def _int4_assembly(kind: str) -> str:
 
 
 def _int8_assembly() -> str:
-    """Unpacks two words, $4 and $5, with scales, $6 and $7, and offsets, $8 and $9, into pairs of weights, $0 to $3. A
-    byte becomes the last bits of 2**23 + q."""
+    """Unpacks two words, $4 and $5, with scales, $6 and $7, and offsets, $8 and $9, into pairs of
+    weights, $0 to $3. A byte becomes the last bits of 2**23 + q."""
     lines = ["{", ".reg .f32 left, right;", ".reg .b32 bits;"]
     for word in (0, 1):
         for pair in (0, 1):
             for place, number in enumerate(("left", "right")):
-                lines.append(f"prmt.b32 bits, ${4 + word}, 0x4B000000, {0x7650 + 2 * pair + place};")
+                lines.append(
+                    f"prmt.b32 bits, ${4 + word}, 0x4B000000, {0x7650 + 2 * pair + place};"
+                )
                 lines.append(f"mov.b32 {number}, bits;")
                 lines.append(f"sub.rn.f32 {number}, {number}, ${8 + word};")
                 lines.append(f"mul.rn.f32 {number}, {number}, ${6 + word};")
@@ -227,7 +250,8 @@ def _fp8_assembly() -> str:
     return "\n".join([*lines, "}"])
 
 
-_INT4_ONCE, _INT4_BF16 = gl.constexpr(_int4_assembly("once")), gl.constexpr(_int4_assembly("bfloat16"))
+_INT4_ONCE = gl.constexpr(_int4_assembly("once"))
+_INT4_BF16 = gl.constexpr(_int4_assembly("bfloat16"))
 _INT4_FP16 = gl.constexpr(_int4_assembly("float16"))
 _OFFSET = gl.constexpr(
     "{ .reg .b32 factor, half; mov.b32 factor, 0xBB80BB80; mov.b32 half, 0x3F003F00;"
@@ -235,7 +259,11 @@ _OFFSET = gl.constexpr(
 )
 _POWERS = gl.constexpr(
     "{ .reg .b32 power; "
-    + " ".join(f"mov.b32 power, {power:#x}; mul.rn.bf16x2 ${i}, $3, power;" for i, power in enumerate(SCALE_POWERS))
+    + " ".join(
+        f"mov.b32 power, {power:#x}; mul.rn.bf16x2 ${i}, $3, power;"
+        for i, power in enumerate(SCALE_POWERS)
+    )
     + " }"
 )
-_INT8, _FP8 = gl.constexpr(_int8_assembly()), gl.constexpr(_fp8_assembly())
+_INT8 = gl.constexpr(_int8_assembly())
+_FP8 = gl.constexpr(_fp8_assembly())

@@ -1,5 +1,5 @@
-"""Slices of a vocabulary that ranks have the logits of, and the ways in which ranks combine what they find in
-theirs."""
+"""Slices of a vocabulary that ranks have the logits of, and the ways in which ranks combine what
+they find in theirs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .peer_memory import PeerMemory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularySlice:
-    """The logits are of successive tokens; slices of the ranks, in their order, make up the vocabulary."""
+    """The logits are of successive tokens; slices of the ranks, in their order, make up the
+    vocabulary."""
 
     memory: PeerMemory
     first_token: int
@@ -31,8 +32,13 @@ class SliceArguments:
 
     @property
     def memory(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Addresses of the ranks' memory and numbers of meetings. A kernel of one rank reads nothing of them."""
-        return (self.logits, self.logits) if self.part is None else (self.part.memory.bases, self.part.memory.numbers)
+        """Addresses of the ranks' memory and numbers of meetings. A kernel of one rank reads
+        nothing of them."""
+        return (
+            (self.logits, self.logits)
+            if self.part is None
+            else (self.part.memory.bases, self.part.memory.numbers)
+        )
 
     @property
     def place(self) -> tuple[int, int, int, int]:
@@ -83,8 +89,9 @@ class JoinedSlice:
         return self.join(x).view(rows, -1, width).sum(1)
 
     def likeliest(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The highest logits of all ranks, float32 [R, count] in descending order, and their tokens int32. Where there
-        are fewer, minus infinity fills the row. Which of the equals of the last one come is left open."""
+        """The highest logits of all ranks, float32 [R, count] in descending order, and their tokens
+        int32. Where there are fewer, minus infinity fills the row. Which of the equals of the last
+        one come is left open."""
         rows, num_tokens = logits.shape
         own = logits.topk(min(num_tokens, count), dim=1)
         values = torch.full((rows, count), -torch.inf)
@@ -93,7 +100,9 @@ class JoinedSlice:
         ids[:, : own.values.shape[1]] = own.indices + self.first_token
         if self.is_whole(logits):
             return values, ids
-        joined = self.join(torch.cat((values.view(torch.int32), ids), dim=1)).view(rows, -1, 2, count)
+        joined = self.join(torch.cat((values.view(torch.int32), ids), dim=1)).view(
+            rows, -1, 2, count
+        )
         all_values = joined[:, :, 0].flatten(1).view(torch.float32)
         best = all_values.topk(count, dim=1)
         return best.values, joined[:, :, 1].flatten(1).gather(1, best.indices)

@@ -1,10 +1,13 @@
-"""x @ weight.T of weights in 8 bits and rows of x rounded to 8 bits, on Hopper: one arithmetic for any number of rows.
+"""x @ weight.T of weights in 8 bits and rows of x rounded to 8 bits, on Hopper: one arithmetic for
+any number of rows.
 
-A row has one scale and an output has one. The result is (sum * scale of the row) * scale of the output, in float32, and
-rounded once. Sums of e4m3 products are those of 128 inputs by the matrix unit, added in float32 one after another.
+A row has one scale and an output has one. The result is (sum * scale of the row) * scale of the
+output, in float32, and rounded once. Sums of e4m3 products are those of 128 inputs by the matrix
+unit, added in float32 one after another.
 
-Of weights in blocks, e4m3, a row has a scale for every 128 inputs and a block has one. A sum of 128 inputs times
-(scale of the row * scale of the block) is added to those before it, each rounded to float32 once.
+Of weights in blocks, e4m3, a row has a scale for every 128 inputs and a block has one. A sum of 128
+inputs times (scale of the row * scale of the block) is added to those before it, each rounded to
+float32 once.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from .token_rounding import RoundedTokens, Rounding, Tokens, round_tokens, round
 from .wide_tiles import TeamTiles
 
 ALIGNMENT = 16
-"""Number of inputs and of outputs by which both divide: the copy engine reads rows that begin at multiples of 16 bytes,
-and writes such rows."""
+"""Number of inputs and of outputs by which both divide: the copy engine reads rows that begin at
+multiples of 16 bytes, and writes such rows."""
 INT8_ZERO = 128
 """Zero point of integers without sign that stand for signed ones."""
 TEAM_TILES = (
@@ -35,8 +38,8 @@ TEAM_TILES = (
     TeamTiles(64, 96, 9, 0.452, 1, chunk=32),
     TeamTiles(64, 64, 12, 0.366, 1),
 )
-"""Rates are fitted to times on an H200, 100 to 8192 rows, eight shapes (2026-11-23): what they choose takes 0.6 % more
-time than the best, on average."""
+"""Rates are fitted to times on an H200, 100 to 8192 rows, eight shapes (2026-11-23): what they
+choose takes 0.6 % more time than the best, on average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +69,23 @@ class W8A8Weight:
 
 
 def fits(weight: ByteWeight) -> bool:
-    """Whether a weight has one scale for each output, or for blocks, and rows that the copy engine reads."""
+    """Whether a weight has one scale for each output, or for blocks, and rows that the copy engine
+    reads."""
     n, k = weight.shape
     if n % ALIGNMENT or k % ALIGNMENT:
         return False
     if isinstance(weight, Fp8Weight):
         return len(weight.scales) == 1 or _is_in_blocks(weight)
-    return len(weight.scales) == 1 and weight.groups is None and bool((weight.zeros == INT8_ZERO).all())
+    return (
+        len(weight.scales) == 1
+        and weight.groups is None
+        and bool((weight.zeros == INT8_ZERO).all())
+    )
 
 
 def _is_in_blocks(weight: Fp8Weight) -> bool:
-    """Whether scales are those of 128 inputs, and the same for 64 outputs that follow one another."""
+    """Whether scales are those of 128 inputs, and the same for 64 outputs that follow one
+    another."""
     if len(weight.scales) * BLOCK_K != weight.shape[1]:
         return False
     firsts = _of_blocks(weight).repeat_interleave(BLOCK_OUTPUTS.value, dim=1)
@@ -89,8 +98,10 @@ def _of_blocks(weight: Fp8Weight) -> torch.Tensor:
 
 
 def signed_in_place(weight: ByteWeight) -> W8A8Weight:
-    """The weight, in the memory of its values. One of 128 inputs has one scale, whatever its blocks are."""
-    values, scales = weight.values, weight.scales
+    """The weight, in the memory of its values. One of 128 inputs has one scale, whatever its blocks
+    are."""
+    values = weight.values
+    scales = weight.scales
     if isinstance(weight, Fp8Weight) and len(scales) > 1:
         return W8A8Weight(values=values, scales=_of_blocks(weight).t().contiguous())
     if not isinstance(weight, Fp8Weight):
@@ -111,8 +122,11 @@ def launch_all_tiles(weight: W8A8Weight) -> None:
 
 
 def w8a8_linear(x: Tokens, weight: W8A8Weight, *, dependent: bool = False) -> torch.Tensor:
-    """x [M, K], rounded as the weight says or to be rounded, times weight [N, K]: [M, N] in bfloat16."""
-    rounded = x if isinstance(x, RoundedTokens) else round_tokens(x, weight.rounding, dependent=dependent)
+    """x [M, K], rounded as the weight says or to be rounded, times weight [N, K]: [M, N] in
+    bfloat16."""
+    rounded = (
+        x if isinstance(x, RoundedTokens) else round_tokens(x, weight.rounding, dependent=dependent)
+    )
     (m, k), n, device = rounded.values.shape, weight.shape[0], rounded.values.device
     out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
     operands = *rounded, weight.values, weight.scales, out
@@ -126,7 +140,8 @@ def w8a8_linear(x: Tokens, weight: W8A8Weight, *, dependent: bool = False) -> to
 
 
 def w8a8_twin(x: Tokens, weight: W8A8Weight) -> torch.Tensor:
-    """As `w8a8_linear`, in plain torch, its sums in float64: of e4m3 products, more exact than the matrix unit's."""
+    """As `w8a8_linear`, in plain torch, its sums in float64: of e4m3 products, more exact than the
+    matrix unit's."""
     rounded = x if isinstance(x, RoundedTokens) else round_tokens_twin(x, weight.rounding)
     if weight.scales.ndim == 2:
         return _twin_of_blocks(rounded, weight)

@@ -1,8 +1,8 @@
 """Sums of weights, each 0 … 1, that no order of addition changes: whole numbers of 2**-40.
 
-Weights are exp(logit − highest logit), so their sum is at least 1 and a rounded weight costs it at most 2**-40. Ranks
-add what their tokens weigh, in slices of any size, and have the bits of one process: no block of the vocabulary has to
-lie whole on one of them. 2**22 tokens fit.
+Weights are exp(logit − highest logit), so their sum is at least 1 and a rounded weight costs it at
+most 2**-40. Ranks add what their tokens weigh, in slices of any size, and have the bits of one
+process: no block of the vocabulary has to lie whole on one of them. 2**22 tokens fit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""x @ weight.T for more rows than `skinny_gemm` serves, any N and K: one arithmetic, K never split, the bits of `gemm`.
+"""x @ weight.T for more rows than `skinny_gemm` serves, any N and K: one arithmetic, K never split,
+the bits of `gemm`.
 
-The copy engine reads and writes tiles of the product where rows begin at multiples of 16 bytes; elsewhere a slower
-kernel does. Which tiles serve is a matter of speed alone (`wide_tiles`); on Hopper some are `hopper_wide_gemm`'s.
+The copy engine reads and writes tiles of the product where rows begin at multiples of 16 bytes;
+elsewhere a slower kernel does. Which tiles serve is a matter of speed alone (`wide_tiles`); on
+Hopper some are `hopper_wide_gemm`'s.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ UNALIGNED = WideTiles(64, 64, 3, 0.1, block_k=32)
 
 
 def wide_gemm(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: WideTiles | TeamTiles | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    tiles: WideTiles | TeamTiles | None = None,
 ) -> None:
-    """Writes the product of x [M, K] and weight [N, K] to out [M, N], all of one dtype of two or four bytes. Tiles are
-    chosen by shape where none are given, and are always the same where rows are unaligned."""
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N], all of one dtype of two or
+    four bytes. Tiles are chosen by shape where none are given, and are always the same where rows
+    are unaligned."""
     m, k = x.shape
     n = weight.shape[0]
     assert x.dtype == weight.dtype == out.dtype
@@ -35,7 +41,9 @@ def wide_gemm(
         _unaligned_gemm(x, weight, out)
         return
     multiprocessors = num_multiprocessors(x.device)
-    tiles = tiles or choose_wide(m, n, k, x.dtype, multiprocessors, has_teams=hopper_attention.is_hopper(x.device))
+    tiles = tiles or choose_wide(
+        m, n, k, x.dtype, multiprocessors, has_teams=hopper_attention.is_hopper(x.device)
+    )
     if isinstance(tiles, TeamTiles):
         hopper_wide_gemm(x, weight, out, tiles, num_programs=multiprocessors)
         return
@@ -57,7 +65,8 @@ def wide_gemm(
 
 
 def tiles_for(weight: torch.Tensor) -> tuple[WideTiles | TeamTiles, ...]:
-    """Tiles that products with weights like this one may take; the first ones are for very many rows."""
+    """Tiles that products with weights like this one may take; the first ones are for very many
+    rows."""
     return fitting_tiles(weight.dtype, has_teams=hopper_attention.is_hopper(weight.device))
 
 
@@ -80,10 +89,23 @@ def _unaligned_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) ->
     )
 
 
-def matrices(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor | int, ...]:
-    """Arguments of kernels that find elements by strides: tensors, sizes M, N and K, and strides."""
+def matrices(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
+) -> tuple[torch.Tensor | int, ...]:
+    """Arguments of kernels that find elements by strides: tensors, sizes M, N and K, and
+    strides."""
     assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
-    return x, weight, out, len(x), out.shape[1], x.shape[1], x.stride(0), weight.stride(0), out.stride(0)
+    return (
+        x,
+        weight,
+        out,
+        len(x),
+        out.shape[1],
+        x.shape[1],
+        x.stride(0),
+        weight.stride(0),
+        out.stride(0),
+    )
 
 
 def _is_aligned(matrix: torch.Tensor) -> bool:
@@ -105,7 +127,8 @@ def _wide_gemm(
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Programs of one tile. Elements past the last row or column are read as zero and not written."""
+    """Programs of one tile. Elements past the last row or column are read as zero and not
+    written."""
     o_m, o_n = place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):
@@ -130,9 +153,11 @@ def _wide_gemm_unaligned(
     GROUP: tl.constexpr,
 ):
     o_m, o_n = place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
-    o_m, o_n = o_m + tl.arange(0, BLOCK_M)[:, None], o_n + tl.arange(0, BLOCK_N)[:, None]
+    o_m = o_m + tl.arange(0, BLOCK_M)[:, None]
+    o_n = o_n + tl.arange(0, BLOCK_N)[:, None]
     o_k = tl.arange(0, BLOCK_K)[None, :]
-    is_m, is_n = o_m < m, o_n < n
+    is_m = o_m < m
+    is_n = o_n < n
     p_x += o_m.to(tl.int64) * stride_x + o_k
     p_w += o_n.to(tl.int64) * stride_w + o_k
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

@@ -1,4 +1,5 @@
-"""Tiles of the product for many rows: shapes, order, and applicability. Knows nothing about multiplying."""
+"""Tiles of the product for many rows: shapes, order, and applicability. Knows nothing about
+multiplying."""
 
 from __future__ import annotations
 
@@ -17,17 +18,19 @@ class Tiles:
     num_stages: int
     """Number of blocks of rows and of weights in shared memory."""
     rate: float
-    """Products that one multiprocessor makes in a unit of time, relative to the largest `WideTiles`."""
+    """Products that one multiprocessor makes in a unit of time, relative to the largest
+    `WideTiles`."""
 
     def time(self, m: int, n: int, k: int, num_multiprocessors: int) -> float:
-        """Predicted time of [m, k] x [n, k]: rounds of multiprocessors that each make one tile at a time."""
+        """Predicted time of [m, k] x [n, k]: rounds of multiprocessors that each make one tile at a
+        time."""
         rounds = self.count(m, n) / num_multiprocessors
         depth = (math.ceil(rounds) + CROWDING * rounds) * k + self.start(math.ceil(rounds))
         return depth * self.block_m * self.block_n / self.rate
 
     def start(self, num_rounds: int) -> int:
-        """Number of steps along K in the time that programs of all rounds take to fill their stages and to store their
-        tiles, as far as nothing is multiplied meanwhile."""
+        """Number of steps along K in the time that programs of all rounds take to fill their stages
+        and to store their tiles, as far as nothing is multiplied meanwhile."""
         raise NotImplementedError
 
     def count(self, m: int, n: int) -> int:
@@ -49,8 +52,8 @@ class WideTiles(Tiles):
         return 960 * num_rounds
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Upper bound for all stages and the product, which takes their place if its elements have two bytes, in
-        bytes."""
+        """Upper bound for all stages and the product, which takes their place if its elements have
+        two bytes, in bytes."""
         stages = self.num_stages * (self.block_m + self.block_n) * self.block_k * 2
         product = self.block_m * self.block_n * itemsize
         # Parts begin at rounded addresses, and each stage has barriers.
@@ -59,11 +62,13 @@ class WideTiles(Tiles):
 
 @dataclass(frozen=True, slots=True)
 class TeamTiles(Tiles):
-    """Tiles of `hopper_wide_gemm`. Columns are a power of two or the sum of two: weights are read in two parts."""
+    """Tiles of `hopper_wide_gemm`. Columns are a power of two or the sum of two: weights are read
+    in two parts."""
 
     num_teams: int
     chunk: int = 64
-    """Number of columns of the product that a team stores at a time, from one of two places in shared memory."""
+    """Number of columns of the product that a team stores at a time, from one of two places in
+    shared memory."""
 
     @property
     def team_rows(self) -> int:
@@ -75,7 +80,9 @@ class TeamTiles(Tiles):
         return 1 << (self.block_n.bit_length() - 1)
 
     def __str__(self) -> str:
-        return f"{self.block_m}x{self.block_n} by {'two teams' if self.num_teams == 2 else 'a team'}"
+        return (
+            f"{self.block_m}x{self.block_n} by {'two teams' if self.num_teams == 2 else 'a team'}"
+        )
 
     def start(self, num_rounds: int) -> int:
         # All tiles but the first run beside the products of others.
@@ -89,7 +96,8 @@ class TeamTiles(Tiles):
         return stages + self.block_m * columns * 2 + 512
 
 
-# Rates, CROWDING and starts are fitted to times on an H200: `headwater.bench.gpu_kernels --only products` takes them.
+# Rates, CROWDING and starts are fitted to times on an H200: `headwater.bench.gpu_kernels --only
+# products` takes them.
 TILES = (
     WideTiles(64, 256, 5, 1.0),
     WideTiles(64, 128, 8, 0.74),
@@ -107,19 +115,20 @@ TEAM_TILES = (
     TeamTiles(64, 96, 9, 0.56, 1, chunk=32),
     TeamTiles(64, 64, 12, 0.43, 1),
 )
-"""Tiles of teams. Widths between the powers of two are for weights of which those leave many multiprocessors idle in
-the last round; 144 and 288 divide 576."""
+"""Tiles of teams. Widths between the powers of two are for weights of which those leave many
+multiprocessors idle in the last round; 144 and 288 divide 576."""
 CROWDING = 0.22
 """Share of a round's time that grows with the number of tiles: programs read through one cache."""
 SHARED_BYTES = 227 << 10
 """Bytes of shared memory of a multiprocessor that one program may have."""
 GROUP = 8
-"""Number of tiles of rows that follow one another over the same weights, which stay in the second-level cache."""
+"""Number of tiles of rows that follow one another over the same weights, which stay in the
+second-level cache."""
 
 
 def fitting_tiles(dtype: torch.dtype, *, has_teams: bool) -> tuple[WideTiles | TeamTiles, ...]:
-    """Tiles that fit into shared memory, the largest of their kind first. Teams multiply elements of two bytes, on
-    Hopper."""
+    """Tiles that fit into shared memory, the largest of their kind first. Teams multiply elements
+    of two bytes, on Hopper."""
     some = tuple(tiles for tiles in TILES if tiles.shared_bytes(dtype.itemsize) <= SHARED_BYTES)
     return (*TEAM_TILES, *some) if has_teams and dtype.itemsize == 2 else some
 
@@ -135,7 +144,8 @@ def choose_wide(
 @triton.jit
 def place(i_tile, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
     """First row and first column of a tile."""
-    num_m, num_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    num_m = tl.cdiv(m, BLOCK_M)
+    num_n = tl.cdiv(n, BLOCK_N)
     in_group = GROUP * num_n
     first_m = i_tile // in_group * GROUP
     rows = tl.minimum(num_m - first_m, GROUP)

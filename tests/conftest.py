@@ -1,4 +1,5 @@
-"""Real servers for every test: NATS and Valkey from the embedded wheels, or those that the environment names."""
+"""Real servers for every test: NATS and Valkey from the embedded wheels, or those that the
+environment names."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ from typing import Any
 # Kernels are interpreted where there is no GPU; Triton decides so when it decorates a function.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
-# Tests start hundreds of processes: their modules are compiled once, whatever an image sets for those that start once.
+# Tests start hundreds of processes: their modules are compiled once, whatever an image sets for
+# those that start once.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
-# Threads of several processes share few cores here; one that spins at a barrier keeps another from reaching its own.
+# Threads of several processes share few cores here; one that spins at a barrier keeps another from
+# reaching its own.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hypothesis
@@ -42,19 +45,24 @@ from tests.free_ports import free_port
 
 # Files of keys that tests write are for them alone, as those of operators have to be.
 os.umask(0o027)
-# A machine that is busy with other things may take longer to connect, and tests publish what is to be heard.
+# A machine that is busy with other things may take longer to connect, and tests publish what is to
+# be heard.
 bus.OPEN_SECONDS = 60.0
 # A process that waits for a core or for memory answers no ping, and is not gone.
 channel.PONG_SECONDS = 60.0
 # A server that is started again finds its port free: no other worker was given it meanwhile.
 embedded._free_port = free_port
-# jsonschema would compile 38 grammars of international identifiers, a second in each worker. No test has that format.
+# jsonschema would compile 38 grammars of international identifiers, a second in each worker. No
+# test has that format.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
-# Kernels for CPUs are compiled once for the engines that tests start and for those in the tests' own processes.
+# Kernels for CPUs are compiled once for the engines that tests start and for those in the tests'
+# own processes.
 os.environ["NUMBA_CACHE_DIR"] = with_kernel_cache(os.environ)["NUMBA_CACHE_DIR"]
 
 # An example may take any time on a busy machine.
-hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("tests")
 
 JS = Path(__file__).parent / "gateway" / "js"
@@ -73,8 +81,9 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    # Imported modules and tests stay until the end: full collections find no garbage among them, and took a third of
-    # the time of collecting the tests (2026-11-26), later half a second each (2026-11-22).
+    # Imported modules and tests stay until the end: full collections find no garbage among them,
+    # and took a third of the time of collecting the tests (2026-11-26), later half a second each
+    # (2026-11-22).
     gc.disable()
     try:
         return (yield)
@@ -94,7 +103,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Of a function its name: what it is otherwise called has an address in it, and differs between workers."""
+    """Of a function its name: what it is otherwise called has an address in it, and differs between
+    workers."""
     return getattr(val, "__name__", None)
 
 
@@ -117,7 +127,9 @@ def kept() -> Iterator[dict[str, Any]]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def nats_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]) -> AsyncIterator[str]:
+async def nats_url(
+    tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]
+) -> AsyncIterator[str]:
     """A NATS server that the whole test run shares; subjects of a test carry names of its own."""
     if url := os.environ.get("HEADWATER_NATS_URL"):
         yield url
@@ -129,7 +141,9 @@ async def nats_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_redis_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]) -> AsyncIterator[str]:
+async def shared_redis_url(
+    tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]
+) -> AsyncIterator[str]:
     """The server behind `redis_url`."""
     if url := os.environ.get("HEADWATER_REDIS_URL"):
         yield url
@@ -141,7 +155,8 @@ async def shared_redis_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[
 
 @pytest_asyncio.fixture
 async def redis_url(shared_redis_url: str) -> AsyncIterator[str]:
-    """A Redis that is empty at the start of each test; one that the environment names is left as it is."""
+    """A Redis that is empty at the start of each test; one that the environment names is left as it
+    is."""
     if "HEADWATER_REDIS_URL" not in os.environ:
         async with Redis.from_url(shared_redis_url) as client:
             await client.flushall()
@@ -149,7 +164,9 @@ async def redis_url(shared_redis_url: str) -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def cluster_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]) -> AsyncIterator[str]:
+async def cluster_url(
+    tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]
+) -> AsyncIterator[str]:
     """A cluster of one node, which refuses commands whose keys lie in different hash slots."""
     server = await start_valkey(tmp_path_factory.mktemp("valkey-cluster"), cluster=True, **kept)
     yield server.url
@@ -165,14 +182,15 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_costs(run_folder: Path) -> None:
-    """What steps cost while tests keep all cores busy is no measure for the engines of later runs, or of the user."""
+    """What steps cost while tests keep all cores busy is no measure for the engines of later runs,
+    or of the user."""
     os.environ[COSTS_VARIABLE] = str(run_folder / "step-costs")
 
 
 @pytest.fixture(scope="session")
 def demo_folder(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model's tokenizer and chat template; no weights. The workers of a run share it: it takes seconds to
-    read the tokenizer from the model's file."""
+    """The demo model's tokenizer and chat template; no weights. The workers of a run share it: it
+    takes seconds to read the tokenizer from the model's file."""
     folder = run_folder / "demo-text"
     with (run_folder / "demo-text.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -208,7 +226,8 @@ def js_folder() -> Path:
     """The JavaScript clients with what their lock file names."""
     if shutil.which("node") is None:
         pytest.skip("node is missing")
-    lock, installed = JS / "package-lock.json", JS / "node_modules" / ".package-lock.json"
+    lock = JS / "package-lock.json"
+    installed = JS / "node_modules" / ".package-lock.json"
     if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
         command = ["npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"]
         subprocess.run(command, cwd=JS, check=True, capture_output=True, timeout=120)

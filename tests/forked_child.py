@@ -1,4 +1,5 @@
-"""A program of a process that is about to be started, run by a fork of this process: what it would import is there."""
+"""A program of a process that is about to be started, run by a fork of this process: what it would
+import is there."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ import structlog
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that a process which starts others handles itself."""
-STDOUT, STDERR = 1, 2
+STDOUT = 1
+STDERR = 2
 
 
 class ForkedChild:
-    """A child of this process, with those methods of `asyncio.subprocess.Process` that servers and supervisors use."""
+    """A child of this process, with those methods of `asyncio.subprocess.Process` that servers and
+    supervisors use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -53,9 +56,9 @@ def become(
     environment: Mapping[str, str],
     descriptors: Iterable[int],
 ) -> NoReturn:
-    """Runs the program in a process that was just forked, and ends the process. What it had is kept, but no open files
-    other than its standard output, its standard errors and those named, no logs, no event loop and no handlers of
-    `SIGNALS`."""
+    """Runs the program in a process that was just forked, and ends the process. What it had is
+    kept, but no open files other than its standard output, its standard errors and those named, no
+    logs, no event loop and no handlers of `SIGNALS`."""
     status = 1
     try:
         # What was inherited stays: no collection closes a file whose number is another one's now.
@@ -64,10 +67,17 @@ def become(
         for number in SIGNALS:
             if signal.getsignal(number) == signal.SIG_IGN:
                 continue
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        # No other file gets the number of one that is left: libuv closes its own again in each child of this process.
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
+        # No other file gets the number of one that is left: libuv closes its own again in each
+        # child of this process.
         nothing = os.open(os.devnull, os.O_RDONLY)
-        for descriptor in {0, *map(int, os.listdir("/proc/self/fd"))} - {STDOUT, STDERR, *descriptors}:
+        for descriptor in {0, *map(int, os.listdir("/proc/self/fd"))} - {
+            STDOUT,
+            STDERR,
+            *descriptors,
+        }:
             os.dup2(nothing, descriptor)
         asyncio.events._set_running_loop(None)
         asyncio.set_event_loop(None)

@@ -1,7 +1,7 @@
 """Clusters whose stages, cores and ranks are forked from a process that has the libraries.
 
-Imports are most of what the start of a cluster costs, and the return of its processes. Clusters whose processes a test
-looks at from outside start as in a deployment.
+Imports are most of what the start of a cluster costs, and the return of its processes. Clusters
+whose processes a test looks at from outside start as in a deployment.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ from tests.forked_child import STDERR, STDOUT, ForkedChild, become
 from tests.forked_stage import ENGINE, ForkedStage
 
 SUPERVISOR = "headwater.services.cli"
-STAGES = ("headwater.gateway", ENGINE, "headwater.services.output_processor", "headwater.services.processor")
+STAGES = (
+    "headwater.gateway",
+    ENGINE,
+    "headwater.services.output_processor",
+    "headwater.services.processor",
+)
 
 
 class ForkedCluster(ForkedStage):
-    """The process of `headwater up`, which forks its stages itself, with those methods of `subprocess.Popen` that tests
-    use."""
+    """The process of `headwater up`, which forks its stages itself, with those methods of
+    `subprocess.Popen` that tests use."""
 
     def __init__(self, *arguments: str, environment: Mapping[str, str], output: int) -> None:
         super().__init__(SUPERVISOR, *arguments, environment=environment, stderr=output)
@@ -47,7 +52,9 @@ class ForkedCluster(ForkedStage):
 class DetachedStage(ForkedStage):
     """A stage in a session of its own, for a supervisor that cannot fork: it has gRPC's threads."""
 
-    def __init__(self, module: str, flags: Sequence[str], *, env: Mapping[str, str], stdout: Any, **_: Any) -> None:
+    def __init__(
+        self, module: str, flags: Sequence[str], *, env: Mapping[str, str], stdout: Any, **_: Any
+    ) -> None:
         named = {name: int(env[name]) for name in (READY_FD, PARENT_FD)}
         super().__init__(module, *flags, environment=env, stderr=stdout.fileno(), **named)
 
@@ -62,7 +69,8 @@ class AwaitedStage:
 
     def __init__(self, stage: DetachedStage) -> None:
         assert stage.pid is not None
-        self.pid, self._stage = stage.pid, stage
+        self.pid = stage.pid
+        self._stage = stage
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._loop.add_reader(stage.sentinel, self._hear_end)
@@ -80,13 +88,17 @@ class AwaitedStage:
 
 
 def detach_stages() -> None:
-    """Supervisors of this process have their stages forked by the server of forks, which it starts."""
+    """Supervisors of this process have their stages forked by the server of forks, which it
+    starts."""
     forkserver.ensure_running()
-    fork_stages(lambda module, flags, **options: AwaitedStage(DetachedStage(module, flags, **options)))
+    fork_stages(
+        lambda module, flags, **options: AwaitedStage(DetachedStage(module, flags, **options))
+    )
 
 
 def fork_stages(fork: Callable[..., ForkedChild | AwaitedStage]) -> None:
-    """From here on `asyncio.create_subprocess_exec` starts stages so, and other programs as it is used to."""
+    """From here on `asyncio.create_subprocess_exec` starts stages so, and other programs as it is
+    used to."""
     start_program: Any = asyncio.create_subprocess_exec
 
     async def start(*command: str, **options: Any) -> Any:
@@ -99,7 +111,13 @@ def fork_stages(fork: Callable[..., ForkedChild | AwaitedStage]) -> None:
 
 
 def _fork_stage(
-    module: str, flags: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int], stdout: Any, **_: Any
+    module: str,
+    flags: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    pass_fds: Sequence[int],
+    stdout: Any,
+    **_: Any,
 ) -> ForkedChild:
     if (pid := os.fork()) == 0:
         os.setsid()

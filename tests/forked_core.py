@@ -1,7 +1,8 @@
-"""The core of an engine that tests start, forked from its server: a new interpreter takes seconds to import torch.
+"""The core of an engine that tests start, forked from its server: a new interpreter takes seconds
+to import torch.
 
-A server that is a `ForkedStage` has inherited the libraries, and has no thread yet when it starts its core. Threads and
-environment that libraries read when they are imported are those of the tests.
+A server that is a `ForkedStage` has inherited the libraries, and has no thread yet when it starts
+its core. Threads and environment that libraries read when they are imported are those of the tests.
 """
 
 from __future__ import annotations

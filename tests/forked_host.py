@@ -23,13 +23,21 @@ from tests.free_ports import HOST, free_port
 from tests.polling import holds_within
 from tests.stage_log import StageLog
 
-SECRET, OTHER = b"a secret of thirty-two bytes or more", b"another secret of thirty-two bytes or more"
+SECRET = b"a secret of thirty-two bytes or more"
+OTHER = b"another secret of thirty-two bytes or more"
 
 
 class ForkedHost(ForkServerProcess):
     """A host that joins `address`. It is started at once."""
 
-    def __init__(self, address: str, secret_file: Path, folder: Path, *, prepare: Callable[[], None] | None = None):
+    def __init__(
+        self,
+        address: str,
+        secret_file: Path,
+        folder: Path,
+        *,
+        prepare: Callable[[], None] | None = None,
+    ):
         super().__init__(name="stage host")
         self._asked = address, secret_file, folder
         self._prepare = prepare
@@ -56,7 +64,10 @@ class ForkedHost(ForkServerProcess):
     @property
     def rank_pids(self) -> list[int]:
         """In the order of the ranks."""
-        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        return [
+            int(pid)
+            for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        ]
 
     def says(self, sentence: str, seconds: float = 30) -> bool:
         return holds_within(lambda: sentence in self.log.text(), seconds)

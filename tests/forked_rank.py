@@ -1,7 +1,8 @@
 """Ranks of engines that tests build in their own process, forked from one that has imported torch.
 
-A new interpreter takes seconds to import it, and a test starts two to four ranks. Those of an engine that starts as in
-a deployment are interpreters of their own (`tests/services/engine/test_ranks.py`).
+A new interpreter takes seconds to import it, and a test starts two to four ranks. Those of an
+engine that starts as in a deployment are interpreters of their own
+(`tests/services/engine/test_ranks.py`).
 """
 
 from __future__ import annotations
@@ -24,30 +25,35 @@ from headwater.engine_core.parallel import rank_processes, ranks
 from headwater.engine_core.parallel.rank_start import RankStart
 from tests import forked_stage  # noqa: F401 (names what the server of forks imports)
 
-STDOUT, STDERR = 1, 2
+STDOUT = 1
+STDERR = 2
 EXIT_SECONDS = 30.0
 """The server of forks reports how a rank has ended, and may be scheduled late on a busy machine."""
 
 
 class ForkedRank(ForkServerProcess):
-    """A rank's process, with those methods of `subprocess.Popen` that an executor uses. It is started at once, and has
-    the open files of the executor's process under the same numbers."""
+    """A rank's process, with those methods of `subprocess.Popen` that an executor uses. It is
+    started at once, and has the open files of the executor's process under the same numbers."""
 
     def __init__(self, start: RankStart, variables: Mapping[str, str]) -> None:
         super().__init__(name=f"rank {start.rank}")
         # As the executor's process has them now: the server that forks has those of its own start.
         self._environment = {**os.environ, **variables}
-        self._told, self._waits = start.to_json(), threading.Lock()
+        self._told = start.to_json()
+        self._waits = threading.Lock()
         self._numbers = (STDOUT, STDERR, *start.descriptors)
         self._threads = start.options.num_threads
         self.start()
 
     def __getstate__(self) -> dict[str, Any]:
         files = [DupFd(number) for number in self._numbers]
-        return {name: value for name, value in self.__dict__.items() if name != "_waits"} | {"_files": files}
+        return {name: value for name, value in self.__dict__.items() if name != "_waits"} | {
+            "_files": files
+        }
 
     def run(self) -> None:
-        # What was inherited stays: no collection looks at it, which would copy the pages that hold it.
+        # What was inherited stays: no collection looks at it, which would copy the pages that hold
+        # it.
         gc.freeze()
         # A number that another file is to have would be overwritten below.
         free = max(self._numbers) + 1
@@ -76,7 +82,8 @@ def forked_ranks() -> Iterator[None]:
     with (
         mock.patch.object(rank_processes, "_started", ForkedRank),
         mock.patch.object(rank_processes, "EXIT_SECONDS", EXIT_SECONDS),
-        # A caller that finds a rank gone waits for the thread that asks the server of forks how it ended.
+        # A caller that finds a rank gone waits for the thread that asks the server of forks how it
+        # ended.
         mock.patch.object(ranks, "EXIT_SECONDS", 2 * EXIT_SECONDS),
     ):
         yield

@@ -1,8 +1,8 @@
 """Stages as processes that are forked from one that has imported what stages use.
 
-A stage imports the modules that it still lacks and runs the program that `python -m` runs, with flags, environment and
-file descriptors of its own. Imports cost most of the time that a stage takes to start; each worker of a test run makes
-them once.
+A stage imports the modules that it still lacks and runs the program that `python -m` runs, with
+flags, environment and file descriptors of its own. Imports cost most of the time that a stage takes
+to start; each worker of a test run makes them once.
 """
 
 from __future__ import annotations
@@ -27,24 +27,33 @@ MODULES = [
     "httpx",
     "triton.language",
 ]
-"""What the servers of forks of a deployment import, and what ranks and `headwater up` import besides."""
+"""What the servers of forks of a deployment import, and what ranks and `headwater up` import
+besides."""
 STDERR = "stderr"
 ENGINE = "headwater.services.engine"
 multiprocessing.get_context("forkserver").set_forkserver_preload(MODULES)
 
 
 class ForkedStage(ForkServerProcess):
-    """A stage's process, with those methods of `subprocess.Popen` that tests use. It is started at once.
+    """A stage's process, with those methods of `subprocess.Popen` that tests use. It is started at
+    once.
 
-    `descriptors` names open files of this process. Each is the stage's under a number of its own, which the environment
-    variable of that name holds.
+    `descriptors` names open files of this process. Each is the stage's under a number of its own,
+    which the environment variable of that name holds.
     """
 
     def __init__(
-        self, stage: str, *flags: str, stderr: int, environment: Mapping[str, str] = os.environ, **descriptors: int
+        self,
+        stage: str,
+        *flags: str,
+        stderr: int,
+        environment: Mapping[str, str] = os.environ,
+        **descriptors: int,
     ) -> None:
         super().__init__(name=stage)
-        self._stage, self._flags, self._environment = stage, flags, dict(environment)
+        self._stage = stage
+        self._flags = flags
+        self._environment = dict(environment)
         self._files: dict[str, Any] = {STDERR: stderr} | descriptors
         self.start()
 
@@ -52,12 +61,15 @@ class ForkedStage(ForkServerProcess):
         return self.__dict__ | {"_files": {name: DupFd(file) for name, file in self._files.items()}}
 
     def run(self) -> None:
-        # What was inherited stays: no collection looks at it, which would copy the pages that hold it.
+        # What was inherited stays: no collection looks at it, which would copy the pages that hold
+        # it.
         gc.freeze()
         numbers = {name: file.detach() for name, file in self._files.items()}
         os.dup2(numbers.pop(STDERR), sys.stderr.fileno())
         os.environ.clear()
-        os.environ.update(self._environment | {name: str(number) for name, number in numbers.items()})
+        os.environ.update(
+            self._environment | {name: str(number) for name, number in numbers.items()}
+        )
         sys.argv = [self._stage, *self._flags]
         self._prepare()
         self._main()

@@ -1,5 +1,5 @@
-"""What a machine that others use takes from a bound in seconds: how long it let a process wait that asked for nothing
-but to be woken."""
+"""What a machine that others use takes from a bound in seconds: how long it let a process wait that
+asked for nothing but to be woken."""
 
 from __future__ import annotations
 
@@ -27,16 +27,23 @@ while True:
 
 
 class MachineStalls:
-    """A process that sleeps, for as long as the context lasts. What it waits beyond its sleep, it waits for a core, and
-    so does every other process."""
+    """A process that sleeps, for as long as the context lasts. What it waits beyond its sleep, it
+    waits for a core, and so does every other process."""
 
     def __enter__(self) -> MachineStalls:
         self._wakes = tempfile.TemporaryFile()
-        self._observer = subprocess.Popen([sys.executable, "-IS", "-c", _OBSERVER], stdout=self._wakes)
+        self._observer = subprocess.Popen(
+            [sys.executable, "-IS", "-c", _OBSERVER], stdout=self._wakes
+        )
         assert holds_within(lambda: self._read() != [], 30), "the observer has not started"
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._observer.kill()
         self._observer.wait()
         self._wakes.close()
@@ -52,5 +59,8 @@ class MachineStalls:
 
     def _read(self) -> list[tuple[float, float]]:
         size = os.fstat(self._wakes.fileno()).st_size
-        # The observer writes at the position that it shares with this process, which therefore stays.
-        return list(_WAKE.iter_unpack(os.pread(self._wakes.fileno(), size // _WAKE.size * _WAKE.size, 0)))
+        # The observer writes at the position that it shares with this process, which therefore
+        # stays.
+        return list(
+            _WAKE.iter_unpack(os.pread(self._wakes.fileno(), size // _WAKE.size * _WAKE.size, 0))
+        )

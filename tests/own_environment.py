@@ -1,4 +1,5 @@
-"""Environments of a test's own, for clients that are no dependency of the project: the newest releases, by name."""
+"""Environments of a test's own, for clients that are no dependency of the project: the newest
+releases, by name."""
 
 from __future__ import annotations
 
@@ -11,8 +12,20 @@ import pytest
 
 INSTALL_SECONDS = 900
 OUT_OF_REACH = (
-    *("NewConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "Temporary failure in name resolution"),
-    *("No matching distribution found", "ENOTFOUND", "EAI_AGAIN", "ETIMEDOUT", "ECONNREFUSED", "ECONNRESET"),
+    *(
+        "NewConnectionError",
+        "ConnectTimeoutError",
+        "ReadTimeoutError",
+        "Temporary failure in name resolution",
+    ),
+    *(
+        "No matching distribution found",
+        "ENOTFOUND",
+        "EAI_AGAIN",
+        "ETIMEDOUT",
+        "ECONNREFUSED",
+        "ECONNRESET",
+    ),
 )
 """What pip and npm say where no registry answers; pip finds no distribution then."""
 
@@ -21,12 +34,16 @@ def python_with(folder: Path, *packages: str) -> str:
     """A Python that has the packages. Skips the test where the registry does not answer."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
     python = folder / "bin" / "python"
-    _install([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages], folder)
+    _install(
+        [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages],
+        folder,
+    )
     return str(python)
 
 
 def node_with(folder: Path, *packages: str) -> Path:
-    """A folder in which node finds the packages. Skips the test without node, or where the registry does not answer."""
+    """A folder in which node finds the packages. Skips the test without node, or where the registry
+    does not answer."""
     if shutil.which("npm") is None:
         pytest.skip("node is missing")
     folder.mkdir()
@@ -36,7 +53,9 @@ def node_with(folder: Path, *packages: str) -> Path:
 
 
 def _install(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+    )
     if done.returncode != 0:
         said = done.stderr or done.stdout
         if any(sign in said for sign in OUT_OF_REACH):

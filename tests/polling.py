@@ -1,13 +1,16 @@
-"""Waits for what nothing tells of: by looks that leave most of the time to the processes that are waited for."""
+"""Waits for what nothing tells of: by looks that leave most of the time to the processes that are
+waited for."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 0.2
+PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 0.2
 SHARE = 4
-"""Time between two looks, in the time that a look takes: a page of metrics costs those who render and read it."""
+"""Time between two looks, in the time that a look takes: a page of metrics costs those who render
+and read it."""
 
 
 def holds_within(

@@ -7,12 +7,14 @@ from pathlib import Path
 
 
 def shared_memory() -> set[str]:
-    """Names of shared memory. Semaphores of multiprocessing belong to tests that run beside this one."""
+    """Names of shared memory. Semaphores of multiprocessing belong to tests that run beside this
+    one."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
 
 
 def shared_memory_of(*pids: int) -> set[Path]:
-    """Paths of named shared memory that the processes map. Other processes of this machine map their own."""
+    """Paths of named shared memory that the processes map. Other processes of this machine map
+    their own."""
     named = set()
     for pid in pids:
         rows = Path(f"/proc/{pid}/maps").read_text().splitlines()

@@ -1,4 +1,5 @@
-"""Model folders for tests of text: the demo model's, with tokens and a template as models have that think and call."""
+"""Model folders for tests of text: the demo model's, with tokens and a template as models have that
+think and call."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ CONFIG = {
 """What a simulated engine reads of a folder."""
 
 
-def make_thinking_folder(plain: Path, folder: Path, *, name: str, template: str = THINKING_TEMPLATE) -> Path:
+def make_thinking_folder(
+    plain: Path, folder: Path, *, name: str, template: str = THINKING_TEMPLATE
+) -> Path:
     """A copy of `plain`, weights left out, for a model that thinks and calls."""
     folder.mkdir(parents=True)
     tokenizer = json.loads((plain / "tokenizer.json").read_text())

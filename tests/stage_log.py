@@ -1,4 +1,5 @@
-"""What processes that tests start say on standard error: kept in files, since nobody reads a pipe before it is full."""
+"""What processes that tests start say on standard error: kept in files, since nobody reads a pipe
+before it is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What compose.yaml promises about the inner planes: its own commands with real servers, without containers."""
+"""What compose.yaml promises about the inner planes: its own commands with real servers, without
+containers."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from headwater.services.text.stage import TextStageSettings
 from tests.free_ports import free_port
 
 ROOT = Path(__file__).parents[1]
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())[
+    "services"
+]
 NATS = str(Path(sysconfig.get_path("scripts")) / "nats-server")
 
 
@@ -38,9 +41,17 @@ def access(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(service: str, mounts: dict[str, Path]) -> list[str]:
-    """The arguments that compose.yaml gives the service, with paths of this machine for those of its container."""
+    """The arguments that compose.yaml gives the service, with paths of this machine for those of
+    its container."""
     return [
-        next((argument.replace(at, str(here)) for at, here in mounts.items() if argument.startswith(at)), argument)
+        next(
+            (
+                argument.replace(at, str(here))
+                for at, here in mounts.items()
+                if argument.startswith(at)
+            ),
+            argument,
+        )
         for argument in SERVICES[service]["command"]
     ]
 
@@ -51,7 +62,11 @@ def running(command: list[str], port: int, log: Path, kept: dict[str, Any]) -> I
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            [*kept["launcher"], *command], stdout=output, stderr=output, cwd=log.parent, pass_fds=kept["pass_fds"]
+            [*kept["launcher"], *command],
+            stdout=output,
+            stderr=output,
+            cwd=log.parent,
+            pass_fds=kept["pass_fds"],
         ) as process,
     ):
         try:
@@ -69,8 +84,12 @@ def listens(port: int) -> bool:
 
 
 def said_to_a_stranger(port: int, line: bytes) -> bytes:
-    """All that the server answers on a connection that has only sent `line`, until the server closes it."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as client, client.makefile("rb") as reader:
+    """All that the server answers on a connection that has only sent `line`, until the server
+    closes it."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=30) as client,
+        client.makefile("rb") as reader,
+    ):
         client.sendall(line)
         client.shutdown(socket.SHUT_WR)
         return reader.read()
@@ -81,16 +100,28 @@ def test_redis_as_compose_starts_it_tells_a_stranger_nothing(
 ) -> None:
     port = free_port()
     _, *flags = arguments("redis", {"/access": access / "redis"})
-    with running([str(get_binary_path()), *flags, "--port", str(port)], port, free_dir / "redis.log", kept):
-        for line in (b"PING\r\n", b"KEYS *\r\n", b"SUBSCRIBE x\r\n", b"ACL LIST\r\n", b"CONFIG GET *\r\n"):
+    with running(
+        [str(get_binary_path()), *flags, "--port", str(port)], port, free_dir / "redis.log", kept
+    ):
+        for line in (
+            b"PING\r\n",
+            b"KEYS *\r\n",
+            b"SUBSCRIBE x\r\n",
+            b"ACL LIST\r\n",
+            b"CONFIG GET *\r\n",
+        ):
             assert said_to_a_stranger(port, line) == b"-NOAUTH Authentication required.\r\n"
         assert said_to_a_stranger(port, b"AUTH default default\r\n").startswith(b"-WRONGPASS")
 
 
-def test_nats_as_compose_starts_it_tells_a_stranger_nothing(access: Path, free_dir: Path, kept: dict[str, Any]) -> None:
+def test_nats_as_compose_starts_it_tells_a_stranger_nothing(
+    access: Path, free_dir: Path, kept: dict[str, Any]
+) -> None:
     port = free_port()
     flags = arguments("nats", {"/access": access / "nats", "/data": free_dir})
-    with running([NATS, *flags, "-a", "127.0.0.1", "-p", str(port)], port, free_dir / "nats.log", kept):
+    with running(
+        [NATS, *flags, "-a", "127.0.0.1", "-p", str(port)], port, free_dir / "nats.log", kept
+    ):
         for line in (
             b"SUB > 1\r\nPING\r\n",
             b'CONNECT {"verbose":true}\r\nSUB > 1\r\nPING\r\n',
@@ -119,19 +150,29 @@ def test_a_service_mounts_its_own_role_s_secrets_and_cannot_write_them() -> None
 
 
 def test_both_gateways_have_one_master_key_and_ports_of_their_own(access: Path) -> None:
-    first, second = SERVICES["gateway"], SERVICES["gateway-1"]
+    first = SERVICES["gateway"]
+    second = SERVICES["gateway-1"]
     assert first["environment"] == second["environment"]
-    path = Path(str(first["environment"]["HEADWATER_MASTER_KEY_FILE"]).replace("/access", str(access / "gateway")))
+    path = Path(
+        str(first["environment"]["HEADWATER_MASTER_KEY_FILE"]).replace(
+            "/access", str(access / "gateway")
+        )
+    )
     drawn = path.read_text()
     assert len(drawn) >= 32
     assert path.stat().st_mode & 0o077 == 0
-    subprocess.run([sys.executable, "-m", "headwater.services.cli", "access", str(access), "--renew"], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "headwater.services.cli", "access", str(access), "--renew"],
+        check=True,
+    )
     assert path.read_text() == drawn
     assert set(first["ports"]).isdisjoint(second["ports"])
     assert (first["hostname"], second["hostname"]) == ("gateway-0", "gateway-1")
 
 
-STAGES = {name for name, each in SERVICES.items() if each.get("image", "").startswith("headwater-")} - {
+STAGES = {
+    name for name, each in SERVICES.items() if each.get("image", "").startswith("headwater-")
+} - {
     "access",
     "model",
 }
@@ -139,7 +180,8 @@ TEXT_STAGES = {"processor", "output-processor"}
 
 
 def test_a_stage_starts_after_its_secrets_and_its_model_and_ends_before_what_it_writes_to() -> None:
-    done, started = {"condition": "service_completed_successfully"}, {"condition": "service_started"}
+    done = {"condition": "service_completed_successfully"}
+    started = {"condition": "service_started"}
     servers = {"model": done, "access": done, "nats": started, "redis": started}
     behind = dict.fromkeys(TEXT_STAGES, started)
     assert {name: SERVICES[name]["depends_on"] for name in STAGES} == {
@@ -149,7 +191,8 @@ def test_a_stage_starts_after_its_secrets_and_its_model_and_ends_before_what_it_
 
 def test_a_stage_has_longer_to_end_than_its_drain_takes() -> None:
     limits = {
-        each.drain_limit for each in (GatewaySettings(), EngineSettings(executor="simulated"), TextStageSettings())
+        each.drain_limit
+        for each in (GatewaySettings(), EngineSettings(executor="simulated"), TextStageSettings())
     }
     assert limits == {30.0}
     assert {SERVICES[name]["stop_grace_period"] for name in STAGES} == {"40s"}
@@ -158,7 +201,9 @@ def test_a_stage_has_longer_to_end_than_its_drain_takes() -> None:
 @pytest.mark.parametrize(
     ("profiles", "device"), [("cpu,monitoring", "cpu"), ("gpu", "cuda"), ("monitoring,gpu", "cuda")]
 )
-def test_a_model_is_converted_for_the_device_of_the_profile(profiles: str, device: str, tmp_path: Path) -> None:
+def test_a_model_is_converted_for_the_device_of_the_profile(
+    profiles: str, device: str, tmp_path: Path
+) -> None:
     (tmp_path / "headwater").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "headwater").chmod(0o755)
     service = SERVICES["model"]
@@ -166,7 +211,9 @@ def test_a_model_is_converted_for_the_device_of_the_profile(profiles: str, devic
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MODEL": "m", "PROFILES": profiles}
     assert env.keys() - {"PATH"} <= service["environment"].keys()
     command = [*service["entrypoint"], script.replace("$$", "$")]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=env).stdout
+    said = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env=env
+    ).stdout
     assert said == f"pull m --link=/models/served --device={device}\n"
 
 
@@ -177,20 +224,25 @@ def test_another_model_is_another_container_of_each_stage_that_serves_it() -> No
 
 
 def test_an_upgrade_restarts_the_servers_which_read_the_rights_of_roles_when_they_start() -> None:
-    (upgrade,) = re.findall(r"^\| containers \| (.*) \|$", (ROOT / "docs/server.md").read_text(), re.M)
+    (upgrade,) = re.findall(
+        r"^\| containers \| (.*) \|$", (ROOT / "docs/server.md").read_text(), re.M
+    )
     files = {name: SERVICES[name]["command"] for name in ("nats", "redis")}
     assert all(any(each.startswith("/access/") for each in command) for command in files.values())
     assert "--force-recreate" in upgrade
 
 
 def test_no_service_leaves_a_volume_without_a_name() -> None:
-    """The images of Redis and Grafana declare one for their data, made anew at each start, and `down` keeps it."""
+    """The images of Redis and Grafana declare one for their data, made anew at each start, and
+    `down` keeps it."""
     assert SERVICES["redis"]["tmpfs"] == ["/data"]
     assert SERVICES["grafana"]["tmpfs"] == ["/var/lib/grafana"]
 
 
 def test_the_page_s_override_gives_the_gateway_a_certificate_that_its_health_check_knows() -> None:
-    (block,) = re.findall(r"^```yaml\n(services:.*?)^```", (ROOT / "docs/compose.md").read_text(), re.M | re.S)
+    (block,) = re.findall(
+        r"^```yaml\n(services:.*?)^```", (ROOT / "docs/compose.md").read_text(), re.M | re.S
+    )
     (name, service), *others = yaml.safe_load(block)["services"].items()
     gateway = SERVICES[name]
     assert others == []

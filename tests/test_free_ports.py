@@ -35,7 +35,9 @@ def test_a_port_that_another_process_was_given_is_not_given_before_that_one_ends
                 ports.append(port)
     monkeypatch.setattr(free_ports, "_PORTS", ports)
     command = [sys.executable, "-c", TAKES_ONE, *map(str, ports)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         given = int(other.stdout.readline())
         assert {free_ports.free_port() for _ in range(30)} == set(ports) - {given}

@@ -1,4 +1,5 @@
-"""What is installed is what deploy/locks lists: in step with pyproject.toml, and no other file under the same name."""
+"""What is installed is what deploy/locks lists: in step with pyproject.toml, and no other file
+under the same name."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ LOCKS = ROOT / "deploy" / "locks"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 REQUIRED = {
-    "front": [*PYPROJECT["build-system"]["requires"], *PYPROJECT["project"]["dependencies"], *EXTRAS["tracing"]],
+    "front": [
+        *PYPROJECT["build-system"]["requires"],
+        *PYPROJECT["project"]["dependencies"],
+        *EXTRAS["tracing"],
+    ],
     "engine": EXTRAS["engine"],
     "up": EXTRAS["embedded"],
     "dev": [*EXTRAS["plots"], *EXTRAS["simulation"], *EXTRAS["dev"]],
@@ -31,14 +36,17 @@ REQUIRED = {
     "docs": EXTRAS["docs"],
 }
 PINNED = re.compile(
-    r"^(?P<name>[\w.-]+)==(?P<version>[^ ]+)[^\n]*(?P<hashes>(?:\\\n +--hash=sha256:[0-9a-f]{64} ?)+)$", re.M
+    r"^(?P<name>[\w.-]+)==(?P<version>[^ ]+)[^\n]*(?P<hashes>(?:\\\n +--hash=sha256:[0-9a-f]{64} ?)+)$",
+    re.M,
 )
 
 
 def pins(layer: str) -> dict[str, Version]:
     """Releases of one file, by canonical name."""
     text = (LOCKS / f"{layer}.txt").read_text()
-    return {canonicalize_name(each["name"]): Version(each["version"]) for each in PINNED.finditer(text)}
+    return {
+        canonicalize_name(each["name"]): Version(each["version"]) for each in PINNED.finditer(text)
+    }
 
 
 def layer_pins(layer: str) -> dict[str, Version]:
@@ -56,7 +64,8 @@ def test_a_layer_satisfies_what_pyproject_requires_of_it(layer: str) -> None:
         for text in REQUIRED[layer]
         if (requirement := Requirement(text)).name != "headwater"
         and (
-            (version := locked.get(canonicalize_name(requirement.name))) is None or version not in requirement.specifier
+            (version := locked.get(canonicalize_name(requirement.name))) is None
+            or version not in requirement.specifier
         )
     ]
     assert unmet == [], "run `make lock`"
@@ -71,7 +80,8 @@ def test_every_line_of_a_lock_is_a_release_with_hashes(layer: str) -> None:
 
 
 def test_a_package_is_locked_once() -> None:
-    """One that a layer has for Windows alone may be in another one for all systems, with the same release."""
+    """One that a layer has for Windows alone may be in another one for all systems, with the same
+    release."""
     layers = [(pins(layer), (LOCKS / f"{layer}.txt").read_text()) for layer in (*REQUIRED, "torch")]
     known: dict[str, Version] = {}
     for releases, _ in layers:
@@ -87,17 +97,26 @@ def test_a_package_is_locked_once() -> None:
 
 
 def test_the_builds_of_torch_are_exact_releases_that_pyproject_allows() -> None:
-    [allowed] = [Requirement(text) for text in EXTRAS["engine"] if Requirement(text).name == "torch"]
-    [without_gpu] = re.findall(r"^release=torch==(.*)$", (ROOT / "deploy/install.sh").read_text(), re.M)
+    [allowed] = [
+        Requirement(text) for text in EXTRAS["engine"] if Requirement(text).name == "torch"
+    ]
+    [without_gpu] = re.findall(
+        r"^release=torch==(.*)$", (ROOT / "deploy/install.sh").read_text(), re.M
+    )
     assert Version(without_gpu) in allowed.specifier
     assert pins("torch")["torch"] in allowed.specifier
 
 
-@pytest.mark.parametrize("file", ["Makefile", "deploy/Dockerfile", "deploy/install.sh", "docs/server.md", ".ci/run"])
+@pytest.mark.parametrize(
+    "file", ["Makefile", "deploy/Dockerfile", "deploy/install.sh", "docs/server.md", ".ci/run"]
+)
 def test_nothing_is_installed_or_built_without_a_lock(file: str) -> None:
-    """What is given by name has hashes or comes alone, and what is built takes its tools from the lock."""
+    """What is given by name has hashes or comes alone, and what is built takes its tools from the
+    lock."""
     lines = re.findall(r"^.*\bpip (?:install|wheel)\b.*$", (ROOT / file).read_text(), re.M)
-    assert [line for line in lines if "--require-hashes" not in line and "--no-deps" not in line] == []
+    assert [
+        line for line in lines if "--require-hashes" not in line and "--no-deps" not in line
+    ] == []
     built = [line for line in lines if re.search(r" (-e )?\.$", line)]
     assert [line for line in built if "--no-build-isolation" not in line] == []
 
@@ -108,7 +127,8 @@ def wheel(folder: Path, content: str) -> str:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(zipfile.ZipInfo("victim.py"), content)
         archive.writestr(
-            zipfile.ZipInfo("victim-1.0.dist-info/METADATA"), "Metadata-Version: 2.1\nName: victim\nVersion: 1.0\n"
+            zipfile.ZipInfo("victim-1.0.dist-info/METADATA"),
+            "Metadata-Version: 2.1\nName: victim\nVersion: 1.0\n",
         )
         archive.writestr(
             zipfile.ZipInfo("victim-1.0.dist-info/WHEEL"),
@@ -122,9 +142,15 @@ def wheel(folder: Path, content: str) -> str:
 def test_a_release_that_the_index_has_replaced_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deploy/locks").mkdir(parents=True)
     shutil.copy(ROOT / "deploy/install.sh", tmp_path / "deploy")
-    index, target = tmp_path / "index", tmp_path / "target"
+    index = tmp_path / "index"
+    target = tmp_path / "target"
     index.mkdir()
-    told = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PIP_TARGET": str(target), "PIP_CONFIG_FILE": os.devnull}
+    told = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(index),
+        "PIP_TARGET": str(target),
+        "PIP_CONFIG_FILE": os.devnull,
+    }
 
     def install() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -137,7 +163,9 @@ def test_a_release_that_the_index_has_replaced_is_refused(tmp_path: Path) -> Non
         )
 
     honest = wheel(index, "print('as released')")
-    (tmp_path / "deploy/locks/front.txt").write_text(f"victim==1.0 \\\n    --hash=sha256:{honest}\n")
+    (tmp_path / "deploy/locks/front.txt").write_text(
+        f"victim==1.0 \\\n    --hash=sha256:{honest}\n"
+    )
     wheel(index, "print('replaced')")
     refused = install()
     assert refused.returncode != 0

@@ -1,4 +1,5 @@
-"""What the machine takes is what an observer that stands still says, within the stretch that is asked for."""
+"""What the machine takes is what an observer that stands still says, within the stretch that is
+asked for."""
 
 from __future__ import annotations
 

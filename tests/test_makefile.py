@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SERVING, TESTING = "serving-environment", "testing-environment"
+SERVING = "serving-environment"
+TESTING = "testing-environment"
 
 
 def commands(verb: str) -> str:

@@ -11,7 +11,9 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 
 
 def folders_with_code() -> set[str]:
-    return {str(path.parent.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    return {
+        str(path.parent.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py")
+    }
 
 
 def test_every_folder_with_code_is_a_listed_package() -> None:
@@ -22,7 +24,8 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
 
 def test_every_package_maps_to_its_own_folder() -> None:
     assert SETUPTOOLS["package-dir"] == {
-        package: package.removeprefix("headwater.").replace(".", "/") for package in SETUPTOOLS["packages"]
+        package: package.removeprefix("headwater.").replace(".", "/")
+        for package in SETUPTOOLS["packages"]
     }
 
 

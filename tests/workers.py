@@ -1,6 +1,8 @@
-"""Which worker runs what: a file with its fixtures is one worker's, and so are rooms that start many processes.
+"""Which worker runs what: a file with its fixtures is one worker's, and so are rooms that start
+many processes.
 
-NOTE: not by `xdist_group`: its plugin writes a group into a name that this pytest does not read, and says nothing.
+NOTE: not by `xdist_group`: its plugin writes a group into a name that this pytest does not read,
+and says nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import Any
 import pytest
 
 ROOMS = ("tests/line/", "tests/gateway/tenancy/", "tests/gateway/")
-"""Folders whose tests share what takes longest to start; the first match counts. Each takes at most about a quarter of
-the CPU time of all tests."""
+"""Folders whose tests share what takes longest to start; the first match counts. Each takes at most
+about a quarter of the CPU time of all tests."""
 ALONE = tuple(f"tests/line/test_line_{each}.py" for each in ("elastic", "handover", "ranks"))
 """Files of those folders that share nothing with the others, and take minutes."""
 
@@ -28,7 +30,9 @@ def group_of(nodeid: str) -> str:
         # pytest writes the sign between two names so.
         return nodeid.split(r" \xd7 ", 1)[0]
     file = nodeid.split("::", 1)[0]
-    return file if file in ALONE else next((room for room in ROOMS if nodeid.startswith(room)), file)
+    return (
+        file if file in ALONE else next((room for room in ROOMS if nodeid.startswith(room)), file)
+    )
 
 
 def by_group(config: pytest.Config, log: Any) -> Any:
@@ -41,18 +45,32 @@ def by_group(config: pytest.Config, log: Any) -> Any:
 
         def _reschedule(self, node: Any) -> None:
             if node not in self.registered_collections:
-                # It has just replaced another worker, and is given tests when it has collected them.
+                # It has just replaced another worker, and is given tests when it has collected
+                # them.
                 return
             super()._reschedule(node)
-            # A worker begins a test when it knows the next one. One that replaces another is given a group, of which
-            # a single test may be left.
-            while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            # A worker begins a test when it knows the next one. One that replaces another is given
+            # a group, of which a single test may be left.
+            while (
+                self.workqueue
+                and not node.shutting_down
+                and self._pending_of(self.assigned_work[node]) < 2
+            ):
                 self._assign_work_unit(node)
 
         def remove_node(self, node: Any) -> str | None:
-            # The plugin's own would run the test that ended a worker again, on one worker after another.
+            # The plugin's own would run the test that ended a worker again, on one worker after
+            # another.
             groups = self.assigned_work[node]
-            crashed = next((name for group in groups.values() for name, is_done in group.items() if not is_done), None)
+            crashed = next(
+                (
+                    name
+                    for group in groups.values()
+                    for name, is_done in group.items()
+                    if not is_done
+                ),
+                None,
+            )
             for group, tests in list(groups.items()):
                 if crashed in tests:
                     tests[crashed] = True
@@ -67,19 +85,33 @@ def by_group(config: pytest.Config, log: Any) -> Any:
 
 
 def compile_once(config: pytest.Config) -> None:
-    """In a new environment, one process collects the tests before the workers do. Those start together, and each would
-    compile what all of them import, a minute of a core."""
+    """In a new environment, one process collects the tests before the workers do. Those start
+    together, and each would compile what all of them import, a minute of a core."""
     is_worker = hasattr(config, "workerinput")
     spec = importlib.util.find_spec("torch")
-    if is_worker or not config.getoption("numprocesses", None) or spec is None or spec.origin is None:
+    if (
+        is_worker
+        or not config.getoption("numprocesses", None)
+        or spec is None
+        or spec.origin is None
+    ):
         return
     if not Path(importlib.util.cache_from_source(spec.origin)).exists():
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-qq",
+            "-p",
+            "no:cacheprovider",
+        ]
         subprocess.run(command, cwd=config.rootpath, stdout=subprocess.DEVNULL, check=False)
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sorts, so that no worker waits for another at the end: the rooms, files with a slow test, then the others."""
+    """Sorts, so that no worker waits for another at the end: the rooms, files with a slow test,
+    then the others."""
     slow = {group_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
 
     def place(item: pytest.Item) -> tuple[bool, bool]:

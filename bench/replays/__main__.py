@@ -1,7 +1,8 @@
-"""`python -m headwater.bench.replays`: records the replays, as token ids of the demo model's tokenizer.
+"""`python -m headwater.bench.replays`: records the replays, as token ids of the demo model's
+tokenizer.
 
-Edits need this repository's history, chats the demo model. Edits and agents' turns come out the same to the byte each
-time; the model's answers depend on the processor's arithmetic.
+Edits need this repository's history, chats the demo model. Edits and agents' turns come out the
+same to the byte each time; the model's answers depend on the processor's arithmetic.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from .edits import edits
 
 
 def main(
-    name: Annotated[list[str] | None, typer.Option(help=f"{', '.join(replay.RECORDED)}; repeatable")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(replay.RECORDED)}; repeatable")
+    ] = None,
 ) -> None:
     """Write bench/replays/data."""
     with tempfile.TemporaryDirectory() as folder:
@@ -38,14 +41,19 @@ def main(
     recorders = {
         "edits": lambda: edits(ROOT, encode),
         "agent-turns": lambda: agent_turns(encode),
-        "chat": lambda: list(chats(pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, device="cpu"))),
+        "chat": lambda: list(
+            chats(pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, device="cpu"))
+        ),
     }
     for each in name or recorders:
         exchanges = recorders[each]()
         path = replay.write(each, exchanges)
         num_prompt = sum(len(exchange.prompt_ids) for exchange in exchanges)
         num_answer = sum(len(exchange.answer_ids) for exchange in exchanges)
-        typer.echo(f"{path.name}: {len(exchanges)} answers of {num_answer} tokens to prompts of {num_prompt} tokens")
+        typer.echo(
+            f"{path.name}: {len(exchanges)} answers of {num_answer} tokens to prompts of "
+            f"{num_prompt} tokens"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Turns of made-up agents: a system prompt with tools, a task, and calls with their results; the answer is the next
-turn.
+"""Turns of made-up agents: a system prompt with tools, a task, and calls with their results; the
+answer is the next turn.
 
-A turn is a new sentence and a call whose arguments quote earlier results: a path, a name, lines to replace. Everything
-follows from `SEED` and the numbers below.
+A turn is a new sentence and a call whose arguments quote earlier results: a path, a name, lines to
+replace. Everything follows from `SEED` and the numbers below.
 """
 
 from __future__ import annotations
@@ -53,8 +53,16 @@ NOUNS, VERBS, GLUE = (
     )
 )
 TOOLS = [
-    {"name": "search", "description": "Find lines that hold a text.", "arguments": {"pattern": "str", "path": "str"}},
-    {"name": "read_file", "description": "Lines of a file.", "arguments": {"path": "str", "from": "int", "to": "int"}},
+    {
+        "name": "search",
+        "description": "Find lines that hold a text.",
+        "arguments": {"pattern": "str", "path": "str"},
+    },
+    {
+        "name": "read_file",
+        "description": "Lines of a file.",
+        "arguments": {"path": "str", "from": "int", "to": "int"},
+    },
     {
         "name": "edit_file",
         "description": "Replace lines of a file that occur in it once.",
@@ -73,7 +81,8 @@ class SourceFile:
 
 
 def agent_turns(encode: Encode) -> list[Exchange]:
-    """Turns agent by agent. The prompt of a turn is the one before it with the answer and the tool's result."""
+    """Turns agent by agent. The prompt of a turn is the one before it with the answer and the
+    tool's result."""
     rng = random.Random(SEED)
     return [
         Exchange(name=f"agent {i} turn {j}", prompt_ids=encode(prompt), answer_ids=encode(answer))
@@ -88,7 +97,10 @@ def _agent(rng: random.Random) -> Iterator[tuple[str, str]]:
     target = rng.choice(files)
     name = rng.choice(target.names)
     listing = "\n".join(file.path for file in files)
-    prompt = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{_sentence(rng)} See {name}.\n\n{listing}"
+    prompt = (
+        f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{_sentence(rng)} See "
+        f"{name}.\n\n{listing}"
+    )
     for turn in range(TURNS):
         prompt += "<|im_end|>\n<|im_start|>assistant\n"
         call, result = _turn(rng, turn, files, target, name)
@@ -119,7 +131,9 @@ def _turn(
     target.lines[first : first + len(old)] = new
     if not any(f"def {name}(" in line for line in target.lines):
         target.lines.insert(first, f"def {name}(self) -> None:")
-    return _call("edit_file", path=target.path, old="\n".join(old), new="\n".join(new)), "1 replacement"
+    return _call(
+        "edit_file", path=target.path, old="\n".join(old), new="\n".join(new)
+    ), "1 replacement"
 
 
 def _call(name: str, **arguments: object) -> dict[str, object]:
@@ -164,5 +178,7 @@ def _indentation(line: str) -> str:
 
 
 def _sentence(rng: random.Random) -> str:
-    words = [rng.choice(rng.choice((NOUNS, VERBS, GLUE))) for _ in range(rng.choice(SENTENCE_WORDS))]
+    words = [
+        rng.choice(rng.choice((NOUNS, VERBS, GLUE))) for _ in range(rng.choice(SENTENCE_WORDS))
+    ]
     return " ".join(words).capitalize() + "."

@@ -41,7 +41,8 @@ QUESTIONS = (
     "Write an SQL query that counts the orders of each customer.",
     "How can I fall asleep more easily?",
     "Describe the water cycle.",
-    "Rewrite in plain words: The committee resolved to defer its deliberations until a subsequent session.",
+    "Rewrite in plain words: The committee resolved to defer its deliberations until a "
+    "subsequent session.",
 )
 
 
@@ -56,9 +57,13 @@ def chats(model_folder: Path) -> Iterator[Exchange]:
         asked.append(Exchange(name=f"chat {i}", prompt_ids=prompt_ids, answer_ids=[0] * MAX_TOKENS))
     options = ExecutorOptions(model_folder=model_folder, max_num_seqs=ROWS)
     executor, config, _ = build_executor(options, lambda phase, done, total: None)
-    answer = partial(run_exchanges, executor, config, None, asked, rows=ROWS, stop_token_ids=text.eos_token_ids)
+    answer = partial(
+        run_exchanges, executor, config, None, asked, rows=ROWS, stop_token_ids=text.eos_token_ids
+    )
     answers = [answer(temperature=temperature).token_ids for temperature in TEMPERATURES]
     executor.close()
     for i, each in enumerate(asked):
         for temperature, token_ids in zip(TEMPERATURES, answers, strict=True):
-            yield replace(each, name=f"{each.name} at temperature {temperature:g}", answer_ids=token_ids[i])
+            yield replace(
+                each, name=f"{each.name} at temperature {temperature:g}", answer_ids=token_ids[i]
+            )

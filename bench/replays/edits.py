@@ -1,6 +1,8 @@
-"""Edits from this repository's history: a file before a commit and the commit's message, answered by the file after it.
+"""Edits from this repository's history: a file before a commit and the commit's message, answered
+by the file after it.
 
-The diff is not part of a prompt. The choice of edits follows from `LAST_COMMIT`, `SEED` and the limits below.
+The diff is not part of a prompt. The choice of edits follows from `LAST_COMMIT`, `SEED` and the
+limits below.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ def edits(repository: Path, encode: Encode) -> list[Exchange]:
     found: list[Exchange] = []
     times: dict[str, int] = {}
     for commit in commits:
-        changed = _git(repository, "diff-tree", "-r", "--no-commit-id", "--name-only", "--diff-filter=M", commit)
+        changed = _git(
+            repository,
+            "diff-tree",
+            "-r",
+            "--no-commit-id",
+            "--name-only",
+            "--diff-filter=M",
+            commit,
+        )
         paths = [path for path in changed.splitlines() if path.endswith(SUFFIXES)]
         rng.shuffle(paths)
         for path in paths:
@@ -54,7 +64,8 @@ def _edit(repository: Path, commit: str, path: str, encode: Encode) -> Exchange 
         return None
     message = _git(repository, "show", "-s", "--format=%B", commit).strip()
     prompt = (
-        f"<|im_start|>user\nChange the file {path} as this message says and answer with the whole file.\n\n"
+        f"<|im_start|>user\nChange the file {path} as this message says and answer with the "
+        "whole file.\n\n"
         f"{message}\n\n{before}<|im_end|>\n<|im_start|>assistant\n"
     )
     return Exchange(name=f"{commit[:7]} {path}", prompt_ids=encode(prompt), answer_ids=answer_ids)

@@ -1,4 +1,5 @@
-"""A replay: prompts with answers that are known, as ids of the demo model's tokenizer. Knows no engine and no text."""
+"""A replay: prompts with answers that are known, as ids of the demo model's tokenizer. Knows no
+engine and no text."""
 
 from __future__ import annotations
 
@@ -41,11 +42,16 @@ def write(name: str, exchanges: Iterable[Exchange]) -> Path:
     return path
 
 
-def random_exchanges(num_exchanges: int, *, prompt_len: int = 128, answer_len: int = 128) -> list[Exchange]:
+def random_exchanges(
+    num_exchanges: int, *, prompt_len: int = 128, answer_len: int = 128
+) -> list[Exchange]:
     """Exchanges of random tokens, which nothing predicts."""
     rng = np.random.default_rng(17)
-    first, last = RANDOM_VOCABULARY[0], RANDOM_VOCABULARY[-1]
-    ids = rng.integers(first, last, (num_exchanges, prompt_len + answer_len), endpoint=True).tolist()
+    first = RANDOM_VOCABULARY[0]
+    last = RANDOM_VOCABULARY[-1]
+    ids = rng.integers(
+        first, last, (num_exchanges, prompt_len + answer_len), endpoint=True
+    ).tolist()
     return [
         Exchange(name=f"random {i}", prompt_ids=each[:prompt_len], answer_ids=each[prompt_len:])
         for i, each in enumerate(ids)

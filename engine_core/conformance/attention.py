@@ -1,5 +1,5 @@
-"""Cases of attention over a paged cache: decodes, chunks of prompts, both together, blocks in common, the last tokens
-of a batch, each over keys and values that the platform stored itself."""
+"""Cases of attention over a paged cache: decodes, chunks of prompts, both together, blocks in
+common, the last tokens of a batch, each over keys and values that the platform stored itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ WINDOW = 37
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Sequences whose last tokens are computed, over caches that hold all of their keys and values."""
+    """Sequences whose last tokens are computed, over caches that hold all of their keys and
+    values."""
 
     starts: Sequence[int]
     counts: Sequence[int]
@@ -41,7 +42,8 @@ class Sequences:
     cache: Tensor
     """Keys and values of the twin, [2, num_blocks, Hk, block_size, D]."""
     stored: Tensor
-    """Keys and values of the platform, of the same shape; their layout is known to the platform alone."""
+    """Keys and values of the platform, of the same shape; their layout is known to the platform
+    alone."""
 
     def first(self, i: int) -> int:
         return sum(self.counts[:i])
@@ -50,10 +52,15 @@ class Sequences:
         """Queries and batch of (sequence, first token, number of tokens)."""
         rows = [self.first(i) + at + j for i, at, count in spans for j in range(count)]
         positions = [self.starts[i] + at + j for i, at, count in spans for j in range(count)]
-        items, counts = [i for i, _, _ in spans], np.array([count for _, _, count in spans], np.int32)
-        block_size, owners = self.cache.shape[3], np.repeat(np.array(items), counts)
+        items = [i for i, _, _ in spans]
+        counts = np.array([count for _, _, count in spans], np.int32)
+        block_size = self.cache.shape[3]
+        owners = np.repeat(np.array(items), counts)
         where = torch.tensor(positions)
-        slots = self.tables[torch.from_numpy(owners), where // block_size].long() * block_size + where % block_size
+        slots = (
+            self.tables[torch.from_numpy(owners), where // block_size].long() * block_size
+            + where % block_size
+        )
         starts = np.array([self.starts[i] + at for i, at, _ in spans], np.int32)
         num_blocks = int((starts + counts - 1).max()) // block_size + 1
         batch = ForwardBatch(
@@ -86,7 +93,9 @@ def attention_cases(subject: Subject) -> Iterator[Case]:
 def _cases_of(
     subject: Subject, heads: int, kv_heads: int, head_dim: int, block_size: int, kv_format: str
 ) -> Iterator[Case]:
-    platform = subject.platform(heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
+    platform = subject.platform(
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
+    )
     kind = "" if kv_format == subject.dtype_name else f"_{kv_format}"
     shapes = f"({heads}+2x{kv_heads})x{head_dim} block {block_size}"
     allowed = ALLOWED[kv_format]
@@ -104,41 +113,74 @@ def _cases_of(
         ),
     ):
         sequences = _sequences(
-            subject, platform, starts, counts, (heads, kv_heads, head_dim, block_size), kv_format, num_shared
+            subject,
+            platform,
+            starts,
+            counts,
+            (heads, kv_heads, head_dim, block_size),
+            kv_format,
+            num_shared,
         )
-        yield _case(platform, f"attention_{name}{kind}", f"{len(starts)} of {shapes}", sequences, allowed)
+        yield _case(
+            platform, f"attention_{name}{kind}", f"{len(starts)} of {shapes}", sequences, allowed
+        )
         if name == "chunk":
-            yield _ends(platform, f"attention_ends{kind}", f"{len(starts)} of {shapes}", sequences, allowed)
+            yield _ends(
+                platform, f"attention_ends{kind}", f"{len(starts)} of {shapes}", sequences, allowed
+            )
 
 
-def _windowed(subject: Subject, heads: int, kv_heads: int, head_dim: int, block_size: int) -> Iterator[Case]:
+def _windowed(
+    subject: Subject, heads: int, kv_heads: int, head_dim: int, block_size: int
+) -> Iterator[Case]:
     """Cases with a window, and with a scale of the model's own."""
-    platform = subject.platform(heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size, window=WINDOW)
+    platform = subject.platform(
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size, window=WINDOW
+    )
     lengths = [length - 1 for length in DECODE_LENS]
     shapes = f"({heads}+2x{kv_heads})x{head_dim} block {block_size} window {WINDOW}"
     for name, (starts, counts) in (
         ("decode", (lengths, [1] * len(lengths))),
         ("chunk", ([start for start, _ in CHUNKS], [count for _, count in CHUNKS])),
     ):
-        own = _sequences(subject, platform, starts, counts, (heads, kv_heads, head_dim, block_size), subject.dtype_name)
-        operation, own_shapes = f"attention_{name}_window", f"{len(starts)} of {shapes}"
+        own = _sequences(
+            subject,
+            platform,
+            starts,
+            counts,
+            (heads, kv_heads, head_dim, block_size),
+            subject.dtype_name,
+        )
+        operation = f"attention_{name}_window"
+        own_shapes = f"{len(starts)} of {shapes}"
         yield _case(platform, operation, own_shapes, own, subject.allowed, scale=0.2, window=WINDOW)
 
 
-def _case(platform: Any, operation: str, shapes: str, sequences: Sequences, allowed: float, **options: float) -> Case:
+def _case(
+    platform: Any,
+    operation: str,
+    shapes: str,
+    sequences: Sequences,
+    allowed: float,
+    **options: float,
+) -> Case:
     """A case; `options` are those of attention."""
 
     def attend(spans: list[tuple[int, int, int]]) -> list[Tensor]:
         q, batch = sequences.batch(spans)
         batch = batch.to(platform.device)
-        out = platform.attention(q.to(platform.device), sequences.stored, platform.plan_attention(batch), **options)
+        out = platform.attention(
+            q.to(platform.device), sequences.stored, platform.plan_attention(batch), **options
+        )
         return list(torch.split(out, batch.counts.tolist()))
 
     def in_pieces(items: list[int]) -> list[Tensor]:
-        """Outputs of the same positions in pieces: a position's bits are the same decoded, in a chunk and in a whole
-        prompt."""
+        """Outputs of the same positions in pieces: a position's bits are the same decoded, in a
+        chunk and in a whole prompt."""
         return [
-            torch.cat([attend([(i, at, min(PIECE, count - at))])[0] for at in range(0, count, PIECE)])
+            torch.cat(
+                [attend([(i, at, min(PIECE, count - at))])[0] for at in range(0, count, PIECE)]
+            )
             for i, count in ((i, sequences.counts[i]) for i in items)
         ]
 
@@ -172,9 +214,15 @@ def _ends(platform: Any, operation: str, shapes: str, sequences: Sequences, allo
         return list(platform.attention(q.to(platform.device)[own.sampled], sequences.stored, plan))
 
     ends = [sequences.first(i) + count - 1 for i, count in enumerate(sequences.counts)]
-    starts = [start + count - 1 for start, count in zip(sequences.starts, sequences.counts, strict=True)]
-    expected = specification.attention(sequences.q[ends], sequences.cache, starts, [1] * len(ends), sequences.tables)
-    return Case(operation=operation, shapes=shapes, run=run, expected=list(expected), allowed=allowed)
+    starts = [
+        start + count - 1 for start, count in zip(sequences.starts, sequences.counts, strict=True)
+    ]
+    expected = specification.attention(
+        sequences.q[ends], sequences.cache, starts, [1] * len(ends), sequences.tables
+    )
+    return Case(
+        operation=operation, shapes=shapes, run=run, expected=list(expected), allowed=allowed
+    )
 
 
 def _sequences(
@@ -186,20 +234,24 @@ def _sequences(
     kv_format: str,
     num_shared: int = 0,
 ) -> Sequences:
-    """Random queries, keys and values; keys and values are not rotated, so that both caches hold the same numbers."""
+    """Random queries, keys and values; keys and values are not rotated, so that both caches hold
+    the same numbers."""
     heads, kv_heads, head_dim, block_size = shape
     lengths = [start + count for start, count in zip(starts, counts, strict=True)]
     tables = _tables(subject, lengths, block_size, num_shared)
     num_blocks = int(tables.max()) + 1
     kv_dtype = torch.float8_e4m3fn if kv_format == "fp8" else subject.dtype
-    # Every slot of the blocks in use is written once: slots behind a sequence's end are never weighed.
+    # Every slot of the blocks in use is written once: slots behind a sequence's end are never
+    # weighed.
     slots = torch.arange(block_size, num_blocks * block_size)
     kv = subject.randn(len(slots), 2 * kv_heads, head_dim)
     cache = torch.zeros(2, num_blocks, kv_heads, block_size, head_dim, dtype=kv_dtype)
     stored = torch.zeros_like(cache, device=platform.device)
     specification.store_kv(kv[:, :kv_heads], kv[:, kv_heads:], slots, cache)
     cos_sin = torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), dim=1)
-    qkv = torch.cat((torch.zeros(len(slots), heads, head_dim, dtype=subject.dtype), kv), dim=1).flatten(1)
+    qkv = torch.cat(
+        (torch.zeros(len(slots), heads, head_dim, dtype=subject.dtype), kv), dim=1
+    ).flatten(1)
     _store(platform, qkv, torch.zeros_like(slots), slots, cos_sin, stored)
     q = subject.randn(sum(counts), heads, head_dim)
     # Every third token's are larger, so that some weights are spread and some are not.
@@ -221,7 +273,13 @@ def _tables(subject: Subject, lengths: Sequence[int], block_size: int, num_share
 
 
 def _store(
-    platform: Any, qkv: Tensor, positions: Tensor, slots: Tensor, cos_sin: Tensor, cache: Tensor, **parts: Tensor
+    platform: Any,
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cos_sin: Tensor,
+    cache: Tensor,
+    **parts: Tensor,
 ) -> Tensor:
     """Stores keys and values, and returns the queries; `parts` are bias and norms."""
     count = len(slots)
@@ -234,27 +292,41 @@ def _store(
         block_tables=torch.zeros(1, 1, dtype=torch.int32),
         sampled=torch.zeros(0, dtype=torch.int64),
     ).to(platform.device)
-    given = {"bias": None, "q_norm": None, "k_norm": None} | {k: v.to(platform.device) for k, v in parts.items()}
-    x, table = qkv.to(platform.device), cos_sin.to(platform.device)
+    given = {"bias": None, "q_norm": None, "k_norm": None} | {
+        k: v.to(platform.device) for k, v in parts.items()
+    }
+    x = qkv.to(platform.device)
+    table = cos_sin.to(platform.device)
     q: Tensor = platform.qk_norm_rope_store_kv(x, batch, table, cache, **given, eps=EPS)
     return q
 
 
 def _stored(subject: Subject, heads: int, kv_heads: int, head_dim: int) -> Case:
-    """Case of keys with norm, bias and rotation, seen by attention: each sequence decodes its last token."""
+    """Case of keys with norm, bias and rotation, seen by attention: each sequence decodes its last
+    token."""
     block_size = subject.flags.block_sizes[0]
-    platform = subject.platform(heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
+    platform = subject.platform(
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
+    )
     lengths = DECODE_LENS[:16]
     tables = _tables(subject, lengths, block_size, 0)
     owners = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     positions = torch.cat([torch.arange(length) for length in lengths])
     slots = tables[owners, positions // block_size].long() * block_size + positions % block_size
     width = (heads + 2 * kv_heads) * head_dim
-    parts = {"bias": subject.randn(width), "q_norm": subject.randn(head_dim), "k_norm": subject.randn(head_dim)}
+    parts = {
+        "bias": subject.randn(width),
+        "q_norm": subject.randn(head_dim),
+        "k_norm": subject.randn(head_dim),
+    }
     qkv = subject.randn(len(slots), width)
-    angles = torch.rand(MAX_MODEL_LEN, head_dim // 2, generator=torch.Generator().manual_seed(3)) * 7
+    angles = (
+        torch.rand(MAX_MODEL_LEN, head_dim // 2, generator=torch.Generator().manual_seed(3)) * 7
+    )
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
-    cache = torch.zeros(2, int(tables.max()) + 1, kv_heads, block_size, head_dim, dtype=subject.dtype)
+    cache = torch.zeros(
+        2, int(tables.max()) + 1, kv_heads, block_size, head_dim, dtype=subject.dtype
+    )
     q, k, v = specification.qk_norm_rope(qkv, positions, cos_sin, kv_heads, eps=EPS, **parts)
     specification.store_kv(k, v, slots, cache)
     last = torch.tensor(lengths).cumsum(0) - 1
@@ -268,7 +340,8 @@ def _stored(subject: Subject, heads: int, kv_heads: int, head_dim: int) -> Case:
     )
 
     def run(items: list[int]) -> list[Tensor]:
-        """Stores the tokens of sequences together, then computes attention of the last token of each."""
+        """Stores the tokens of sequences together, then computes attention of the last token of
+        each."""
         rows = torch.cat([torch.nonzero(owners == i)[:, 0] for i in items])
         stored = torch.zeros_like(cache).to(platform.device)
         own = rows_of(qkv, rows.tolist(), platform)
@@ -277,6 +350,14 @@ def _stored(subject: Subject, heads: int, kv_heads: int, head_dim: int) -> Case:
         plan = platform.plan_attention(batch.to(platform.device))
         return list(platform.attention(queries.to(platform.device), stored, plan))
 
-    expected = specification.attention(sequences.q, cache, sequences.starts, sequences.counts, tables)
+    expected = specification.attention(
+        sequences.q, cache, sequences.starts, sequences.counts, tables
+    )
     shapes = f"{len(lengths)} of ({heads}+2x{kv_heads})x{head_dim}"
-    return Case(operation="store_kv", shapes=shapes, run=run, expected=list(expected), allowed=2 * subject.allowed)
+    return Case(
+        operation="store_kv",
+        shapes=shapes,
+        run=run,
+        expected=list(expected),
+        allowed=2 * subject.allowed,
+    )

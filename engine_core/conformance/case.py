@@ -1,8 +1,8 @@
-"""A case of the conformance suite: an operation on items in batches of any composition, and the twin's result for each
-item.
+"""A case of the conformance suite: an operation on items in batches of any composition, and the
+twin's result for each item.
 
-An item is what an engine may batch with others: a token's row, a sequence, a row of logits. Its bits have to be the
-same whatever else is in the batch.
+An item is what an engine may batch with others: a token's row, a sequence, a row of logits. Its
+bits have to be the same whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ NUM_ITEMS = 64
 """Number of items in most cases: one and 63 others."""
 SHIFTS = (1, 7)
 ALLOWED = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "fp8": 6e-2}
-"""Largest error, as a share of the twin's largest magnitude, by the type of the inputs; fp8: of keys and values."""
+"""Largest error, as a share of the twin's largest magnitude, by the type of the inputs; fp8: of
+keys and values."""
 REGRET = 1e-3
-"""Largest difference between the best score and that of a drawn token: noise may be computed less exactly than the
-twin's."""
+"""Largest difference between the best score and that of a drawn token: noise may be computed less
+exactly than the twin's."""
 
 Run = Callable[[list[int]], list[Tensor]]
 """Function from the items of a batch, by index and in order, to an output of each."""
@@ -40,7 +41,8 @@ class Case:
     draws: bool = False
     """Whether outputs are token ids int32 [1], whose scores are compared."""
     rearranged: Run | None = None
-    """Outputs of all items in another arrangement that keeps bits too, such as pieces of a prompt."""
+    """Outputs of all items in another arrangement that keeps bits too, such as pieces of a
+    prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,8 @@ class Line:
     error: float
     allowed: float
     bits: str
-    """`equal`, or the first batch in which an item's bits differ; empty where the operation failed."""
+    """`equal`, or the first batch in which an item's bits differ; empty where the operation
+    failed."""
     problem: str = ""
     """Error of the operation, or the difference between the shapes."""
 
@@ -62,9 +65,12 @@ class Line:
 
 
 def examine(case: Case) -> Line:
-    """Runs the case in all batches. An error of an operation is its line's problem, so that the others run too."""
+    """Runs the case in all batches. An error of an operation is its line's problem, so that the
+    others run too."""
     items = list(range(len(case.expected)))
-    error, bits, problem = math.inf, "", ""
+    error = math.inf
+    bits = ""
+    problem = ""
     try:
         outputs = _on_host(case.run(items))
         problem = _shape_problem(outputs, case)
@@ -74,7 +80,12 @@ def examine(case: Case) -> Line:
     except Exception as raised:
         problem = f"{type(raised).__name__}: {raised}".splitlines()[0]
     return Line(
-        operation=case.operation, shapes=case.shapes, error=error, allowed=case.allowed, bits=bits, problem=problem
+        operation=case.operation,
+        shapes=case.shapes,
+        error=error,
+        allowed=case.allowed,
+        bits=bits,
+        problem=problem,
     )
 
 
@@ -83,7 +94,10 @@ def _worst(outputs: list[Tensor], case: Case) -> float:
     if case.draws:
         return max(float(scores.max() - scores[int(token)]) for token, scores in pairs)
     scale = max(float(expected.abs().max()) for expected in case.expected)
-    worst = max(float((output.double() - expected.double()).abs().max()) for output, expected in pairs) / scale
+    worst = (
+        max(float((output.double() - expected.double()).abs().max()) for output, expected in pairs)
+        / scale
+    )
     return worst if math.isfinite(worst) else math.inf
 
 
@@ -108,7 +122,8 @@ def _first_difference(case: Case, outputs: list[Tensor]) -> str:
 
 
 def _batches(num_items: int) -> Iterator[tuple[str, list[int]]]:
-    """Batches: each item alone, in twos, shifted among the others, and all in the opposite order."""
+    """Batches: each item alone, in twos, shifted among the others, and all in the opposite
+    order."""
     items = list(range(num_items))
     for i in items:
         yield "alone", [i]

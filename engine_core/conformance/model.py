@@ -1,5 +1,5 @@
-"""Checks greedy tokens of a whole model on a platform against a decoder over the twins, and alone against in a
-batch."""
+"""Checks greedy tokens of a whole model on a platform against a decoder over the twins, and alone
+against in a batch."""
 
 from __future__ import annotations
 
@@ -27,16 +27,21 @@ from .case import Line
 from .reference import ReferencePlatform
 
 MAX_GAPS = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
-"""Largest distance of a chosen token's logit below the highest one of the reference; half a unit is a ratio of 1.6."""
+"""Largest distance of a chosen token's logit below the highest one of the reference; half a unit is
+a ratio of 1.6."""
 BLOCK_SIZE = 64
 NUM_TOKENS = 16
 
 
 def examine_model(
-    folder: Path, device: str, flags: Capabilities, prompts: Sequence[Sequence[int]], progress: Progress
+    folder: Path,
+    device: str,
+    flags: Capabilities,
+    prompts: Sequence[Sequence[int]],
+    progress: Progress,
 ) -> Line:
-    """Checks a model; `prompts` are token ids. Raises `ConfigError` where the device does not serve the folder's
-    model."""
+    """Checks a model; `prompts` are token ids. Raises `ConfigError` where the device does not serve
+    the folder's model."""
     longest = max(map(len, prompts)) + NUM_TOKENS
     options = ExecutorOptions(
         model_folder=folder,
@@ -68,7 +73,15 @@ def _answers(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]
     for i, prompt in enumerate(prompts):
         # Nothing is cached of a prompt in either arrangement.
         namespace = b"%08d%08d" % (i, len(prompts))
-        engine.add(NewRequest(key=i, prompt_ids=list(prompt), output_ids=[], sampling=sampling, namespace=namespace))
+        engine.add(
+            NewRequest(
+                key=i,
+                prompt_ids=list(prompt),
+                output_ids=[],
+                sampling=sampling,
+                namespace=namespace,
+            )
+        )
     while engine.has_work():
         if (output := engine.step()) is None:
             continue
@@ -81,10 +94,13 @@ def _answers(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]
 
 @torch.inference_mode()
 def _gaps(
-    folder: Path, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], progress: Progress
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    progress: Progress,
 ) -> list[float]:
-    """Distance of each chosen token's logit below the likeliest one's, by the reference's logits after the tokens
-    before it."""
+    """Distance of each chosen token's logit below the likeliest one's, by the reference's logits
+    after the tokens before it."""
     progress("computing the reference", 0, 1)
     model = registry.read_config(folder)
     decoder_class = model_class(model)
@@ -122,4 +138,6 @@ def _batch(texts: Sequence[Sequence[int]]) -> ForwardBatch:
 
 def _cache(model: ModelConfig, texts: Sequence[Sequence[int]]) -> Tensor:
     block_size = max(map(len, texts))
-    return torch.zeros(model.num_layers, 2, len(texts), model.num_kv_heads, block_size, model.head_dim)
+    return torch.zeros(
+        model.num_layers, 2, len(texts), model.num_kv_heads, block_size, model.head_dim
+    )

@@ -1,4 +1,5 @@
-"""A platform whose every operation is its twin: slow, on a CPU, for a decoder that others are compared with."""
+"""A platform whose every operation is its twin: slow, on a CPU, for a decoder that others are
+compared with."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class ReferenceSampling:
     def mask_tokens(self, logits: Tensor, masks: Tensor) -> Tensor:
         return specification.mask_tokens(logits, masks).float()
 
-    def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    def logprobs(
+        self, logits: Tensor, token_ids: Tensor, num_top: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         every = specification.logprobs(logits)
         best = every.sort(dim=1, descending=True, stable=True)
         chosen = every.gather(1, token_ids.long()[:, None])[:, 0]
@@ -83,14 +86,30 @@ class ReferencePlatform:
         eps: float,
     ) -> Tensor:
         q, k, v = specification.qk_norm_rope(
-            qkv, batch.positions, cos_sin, kv_cache.shape[2], bias=bias, q_norm=q_norm, k_norm=k_norm, eps=eps
+            qkv,
+            batch.positions,
+            cos_sin,
+            kv_cache.shape[2],
+            bias=bias,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=eps,
         )
         specification.store_kv(k, v, batch.slots, kv_cache)
         return q.to(qkv.dtype)
 
     def attention(
-        self, q: Tensor, kv_cache: Tensor, attention_plan: ForwardBatch, *, scale: float | None = None, window: int = 0
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        attention_plan: ForwardBatch,
+        *,
+        scale: float | None = None,
+        window: int = 0,
     ) -> Tensor:
-        starts, counts = attention_plan.starts.tolist(), attention_plan.counts.tolist()
+        starts = attention_plan.starts.tolist()
+        counts = attention_plan.counts.tolist()
         tables = attention_plan.block_tables
-        return specification.attention(q, kv_cache, starts, counts, tables, scale=scale, window=window).to(q.dtype)
+        return specification.attention(
+            q, kv_cache, starts, counts, tables, scale=scale, window=window
+        ).to(q.dtype)

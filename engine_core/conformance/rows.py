@@ -1,4 +1,5 @@
-"""Cases of operations on single tokens: embeddings, products, activations, norms, rotations, LM heads."""
+"""Cases of operations on single tokens: embeddings, products, activations, norms, rotations, LM
+heads."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from .subject import EPS, Subject, rows_of
 
 VOCAB_SIZE = 997
 PRODUCTS = ((37, 83), (131, 29), (VOCAB_SIZE, 576))
-"""Outputs and inputs, before they are rounded up to what the platform serves; the last is a head's."""
+"""Outputs and inputs, before they are rounded up to what the platform serves; the last is a
+head's."""
 WIDTHS = (37, 131, 1029)
 ACTIVATIONS = ("silu", "gelu_tanh")
 ROTATIONS = {"rope": "", "qk_norm_rope": "n", "qkv_bias_rope": "b", "qkv_bias_norm_rope": "nb"}
@@ -33,10 +35,12 @@ def row_cases(subject: Subject) -> Iterator[Case]:
 
 
 def _lookups(subject: Subject) -> Iterator[Case]:
-    """Cases of torch on the platform's device, which a decoder and an executor use around the platform's own
-    operations."""
-    platform, width = subject.platform(), subject.size(83)
-    weight, token_ids = subject.randn(VOCAB_SIZE, width), subject.integers(VOCAB_SIZE, NUM_ITEMS)
+    """Cases of torch on the platform's device, which a decoder and an executor use around the
+    platform's own operations."""
+    platform = subject.platform()
+    width = subject.size(83)
+    weight = subject.randn(VOCAB_SIZE, width)
+    token_ids = subject.integers(VOCAB_SIZE, NUM_ITEMS)
     on_device = weight.to(platform.device)
     yield Case(
         operation="embedding",
@@ -45,7 +49,8 @@ def _lookups(subject: Subject) -> Iterator[Case]:
         expected=list(specification.embedding(token_ids, weight)),
         allowed=0.0,
     )
-    hidden, rows = subject.randn(3 * NUM_ITEMS, width), subject.permutation(3 * NUM_ITEMS)[:NUM_ITEMS]
+    hidden = subject.randn(3 * NUM_ITEMS, width)
+    rows = subject.permutation(3 * NUM_ITEMS)[:NUM_ITEMS]
     states = hidden.to(platform.device)
     yield Case(
         operation="gather_sampled",
@@ -59,7 +64,8 @@ def _lookups(subject: Subject) -> Iterator[Case]:
 def _products(subject: Subject) -> Iterator[Case]:
     for is_gated, shapes in ((False, PRODUCTS), (True, PRODUCTS[:2])):
         for outputs, inputs in shapes:
-            n, k = subject.size(outputs), subject.size(inputs)
+            n = subject.size(outputs)
+            k = subject.size(inputs)
             for kind in subject.linear_kinds():
                 yield _product(subject, kind, n, k, is_gated=is_gated)
     for activation in ACTIVATIONS:
@@ -67,13 +73,15 @@ def _products(subject: Subject) -> Iterator[Case]:
 
 
 def _product(subject: Subject, kind: str, n: int, k: int, *, is_gated: bool) -> Case:
-    platform, x = subject.platform(), subject.randn(NUM_ITEMS, k)
+    platform = subject.platform()
+    x = subject.randn(NUM_ITEMS, k)
     weight = subject.randn(2 * n if is_gated else n, k, scale=k**-0.5)
     if is_gated:
         product = subject.gated_linear(platform, weight, ACTIVATIONS[0], kind)
         expected = specification.gated_linear(x, weight, ACTIVATIONS[0])
     else:
-        product, expected = subject.linear(platform, weight, kind), specification.linear(x, weight)
+        product = subject.linear(platform, weight, kind)
+        expected = specification.linear(x, weight)
     return Case(
         operation=f"{'gated_' if is_gated else ''}linear_{kind}",
         shapes=f"{NUM_ITEMS}x{k} {'2x' if is_gated else ''}{n}x{k}",
@@ -85,7 +93,8 @@ def _product(subject: Subject, kind: str, n: int, k: int, *, is_gated: bool) -> 
 
 def _gate(subject: Subject, activation: str) -> Case:
     width = subject.size(83)
-    platform, x = subject.platform(), subject.randn(NUM_ITEMS, 2 * width, scale=2.0)
+    platform = subject.platform()
+    x = subject.randn(NUM_ITEMS, 2 * width, scale=2.0)
     return Case(
         operation=f"gate_{activation}",
         shapes=f"{NUM_ITEMS}x{2 * width}",
@@ -99,7 +108,9 @@ def _norms(subject: Subject) -> Iterator[Case]:
     for least in WIDTHS:
         width = subject.size(least)
         platform = subject.platform(hidden=width)
-        x, residual, weight = subject.randn(NUM_ITEMS, width), subject.randn(NUM_ITEMS, width), subject.randn(width)
+        x = subject.randn(NUM_ITEMS, width)
+        residual = subject.randn(NUM_ITEMS, width)
+        weight = subject.randn(width)
         yield _norm(subject, platform, x, weight)
         yield from _added_norms(subject, platform, x, residual, weight)
 
@@ -115,7 +126,9 @@ def _norm(subject: Subject, platform: object, x: Tensor, weight: Tensor) -> Case
     )
 
 
-def _added_norms(subject: Subject, platform: object, x: Tensor, residual: Tensor, weight: Tensor) -> Iterator[Case]:
+def _added_norms(
+    subject: Subject, platform: object, x: Tensor, residual: Tensor, weight: Tensor
+) -> Iterator[Case]:
     on_device = rows_of(weight, range(len(weight)), platform)
     norm, total = specification.add_rms_norm(x, residual, weight, EPS)
 
@@ -140,12 +153,15 @@ def _added_norms(subject: Subject, platform: object, x: Tensor, residual: Tensor
     )
 
 
-def _rotation(subject: Subject, operation: str, parts: str, heads: int, kv_heads: int, head_dim: int) -> Case:
+def _rotation(
+    subject: Subject, operation: str, parts: str, heads: int, kv_heads: int, head_dim: int
+) -> Case:
     """Case of queries; keys and values are seen by attention over the cache."""
     block_size = subject.flags.block_sizes[0]
     platform = subject.platform(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     width = (heads + 2 * kv_heads) * head_dim
-    qkv, positions = subject.randn(NUM_ITEMS, width), subject.integers(500, NUM_ITEMS)
+    qkv = subject.randn(NUM_ITEMS, width)
+    positions = subject.integers(500, NUM_ITEMS)
     bias = subject.randn(width) if "b" in parts else None
     q_norm, k_norm = (subject.randn(head_dim) if "n" in parts else None for _ in range(2))
     angles = torch.rand(500, head_dim // 2, generator=torch.Generator().manual_seed(2)) * 7
@@ -167,8 +183,11 @@ def _rotation(subject: Subject, operation: str, parts: str, heads: int, kv_heads
             name: None if part is None else part.to(platform.device)
             for name, part in (("bias", bias), ("q_norm", q_norm), ("k_norm", k_norm))
         }
-        x, table = rows_of(qkv, items, platform), cos_sin.to(platform.device)
-        q: Tensor = platform.qk_norm_rope_store_kv(x, batch, table, cache.to(platform.device), **moved, eps=EPS)
+        x = rows_of(qkv, items, platform)
+        table = cos_sin.to(platform.device)
+        q: Tensor = platform.qk_norm_rope_store_kv(
+            x, batch, table, cache.to(platform.device), **moved, eps=EPS
+        )
         return list(q)
 
     q, _, _ = specification.qk_norm_rope(

@@ -1,4 +1,5 @@
-"""Cases of sampling and pooling: edits of logits, masks, draws, filters, log probabilities, pooled hidden states."""
+"""Cases of sampling and pooling: edits of logits, masks, draws, filters, log probabilities, pooled
+hidden states."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ EDITS = {
     "bad_words": SamplingParams(bad_words=((7,), (11, 13))),
     "min_tokens": SamplingParams(min_tokens=4, min_tokens_blocked_ids=(2, 17)),
     "logit_bias": SamplingParams(logit_bias={1: 2.5, 990: -100.0}),
-    "penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25),
+    "penalties": SamplingParams(
+        repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25
+    ),
 }
 PROMPT_LENS = tuple(1 + (13 * i) % 31 for i in range(16))
 
@@ -68,7 +71,10 @@ def _draws(subject: Subject, temperature: float) -> Draws:
 
 
 def _some(columns: Columns, items: list[int], platform: Any) -> Columns:
-    return replace(columns, **{it.name: rows_of(getattr(columns, it.name), items, platform) for it in fields(columns)})
+    return replace(
+        columns,
+        **{it.name: rows_of(getattr(columns, it.name), items, platform) for it in fields(columns)},
+    )
 
 
 def _masks(subject: Subject) -> Tensor:
@@ -79,9 +85,12 @@ def _masks(subject: Subject) -> Tensor:
 
 def _edit(platform: Any, name: str, params: SamplingParams, logits: Tensor) -> Case:
     """Case of edits of logits on the platform's device, as `Sampler` makes them."""
-    prompt, output = torch.tensor([4, 4, 9], dtype=torch.int32), torch.tensor([9, 12, 12, 11], dtype=torch.int32)
+    prompt = torch.tensor([4, 4, 9], dtype=torch.int32)
+    output = torch.tensor([9, 12, 12, 11], dtype=torch.int32)
     ids = prompt.numpy()
-    edits = edits_of(AdmittedRow(row=0, token_ids=ids, num_prompt_tokens=3, sampling=params, choice_index=0))
+    edits = edits_of(
+        AdmittedRow(row=0, token_ids=ids, num_prompt_tokens=3, sampling=params, choice_index=0)
+    )
     assert edits is not None
     request_edits = RequestEdits(edits)
 
@@ -95,12 +104,17 @@ def _edit(platform: Any, name: str, params: SamplingParams, logits: Tensor) -> C
     # Forbidden tokens are distinguished from others; the scale of the error is that of the others.
     allowed = 1e-6 if name in ("penalties", "logit_bias") else 0.0
     return Case(
-        operation=f"edit_{name}", shapes=f"{len(logits)}x{VOCAB_SIZE}", run=run, expected=expected, allowed=allowed
+        operation=f"edit_{name}",
+        shapes=f"{len(logits)}x{VOCAB_SIZE}",
+        run=run,
+        expected=expected,
+        allowed=allowed,
     )
 
 
 def _edited(row: Tensor, params: SamplingParams, prompt: Tensor, output: Tensor) -> Tensor:
-    """Twin of `RequestEdits.apply` after three tokens of output, written from the sampling contract."""
+    """Twin of `RequestEdits.apply` after three tokens of output, written from the sampling
+    contract."""
     if params.allowed_token_ids:
         allowed = torch.full_like(row, -math.inf)
         allowed[list(params.allowed_token_ids)] = 0
@@ -123,27 +137,44 @@ def _mask(subject: Subject, platform: Any, logits: Tensor) -> Case:
     lowest = -1e6
 
     def run(items: list[int]) -> list[Tensor]:
-        masked = platform.sampling.mask_tokens(rows_of(logits, items, platform), rows_of(masks, items, platform))
+        masked = platform.sampling.mask_tokens(
+            rows_of(logits, items, platform), rows_of(masks, items, platform)
+        )
         return list(masked.clamp(min=lowest))
 
     expected = list(specification.mask_tokens(logits, masks).clamp(min=lowest))
-    return Case(operation="mask_tokens", shapes=f"{len(logits)}x{VOCAB_SIZE}", run=run, expected=expected, allowed=0.0)
+    return Case(
+        operation="mask_tokens",
+        shapes=f"{len(logits)}x{VOCAB_SIZE}",
+        run=run,
+        expected=expected,
+        allowed=0.0,
+    )
 
 
-def _draw(subject: Subject, platform: Any, operation: str, logits: Tensor, temperature: float) -> Case:
+def _draw(
+    subject: Subject, platform: Any, operation: str, logits: Tensor, temperature: float
+) -> Case:
     draws = _draws(subject, temperature)
 
     def draw(items: list[int]) -> Any:
-        return platform.sampling.draw(rows_of(logits, items, platform), _some(draws, items, platform))
+        return platform.sampling.draw(
+            rows_of(logits, items, platform), _some(draws, items, platform)
+        )
 
     return _case_of_draws(operation, draw, specification.scores(logits, draws))
 
 
 def _masked_draw(subject: Subject, platform: Any, logits: Tensor) -> Case:
-    draws, masks = _draws(subject, 0.8), _masks(subject)
+    draws = _draws(subject, 0.8)
+    masks = _masks(subject)
 
     def draw(items: list[int]) -> Any:
-        given = rows_of(logits, items, platform), _some(draws, items, platform), rows_of(masks, items, platform)
+        given = (
+            rows_of(logits, items, platform),
+            _some(draws, items, platform),
+            rows_of(masks, items, platform),
+        )
         return platform.sampling.draw(*given)
 
     masked = specification.mask_tokens(logits, masks)
@@ -168,11 +199,17 @@ def _filtered_draw(
     )
 
     def draw(items: list[int]) -> Any:
-        given = rows_of(logits, items, platform), _some(draws, items, platform), _some(filters, items, platform)
+        given = (
+            rows_of(logits, items, platform),
+            _some(draws, items, platform),
+            _some(filters, items, platform),
+        )
         return platform.sampling.draw_filtered(*given)
 
     kept = specification.filtered(logits, draws, filters)
-    return _case_of_draws(operation, draw, specification.scores(logits, draws).masked_fill(~kept, -math.inf))
+    return _case_of_draws(
+        operation, draw, specification.scores(logits, draws).masked_fill(~kept, -math.inf)
+    )
 
 
 def _case_of_draws(operation: str, draw: Callable[[list[int]], Any], scores: Tensor) -> Case:
@@ -186,8 +223,11 @@ def _case_of_draws(operation: str, draw: Callable[[list[int]], Any], scores: Ten
     )
 
 
-def _logprobs(subject: Subject, platform: Any, operation: str, logits: Tensor, num_top: int) -> Case:
-    """The log probabilities of chosen tokens and of the likeliest, with the logits of the ids that come out."""
+def _logprobs(
+    subject: Subject, platform: Any, operation: str, logits: Tensor, num_top: int
+) -> Case:
+    """The log probabilities of chosen tokens and of the likeliest, with the logits of the ids that
+    come out."""
     chosen = subject.integers(VOCAB_SIZE, len(logits)).int()
 
     def run(items: list[int]) -> list[Tensor]:
@@ -214,11 +254,18 @@ def _pooling(subject: Subject, platform: Any, pooling: str) -> Case:
     params = SamplingParams(pooling=pooling)
 
     def run(items: list[int]) -> list[Tensor]:
-        pools, vectors = Pools(), {}
+        pools = Pools()
+        vectors = {}
         for row, i in enumerate(items):
             ids = np.zeros(PROMPT_LENS[i], np.int32)
             pools.admit(
-                AdmittedRow(row=row, token_ids=ids, num_prompt_tokens=PROMPT_LENS[i], sampling=params, choice_index=0)
+                AdmittedRow(
+                    row=row,
+                    token_ids=ids,
+                    num_prompt_tokens=PROMPT_LENS[i],
+                    sampling=params,
+                    choice_index=0,
+                )
             )
         states = torch.cat([hidden[i] for i in items]).to(platform.device)
         vectors = pools.take(_pooled_plan([PROMPT_LENS[i] for i in items]), states)

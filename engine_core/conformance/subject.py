@@ -1,4 +1,5 @@
-"""The platform under examination in one type of weights: its inputs, and the adapter to how it takes weights."""
+"""The platform under examination in one type of weights: its inputs, and the adapter to how it
+takes weights."""
 
 from __future__ import annotations
 
@@ -23,7 +24,15 @@ from .case import ALLOWED
 MAX_MODEL_LEN = 512
 EPS = 1e-5
 NEEDED = (
-    *("device", "sampling", "plan_attention", "attention", "rms_norm", "add_rms_norm", "qk_norm_rope_store_kv"),
+    *(
+        "device",
+        "sampling",
+        "plan_attention",
+        "attention",
+        "rms_norm",
+        "add_rms_norm",
+        "qk_norm_rope_store_kv",
+    ),
     *("linear", "gated_linear", "gate"),
 )
 """Names that a platform's module has to offer."""
@@ -33,7 +42,10 @@ class Subject:
     """Inputs are random, from one seed, the same on every machine."""
 
     def __init__(self, device: Device, dtype: str) -> None:
-        self.device, self.flags, self.dtype_name, self.dtype = device, device.capabilities, dtype, DTYPES[dtype]
+        self.device = device
+        self.flags = device.capabilities
+        self.dtype_name = dtype
+        self.dtype = DTYPES[dtype]
         self.allowed = ALLOWED[dtype]
         self._generator = torch.Generator().manual_seed(1)
 
@@ -89,15 +101,20 @@ class Subject:
 
     def linear_kinds(self) -> tuple[str, ...]:
         """Kinds that the platform has a product for and that this machine can make weights of."""
-        return tuple(kind for kind in self.flags.linear_kinds if kind != "packed" or can_pack(self.dtype))
+        return tuple(
+            kind for kind in self.flags.linear_kinds if kind != "packed" or can_pack(self.dtype)
+        )
 
     def linear(self, platform: Any, weight: Tensor, kind: str = "dense") -> Product:
         """Product with a weight [N, K] on the platform."""
         product: Product = platform.linear(self._of_kind(platform, weight, kind))
         return product
 
-    def gated_linear(self, platform: Any, weight: Tensor, activation: str, kind: str = "dense") -> Product:
-        """As `linear`, with a weight [2 I, K] and gated: in one launch where the platform has one, as `layers.Mlp`."""
+    def gated_linear(
+        self, platform: Any, weight: Tensor, activation: str, kind: str = "dense"
+    ) -> Product:
+        """As `linear`, with a weight [2 I, K] and gated: in one launch where the platform has one,
+        as `layers.Mlp`."""
         linear = self._of_kind(platform, weight, kind)
         fused: Product | None = platform.gated_linear(linear, activation)
         product = platform.linear(linear)

@@ -1,4 +1,5 @@
-"""The conformance suite: every operation of a platform beside its twin, in every type of weights that it serves."""
+"""The conformance suite: every operation of a platform beside its twin, in every type of weights
+that it serves."""
 
 from __future__ import annotations
 
@@ -32,9 +33,11 @@ def operation_lines(device: Device, dtype: str, parts: Container[str] = PARTS) -
             yield from _lines_of(part, cases, subject)
 
 
-def _lines_of(part: str, cases: Callable[[Subject], Iterator[Case]], subject: Subject) -> Iterator[Line]:
-    """Lines of one part. An error while a case is made, of a missing operation for example, is a line of the table
-    too."""
+def _lines_of(
+    part: str, cases: Callable[[Subject], Iterator[Case]], subject: Subject
+) -> Iterator[Line]:
+    """Lines of one part. An error while a case is made, of a missing operation for example, is a
+    line of the table too."""
     made = cases(subject)
     while True:
         try:
@@ -51,12 +54,18 @@ def _lines_of(part: str, cases: Callable[[Subject], Iterator[Case]], subject: Su
 def _lacking(platform: Any) -> list[str]:
     lacking = [name for name in NEEDED if not hasattr(platform, name)]
     if hasattr(platform, "sampling"):
-        lacking += [f"sampling.{name}" for name in NEEDED_OF_SAMPLING if not hasattr(platform.sampling, name)]
+        lacking += [
+            f"sampling.{name}"
+            for name in NEEDED_OF_SAMPLING
+            if not hasattr(platform.sampling, name)
+        ]
     return lacking
 
 
 def _failed(operation: str, problem: str) -> Line:
-    return Line(operation=operation, shapes="", error=math.inf, allowed=0.0, bits="", problem=problem)
+    return Line(
+        operation=operation, shapes="", error=math.inf, allowed=0.0, bits="", problem=problem
+    )
 
 
 def _hook_cases(subject: Subject) -> Iterator[Case]:
@@ -77,7 +86,9 @@ def _block_copy(subject: Subject) -> Case:
     def run(items: list[int]) -> list[Tensor]:
         target = torch.zeros_like(source).to(platform.device)
         places = rows_of(targets, items, platform)
-        device.copy_blocks(source.to(platform.device), target, rows_of(sources, items, platform), places)
+        device.copy_blocks(
+            source.to(platform.device), target, rows_of(sources, items, platform), places
+        )
         return list(target[:, places.long()].transpose(0, 1))
 
     return Case(
@@ -93,7 +104,9 @@ def _replay(subject: Subject) -> Case:
     """Case of a captured launch, which has to read its inputs anew when it is replayed."""
     device: Any = subject.device
     width = subject.size(131)
-    platform, x, weight = subject.platform(hidden=width), subject.randn(NUM_ITEMS, width), subject.randn(width)
+    platform = subject.platform(hidden=width)
+    x = subject.randn(NUM_ITEMS, width)
+    weight = subject.randn(width)
     on_device = weight.to(platform.device)
 
     def run(items: list[int]) -> list[Tensor]:

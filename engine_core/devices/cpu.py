@@ -1,4 +1,5 @@
-"""The CPU as a device: kernels compiled by numba, matrices packed as these or the CPU's library read them."""
+"""The CPU as a device: kernels compiled by numba, matrices packed as these or the CPU's library
+read them."""
 
 from __future__ import annotations
 
@@ -89,7 +90,9 @@ def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
     return {}
 
 
-def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:
+def build_rank(
+    request: BuildRequest, place: RankPlace, progress: Progress
+) -> tuple[Executor, EngineConfig]:
     config = engine_config_of(request, kv_cache_memory(request.options))
     weights = load_rank_weights(request, place, CpuPlatform.device, progress, keeps_packed=True)
     platform = CpuPlatform.of(place.local_config(request.model), config)
@@ -105,7 +108,9 @@ def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> t
         stored = load_served_head(request, place, CpuPlatform.device, progress, keeps_packed=True)
         part = f"vocabulary head of shard {place.shard.index} of {place.shard.size}"
         head = _prepared(replace(request, is_tree=False), platform, stored, progress, part=part)
-    return rank_executor(request, place, config, platform, packed, draft=draft, heads=heads, head=head), config
+    return rank_executor(
+        request, place, config, platform, packed, draft=draft, heads=heads, head=head
+    ), config
 
 
 def _rank_draft(
@@ -113,27 +118,39 @@ def _rank_draft(
 ) -> tuple[CpuPlatform, Weights]:
     """As `load_model`, for a rank's draft model. All ranks map the same file of packed layers."""
     weights = load_draft_weights(request, shard, CpuPlatform.device, progress, keeps_packed=True)
-    platform, head = CpuPlatform.of(request.model, config), {HEAD: weights.linears[HEAD]}
+    platform = CpuPlatform.of(request.model, config)
+    head = {HEAD: weights.linears[HEAD]}
     layers = {name: each for name, each in weights.linears.items() if name != HEAD}
     part = f"rows of the vocabulary of shard {shard.index} of {shard.size}"
     own = _packed(request, replace(weights, linears=head), progress, part)
-    shared = _packed(request, replace(weights, linears=layers), progress, "all but the vocabulary head")
+    shared = _packed(
+        request, replace(weights, linears=layers), progress, "all but the vocabulary head"
+    )
     packed = replace(shared, linears={**shared.linears, **own.linears})
     platform.prepare(packed, partial(progress, "loading kernels"))
     return platform, packed
 
 
-def load_model(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
+def load_model(
+    request: BuildRequest, config: EngineConfig, progress: Progress
+) -> tuple[CpuPlatform, Weights]:
     """A model's operations and its weights."""
     weights = load_weights(request, CpuPlatform.device, progress, keeps_packed=True)
     platform = CpuPlatform.of(request.model, config)
-    return platform, _prepared(request, platform, weights, progress, part="leaves" if request.is_tree else "")
+    return platform, _prepared(
+        request, platform, weights, progress, part="leaves" if request.is_tree else ""
+    )
 
 
 def _prepared(
-    request: BuildRequest, platform: CpuPlatform, weights: Weights, progress: Progress, part: str = ""
+    request: BuildRequest,
+    platform: CpuPlatform,
+    weights: Weights,
+    progress: Progress,
+    part: str = "",
 ) -> Weights:
-    """The weights as the platform multiplies them. `part` names the part of the model that they are."""
+    """The weights as the platform multiplies them. `part` names the part of the model that they
+    are."""
     packed = _packed(request, weights, progress, part)
     platform.prepare(packed, partial(progress, "loading kernels"))
     return packed
@@ -142,7 +159,8 @@ def _prepared(
 def _packed(request: BuildRequest, weights: Weights, progress: Progress, part: str) -> Weights:
     folder = request.options.model_folder if request.options.load_format == "auto" else None
     expanded_to = None if request.activations == INT8 else DTYPES[request.dtype]
-    looked_up, packing = with_cpu_look_up(weights), partial(progress, "packing weights")
+    looked_up = with_cpu_look_up(weights)
+    packing = partial(progress, "packing weights")
     expands_fp8 = request.options.activation_dtype == MODEL
     return pack_linears(looked_up, folder, packing, expanded_to, part, expands_fp8=expands_fp8)
 

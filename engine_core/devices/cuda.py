@@ -1,5 +1,5 @@
-"""An NVIDIA GPU as a device. Triton and CUDA libraries are imported when an executor or a platform is made, because a
-machine without a GPU may lack their dependencies."""
+"""An NVIDIA GPU as a device. Triton and CUDA libraries are imported when an executor or a platform
+is made, because a machine without a GPU may lack their dependencies."""
 
 from __future__ import annotations
 
@@ -74,17 +74,20 @@ def environment() -> Environment:
 
 
 def kv_cache_memory(options: ExecutorOptions) -> int:
-    """Bytes for the KV cache; 0: the rest of the memory, which is known when weights and the largest step are in it."""
+    """Bytes for the KV cache; 0: the rest of the memory, which is known when weights and the
+    largest step are in it."""
     return 0
 
 
 def prepare_products(platform: Any, linear: Linear, row_counts: Sequence[int]) -> None:
-    """Compares the library's product of a weight with that of Headwater's kernels, as an engine does at its start."""
+    """Compares the library's product of a weight with that of Headwater's kernels, as an engine
+    does at its start."""
     platform.prepare(Weights(linears={"lm_head": linear}, tensors={}), row_counts, row_counts)
 
 
 def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Runs the launch once, then as a CUDA graph; a replay writes its result anew, in the same place."""
+    """Runs the launch once, then as a CUDA graph; a replay writes its result anew, in the same
+    place."""
     from ..executors.cuda_graphs import Graphs  # noqa: PLC0415
 
     graphs = Graphs()
@@ -101,16 +104,21 @@ def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
 
 
 def copy_blocks(
-    source: torch.Tensor, target: torch.Tensor, source_blocks: torch.Tensor, target_blocks: torch.Tensor
+    source: torch.Tensor,
+    target: torch.Tensor,
+    source_blocks: torch.Tensor,
+    target_blocks: torch.Tensor,
 ) -> None:
     from headwater.kernels import copy_blocks as kernel  # noqa: PLC0415
 
     kernel.copy_blocks(source, target, source_blocks, target_blocks)
 
 
-def _keeps(request: BuildRequest, device: torch.device, name: str, weight: ByteWeight | Parts) -> bool:
-    """Whether a weight of eight bits, or of a GGUF file, stays packed. Of the former, embedding and head are read by
-    kernels of their own."""
+def _keeps(
+    request: BuildRequest, device: torch.device, name: str, weight: ByteWeight | Parts
+) -> bool:
+    """Whether a weight of eight bits, or of a GGUF file, stays packed. Of the former, embedding and
+    head are read by kernels of their own."""
     from headwater.kernels import byte_gemm, hopper_attention, int4_gemm, w8a8  # noqa: PLC0415
 
     if isinstance(weight, tuple):
@@ -119,11 +127,14 @@ def _keeps(request: BuildRequest, device: torch.device, name: str, weight: ByteW
         return False
     is_served = hopper_attention.is_hopper(device) and DTYPES[request.dtype] == torch.bfloat16
     return is_served and (
-        byte_gemm.fits(weight) or (request.rounds_tokens and weight.rounds_tokens and w8a8.fits(weight))
+        byte_gemm.fits(weight)
+        or (request.rounds_tokens and weight.rounds_tokens and w8a8.fits(weight))
     )
 
 
-def load_model(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[Any, Weights]:
+def load_model(
+    request: BuildRequest, config: EngineConfig, progress: Progress
+) -> tuple[Any, Weights]:
     """A model's operations and its weights."""
     from ..platforms.cuda import CudaPlatform  # noqa: PLC0415
 
@@ -136,7 +147,9 @@ def _loaded(request: BuildRequest, device: torch.device, progress: Progress) -> 
     from ..platforms.cuda_packed import with_look_up  # noqa: PLC0415
 
     keeps = partial(_keeps, request, device)
-    weights = load_weights(request, device, progress, keeps=keeps, in_planes=True, with_leaves=keep_leaves)
+    weights = load_weights(
+        request, device, progress, keeps=keeps, in_planes=True, with_leaves=keep_leaves
+    )
     return order_linears(with_look_up(weights), rounds_tokens=request.rounds_tokens)
 
 
@@ -147,7 +160,8 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
     from ..executors.build_cuda import build_cuda_executor  # noqa: PLC0415
     from ..executors.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
 
-    device, options = torch.device("cuda"), request.options
+    device = torch.device("cuda")
+    options = request.options
     compilers_ahead.hash_triton()
     if options.max_draft_tokens:
         compilers_ahead.start_numba()
@@ -161,7 +175,9 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
         engine_config_of(request, kv_cache_memory(options)),
         device,
         draft=None if request.draft is None else loaded(request.draft),
-        heads=None if request.heads is None else LoadedHeads(request.heads, load_heads_weights(request, device)),
+        heads=None
+        if request.heads is None
+        else LoadedHeads(request.heads, load_heads_weights(request, device)),
         kv_cache_memory=options.kv_cache_memory,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
@@ -169,31 +185,41 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
 
 
 def _check_tree(request: BuildRequest) -> None:
-    """Raises `ConfigError` for a type whose products are not known to have the same bits for any number of outputs."""
+    """Raises `ConfigError` for a type whose products are not known to have the same bits for any
+    number of outputs."""
     if request.is_tree and request.dtype not in TREE_DTYPES:
         allowed = f"{' or '.join(TREE_DTYPES)} with numerics tree on the platform {name}"
         raise ConfigError("dtype", request.dtype, allowed)
 
 
 def _check_drafting_ranks(request: BuildRequest) -> None:
-    """Raises `ConfigError` for blocks outside the KV cache: ranks copy the parts of the served model's planes alone."""
+    """Raises `ConfigError` for blocks outside the KV cache: ranks copy the parts of the served
+    model's planes alone."""
     options = request.options
     if request.draft is None and request.heads is None:
         return
-    of_ranks = "tensor_parallel_size" if options.tensor_parallel_size > 1 else "pipeline_parallel_size"
+    of_ranks = (
+        "tensor_parallel_size" if options.tensor_parallel_size > 1 else "pipeline_parallel_size"
+    )
     where = f"beside {'draft_model' if request.heads is None else 'draft_heads'} with {of_ranks}"
     for tier, none in (("kv_swap_memory", "0"), ("kv_peer_memory", "0"), ("kv_disk_dir", "none")):
         if value := getattr(options, tier):
-            raise ConfigError(tier, str(value), f"{none} {where} {getattr(options, of_ranks)} on the platform {name}")
+            raise ConfigError(
+                tier,
+                str(value),
+                f"{none} {where} {getattr(options, of_ranks)} on the platform {name}",
+            )
 
 
 def _check_stage_hosts(request: BuildRequest) -> None:
-    """Raises `ConfigError` where a processor may store the word that announces data before the data, see
-    `stage_pieces`."""
+    """Raises `ConfigError` where a processor may store the word that announces data before the
+    data, see `stage_pieces`."""
     options = request.options
     if options.stage_hosts and machine.machine() not in ORDERED_STORES:
         allowed = f"0 on the platform {name} beside processors of kind {machine.machine()}"
-        raise ConfigError("stage_hosts", options.stage_hosts, f"{allowed}, which may not keep the order of stores")
+        raise ConfigError(
+            "stage_hosts", options.stage_hosts, f"{allowed}, which may not keep the order of stores"
+        )
 
 
 def max_ranks(options: ExecutorOptions) -> int:
@@ -203,10 +229,14 @@ def max_ranks(options: ExecutorOptions) -> int:
 
 def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
     here = options.ranks_beside(rank)
-    return rank_devices.rank_variables(os.environ, torch.cuda.device_count(), rank - here.start, len(here))
+    return rank_devices.rank_variables(
+        os.environ, torch.cuda.device_count(), rank - here.start, len(here)
+    )
 
 
-def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:
+def build_rank(
+    request: BuildRequest, place: RankPlace, progress: Progress
+) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
     _check_drafting_ranks(request)
     _check_stage_hosts(request)

@@ -1,6 +1,8 @@
-"""Estimates the share of a row's drafted tokens that turn out right, from the results of earlier drafts.
+"""Estimates the share of a row's drafted tokens that turn out right, from the results of earlier
+drafts.
 
-A draft counts whether or not a step verified it: tokens that are sampled without it show as well whether it was right.
+A draft counts whether or not a step verified it: tokens that are sampled without it show as well
+whether it was right.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ PRIOR_WEIGHT = 2.0
 LONGEST_MATCH = 16
 """Length from which all matches count alike."""
 FIRST_GUESS = 0.2, 0.85
-"""Acceptance after matches of one token and of `LONGEST_MATCH`, before anything was seen; linear between them."""
+"""Acceptance after matches of one token and of `LONGEST_MATCH`, before anything was seen; linear
+between them."""
 SHARED_MEMORY = 0.998
 """As `MEMORY`, for the values that all rows share."""
 SHARED_WEIGHT = 32.0
@@ -29,15 +32,18 @@ class Acceptance:
     """Acceptance by row; values that all rows share are by the length of the match."""
 
     def __init__(self, num_rows: int) -> None:
-        self._right, self._tried = np.zeros(num_rows), np.zeros(num_rows)
+        self._right = np.zeros(num_rows)
+        self._tried = np.zeros(num_rows)
         guess = np.linspace(*FIRST_GUESS, LONGEST_MATCH)
-        self._all_right, self._all_tried = SHARED_WEIGHT * guess, np.full(LONGEST_MATCH, SHARED_WEIGHT)
+        self._all_right = SHARED_WEIGHT * guess
+        self._all_tried = np.full(LONGEST_MATCH, SHARED_WEIGHT)
 
     def reset(self, row: int) -> None:
         self._right[row] = self._tried[row] = 0.0
 
     def of(self, rows: npt.NDArray[np.integer], match_lens: Int32Array) -> Float64Array:
-        """The probability that a row's next draft is right, if it continues a match of so many tokens."""
+        """The probability that a row's next draft is right, if it continues a match of so many
+        tokens."""
         kind = _kind(match_lens)
         prior = self._all_right[kind] / self._all_tried[kind]
         right = self._right[rows] + PRIOR_WEIGHT * prior
@@ -49,7 +55,9 @@ class Acceptance:
         chances: Float64Array = self._all_right / self._all_tried
         return chances
 
-    def note_rows(self, rows: npt.NDArray[np.integer], num_right: Int32Array, is_over: npt.NDArray[np.bool_]) -> None:
+    def note_rows(
+        self, rows: npt.NDArray[np.integer], num_right: Int32Array, is_over: npt.NDArray[np.bool_]
+    ) -> None:
         """Notes drafts as `note` does, where the length of the match is not known."""
         self._right[rows] = MEMORY * self._right[rows] + num_right
         self._tried[rows] = MEMORY * self._tried[rows] + num_right + is_over
@@ -61,9 +69,11 @@ class Acceptance:
         num_right: Int32Array,
         is_over: npt.NDArray[np.bool_],
     ) -> None:
-        """Notes that each row's draft had `num_right` right tokens; where it is over, the one behind them was wrong."""
+        """Notes that each row's draft had `num_right` right tokens; where it is over, the one
+        behind them was wrong."""
         self.note_rows(rows, num_right, is_over)
-        tried, kind = num_right + is_over, _kind(match_lens)
+        tried = num_right + is_over
+        kind = _kind(match_lens)
         kept = SHARED_MEMORY ** np.bincount(kind, minlength=LONGEST_MATCH)
         self._all_right *= kept
         self._all_tried *= kept

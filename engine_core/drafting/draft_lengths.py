@@ -1,4 +1,5 @@
-"""Chooses the number of drafted tokens of each row that a step computes, for most accepted tokens a second."""
+"""Chooses the number of drafted tokens of each row that a step computes, for most accepted tokens a
+second."""
 
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ class Choice(NamedTuple):
     num_drafts: Int32Array
     """[R]"""
     gain: float
-    """Tokens a second with these drafts over tokens a second without any, with steps planned ahead."""
+    """Tokens a second with these drafts over tokens a second without any, with steps planned
+    ahead."""
 
 
 def expected(
     acceptance: Float64Array, num_offered: Int32Array, most: int, found: Float64Array | None = None
 ) -> Float64Array:
-    """Probability [R, most] that a row's i-th draft stands: that there is one (`found`; None: there is), and that it
-    and all before it are accepted, each with the row's probability; 0 behind the offered drafts."""
+    """Probability [R, most] that a row's i-th draft stands: that there is one (`found`; None: there
+    is), and that it and all before it are accepted, each with the row's probability; 0 behind the
+    offered drafts."""
     stands = np.empty((acceptance.size, most))
     found = np.ones(acceptance.size) if found is None else found
     standing()(found, np.ascontiguousarray(acceptance), np.ascontiguousarray(num_offered), stands)
@@ -34,9 +37,13 @@ def expected(
 
 
 def choose(stands: Float64Array, costs: StepCosts, num_rows: int, most_drafts: int) -> Choice:
-    """Draft lengths for rows whose i-th draft stands with probability stands[r, i], descending along a row, in a step
-    of `num_rows` rows, these among them, and up to `most_drafts` drafts. Only numbers of drafts are compared that fill
-    a measured size of a step, or take all that can stand."""
-    num_drafts, gain = np.empty(len(stands), np.int32), np.empty(1)
-    length_chooser()(stands, costs.sizes, costs.seconds, costs.gap, num_rows, most_drafts, num_drafts, gain)
+    """Draft lengths for rows whose i-th draft stands with probability stands[r, i], descending
+    along a row, in a step of `num_rows` rows, these among them, and up to `most_drafts` drafts.
+    Only numbers of drafts are compared that fill a measured size of a step, or take all that can
+    stand."""
+    num_drafts = np.empty(len(stands), np.int32)
+    gain = np.empty(1)
+    length_chooser()(
+        stands, costs.sizes, costs.seconds, costs.gap, num_rows, most_drafts, num_drafts, gain
+    )
     return Choice(num_drafts, float(gain[0]))

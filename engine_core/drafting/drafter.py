@@ -1,6 +1,8 @@
-"""The interface of a drafter, which guesses the tokens that follow the known ones. A wrong guess costs time only.
+"""The interface of a drafter, which guesses the tokens that follow the known ones. A wrong guess
+costs time only.
 
-Rows are those of the request table. Knows nothing about requests, steps or how guesses are verified.
+Rows are those of the request table. Knows nothing about requests, steps or how guesses are
+verified.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ class Proposal(NamedTuple):
     num_drafts: Int32Array
     """[R]"""
     match_lens: Int32Array
-    """[R] number of last known tokens that were found before the proposed ones; 0 where nothing is proposed."""
+    """[R] number of last known tokens that were found before the proposed ones; 0 where nothing is
+    proposed."""
 
 
 class Drafter(Protocol):
@@ -28,16 +31,20 @@ class Drafter(Protocol):
     """Name in settings, requests and metrics."""
 
     def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
-        """Notes that a request takes the row; its first `num_prompt` tokens are the prompt. Data that outlives the row
-        is shared within its namespace alone: the speed of an answer reveals shared data."""
+        """Notes that a request takes the row; its first `num_prompt` tokens are the prompt. Data
+        that outlives the row is shared within its namespace alone: the speed of an answer reveals
+        shared data."""
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         """Notes that the request leaves the row with these known tokens."""
 
-    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
-        """Proposes tokens behind the known tokens, token_ids[rows[i], : num_known[i]], of each of `rows` [R]: up to
-        most[i] tokens, each of which was a known token of some row before. token_ids is int32 [rows of the table,
-        length]; known tokens of a row do not change, more are added. All arrays are contiguous."""
+    def propose(
+        self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
+    ) -> Proposal:
+        """Proposes tokens behind the known tokens, token_ids[rows[i], : num_known[i]], of each of
+        `rows` [R]: up to most[i] tokens, each of which was a known token of some row before.
+        token_ids is int32 [rows of the table, length]; known tokens of a row do not change, more
+        are added. All arrays are contiguous."""
 
     @property
     def num_bytes(self) -> int:

@@ -1,6 +1,8 @@
-"""Statistics of the tokens that the executor drafted by itself, row by row: how often it found any, and how many stood.
+"""Statistics of the tokens that the executor drafted by itself, row by row: how often it found any,
+and how many stood.
 
-The scheduler asks for drafts before it knows whether any will be found, and a step or two before it hears of the last.
+The scheduler asks for drafts before it knows whether any will be found, and a step or two before it
+hears of the last.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ PRIOR_WEIGHT = 2.0
 SHARED_MEMORY = 0.998
 SHARED_WEIGHT = 32.0
 """Weight of the first guess, in drafts."""
-FIRST_FOUND, FIRST_RIGHT = 0.7, 0.6
+FIRST_FOUND = 0.7
+FIRST_RIGHT = 0.6
 """Share of steps that find a draft, and of drafted tokens that stand, before anything was seen."""
 
 
 class ExecutorDrafts:
     def __init__(self, num_rows: int) -> None:
         self._shares = np.zeros((4, num_rows))
-        """Columns are counts of each row: drafts found, drafts asked for, tokens that stand, tokens compared."""
+        """Columns are counts of each row: drafts found, drafts asked for, tokens that stand, tokens
+        compared."""
         first = SHARED_WEIGHT * np.array([FIRST_FOUND, 1.0, FIRST_RIGHT, 1.0])
         self._shared: Float64Array = first
         """The same of all rows."""
@@ -39,16 +43,23 @@ class ExecutorDrafts:
         """Forgets the row, which is another request's now."""
         self._shares[:, row] = 0.0
 
-    def stands(self, rows: npt.NDArray[np.int64], most: Int32Array, num_columns: int) -> Float64Array:
-        """Probability [R, num_columns] that a row's i-th draft is found and stands, 0 from most[i] on."""
+    def stands(
+        self, rows: npt.NDArray[np.int64], most: Int32Array, num_columns: int
+    ) -> Float64Array:
+        """Probability [R, num_columns] that a row's i-th draft is found and stands, 0 from most[i]
+        on."""
         found, right = np.empty((2, rows.size))
         share_fader()(rows, FADING, PRIOR_WEIGHT, self._shares, self._shared, found, right)
         return expected(right, most, num_columns, found)
 
     def note(
-        self, rows: npt.NDArray[np.int64], most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self,
+        rows: npt.NDArray[np.int64],
+        most: Int32Array,
+        num_drafts: Int32Array,
+        num_accepted: Int32Array,
     ) -> None:
-        """Notes that up to most[i] tokens were asked for, num_drafts[i] were drafted, and num_accepted[i] of them
-        stand."""
+        """Notes that up to most[i] tokens were asked for, num_drafts[i] were drafted, and
+        num_accepted[i] of them stand."""
         counts = (np.ascontiguousarray(each, np.int32) for each in (most, num_drafts, num_accepted))
         share_noter()(rows, *counts, MEMORY, SHARED_MEMORY, self._shares, self._shared)

@@ -1,4 +1,5 @@
-"""Answers of one namespace: a ring of their tokens, each answer with a separator behind it, and its index."""
+"""Answers of one namespace: a ring of their tokens, each answer with a separator behind it, and its
+index."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ LAST_POSITION = np.iinfo(np.int32).max
 
 
 class History:
-    """Tokens stand at positions that grow for ever; the last `capacity` of them, a power of two, are kept.
+    """Tokens stand at positions that grow for ever; the last `capacity` of them, a power of two,
+    are kept.
 
     Position 0 is a separator, since it stands for none in the index.
     """
@@ -28,7 +30,9 @@ class History:
         self._tokens: Int32Array = np.full(capacity, SEPARATOR, np.int32)
         self._previous: Int32Array = np.zeros((len(KEY_LENS), capacity), np.int32)
         self._heads: Int32Array = np.zeros((len(KEY_LENS), capacity // TOKENS_PER_BUCKET), np.int32)
-        self._addresses = tuple(array.ctypes.data for array in (self._tokens, self._heads, self._previous))
+        self._addresses = tuple(
+            array.ctypes.data for array in (self._tokens, self._heads, self._previous)
+        )
         self.end = 1
 
     @property
@@ -58,8 +62,11 @@ class History:
     def _append(self, tokens: Int32Array) -> None:
         if self.end + len(tokens) > LAST_POSITION:
             # Once in two thousand million tokens a namespace starts anew.
-            self._heads[:], self.end = 0, 1
+            self._heads[:] = 0
+            self.end = 1
             self._tokens[:] = SEPARATOR
-        start, self.end, mask = self.end, self.end + len(tokens), self.capacity - 1
+        start = self.end
+        self.end = self.end + len(tokens)
+        mask = self.capacity - 1
         self._tokens[np.arange(start, self.end) & mask] = tokens
         indexer()(self._tokens, self._heads, self._previous, mask, start, self.end)

@@ -1,4 +1,5 @@
-"""Measures the cost of decode steps on an executor before it serves: steps of several sizes, with rows of no request.
+"""Measures the cost of decode steps on an executor before it serves: steps of several sizes, with
+rows of no request.
 
 Keys and values go to the scratch block, so nothing of them is left.
 """
@@ -23,7 +24,8 @@ LEAST_REPEATS = 2
 QUICK_SECONDS = 0.05
 """Seconds after which a size is not measured again."""
 STEADY_SPREAD = 1.25
-"""Most times the least time of a step that its second least may be on a machine which does little else."""
+"""Most times the least time of a step that its second least may be on a machine which does little
+else."""
 MOST_SECONDS = 0.5
 """Seconds after which no other size is measured."""
 SETTLING_SECONDS = 0.3
@@ -35,8 +37,8 @@ HOST_SECONDS = 100e-6
 def measured_costs(
     executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
 ) -> StepCosts:
-    """Costs of decode steps. To be called with nothing in flight. One position and a whole draft are measured in any
-    case, which takes a few steps; other sizes in half a second."""
+    """Costs of decode steps. To be called with nothing in flight. One position and a whole draft
+    are measured in any case, which takes a few steps; other sizes in half a second."""
     trial = _Trial(executor, config.max_num_seqs, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
     whole = min(config.max_draft_tokens + 1, most)
@@ -47,33 +49,47 @@ def measured_costs(
             seconds[size] = trial.behind_one_another(size)
     trial.end()
     sizes = sorted(seconds)
-    return StepCosts.measured(sizes, [seconds[size] for size in sizes], gap, is_steady=trial.is_steady)
+    return StepCosts.measured(
+        sizes, [seconds[size] for size in sizes], gap, is_steady=trial.is_steady
+    )
 
 
 def measured_passes(
-    executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.perf_counter, *, most_drafts: int = 0
+    executor: Executor,
+    config: EngineConfig,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    most_drafts: int = 0,
 ) -> StepCosts:
-    """Seconds in which a draft model of the executor, or one of its heads, guesses one more token for each of a number
-    of rows; the gap is the time that a step with any guesses takes longer. `most_drafts`: largest number of guesses for
-    a row; 0: that of drafts. To be called with nothing in flight."""
+    """Seconds in which a draft model of the executor, or one of its heads, guesses one more token
+    for each of a number of rows; the gap is the time that a step with any guesses takes longer.
+    `most_drafts`: largest number of guesses for a row; 0: that of drafts. To be called with nothing
+    in flight."""
     trial = _Trial(executor, config.max_num_seqs, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
     longest = min(most_drafts or config.max_draft_tokens, config.max_draft_tokens, most - 1)
     num_rows = min(most // 2, config.max_num_seqs)
-    one, whole = trial.longer_with_own(1, 1), trial.longer_with_own(1, longest)
+    one = trial.longer_with_own(1, 1)
+    whole = trial.longer_with_own(1, longest)
     # Time that a step takes longer with any guesses is not part of a pass.
     each = whole / longest if longest == 1 else max(whole - one, 0.0) / (longest - 1)
-    begin, seconds = max(one - each, 0.0), {1: each}
+    begin = max(one - each, 0.0)
+    seconds = {1: each}
     if num_rows > 1:
         seconds[num_rows] = max(trial.longer_with_own(num_rows, 1) - begin, 0.0)
     trial.end()
-    return StepCosts.measured(list(seconds), list(seconds.values()), begin, is_steady=trial.is_steady)
+    return StepCosts.measured(
+        list(seconds), list(seconds.values()), begin, is_steady=trial.is_steady
+    )
 
 
 class _Trial:
     def __init__(self, executor: Executor, max_rows: int, clock: Callable[[], float]) -> None:
-        self._executor, self._max_rows, self._clock = executor, max_rows, clock
-        self._plans, self._began = _Plans(), clock()
+        self._executor = executor
+        self._max_rows = max_rows
+        self._clock = clock
+        self._plans = _Plans()
+        self._began = clock()
         self._behind: dict[int, list[float]] = defaultdict(list)
         """Seconds of steps by their number of positions, each time that one was measured."""
         self._is_else_steady = True
@@ -88,8 +104,8 @@ class _Trial:
         return self._clock() - self._began
 
     def settled(self, *sizes: int) -> dict[int, float]:
-        """Seconds of steps of each size while another one is in flight. They are measured in turn, since a busy moment
-        would else be that of one size alone."""
+        """Seconds of steps of each size while another one is in flight. They are measured in turn,
+        since a busy moment would else be that of one size alone."""
         num_rounds = 0
         while True:
             seconds = {size: self.behind_one_another(size) for size in sizes}
@@ -98,8 +114,8 @@ class _Trial:
                 return seconds
 
     def behind_one_another(self, size: int) -> float:
-        """Seconds of a step while another one is in flight, the least that was ever measured. The first one allocates
-        memory and kernels for the others."""
+        """Seconds of a step while another one is in flight, the least that was ever measured. The
+        first one allocates memory and kernels for the others."""
         in_flight = [self._submit(size), self._submit(size)]
         self._executor.retire(in_flight.pop(0))
 
@@ -134,8 +150,11 @@ class _Trial:
         return seconds
 
     def longer_with_own(self, num_rows: int, num_drafts: int) -> float:
-        """Seconds by which a step of rows is longer if the executor makes their drafts, `num_drafts` each, itself."""
-        given, own = (self._with_drafts(num_rows, num_drafts, is_own=is_own) for is_own in (False, True))
+        """Seconds by which a step of rows is longer if the executor makes their drafts,
+        `num_drafts` each, itself."""
+        given, own = (
+            self._with_drafts(num_rows, num_drafts, is_own=is_own) for is_own in (False, True)
+        )
         return max(own - given, 0.0)
 
     def _with_drafts(self, num_rows: int, num_drafts: int, *, is_own: bool) -> float:
@@ -163,14 +182,16 @@ def _is_steady(seconds: list[float]) -> bool:
 
 
 class _Plans:
-    """Plans of steps whose rows decode behind a prompt of one token. The keys of that token are arbitrary, since they
-    change no time. Where there are fewer rows than positions, rows have drafts."""
+    """Plans of steps whose rows decode behind a prompt of one token. The keys of that token are
+    arbitrary, since they change no time. Where there are fewer rows than positions, rows have
+    drafts."""
 
     def __init__(self) -> None:
         self._step = self._num_admitted = 0
 
     def next(self, num_drafts: Int32Array, *, is_own: bool = False) -> StepPlan:
-        """Plan of the next step. num_drafts [R] is given with the plan unless the drafts are the executor's own."""
+        """Plan of the next step. num_drafts [R] is given with the plan unless the drafts are the
+        executor's own."""
         admitted = [_admitted(row) for row in range(self._num_admitted, num_drafts.size)]
         self._num_admitted = max(self._num_admitted, num_drafts.size)
         self._step += 1
@@ -184,13 +205,25 @@ class _Plans:
 
 def _admitted(row: int) -> AdmittedRow:
     greedy = SamplingParams(temperature=0.0)
-    return AdmittedRow(row=row, token_ids=np.ones(1, np.int32), num_prompt_tokens=1, sampling=greedy, choice_index=0)
+    return AdmittedRow(
+        row=row,
+        token_ids=np.ones(1, np.int32),
+        num_prompt_tokens=1,
+        sampling=greedy,
+        choice_index=0,
+    )
 
 
 def _plan(
-    step: int, num_drafts: Int32Array, admitted: list[AdmittedRow], released: list[int], *, is_own: bool = False
+    step: int,
+    num_drafts: Int32Array,
+    admitted: list[AdmittedRow],
+    released: list[int],
+    *,
+    is_own: bool = False,
 ) -> StepPlan:
-    zeros, ones = np.zeros_like(num_drafts), np.ones_like(num_drafts)
+    zeros = np.zeros_like(num_drafts)
+    ones = np.ones_like(num_drafts)
     is_drafted = bool(num_drafts.any())
     return StepPlan(
         step=step,

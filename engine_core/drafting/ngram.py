@@ -1,5 +1,5 @@
-"""Drafts the tokens that followed an earlier occurrence of a row's last tokens in the same row, in its prompt or its
-answer.
+"""Drafts the tokens that followed an earlier occurrence of a row's last tokens in the same row, in
+its prompt or its answer.
 
 Also called prompt look-up: edits, quotations and calls that repeat earlier text are mostly copies.
 """
@@ -13,19 +13,21 @@ from headwater.kernels.cpu.suffix_match import KEY_LENS, row_drafter
 from ..executor import Int32Array
 from .drafter import Proposal
 
-MIN_BUCKETS, MAX_BUCKETS = 1 << 8, 1 << 13
-"""Least and largest number of a key's buckets in a row's index: few enough to be cleared when a request takes the
-row."""
+MIN_BUCKETS = 1 << 8
+MAX_BUCKETS = 1 << 13
+"""Least and largest number of a key's buckets in a row's index: few enough to be cleared when a
+request takes the row."""
 
 
 class NGramDrafter:
-    """Each row has an index of its known tokens, which grows as they do; nothing of it outlives the row."""
+    """Each row has an index of its known tokens, which grows as they do; nothing of it outlives the
+    row."""
 
     name = "ngram"
 
     def __init__(self, num_rows: int, max_len: int, max_drafts: int) -> None:
-        """max_len: largest number of known tokens of a row; max_drafts: largest number of drafted tokens of a row and
-        step."""
+        """max_len: largest number of known tokens of a row; max_drafts: largest number of drafted
+        tokens of a row and step."""
         num_buckets = min(max(1 << (max_len // 4).bit_length(), MIN_BUCKETS), MAX_BUCKETS)
         # Untouched pages of these two cost nothing.
         self._heads: Int32Array = np.zeros((num_rows, len(KEY_LENS), num_buckets), np.int32)
@@ -46,8 +48,11 @@ class NGramDrafter:
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self._forget(row)
 
-    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
-        """See `Drafter`. The first call after `seat` indexes the whole prompt, about 10 ns a token."""
+    def propose(
+        self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
+    ) -> Proposal:
+        """See `Drafter`. The first call after `seat` indexes the whole prompt, about 10 ns a
+        token."""
         # Machine code checks no bounds.
         assert token_ids.shape[1] <= self._previous.shape[2], token_ids.shape
         drafts = np.zeros((len(rows), self._max_drafts), np.int32)
@@ -58,9 +63,12 @@ class NGramDrafter:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes that requests have touched so far; a row keeps its memory for the next one."""
+        """Number of bytes that requests have touched so far; a row keeps its memory for the next
+        one."""
         most = np.maximum(self._most_indexed, self._num_indexed)
-        num_bytes = 4 * len(KEY_LENS) * int(most.sum()) + self._heads[0].nbytes * int((most > 0).sum())
+        num_bytes = 4 * len(KEY_LENS) * int(most.sum()) + self._heads[0].nbytes * int(
+            (most > 0).sum()
+        )
         return int(num_bytes + self._num_indexed.nbytes + self._most_indexed.nbytes)
 
     def _forget(self, row: int) -> None:

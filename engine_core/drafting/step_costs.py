@@ -28,15 +28,23 @@ class StepCosts:
 
     @classmethod
     def measured(
-        cls, sizes: Sequence[int], seconds: Sequence[float], gap: float = 0.0, *, is_steady: bool = True
+        cls,
+        sizes: Sequence[int],
+        seconds: Sequence[float],
+        gap: float = 0.0,
+        *,
+        is_steady: bool = True,
     ) -> StepCosts:
-        """Costs from measurements. A step costs at most what one of more positions took: what else a machine does makes
-        measured times longer, never shorter. A step of more positions than were measured takes longer in proportion."""
+        """Costs from measurements. A step costs at most what one of more positions took: what else
+        a machine does makes measured times longer, never shorter. A step of more positions than
+        were measured takes longer in proportion."""
         smooth = np.minimum.accumulate(np.array(seconds, np.float64)[::-1])[::-1].copy()
         return cls(np.array(sizes, np.int32), smooth, max(gap, 0.0), is_steady)
 
     def of(self, num_positions: npt.ArrayLike) -> Float64Array:
         """Seconds of steps of so many positions."""
         counts = np.asarray(num_positions)
-        seconds: Float64Array = np.interp(counts, self.sizes, self.seconds) * np.maximum(counts / self.sizes[-1], 1.0)
+        seconds: Float64Array = np.interp(counts, self.sizes, self.seconds) * np.maximum(
+            counts / self.sizes[-1], 1.0
+        )
         return seconds

@@ -1,8 +1,8 @@
 """Drafts the tokens that followed a row's last tokens in earlier answers of its namespace.
 
-The method is SuffixDecoding (Oliaro et al., 2024), which keeps those answers in suffix trees. Here they are kept in
-rings with hash chains, which find the same: the frequency of each token behind the longest matches. A ring forgets its
-oldest tokens by itself, and its memory is known to the byte.
+The method is SuffixDecoding (Oliaro et al., 2024), which keeps those answers in suffix trees. Here
+they are kept in rings with hash chains, which find the same: the frequency of each token behind the
+longest matches. A ring forgets its oldest tokens by itself, and its memory is known to the byte.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ NO_HISTORY = -1
 
 
 class SuffixDrafter:
-    """One history a namespace. The histories hold `max_tokens` together: where one grows, those of the namespaces that
-    were not used for longest are dropped; one alone holds half of them at most, and then forgets its oldest tokens, so
-    that no namespace takes everything from all others."""
+    """One history a namespace. The histories hold `max_tokens` together: where one grows, those of
+    the namespaces that were not used for longest are dropped; one alone holds half of them at most,
+    and then forgets its oldest tokens, so that no namespace takes everything from all others."""
 
     name = "suffix"
 
     def __init__(self, num_rows: int, max_drafts: int, max_tokens: int = 1 << 20) -> None:
         """max_drafts: largest number of drafted tokens of a row and step."""
-        self._max_drafts, self._max_tokens = max_drafts, max_tokens
+        self._max_drafts = max_drafts
+        self._max_tokens = max_tokens
         self._largest = 1 << (max_tokens // 2).bit_length() - 1
         self._smallest = min(SMALLEST_HISTORY, self._largest)
         self._histories: OrderedDict[bytes, tuple[int, History]] = OrderedDict()
@@ -53,20 +54,26 @@ class SuffixDrafter:
 
     def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
         """Makes the row draft from the history of its namespace, present or future."""
-        self._namespaces[row], self._num_prompt[row] = namespace, num_prompt
+        self._namespaces[row] = namespace
+        self._num_prompt[row] = num_prompt
         found = self._histories.get(namespace)
         self._history_of_row[row] = NO_HISTORY if found is None else found[0]
         if found is not None:
             self._histories.move_to_end(namespace)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        """Learns the answer, the tokens behind the prompt; that of a preempted request as far as it is known."""
-        namespace, answer = self._namespaces[row], token_ids[self._num_prompt[row] :]
-        self._namespaces[row], self._history_of_row[row] = None, NO_HISTORY
+        """Learns the answer, the tokens behind the prompt; that of a preempted request as far as it
+        is known."""
+        namespace = self._namespaces[row]
+        answer = token_ids[self._num_prompt[row] :]
+        self._namespaces[row] = None
+        self._history_of_row[row] = NO_HISTORY
         if namespace is not None and len(answer) > MIN_MATCH:
             self._learn(namespace, answer)
 
-    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
+    def propose(
+        self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
+    ) -> Proposal:
         """See `Drafter`."""
         drafts = np.zeros((len(rows), self._max_drafts), np.int32)
         num_drafts, match_lens = np.zeros((2, len(rows)), np.int32)
@@ -102,7 +109,8 @@ class SuffixDrafter:
         self._point_rows(namespace, index)
 
     def _make_room(self, num_tokens: int) -> None:
-        """Reserves that many tokens for the namespace that was used last, and drops histories of others for them."""
+        """Reserves that many tokens for the namespace that was used last, and drops histories of
+        others for them."""
         while self._num_tokens + num_tokens > self._max_tokens:
             namespace, (index, history) = self._histories.popitem(last=False)
             self._num_tokens -= history.capacity

@@ -1,5 +1,5 @@
-"""Where a rank's keys and values lie in a block of the whole model, so that the bytes of a block do not depend on the
-number of ranks."""
+"""Where a rank's keys and values lie in a block of the whole model, so that the bytes of a block do
+not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPart:
-    """A block is [planes, heads, elements of a head]: two planes a layer, in each of them a stretch for every KV
-    head."""
+    """A block is [planes, heads, elements of a head]: two planes a layer, in each of them a stretch
+    for every KV head."""
 
     num_planes: int
     planes: range
@@ -19,8 +19,8 @@ class BlockPart:
     heads: range
 
     def of(self, slots: torch.Tensor) -> torch.Tensor:
-        """The part in slots [num_slots, elements of a block]: a view [num_slots, planes of the part, elements of its
-        heads]."""
+        """The part in slots [num_slots, elements of a block]: a view [num_slots, planes of the
+        part, elements of its heads]."""
         whole = slots.view(len(slots), self.num_planes, self.num_heads, -1)
         own = whole[:, self.planes.start : self.planes.stop, self.heads.start : self.heads.stop]
         return own.flatten(2)

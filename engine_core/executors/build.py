@@ -1,5 +1,5 @@
-"""From options to an executor that computes a model, with the facts that the outside needs of it. The flags of the
-device say which options it serves; the device builds its executor itself."""
+"""From options to an executor that computes a model, with the facts that the outside needs of it.
+The flags of the device say which options it serves; the device builds its executor itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ KV_CACHE_DTYPES = ("auto", "fp8")
 log = logging.getLogger(__name__)
 
 
-def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
+def build_executor(
+    options: ExecutorOptions, progress: Progress
+) -> tuple[Executor, EngineConfig, ModelFacts]:
     """Raises `ConfigError` naming what cannot be served."""
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
@@ -64,7 +66,8 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
 
 
 def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> BuildRequest:
-    """The options beside a model and a device's flags. Raises `ConfigError` for the first that they exclude."""
+    """The options beside a model and a device's flags. Raises `ConfigError` for the first that they
+    exclude."""
     assert options.model_folder is not None
     if options.load_format not in ("auto", *DUMMIES):
         raise ConfigError("load_format", options.load_format, " or ".join(("auto", *DUMMIES)))
@@ -77,7 +80,9 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     _check_kv(options, flags, where)
     if options.decode_steps > flags.decode_steps:
         most = flags.decode_steps
-        raise ConfigError("decode_steps", options.decode_steps, f"1…{most} {where}" if most > 1 else f"1 {where}")
+        raise ConfigError(
+            "decode_steps", options.decode_steps, f"1…{most} {where}" if most > 1 else f"1 {where}"
+        )
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
@@ -100,18 +105,43 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
 
 def _check_kv(options: ExecutorOptions, flags: Capabilities, where: str) -> None:
     """Checks the KV cache's places and format. Raises `ConfigError`."""
-    require(not options.kv_swap_memory or flags.host_blocks, "kv_swap_memory", options.kv_swap_memory, f"0 {where}")
-    require(options.kv_disk_dir is None or flags.disk_blocks, "kv_disk_dir", str(options.kv_disk_dir), f"none {where}")
-    require(not options.kv_peer_memory or flags.disk_blocks, "kv_peer_memory", options.kv_peer_memory, f"0 {where}")
+    require(
+        not options.kv_swap_memory or flags.host_blocks,
+        "kv_swap_memory",
+        options.kv_swap_memory,
+        f"0 {where}",
+    )
+    require(
+        options.kv_disk_dir is None or flags.disk_blocks,
+        "kv_disk_dir",
+        str(options.kv_disk_dir),
+        f"none {where}",
+    )
+    require(
+        not options.kv_peer_memory or flags.disk_blocks,
+        "kv_peer_memory",
+        options.kv_peer_memory,
+        f"0 {where}",
+    )
     if options.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise ConfigError("kv_cache_dtype", options.kv_cache_dtype, " or ".join(KV_CACHE_DTYPES))
-    require(options.kv_cache_dtype != "fp8" or flags.fp8_kv, "kv_cache_dtype", options.kv_cache_dtype, f"auto {where}")
+    require(
+        options.kv_cache_dtype != "fp8" or flags.fp8_kv,
+        "kv_cache_dtype",
+        options.kv_cache_dtype,
+        f"auto {where}",
+    )
     if options.block_size not in flags.block_sizes:
-        raise ConfigError("block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}")
+        raise ConfigError(
+            "block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}"
+        )
 
 
-def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities) -> BuildRequest:
-    """The model that drafts, beside the one whose tokens it guesses. Raises `ConfigError` naming `draft_model`."""
+def _checked_draft(
+    options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
+) -> BuildRequest:
+    """The model that drafts, beside the one whose tokens it guesses. Raises `ConfigError` naming
+    `draft_model`."""
     folder = options.draft_model
     require(flags.draft_models, "draft_model", str(folder), f"none on the platform {device}")
     require(options.max_draft_tokens, "draft_model", str(folder), "none where nothing is drafted")
@@ -142,20 +172,26 @@ def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, fl
             "draft_model", str(folder), f"a model that is served by itself; of this one {error}"
         ) from None
     if draft.model.vocab_size != model.vocab_size:
-        allowed = f"a model of {model.vocab_size} tokens, as the served one; this one has {draft.model.vocab_size}"
+        allowed = (
+            f"a model of {model.vocab_size} tokens, as the served one; this one has "
+            f"{draft.model.vocab_size}"
+        )
         raise ConfigError("draft_model", str(folder), allowed)
     max_model_len = options.max_model_len or model.max_position_embeddings
     if draft.model.max_position_embeddings < max_model_len:
         allowed = (
-            f"a model of {max_model_len} positions (max_model_len); this one has {draft.model.max_position_embeddings}"
+            f"a model of {max_model_len} positions (max_model_len); this one has "
+            f"{draft.model.max_position_embeddings}"
         )
         raise ConfigError("draft_model", str(folder), allowed)
     return draft
 
 
-def _checked_heads(options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities) -> HeadsConfig:
-    """The heads that draft, beside the model whose hidden states they read. Raises `ConfigError` naming
-    `draft_heads`."""
+def _checked_heads(
+    options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
+) -> HeadsConfig:
+    """The heads that draft, beside the model whose hidden states they read. Raises `ConfigError`
+    naming `draft_heads`."""
     folder = options.draft_heads
     assert folder is not None
     require(flags.draft_heads, "draft_heads", str(folder), f"none on the platform {device}")
@@ -166,23 +202,46 @@ def _checked_heads(options: ExecutorOptions, model: ModelConfig, device: str, fl
         if heads.layer is not None:
             _check_shapes(heads.layer, flags, f"on the platform {device}")
     except ConfigError as error:
-        raise ConfigError("draft_heads", str(folder), f"heads for the served model; of these {error}") from None
+        raise ConfigError(
+            "draft_heads", str(folder), f"heads for the served model; of these {error}"
+        ) from None
     return heads
 
 
-def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
-    require(options.peer_access in PEER_ACCESS, "peer_access", options.peer_access, " or ".join(PEER_ACCESS))
+def _check_ranks(
+    options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
+) -> None:
+    require(
+        options.peer_access in PEER_ACCESS,
+        "peer_access",
+        options.peer_access,
+        " or ".join(PEER_ACCESS),
+    )
     if options.stage_hosts and not flags.stage_hosts:
-        raise ConfigError("stage_hosts", options.stage_hosts, f"0 {where}, which has no stages on other hosts")
-    sizes = {name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
-    for name, allows in (("tensor_parallel_size", flags.parallel), ("pipeline_parallel_size", flags.stages)):
+        raise ConfigError(
+            "stage_hosts", options.stage_hosts, f"0 {where}, which has no stages on other hosts"
+        )
+    sizes = {
+        name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")
+    }
+    for name, allows in (
+        ("tensor_parallel_size", flags.parallel),
+        ("pipeline_parallel_size", flags.stages),
+    ):
         require(sizes[name] == 1 or allows, name, sizes[name], f"1 {where}")
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
-    if options.tensor_parallel_size > 1 and model.quantization is not None and model.quantization.rounds_whole_tokens:
+    if (
+        options.tensor_parallel_size > 1
+        and model.quantization is not None
+        and model.quantization.rounds_whole_tokens
+    ):
         allowed = "1 with weights whose tokens are rounded to int8, each with one scale"
         raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
     if options.decode_steps > 1 and options.pipeline_parallel_size > 1:
-        allowed = f"1 with pipeline_parallel_size {options.pipeline_parallel_size}, whose stages each compute a step"
+        allowed = (
+            f"1 with pipeline_parallel_size {options.pipeline_parallel_size}, whose stages "
+            "each compute a step"
+        )
         raise ConfigError("decode_steps", options.decode_steps, allowed)
     for name, size in sizes.items():
         for other in _refused_beside(name, flags) if size > 1 else ():
@@ -206,13 +265,20 @@ def _refused_beside(size: str, flags: Capabilities) -> Iterator[str]:
 
 
 def _check_stage_hosts(options: ExecutorOptions) -> None:
-    num_hosts, most = options.stage_hosts, options.pipeline_parallel_size - 1
+    num_hosts = options.stage_hosts
+    most = options.pipeline_parallel_size - 1
     if not 0 <= num_hosts <= most:
-        allowed = f"0…{most}, fewer than pipeline_parallel_size" if most else "0 with pipeline_parallel_size 1"
+        allowed = (
+            f"0…{most}, fewer than pipeline_parallel_size"
+            if most
+            else "0 with pipeline_parallel_size 1"
+        )
         raise ConfigError("stage_hosts", num_hosts, allowed)
     # Blocks pass through memory that all ranks share.
     if num_hosts and options.kv_disk_dir is not None:
-        raise ConfigError("kv_disk_dir", str(options.kv_disk_dir), f"none with stage_hosts {num_hosts}")
+        raise ConfigError(
+            "kv_disk_dir", str(options.kv_disk_dir), f"none with stage_hosts {num_hosts}"
+        )
     for name in ("kv_swap_memory", "kv_peer_memory"):
         if num_hosts and (num_bytes := getattr(options, name)):
             raise ConfigError(name, num_bytes, f"0 with stage_hosts {num_hosts}")
@@ -227,46 +293,77 @@ def _check_numerics(
     require(flags.tree_numerics, "numerics", options.numerics, f"default {where}")
     if activations == INT8:
         raise ConfigError(
-            "numerics", options.numerics, "default beside activations in int8, which activation_dtype says"
+            "numerics",
+            options.numerics,
+            "default beside activations in int8, which activation_dtype says",
         )
     if rounded := _rounded_tokens(options, model, flags):
         raise ConfigError(
-            "numerics", options.numerics, f"default beside activations in {rounded}, which activation_dtype says"
+            "numerics",
+            options.numerics,
+            f"default beside activations in {rounded}, which activation_dtype says",
         )
     if NUM_LEAVES % options.tensor_parallel_size:
         sizes = "1 or 2 or 4 or 8"
-        raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, f"{sizes} with numerics tree")
+        raise ConfigError(
+            "tensor_parallel_size", options.tensor_parallel_size, f"{sizes} with numerics tree"
+        )
 
 
 def _rounded_tokens(options: ExecutorOptions, model: ModelConfig, flags: Capabilities) -> str:
-    """Number formats that a checkpoint made for tokens of 8 bits has them rounded to, where the platform does so."""
+    """Number formats that a checkpoint made for tokens of 8 bits has them rounded to, where the
+    platform does so."""
     if not flags.rounded_tokens or options.activation_dtype == MODEL or model.quantization is None:
         return ""
     quantization = model.quantization
-    return " and ".join(sorted(quantization.rounded_activations - quantization.unrounded_activations))
+    return " and ".join(
+        sorted(quantization.rounded_activations - quantization.unrounded_activations)
+    )
 
 
-def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
+def _check_sizes(
+    options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
+) -> None:
     _check_shapes(model, flags, where)
-    require(not model.sliding_window or flags.windows, "sliding_window", model.sliding_window, f"no window {where}")
+    require(
+        not model.sliding_window or flags.windows,
+        "sliding_window",
+        model.sliding_window,
+        f"no window {where}",
+    )
     if options.max_model_len > model.max_position_embeddings:
-        raise ConfigError("max_model_len", options.max_model_len, f"at most {model.max_position_embeddings}")
+        raise ConfigError(
+            "max_model_len", options.max_model_len, f"at most {model.max_position_embeddings}"
+        )
 
 
 def _check_shapes(model: ModelConfig, flags: Capabilities, where: str) -> None:
     for name in ("head_dim", "hidden_size", "intermediate_size"):
         if getattr(model, name) % flags.size_multiple:
-            raise ConfigError(name, getattr(model, name), f"multiples of {flags.size_multiple} {where}")
-    require(model.head_dim <= flags.max_head_dim, "head_dim", model.head_dim, f"at most {flags.max_head_dim} {where}")
+            raise ConfigError(
+                name, getattr(model, name), f"multiples of {flags.size_multiple} {where}"
+            )
+    require(
+        model.head_dim <= flags.max_head_dim,
+        "head_dim",
+        model.head_dim,
+        f"at most {flags.max_head_dim} {where}",
+    )
 
 
 def _dtype(options: ExecutorOptions) -> str:
-    """The dtype of the folder's weights, which was chosen when they were converted, or that of random weights."""
+    """The dtype of the folder's weights, which was chosen when they were converted, or that of
+    random weights."""
     if options.load_format != "auto":
         return "bfloat16" if options.dtype == "auto" else options.dtype
     assert options.model_folder is not None
     stored = stored_dtype(options.model_folder)
-    require(options.dtype in ("auto", stored), "dtype", options.dtype, f"{stored}, as the model folder was converted")
+    require(
+        options.dtype in ("auto", stored),
+        "dtype",
+        options.dtype,
+        f"{stored}, as the model folder was converted",
+    )
     return stored
 
 
@@ -278,18 +375,30 @@ def _method(options: ExecutorOptions, model: ModelConfig) -> str:
     return GGUF if options.load_format == "auto" and has_blocks(options.model_folder) else NONE
 
 
-def _has_int8_activations(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> bool:
+def _has_int8_activations(
+    options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
+) -> bool:
     """Raises `ConfigError` where they are asked for and mean nothing."""
-    chosen, folder = options.activation_dtype, options.model_folder
+    chosen = options.activation_dtype
+    folder = options.model_folder
     assert folder is not None
     require(chosen in ACTIVATION_DTYPES, "activation_dtype", chosen, " or ".join(ACTIVATION_DTYPES))
-    require(flags.int8_activations or chosen != INT8, "activation_dtype", chosen, f"auto or model {where}")
+    require(
+        flags.int8_activations or chosen != INT8,
+        "activation_dtype",
+        chosen,
+        f"auto or model {where}",
+    )
     if options.load_format == "auto":
         is_packed = has_integers(folder)
     else:
         is_packed = model.quantization is not None and model.quantization.has_integers
     if chosen == INT8 and not is_packed:
-        raise ConfigError("activation_dtype", chosen, "auto or model, for a model whose weights are no packed integers")
+        raise ConfigError(
+            "activation_dtype",
+            chosen,
+            "auto or model, for a model whose weights are no packed integers",
+        )
     return is_packed and flags.int8_activations and chosen != MODEL
 
 
@@ -304,17 +413,27 @@ def _tell_activations(request: BuildRequest) -> None:
     rounded = rounded - ({INT8} if request.activations == INT8 else set())
     if rounded:
         log.warning(
-            "this %s checkpoint was made for activations in %s; they stay in %s, which is more exact and not the same",
+            "this %s checkpoint was made for activations in %s; they stay in %s, which is more "
+            "exact and not the same",
             *(quantization.method, " and ".join(sorted(rounded)), request.dtype),
         )
 
 
 def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
-    """The id of what computes. Files and version of another distribution's platform count as Headwater's do."""
-    options, origin = request.options, loaded.registration
+    """The id of what computes. Files and version of another distribution's platform count as
+    Headwater's do."""
+    options = request.options
+    origin = loaded.registration
     assert options.model_folder is not None
     source = options.model_folder.name if options.load_format == "auto" else options.load_format
-    what = [source, request.model, request.dtype, request.kv_format, request.activations, request.rounds_tokens]
+    what = [
+        source,
+        request.model,
+        request.dtype,
+        request.kv_format,
+        request.activations,
+        request.rounds_tokens,
+    ]
     if request.model.quantization is not None and not request.model.quantization.is_of_integers:
         # CPUs multiply numbers of eight bits as they are, unless they are expanded.
         what.append(options.activation_dtype == MODEL)

@@ -66,7 +66,8 @@ class LoadedRank(LoadedModel):
     relay: StageRelay | None = None
     """Where stages are on other hosts."""
     states: FirstStates | None = None
-    """Where heads of the first stage find what other stages show them; None: they read nothing of them."""
+    """Where heads of the first stage find what other stages show them; None: they read nothing of
+    them."""
     served_head: Weights | None = None
     """The vocabulary head by which heads guess, where another stage has the model's."""
 
@@ -83,9 +84,19 @@ class LoadedRank(LoadedModel):
 
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
         is_summing = isinstance(platform, SummingPlatform)
-        ends = None if self.stages is None else GpuStageEnds(self.stages, self.group if is_summing else None)
+        ends = (
+            None
+            if self.stages is None
+            else GpuStageEnds(self.stages, self.group if is_summing else None)
+        )
         return rank_model(
-            self.request, self.place, max_model_len, platform, self.weights, sums_products=not is_summing, ends=ends
+            self.request,
+            self.place,
+            max_model_len,
+            platform,
+            self.weights,
+            sums_products=not is_summing,
+            ends=ends,
         )
 
     def executor(
@@ -121,17 +132,22 @@ class LoadedRank(LoadedModel):
         )
 
     def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
-        """See `LoadedModel`. All ranks have the same slots, which the first one to map them makes."""
-        block_bytes, place, layout = block_bytes_of(self.request), self.place, self.request.options.layout
+        """See `LoadedModel`. All ranks have the same slots, which the first one to map them
+        makes."""
+        block_bytes = block_bytes_of(self.request)
+        place = self.place
+        layout = self.request.options.layout
         check_room(config.num_swap_slots * block_bytes)
-        slots, own = map_slots(place.slots, config, block_bytes), place.stage_index * layout.tensor + place.shard.index
+        slots = map_slots(place.slots, config, block_bytes)
+        own = place.stage_index * layout.tensor + place.shard.index
         touch(torch.from_numpy(slots).view(torch.int32), own, layout.num_ranks)
         # Pages are locked sooner when they are there.
         self.agreed(0)
         return CudaSwapper(kv_caches, config.num_swap_slots, self._locked(slots))
 
     def _locked(self, slots: UInt8Array) -> RankSlots:
-        """Raises `ConfigError` on all ranks where one of them cannot lock the slots, so that none waits for it."""
+        """Raises `ConfigError` on all ranks where one of them cannot lock the slots, so that none
+        waits for it."""
         try:
             locked = RankSlots(slots, block_part(self.request, self.place))
         except RuntimeError:
@@ -141,7 +157,9 @@ class LoadedRank(LoadedModel):
         return locked
 
     def head_part(self, platform: CudaPlatform) -> HeadPart | None:
-        return None if self.group is None else _head_part(self, platform, self.place.shard, self.group)
+        return (
+            None if self.group is None else _head_part(self, platform, self.place.shard, self.group)
+        )
 
     def shown_layers(self, heads: LoadedHeads | None) -> tuple[int, ...]:
         return LoadedModel.shown_layers(self, heads) if self.states is None else self.states.own
@@ -169,14 +187,18 @@ class LoadedRankDraft(LoadedModel):
     group: PeerGroup
 
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
-        whole = over_group(self.weights, draft_layout(self.request), platform, self.shard, self.group)
+        whole = over_group(
+            self.weights, draft_layout(self.request), platform, self.shard, self.group
+        )
         return model_class(self.config)(self.config, whole, platform, max_model_len)
 
     def head_part(self, platform: CudaPlatform) -> HeadPart | None:
         return _head_part(self, platform, self.shard, self.group)
 
 
-def _head_part(model: LoadedModel, platform: CudaPlatform, shard: Shard, group: PeerGroup) -> HeadPart:
+def _head_part(
+    model: LoadedModel, platform: CudaPlatform, shard: Shard, group: PeerGroup
+) -> HeadPart:
     part = model.weights.linears[HEAD]
     return HeadPart(part, platform.linear(part), shard, model.config.vocab_size, group)
 
@@ -184,20 +206,34 @@ def _head_part(model: LoadedModel, platform: CudaPlatform, shard: Shard, group: 
 def build_cuda_rank(
     request: BuildRequest, place: RankPlace, progress: Progress, keeps_bytes: Keeps
 ) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
-    """Builds a rank's executor on this process's first GPU. `keeps_bytes`: weights of eight bits, or parts of such,
-    that the GPU multiplies as they are. Raises `ConfigError`."""
-    device, options, host = torch.device("cuda"), request.options, place.group
-    config, dtype = engine_config_of(request, 0), DTYPES[request.dtype]
+    """Builds a rank's executor on this process's first GPU. `keeps_bytes`: weights of eight bits,
+    or parts of such, that the GPU multiplies as they are. Raises `ConfigError`."""
+    device = torch.device("cuda")
+    options = request.options
+    host = place.group
+    config = engine_config_of(request, 0)
+    dtype = DTYPES[request.dtype]
     in_planes = dtype in int4_gemm.DTYPES
     weights = load_rank_weights(
-        request, place, device, progress, keeps_bytes=keeps_bytes, in_planes=in_planes, with_leaves=keep_leaves
+        request,
+        place,
+        device,
+        progress,
+        keeps_bytes=keeps_bytes,
+        in_planes=in_planes,
+        with_leaves=keep_leaves,
     )
     served_head = None
     if needs_served_head(request, place):
-        head = load_served_head(request, place, device, progress, keeps_bytes=keeps_bytes, in_planes=in_planes)
+        head = load_served_head(
+            request, place, device, progress, keeps_bytes=keeps_bytes, in_planes=in_planes
+        )
         served_head = _ordered(request, head)
     channels = open_channels(request, config, place)
-    group, stages, shown, is_first = channels.group, channels.stages, channels.shown, place.stage.is_first
+    group = channels.group
+    stages = channels.stages
+    shown = channels.shown
+    is_first = place.stage.is_first
     served = LoadedRank(
         place.local_config(request.model),
         _ordered(request, weights),
@@ -220,7 +256,9 @@ def build_cuda_rank(
         device,
         draft=_draft_of(request, place.shard, group, progress) if is_first else None,
         heads=_heads_of(request, place.shard) if is_first else None,
-        taken=None if is_first or stages is None or request.stage_drafts is None else TakenDrafts(stages, shown),
+        taken=None
+        if is_first or stages is None or request.stage_drafts is None
+        else TakenDrafts(stages, shown),
         kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
@@ -232,7 +270,9 @@ def _ordered(request: BuildRequest, weights: Weights) -> Weights:
     return order_linears(with_look_up(weights), rounds_tokens=request.rounds_tokens)
 
 
-def _draft_of(request: BuildRequest, shard: Shard, group: PeerGroup | None, progress: Progress) -> LoadedModel | None:
+def _draft_of(
+    request: BuildRequest, shard: Shard, group: PeerGroup | None, progress: Progress
+) -> LoadedModel | None:
     """Loads the draft model, if there is one. Raises `ConfigError`."""
     if (draft := request.draft) is None:
         return None
@@ -246,4 +286,6 @@ def _heads_of(request: BuildRequest, shard: Shard) -> LoadedHeads | None:
     """As `_draft_of`, of draft heads."""
     if request.heads is None:
         return None
-    return LoadedHeads(request.heads, load_heads_weights(request, torch.device("cuda"), shard), shard)
+    return LoadedHeads(
+        request.heads, load_heads_weights(request, torch.device("cuda"), shard), shard
+    )

@@ -15,27 +15,42 @@ ENTRY_BYTES = 8
 """Bytes that stand for a token's keys and values."""
 
 
-def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
-    vocab_size, max_model_len = 49_152, options.max_model_len or 8_192
+def build_executor(
+    options: ExecutorOptions, progress: Progress
+) -> tuple[Executor, EngineConfig, ModelFacts]:
+    vocab_size = 49_152
+    max_model_len = options.max_model_len or 8_192
     if options.model_folder is not None:
         model = registry.read_config(options.model_folder)
         vocab_size = model.vocab_size
         max_model_len = options.max_model_len or model.max_position_embeddings
     options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)
-    config = engine_config(options, max_model_len, options.num_blocks, block_bytes=ENTRY_BYTES * options.block_size)
+    config = engine_config(
+        options, max_model_len, options.num_blocks, block_bytes=ENTRY_BYTES * options.block_size
+    )
     timing = SimulatedTiming(
-        step_seconds=options.simulated_step_seconds, seconds_per_prefill_token=options.simulated_prefill_seconds
+        step_seconds=options.simulated_step_seconds,
+        seconds_per_prefill_token=options.simulated_prefill_seconds,
     )
     if options.draft_model is not None:
-        allowed = "none with the simulated executor, which pretends to have one by simulated_draft_acceptance"
+        allowed = (
+            "none with the simulated executor, which pretends to have one by "
+            "simulated_draft_acceptance"
+        )
         raise ConfigError("draft_model", str(options.draft_model), allowed)
     if options.draft_heads is not None:
         raise ConfigError(
-            "draft_heads", str(options.draft_heads), "none with the simulated executor, which has no model"
+            "draft_heads",
+            str(options.draft_heads),
+            "none with the simulated executor, which has no model",
         )
     acceptance = options.simulated_draft_acceptance
-    executor = SimulatedExecutor(config, simulated_model(vocab_size), timing, draft_acceptance=acceptance)
-    facts = ModelFacts(dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated")
+    executor = SimulatedExecutor(
+        config, simulated_model(vocab_size), timing, draft_acceptance=acceptance
+    )
+    facts = ModelFacts(
+        dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated"
+    )
     return executor, config, facts
 
 

@@ -1,5 +1,5 @@
-"""The parts that platforms build an executor from: weights, the engine's limits, and the executor that computes each
-plan where it is submitted."""
+"""The parts that platforms build an executor from: weights, the engine's limits, and the executor
+that computes each plan where it is submitted."""
 
 from __future__ import annotations
 
@@ -52,15 +52,17 @@ def load_weights(
     in_planes: bool = False,
     with_leaves: WithLeaves = cut_leaves,
 ) -> Weights:
-    """Weights of the model folder, or random ones where the load format says so. Weights in block formats and of
-    eight bits are expanded, unless `keeps_packed` or `keeps`, and where products are trees: then `with_leaves` makes
-    of them what the platform multiplies. `in_planes`: weights in block formats that are kept become planes. Raises
-    `ConfigError`."""
+    """Weights of the model folder, or random ones where the load format says so. Weights in block
+    formats and of eight bits are expanded, unless `keeps_packed` or `keeps`, and where products are
+    trees: then `with_leaves` makes of them what the platform multiplies. `in_planes`: weights in
+    block formats that are kept become planes. Raises `ConfigError`."""
     layout = model_class(request.model).layout(request.model)
     loading = partial(progress, "loading weights")
     if request.is_tree:
         tensors = stored_tensors(request, device, loading, keeps_packed=False)
-        return with_leaves(kinds.load_weights(layout, tensors, DTYPES[request.dtype]), layout, WHOLE)
+        return with_leaves(
+            kinds.load_weights(layout, tensors, DTYPES[request.dtype]), layout, WHOLE
+        )
     tensors = stored_tensors(request, device, loading, keeps_packed=keeps_packed, keeps=keeps)
     if in_planes:
         put_all_in_planes(tensors)
@@ -79,28 +81,43 @@ def stored_tensors(
     options = request.options
     assert options.model_folder is not None
     if options.load_format == "auto":
-        return model_file.load(options.model_folder, device, loading, keeps_packed=keeps_packed, keeps=keeps)
+        return model_file.load(
+            options.model_folder, device, loading, keeps_packed=keeps_packed, keeps=keeps
+        )
     loading(0, 1)
     tensors = random_tensors(
-        request, model_class(request.model).layout(request.model), device, keeps_packed=keeps_packed, keeps=keeps
+        request,
+        model_class(request.model).layout(request.model),
+        device,
+        keeps_packed=keeps_packed,
+        keeps=keeps,
     )
     loading(1, 1)
     return tensors
 
 
 def random_tensors(
-    request: BuildRequest, layout: Layout, device: torch.device, *, keeps_packed: bool, keeps: Keeps = keeps_none
+    request: BuildRequest,
+    layout: Layout,
+    device: torch.device,
+    *,
+    keeps_packed: bool,
+    keeps: Keeps = keeps_none,
 ) -> Tensors:
     """Random tensors of the weights of a layout."""
-    dtype, uniform = DTYPES[request.dtype], DUMMIES[request.options.load_format]
+    dtype = DTYPES[request.dtype]
+    uniform = DUMMIES[request.options.load_format]
     tensors = dummy(layout, dtype, device, uniform=uniform, quantization=request.model.quantization)
     if not keeps_packed:
         model_file.expand_all(tensors, dtype, keeps)
     return tensors
 
 
-def load_heads_weights(request: BuildRequest, device: torch.device, shard: Shard = WHOLE) -> Weights:
-    """Weights of the heads that draft; on a rank with its part of their vocabulary. Raises `ConfigError`."""
+def load_heads_weights(
+    request: BuildRequest, device: torch.device, shard: Shard = WHOLE
+) -> Weights:
+    """Weights of the heads that draft; on a rank with its part of their vocabulary. Raises
+    `ConfigError`."""
     folder = request.options.draft_heads
     assert folder is not None
     assert request.heads is not None
@@ -108,8 +125,8 @@ def load_heads_weights(request: BuildRequest, device: torch.device, shard: Shard
 
 
 def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfig:
-    """With a KV cache of so many bytes where the options name neither bytes nor blocks; with 0, of the fewest blocks
-    that serve one request. Raises `ConfigError`."""
+    """With a KV cache of so many bytes where the options name neither bytes nor blocks; with 0, of
+    the fewest blocks that serve one request. Raises `ConfigError`."""
     options = request.options
     max_model_len = options.max_model_len or request.model.max_position_embeddings
     block_bytes = block_bytes_of(request)
@@ -117,17 +134,20 @@ def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfi
         num_blocks = (options.kv_cache_memory or kv_cache_memory) // cache_bytes_of(request)
     else:
         num_blocks = -(-max_model_len // options.block_size) + 1
-    return engine_config(options, max_model_len, options.num_blocks or num_blocks, block_bytes=block_bytes)
+    return engine_config(
+        options, max_model_len, options.num_blocks or num_blocks, block_bytes=block_bytes
+    )
 
 
 def block_bytes_of(request: BuildRequest) -> int:
-    """The bytes of one KV block: planes of the model, and those of the model or the heads that draft."""
+    """The bytes of one KV block: planes of the model, and those of the model or the heads that
+    draft."""
     return served_bytes_of(request) + draft_bytes_of(request)
 
 
 def cache_bytes_of(request: BuildRequest) -> int:
-    """The bytes that a block takes in the KV caches of all ranks: each has a part of the served model's planes, and all
-    planes of what drafts."""
+    """The bytes that a block takes in the KV caches of all ranks: each has a part of the served
+    model's planes, and all planes of what drafts."""
     return served_bytes_of(request) + request.options.tensor_parallel_size * draft_bytes_of(request)
 
 
@@ -143,7 +163,11 @@ def draft_bytes_of(request: BuildRequest) -> int:
         return served_bytes_of(request.draft)
     if request.heads is None:
         return request.options.draft_block_bytes
-    return request.heads.kv_elements_per_token * request.options.block_size * DTYPES[request.dtype].itemsize
+    return (
+        request.heads.kv_elements_per_token
+        * request.options.block_size
+        * DTYPES[request.dtype].itemsize
+    )
 
 
 def single_executor(
@@ -156,17 +180,25 @@ def single_executor(
     heads: tuple[Platform, Weights] | None = None,
     replays: bool = False,
 ) -> Executor:
-    """Model, KV cache and sampling over the platform's operations; for platforms without launches to wait for. `draft`
-    and `heads`: platform and weights of those of the request. `replays`: small steps of the served model are recorded;
+    """Model, KV cache and sampling over the platform's operations; for platforms without launches
+    to wait for. `draft`
+    and `heads`: platform and weights of those of the request. `replays`: small steps of the served
+    model are recorded;
     the platform's kernels are the CPU's."""
     served = _model(request, config, platform, weights)
     max_blocks = -(-config.max_model_len // config.block_size)
     forward = ReplayedSteps(served, platform, max_blocks) if replays else None
     memory = SharedMemory() if config.shares_kv_cache and platform.device.type == "cpu" else None
     new_cache = private_cache if memory is None else cache_in(memory)
-    runner = Runner(served, config, KV_DTYPES[request.kv_format], platform, new_cache=new_cache, forward=forward)
+    runner = Runner(
+        served, config, KV_DTYPES[request.kv_format], platform, new_cache=new_cache, forward=forward
+    )
     add_guesser(runner, request, config, served, draft=draft, heads=heads, new_cache=new_cache)
-    swapper = MemorySwapper.of(runner.kv_caches, config.num_swap_slots, memory) if config.num_swap_slots else None
+    swapper = (
+        MemorySwapper.of(runner.kv_caches, config.num_swap_slots, memory)
+        if config.num_swap_slots
+        else None
+    )
     return SingleExecutor(runner, swapper)
 
 
@@ -181,14 +213,20 @@ def add_guesser(
     new_cache: NewCache = private_cache,
     shard: Shard = WHOLE,
 ) -> None:
-    """Has the request's draft model or heads guess for the runner, whose model is `served`, if there are any."""
+    """Has the request's draft model or heads guess for the runner, whose model is `served`, if
+    there are any."""
     if request.draft is not None:
         assert draft is not None
-        kv_dtype, model = KV_DTYPES[request.draft.kv_format], _model(request.draft, config, *draft)
-        runner.draft_by(DraftModel(model, config, kv_dtype, draft[0].device, *runner.tables, new_cache))
+        kv_dtype = KV_DTYPES[request.draft.kv_format]
+        model = _model(request.draft, config, *draft)
+        runner.draft_by(
+            DraftModel(model, config, kv_dtype, draft[0].device, *runner.tables, new_cache)
+        )
     if request.heads is not None:
         assert heads is not None
-        runner.draft_by(_head_guesser(request.heads, config, served, *heads, runner.tables, new_cache, shard))
+        runner.draft_by(
+            _head_guesser(request.heads, config, served, *heads, runner.tables, new_cache, shard)
+        )
 
 
 def _head_guesser(
@@ -209,7 +247,11 @@ def _head_guesser(
     return ChainedHeads(chained, config, dtype, platform.device, *tables, new_cache)
 
 
-def _model(request: BuildRequest, config: EngineConfig, platform: Platform, weights: Weights) -> Model:
+def _model(
+    request: BuildRequest, config: EngineConfig, platform: Platform, weights: Weights
+) -> Model:
     if request.is_tree:
-        weights = of_leaves(weights, model_class(request.model).layout(request.model), platform, Alone())
+        weights = of_leaves(
+            weights, model_class(request.model).layout(request.model), platform, Alone()
+        )
     return model_class(request.model)(request.model, weights, platform, config.max_model_len)

@@ -1,4 +1,5 @@
-"""Computes plans on one GPU: submit launches and never waits, retire waits for the event of its step."""
+"""Computes plans on one GPU: submit launches and never waits, retire waits for the event of its
+step."""
 
 from __future__ import annotations
 
@@ -42,13 +43,15 @@ from .step_shapes import StepShape, StepShapes
 
 
 class CudaExecutor:
-    """See `Executor`. The token of a decode row is read from the table on the device, where sampling wrote it, so a
-    plan is launched before the tokens of the one before it are known here.
+    """See `Executor`. The token of a decode row is read from the table on the device, where
+    sampling wrote it, so a plan is launched before the tokens of the one before it are known here.
 
-    Forward and sampling are launched apart, so that rows which need more than a plain draw gate the sampling alone.
+    Forward and sampling are launched apart, so that rows which need more than a plain draw gate the
+    sampling alone.
     """
 
-    copies_blocks, computes_at_once = True, False
+    copies_blocks = True
+    computes_at_once = False
     prefill_seconds = 0.0
     """Depends on the model and the machine."""
 
@@ -64,14 +67,17 @@ class CudaExecutor:
         head_part: HeadPart | None = None,
         stages: StageMemory | None = None,
     ) -> None:
-        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has, the
-        served model's first. `looks_at_all`: what drafts is shown the hidden states of all tokens. `head_part`: see
-        `DeviceSampler`. `stages`: those before this one, which are told what is sampled."""
+        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values
+        a block has, the served model's first. `looks_at_all`: what drafts is shown the hidden
+        states of all tokens. `head_part`: see `DeviceSampler`. `stages`: those before this one,
+        which are told what is sampled."""
         self.swapper = swapper
-        self._config, device = config, platform.device
+        self._config = config
+        device = platform.device
         self._device = device
         self.can_draft = config.max_draft_tokens > 0
-        num_rows, num_positions = config.num_rows, config.max_positions
+        num_rows = config.num_rows
+        num_positions = config.max_positions
         self._table = DeviceTable(config, device)
         # Written by the device; one part for each step and draw that may be in flight.
         num_parts = parts_of(config)
@@ -79,7 +85,9 @@ class CudaExecutor:
         self._buffers = StepBuffers(config, self._shapes.max_tiles, device, num_parts)
         self._sender = StepSender(self._table, self._buffers, self._shapes, device)
         self._planes = [as_planes(each) for each in kv_caches]
-        self._model = DeviceModel(decoder, platform, config, kv_caches[0], self._table, self._buffers, self._shapes)
+        self._model = DeviceModel(
+            decoder, platform, config, kv_caches[0], self._table, self._buffers, self._shapes
+        )
         self._graphs = self._model.graphs
         self._sampler = DeviceSampler(
             decoder.lm_head, num_rows, num_positions, decoder.dtype, device, num_parts, head_part
@@ -89,17 +97,25 @@ class CudaExecutor:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._in_flight: deque[InFlightStep] = deque()
         self._draw_buffers = DrawBuffers(config, decoder.config.vocab_size, device)
-        self._results = torch.zeros(num_parts, config.decode_steps, num_positions, dtype=torch.int32, pin_memory=True)
+        self._results = torch.zeros(
+            num_parts, config.decode_steps, num_positions, dtype=torch.int32, pin_memory=True
+        )
         self._own_rows = OwnRows(config, self._table, self._buffers, num_parts)
         self._teller = None if stages is None else TokenTeller(stages, self._table)
-        # A thread that waits for a step sleeps: the next step is in flight, so the device need not wait for it.
+        # A thread that waits for a step sleeps: the next step is in flight, so the device need not
+        # wait for it.
         self._done = [torch.cuda.Event(blocking=True) for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         # Hidden states after which a step samples, where they are not all of them.
-        self._chosen = torch.zeros(num_positions, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
+        self._chosen = torch.zeros(
+            num_positions, decoder.config.hidden_size, dtype=decoder.dtype, device=device
+        )
         # Hidden states that wait for a mask: see `held_at`.
         most_held = num_rows * (config.max_draft_tokens + 1)
-        self._held = torch.zeros(most_held, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
-        # Drafts of each table row, in the places of the tokens drawn from these states; NO_TOKEN behind the last.
+        self._held = torch.zeros(
+            most_held, decoder.config.hidden_size, dtype=decoder.dtype, device=device
+        )
+        # Drafts of each table row, in the places of the tokens drawn from these states; NO_TOKEN
+        # behind the last.
         self._held_drafts = np.full((num_rows, config.max_draft_tokens + 1), NO_TOKEN, np.int32)
         self._guesser: CudaGuesser | None = None
         # Weights, cache, tables and workspaces are made on the stream that is current here.
@@ -108,25 +124,29 @@ class CudaExecutor:
         self._unprepared.insert(self._shapes.num_first, partial(self._rehearse))
 
     def draft_by(self, make: Make) -> None:
-        """Has a model or heads guess tokens in place of look-up; to be called before anything is launched."""
+        """Has a model or heads guess tokens in place of look-up; to be called before anything is
+        launched."""
         self._guesser = make(Drafted(self._model, self._sampler, self._table, len(self._done)))
         self._model.shown = self._guesser.shown
         self._own_rows.are_guessed = True
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def relay_by(self, relay: StageRelay) -> None:
-        """Has messages of stages on other hosts relayed; to be called before anything is launched for good."""
+        """Has messages of stages on other hosts relayed; to be called before anything is launched
+        for good."""
         self._model.launched = relay.note_layers
         assert self._teller is not None
         self._teller.relay = relay
 
     @torch.inference_mode()
     def launch_likely(self) -> None:
-        """All kernels of likely steps: one layer of each shape that has some of its own, and each way to draw."""
+        """All kernels of likely steps: one layer of each shape that has some of its own, and each
+        way to draw."""
         for shape in self._shapes.for_each_kernel():
             self._model.try_out(shape)
             if shape.num_ends and len(self._model.kv_cache) == 1:
-                # Only in a step that looks at all tokens does the one layer compute more than the ends.
+                # Only in a step that looks at all tokens does the one layer compute more than the
+                # ends.
                 self._model.try_out(replace(shape, num_ends=0))
             if shape.is_decode:
                 hidden = self._chosen[: shape.num_tokens]
@@ -172,16 +192,22 @@ class CudaExecutor:
                 self._sampler.admit(admitted)
                 self._pools.admit(admitted)
                 self._prompt_scores.admit(admitted)
-            in_flight = self._in_flight_step(plan.step, spread.output_indices[spread.samples], plan.row_steps)
+            in_flight = self._in_flight_step(
+                plan.step, spread.output_indices[spread.samples], plan.row_steps
+            )
             if plan.num_drafts is not None and plan.draft_ids is not None:
-                self._held_drafts[np.repeat(plan.rows, plan.num_drafts), places(plan.num_drafts)] = plan.draft_ids
+                self._held_drafts[
+                    np.repeat(plan.rows, plan.num_drafts), places(plan.num_drafts)
+                ] = plan.draft_ids
             if own is not None:
                 in_flight.own = self._own_rows.gains(plan, self._part(plan.step))
             elif plan.num_drafts is not None and plan.draft_ids is not None:
                 in_flight.num_drafts = plan.num_drafts[plan.samples]
                 sampled = np.repeat(plan.samples, plan.num_drafts)
                 in_flight.drafts = drafts_in_place(in_flight.num_drafts, plan.draft_ids[sampled])
-            self._take(spread, in_flight, shape, hidden, num_own_rows=0 if own is None else own.shape[1])
+            self._take(
+                spread, in_flight, shape, hidden, num_own_rows=0 if own is None else own.shape[1]
+            )
             if self._guesser is not None and own is not None:
                 self._guesser.see(shape, self._buffers.steps[:, : own.shape[1]])
             in_flight.done.record(self._stream)
@@ -198,11 +224,16 @@ class CudaExecutor:
             in_flight = self._in_flight_step(plan.step, spread.output_indices)
             in_flight.is_draw = True
             if plan.num_drafts is not None:
-                in_flight.num_drafts, in_flight.drafts = plan.num_drafts, self._held_drafts[spread.rows, spread.place]
+                in_flight.num_drafts = plan.num_drafts
+                in_flight.drafts = self._held_drafts[spread.rows, spread.place]
             num_draws = self._shapes.num_rows(len(spread.rows))
-            self._draw_buffers.send(plan.step, spread, plan.masks, num_draws, self._first_result(plan.step))
+            self._draw_buffers.send(
+                plan.step, spread, plan.masks, num_draws, self._first_result(plan.step)
+            )
             needs = self._sampler.needs(plan.rows)
-            self._graphs.run_once((num_draws, "masked", needs), partial(self._draw_masked, num_draws, needs))
+            self._graphs.run_once(
+                (num_draws, "masked", needs), partial(self._draw_masked, num_draws, needs)
+            )
             if self._teller is not None:
                 rows, positions, _ = self._draw_buffers.draws(num_draws)
                 self._teller.tell(rows, positions, self._sampler.tokens[:num_draws])
@@ -214,20 +245,28 @@ class CudaExecutor:
 
     def _draw_masked(self, num_draws: int, needs: Needs) -> None:
         """The draw that the buffers hold."""
-        places, first_result = Places(*self._draw_buffers.draws(num_draws)), self._draw_buffers.first_result
+        places = Places(*self._draw_buffers.draws(num_draws))
+        first_result = self._draw_buffers.first_result
         masks, held = self._draw_buffers.masks(num_draws)
         table = self._table
-        tokens = self._sampler.draw_special(self._held[held], table.params, table.token_ids, places, needs, masks)
+        tokens = self._sampler.draw_special(
+            self._held[held], table.params, table.token_ids, places, needs, masks
+        )
         where = places.rows, places.positions, places.output_indices
         store_tokens(*where, tokens, table.token_ids, self._results, first_result)
 
     def _in_flight_step(
         self, step: int, output_indices: Int32Array, row_steps: Int32Array | None = None
     ) -> InFlightStep:
-        part, num_steps = self._part(step), 1 if row_steps is None else int(row_steps.max())
+        part = self._part(step)
+        num_steps = 1 if row_steps is None else int(row_steps.max())
         steps = (output_indices[:, None] + np.arange(num_steps)) % self._config.decode_steps
         return InFlightStep(
-            step=step, tokens=self._results[part], steps=steps, row_steps=row_steps, done=self._done[part]
+            step=step,
+            tokens=self._results[part],
+            steps=steps,
+            row_steps=row_steps,
+            done=self._done[part],
         )
 
     def _part(self, step: int) -> int:
@@ -251,7 +290,8 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def prepare(self) -> bool:
-        """Captures the next shape that steps are likely to have, so that no step compiles anything."""
+        """Captures the next shape that steps are likely to have, so that no step compiles
+        anything."""
         if self._unprepared:
             with torch.cuda.stream(self._stream):
                 self._unprepared.popleft()()
@@ -274,7 +314,9 @@ class CudaExecutor:
             self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
             self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
             self._draw_buffers.clear(num_draws)
-            self._graphs.run_once((num_draws, "masked", PLAIN), partial(self._draw_masked, num_draws, PLAIN))
+            self._graphs.run_once(
+                (num_draws, "masked", PLAIN), partial(self._draw_masked, num_draws, PLAIN)
+            )
 
     def _copy_blocks(self, pairs: Int32Array) -> None:
         """pairs [C, 2]: from, to."""
@@ -283,27 +325,45 @@ class CudaExecutor:
             copy_blocks(planes, planes, sources, targets)
 
     def _own_columns(self, plan: StepPlan) -> Int32Array | None:
-        """Columns of a plan's rows for the device where it drafts, alone knows the rows' positions, or tells a guesser
-        how far they came; else None."""
+        """Columns of a plan's rows for the device where it drafts, alone knows the rows' positions,
+        or tells a guesser how far they came; else None."""
         is_told = knows_alone(plan) if self._model.shown is None else plan.row_steps is None
-        return self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows))) if is_told else None
+        return (
+            self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows))) if is_told else None
+        )
 
-    def _launch(self, whole: StepPlan, plan: StepPlan, own: Int32Array | None) -> tuple[StepShape, torch.Tensor]:
-        """Tells the device the step, and what it changes in the table, and has it compute the hidden states. `plan`:
-        the whole one with its drafts spread."""
-        first_results = self._first_result(plan.step), self._own_rows.first_gain(self._part(plan.step))
+    def _launch(
+        self, whole: StepPlan, plan: StepPlan, own: Int32Array | None
+    ) -> tuple[StepShape, torch.Tensor]:
+        """Tells the device the step, and what it changes in the table, and has it compute the
+        hidden states. `plan`: the whole one with its drafts spread."""
+        first_results = (
+            self._first_result(plan.step),
+            self._own_rows.first_gain(self._part(plan.step)),
+        )
         shape, _ = self._sender.send(whole, plan, own, first_results)
         num_rows = 0 if own is None else own.shape[1]
         if self._guesser is not None:
-            self._guesser.follow(whole, self._buffers.steps[:, :num_rows], self._buffers.words(shape).positions)
+            self._guesser.follow(
+                whole, self._buffers.steps[:, :num_rows], self._buffers.words(shape).positions
+            )
         if own is not None:
-            self._graphs.run_once((shape, "drafts", num_rows), partial(self._own_rows.draft, shape, num_rows))
+            self._graphs.run_once(
+                (shape, "drafts", num_rows), partial(self._own_rows.draft, shape, num_rows)
+            )
         return shape, self._model.hidden(shape)
 
     def _take(
-        self, plan: StepPlan, in_flight: InFlightStep, shape: StepShape, hidden: torch.Tensor, *, num_own_rows: int
+        self,
+        plan: StepPlan,
+        in_flight: InFlightStep,
+        shape: StepShape,
+        hidden: torch.Tensor,
+        *,
+        num_own_rows: int,
     ) -> None:
-        """Launches what the plan asks of its hidden states: scores, vectors, rows to hold, tokens."""
+        """Launches what the plan asks of its hidden states: scores, vectors, rows to hold,
+        tokens."""
         for row in plan.prompt_logprob_rows:
             in_flight.prompt_scores[row] = self._prompt_scores.score(plan, hidden, row)
         if plan.pooled_rows:
@@ -324,15 +384,23 @@ class CudaExecutor:
             teller.tell(rows, positions, self._sampler.tokens[:num_draws])
 
     def _hold(self, plan: StepPlan, shape: StepShape, hidden: torch.Tensor) -> None:
-        """Keeps hidden states for a draw. Rows of the plan that are of one table row stand side by side."""
+        """Keeps hidden states for a draw. Rows of the plan that are of one table row stand side by
+        side."""
         rows = plan.rows[plan.holds]
         place = places(run_lengths(rows))
-        where = np.stack([held_at(rows, place, self._config.num_rows), shape.last_states(plan)[plan.holds]])
+        where = np.stack(
+            [held_at(rows, place, self._config.num_rows), shape.last_states(plan)[plan.holds]]
+        )
         to, at = upload(where.astype(np.int32), self._device).long().unbind()
         self._held.index_copy_(0, to, hidden[at])
 
     def _sample(
-        self, plan: StepPlan, in_flight: InFlightStep, shape: StepShape, hidden: torch.Tensor, num_own_rows: int
+        self,
+        plan: StepPlan,
+        in_flight: InFlightStep,
+        shape: StepShape,
+        hidden: torch.Tensor,
+        num_own_rows: int,
     ) -> None:
         num_draws = len(in_flight.steps)
         padded_draws = self._shapes.num_rows(num_draws)
@@ -354,22 +422,30 @@ class CudaExecutor:
             self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
             for _ in range(plan.num_steps - 1):
                 hidden = self._model.hidden(shape)
-                self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
+                self._graphs.run_once(
+                    (shape, "draw"), partial(self._draw_and_advance, shape, hidden)
+                )
         else:
             self._graphs.run_once(padded_draws, partial(self._draw, hidden))
 
     def _draw(self, hidden: torch.Tensor) -> None:
         rows, positions, outputs, _ = self._buffers.draws[:, : len(hidden)].unbind()
-        self._store(rows, positions, outputs, self._sampler.draw(hidden, self._table.params, rows, outputs))
+        self._store(
+            rows, positions, outputs, self._sampler.draw(hidden, self._table.params, rows, outputs)
+        )
 
     def _draw_own(self, hidden: torch.Tensor, num_rows: int) -> None:
         """Draws what a step samples in which the device drafts, and counts what stands."""
         rows, _, outputs, _ = self._buffers.draws[:, : len(hidden)].unbind()
-        self._own_rows.store(self._sampler.draw(hidden, self._table.params, rows, outputs), num_rows, self._results)
+        self._own_rows.store(
+            self._sampler.draw(hidden, self._table.params, rows, outputs), num_rows, self._results
+        )
 
     def _draw_and_advance(self, shape: StepShape, hidden: torch.Tensor) -> None:
         """Leaves in the buffers the step that follows a decode step which samples every row."""
-        words, table, outputs = self._buffers.words(shape), self._table, self._buffers.draws[2, : len(hidden)]
+        words = self._buffers.words(shape)
+        table = self._table
+        outputs = self._buffers.draws[2, : len(hidden)]
         tokens = self._sampler.draw(hidden, table.params, words.rows, outputs)
         store_tokens(
             words.rows,
@@ -385,7 +461,8 @@ class CudaExecutor:
 
     def _draw_special(self, num_draws: int, needs: Needs, num_own_rows: int) -> None:
         """Draws from the hidden states that are chosen, with what the rows need."""
-        places, table = Places(*self._buffers.draws[:3, :num_draws].unbind()), self._table
+        places = Places(*self._buffers.draws[:3, :num_draws].unbind())
+        table = self._table
         hidden = self._chosen[:num_draws]
         tokens = self._sampler.draw_special(hidden, table.params, table.token_ids, places, needs)
         if num_own_rows:
@@ -396,5 +473,19 @@ class CudaExecutor:
     def _rehearse(self) -> None:
         self._sampler.rehearse(self._table.params, self._table.token_ids)
 
-    def _store(self, rows: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor, tokens: torch.Tensor) -> None:
-        store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, self._buffers.first_result)
+    def _store(
+        self,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        outputs: torch.Tensor,
+        tokens: torch.Tensor,
+    ) -> None:
+        store_tokens(
+            rows,
+            positions,
+            outputs,
+            tokens,
+            self._table.token_ids,
+            self._results,
+            self._buffers.first_result,
+        )

@@ -1,5 +1,5 @@
-"""KV blocks out of the memory of another engine on a GPU of this host, beside the steps: one kernel reads them over the
-links between the GPUs and writes them where they belong."""
+"""KV blocks out of the memory of another engine on a GPU of this host, beside the steps: one kernel
+reads them over the links between the GPUs and writes them where they belong."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..process_memory import host_id
 ASSUMED_BYTES_PER_SECOND = 100e9
 """Speed of a copy between GPUs before one was measured; other copies use the same links."""
 TAIL_BYTES = 640 << 20
-"""Bytes that are left of a copy when it is nearly done: some 1.8 ms of 369 GB/s, in which a core notices it, and plans
-and launches a step."""
+"""Bytes that are left of a copy when it is nearly done: some 1.8 ms of 369 GB/s, in which a core
+notices it, and plans and launches a step."""
 Protect = Callable[[torch.cuda.Stream, Int32Array], None]
 
 
@@ -59,9 +59,11 @@ class CudaDirectCopies:
     precede_steps = True
 
     def __init__(self, planes: Sequence[torch.Tensor], protect: Protect) -> None:
-        """planes int32 [layers x 2, num_blocks, words] of each model whose keys and values a block has. `protect` has a
-        stream wait for whatever still reads blocks that it will write."""
-        self._planes, self._protect, self._device = planes, protect, planes[0].device
+        """planes int32 [layers x 2, num_blocks, words] of each model whose keys and values a block
+        has. `protect` has a stream wait for whatever still reads blocks that it will write."""
+        self._planes = planes
+        self._protect = protect
+        self._device = planes[0].device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._opened: dict[bytes, _Opened] = {}
@@ -87,7 +89,9 @@ class CudaDirectCopies:
         with torch.cuda.stream(self._stream):
             pairs = upload(np.stack([sources, targets]), self._device)
             num_first = max(0, len(sources) - self._num_tail_blocks)
-            nearly, done = (self._pull(opened, part) for part in (pairs[:, :num_first], pairs[:, num_first:]))
+            nearly, done = (
+                self._pull(opened, part) for part in (pairs[:, :num_first], pairs[:, num_first:])
+            )
             return CudaDirectCopy(nearly, done)
 
     def let_wait(self, stream: torch.cuda.Stream) -> None:
@@ -102,7 +106,8 @@ class CudaDirectCopies:
         return event
 
     def close(self, handle: bytes) -> None:
-        """See `DirectCopies`. While the memory of an engine that died is mapped here, its GPU cannot use it again."""
+        """See `DirectCopies`. While the memory of an engine that died is mapped here, its GPU
+        cannot use it again."""
         if (opened := self._opened.pop(handle, None)) is not None:
             for base in opened.bases:
                 close_address(base)

@@ -68,11 +68,13 @@ class LoadedModel:
         looks_at_all: bool,
     ) -> CudaExecutor | CudaStageExecutor:
         """Builds the executor that computes plans with the model."""
-        return CudaExecutor(decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all)
+        return CudaExecutor(
+            decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all
+        )
 
     def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
-        """Copies blocks of these caches to the config's slots and back. Raises `ConfigError` where there is no memory
-        for the slots."""
+        """Copies blocks of these caches to the config's slots and back. Raises `ConfigError` where
+        there is no memory for the slots."""
         return CudaSwapper(kv_caches, config.num_swap_slots)
 
     def shown_layers(self, heads: LoadedHeads | None) -> tuple[int, ...]:
@@ -92,8 +94,8 @@ class LoadedModel:
         return number
 
     def begin(self, executor: CudaExecutor | CudaStageExecutor) -> None:
-        """Returns when every rank has compiled what it launches: from now on launches of one wait for those of
-        others."""
+        """Returns when every rank has compiled what it launches: from now on launches of one wait
+        for those of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,8 @@ class ModelDrafting:
     looks_at_all = False
 
     def __init__(self, draft: LoadedModel, config: EngineConfig) -> None:
-        self.planes, self._config = [draft.planes], guessing_config(config)
+        self.planes = [draft.planes]
+        self._config = guessing_config(config)
         self._platform = draft.platform(config)
         self._decoder = draft.on(self._platform, config.max_model_len)
         self._head_part = draft.head_part(self._platform)
@@ -158,23 +161,31 @@ class ModelDrafting:
 
 
 class HeadsDrafting:
-    """See `Drafting`. They are small beside the served model, so their steps take less memory than its steps."""
+    """See `Drafting`. They are small beside the served model, so their steps take less memory than
+    its steps."""
 
-    def __init__(self, heads: LoadedHeads, served: Served, decoder: Model, config: EngineConfig) -> None:
-        """`served`: what the heads read of the decoder. Raises `ConfigError` where its work list does not serve
-        them."""
-        layer, self._decoder = heads.config.layer, decoder
+    def __init__(
+        self, heads: LoadedHeads, served: Served, decoder: Model, config: EngineConfig
+    ) -> None:
+        """`served`: what the heads read of the decoder. Raises `ConfigError` where its work list
+        does not serve them."""
+        layer = heads.config.layer
+        self._decoder = decoder
         self.planes = [] if layer is None else [Planes(layer, decoder.dtype)]
         self._platform = CudaPlatform.of(layer or served.config, config)
         self._medusa: Medusa | None = None
         self._chain: ChainHeads | None = None
         what = heads.config, heads.weights, self._platform, served, config.max_model_len
         if layer is None:
-            self._medusa, self.looks_at_all = Medusa(*what), True
+            self._medusa = Medusa(*what)
+            self.looks_at_all = True
             return
         ours, theirs = (model.num_heads // model.num_kv_heads for model in (layer, served.config))
         if ours != theirs:
-            allowed = f"heads with {theirs} query heads a key head, as the served model; these have {ours}"
+            allowed = (
+                f"heads with {theirs} query heads a key head, as the served model; these "
+                f"have {ours}"
+            )
             raise ConfigError("draft_heads", heads.config.kind, allowed)
         self._chain = chain_heads(*what, heads.shard)
         self.looks_at_all = self._chain.looks_at_all

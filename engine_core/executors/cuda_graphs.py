@@ -1,4 +1,5 @@
-"""Launches as CUDA graphs, by a key that stands for all that is fixed in them. Knows nothing about steps."""
+"""Launches as CUDA graphs, by a key that stands for all that is fixed in them. Knows nothing about
+steps."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Captured(Generic[T]):
 
 
 class Graphs:
-    """All share one pool of memory: a result lasts until another graph is replayed that was captured before it."""
+    """All share one pool of memory: a result lasts until another graph is replayed that was
+    captured before it."""
 
     def __init__(self) -> None:
         self._captured: dict[Hashable, Captured[Any]] = {}
@@ -34,7 +36,8 @@ class Graphs:
         return key in self._captured
 
     def run(self, key: Hashable, launch: Callable[[], T]) -> T:
-        """Launches on the current stream: as it is until `capture_due`, for which it is due the second time."""
+        """Launches on the current stream: as it is until `capture_due`, for which it is due the
+        second time."""
         if key in self._captured:
             return self.replay(key, launch, _nothing)
         if key in self._seen:
@@ -43,8 +46,8 @@ class Graphs:
         return launch()
 
     def capture_due(self) -> None:
-        """Captures the graphs that are due. It is called when all of a step is launched, which keeps the device
-        busy."""
+        """Captures the graphs that are due. It is called when all of a step is launched, which
+        keeps the device busy."""
         while self._due:
             key, launch = self._due.popitem()
             self._captured[key] = self._capture(launch)
@@ -56,8 +59,9 @@ class Graphs:
         return result
 
     def prepare(self, key: Hashable, launch: Callable[[], T], trial: Callable[[], object]) -> T:
-        """Captures what has not been captured, and launches nothing but the trial, which has to launch each kernel of
-        the whole once and to leave what it reads as it was. The result has its place, but is not there yet."""
+        """Captures what has not been captured, and launches nothing but the trial, which has to
+        launch each kernel of the whole once and to leave what it reads as it was. The result has
+        its place, but is not there yet."""
         if key not in self._captured:
             trial()
             self._captured[key] = self._capture(launch)
@@ -73,7 +77,8 @@ class Graphs:
             self._captured[key] = self._capture(launch)
 
     def _capture(self, launch: Callable[[], T]) -> Captured[T]:
-        # Kernels have been launched outside a graph: they are compiled, and libraries have their handles.
+        # Kernels have been launched outside a graph: they are compiled, and libraries have their
+        # handles.
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, self._pool):
             result = launch()

@@ -1,4 +1,5 @@
-"""Guessers on a GPU, which draft before the served model verifies: the steps they send, and how tokens are drawn."""
+"""Guessers on a GPU, which draft before the served model verifies: the steps they send, and how
+tokens are drawn."""
 
 from __future__ import annotations
 
@@ -36,12 +37,13 @@ class CudaGuesser(Protocol):
         """A request takes the row."""
 
     def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        """Launches the guesses that a plan leaves to the executor, once the table has the plan's changes: they stand in
-        it behind what is known. `steps` and `positions` are the plan's words for `draft_rows`, which comes behind
-        this."""
+        """Launches the guesses that a plan leaves to the executor, once the table has the plan's
+        changes: they stand in it behind what is known. `steps` and `positions` are the plan's words
+        for `draft_rows`, which comes behind this."""
 
     def see(self, shape: StepShape, steps: torch.Tensor) -> None:
-        """To be called when a step of this shape has been launched whose rows are `steps`, its draws stored."""
+        """To be called when a step of this shape has been launched whose rows are `steps`, its
+        draws stored."""
 
     def launch_likely(self) -> None:
         """All kernels that it launches, of rows of padding."""
@@ -54,22 +56,32 @@ class CudaGuesser(Protocol):
 
 
 class GuessingSteps:
-    """Steps of what guesses, in buffers of their own; rows whose positions the device alone knows are moved there."""
+    """Steps of what guesses, in buffers of their own; rows whose positions the device alone knows
+    are moved there."""
 
     def __init__(
-        self, config: EngineConfig, shapes: StepShapes, sampler: DeviceSampler, table: DeviceTable, num_parts: int
+        self,
+        config: EngineConfig,
+        shapes: StepShapes,
+        sampler: DeviceSampler,
+        table: DeviceTable,
+        num_parts: int,
     ) -> None:
         """`num_parts`: steps of the served model that may be in flight."""
         device = table.token_ids.device
-        self.shapes, self.buffers = shapes, StepBuffers(config, shapes.max_tiles, device, SENDS_A_STEP * num_parts)
-        self._sampler, self._table = sampler, table
+        self.shapes = shapes
+        self.buffers = StepBuffers(config, shapes.max_tiles, device, SENDS_A_STEP * num_parts)
+        self._sampler = sampler
+        self._table = table
         self._shifts = torch.zeros(config.num_rows, dtype=torch.int32, device=device)
         self._num_sends = 0
 
     def find_shifts(self, steps: torch.Tensor, positions: torch.Tensor) -> None:
         find_shifts(steps, self._table.known, positions, self._shifts)
 
-    def send(self, step: StepPlan, num_left: Int32Array | None = None, *, is_shifted: bool) -> tuple[StepShape, int]:
+    def send(
+        self, step: StepPlan, num_left: Int32Array | None = None, *, is_shifted: bool
+    ) -> tuple[StepShape, int]:
         """Tells the device a step; returns its shape and the number of its draws, padded."""
         shape, tiles = self.shapes.of(step)
         count = int(step.samples.sum())
@@ -84,14 +96,18 @@ class GuessingSteps:
     def shift(self, shape: StepShape, num_draws: int) -> None:
         words = self.buffers.words(shape)
         draws = self.buffers.draws[:, :num_draws]
-        shift_words(self._shifts, StepWords(words.rows, words.positions, words.seq_lens, None, draws))
+        shift_words(
+            self._shifts, StepWords(words.rows, words.positions, words.seq_lens, None, draws)
+        )
 
     def needs(self, rows: Int32Array) -> Needs:
         """Needs of draws of these rows, without log probabilities."""
         return replace(self._sampler.needs(rows), scores=False)
 
 
-def guessing_step(rows: Int32Array, starts: Int32Array, outputs: Int32Array, samples: BoolArray) -> StepPlan:
+def guessing_step(
+    rows: Int32Array, starts: Int32Array, outputs: Int32Array, samples: BoolArray
+) -> StepPlan:
     """One token of each row."""
     return StepPlan(
         step=0,

@@ -1,4 +1,5 @@
-"""Builds an executor's guesser on a GPU: a smaller model, or heads of one of the published kinds."""
+"""Builds an executor's guesser on a GPU: a smaller model, or heads of one of the published
+kinds."""
 
 from __future__ import annotations
 
@@ -51,9 +52,12 @@ def by_model(
     """`head_part`: what this rank has of the draft model's vocabulary head, if ranks divide it."""
 
     def make(drafted: Drafted) -> CudaGuesser:
-        table, limits = drafted.table, guessing_config(config)
+        table = drafted.table
+        limits = guessing_config(config)
         sampler = drafted.sampler.beside(decoder.lm_head, decoder.dtype, head_part)
-        steps = GuessingSteps(limits, StepShapes(limits, platform), sampler, table, drafted.num_parts)
+        steps = GuessingSteps(
+            limits, StepShapes(limits, platform), sampler, table, drafted.num_parts
+        )
         model = DeviceModel(decoder, platform, limits, kv_cache, table, steps.buffers, steps.shapes)
         return CudaDraftModel(model, steps, sampler, config, table, decoder.config.hidden_size)
 
@@ -61,20 +65,31 @@ def by_model(
 
 
 def by_chain(
-    heads: ChainHeads, served: Model, platform: CudaPlatform, config: EngineConfig, kv_cache: torch.Tensor
+    heads: ChainHeads,
+    served: Model,
+    platform: CudaPlatform,
+    config: EngineConfig,
+    kv_cache: torch.Tensor,
 ) -> Make:
     def make(drafted: Drafted) -> CudaGuesser:
-        table, model = drafted.table, drafted.served
+        table = drafted.table
+        model = drafted.served
         sampler = drafted.sampler.beside(served.lm_head, served.dtype)
-        steps = GuessingSteps(config, StepShapes(config, platform), sampler, table, drafted.num_parts)
+        steps = GuessingSteps(
+            config, StepShapes(config, platform), sampler, table, drafted.num_parts
+        )
 
         def pairs(num_tokens: int, buffers: StepBuffers, shapes: StepShapes) -> Pairs:
             size = num_tokens, heads.config.hidden_size
             features = torch.zeros(size, dtype=served.dtype, device=platform.device)
             given = platform, config, kv_cache, table, buffers, shapes
-            return Pairs(DeviceModel(PairedModel(heads, features), *given, is_paired=True), features)
+            return Pairs(
+                DeviceModel(PairedModel(heads, features), *given, is_paired=True), features
+            )
 
-        read = pairs(max(model.shapes.most_tokens, config.max_positions), model.buffers, model.shapes)
+        read = pairs(
+            max(model.shapes.most_tokens, config.max_positions), model.buffers, model.shapes
+        )
         guess = pairs(config.max_positions, steps.buffers, steps.shapes)
         return CudaChainHeads(heads, read, guess, steps, sampler, config, table)
 
@@ -85,7 +100,9 @@ def by_places(heads: Medusa, served: Model, platform: CudaPlatform, config: Engi
     def make(drafted: Drafted) -> CudaGuesser:
         table = drafted.table
         sampler = drafted.sampler.beside(served.lm_head, served.dtype)
-        steps = GuessingSteps(config, StepShapes(config, platform), sampler, table, drafted.num_parts)
+        steps = GuessingSteps(
+            config, StepShapes(config, platform), sampler, table, drafted.num_parts
+        )
         return CudaParallelHeads(heads, drafted.served, steps, sampler, config, table)
 
     return make

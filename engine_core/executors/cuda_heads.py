@@ -1,8 +1,10 @@
-"""Draft heads on a GPU: they guess from the hidden state that the served model left at each row's last position.
+"""Draft heads on a GPU: they guess from the hidden state that the served model left at each row's
+last position.
 
-What they read of a step they read when it has sampled: by then each of its positions has its hidden state and the token
-behind it, so nothing has to be caught up later. Of each row one state is kept, from which the first token of the next
-step is guessed; EAGLE makes the states of further guesses of it, Medusa has a head for each place.
+What they read of a step they read when it has sampled: by then each of its positions has its hidden
+state and the token behind it, so nothing has to be caught up later. Of each row one state is kept,
+from which the first token of the next step is guessed; EAGLE makes the states of further guesses of
+it, Medusa has a head for each place.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class PairedModel:
 
     def __init__(self, heads: ChainHeads, features: torch.Tensor) -> None:
         """features [most tokens, H] of the step that is computed, which the caller fills."""
-        self._heads, self._features = heads, features
+        self._heads = heads
+        self._features = features
 
     def forward(
         self,
@@ -61,14 +64,24 @@ class Pairs:
 
 
 class CudaHeads(ABC):
-    """See `CudaGuesser`. What all heads have in common: a state of each row, and tokens that are drawn from logits."""
+    """See `CudaGuesser`. What all heads have in common: a state of each row, and tokens that are
+    drawn from logits."""
 
     def __init__(
-        self, steps: GuessingSteps, sampler: DeviceSampler, config: EngineConfig, table: DeviceTable, hidden_size: int
+        self,
+        steps: GuessingSteps,
+        sampler: DeviceSampler,
+        config: EngineConfig,
+        table: DeviceTable,
+        hidden_size: int,
     ) -> None:
-        """The sampler draws as that of the served model does, with the noise of the token that is guessed."""
-        self._steps, self._sampler, self._table = steps, sampler, table
-        device, dtype = table.token_ids.device, sampler.dtype
+        """The sampler draws as that of the served model does, with the noise of the token that is
+        guessed."""
+        self._steps = steps
+        self._sampler = sampler
+        self._table = table
+        device = table.token_ids.device
+        dtype = sampler.dtype
         self._states = torch.zeros(config.num_rows, hidden_size, dtype=dtype, device=device)
         self._chosen = torch.zeros(config.max_positions, hidden_size, dtype=dtype, device=device)
 
@@ -78,9 +91,12 @@ class CudaHeads(ABC):
         if plan.follows is not None:
             self._steps.find_shifts(steps, positions)
         drafted = plan.num_drafts > 0
-        rows, num_guesses = plan.rows[drafted], plan.num_drafts[drafted]
+        rows = plan.rows[drafted]
+        num_guesses = plan.num_drafts[drafted]
         # Rows that are drafted decode: one token that is known is computed before the drafts.
-        step = guessing_step(rows, plan.starts[drafted], plan.output_indices[drafted], np.ones(len(rows), np.bool_))
+        step = guessing_step(
+            rows, plan.starts[drafted], plan.output_indices[drafted], np.ones(len(rows), np.bool_)
+        )
         shape, _ = self._steps.send(step, num_guesses, is_shifted=plan.follows is not None)
         self._guess(shape, self._steps.needs(rows), int(num_guesses.max()))
 
@@ -93,10 +109,16 @@ class CudaHeads(ABC):
         rows = self._steps.buffers.draws[0, : shape.num_tokens].clamp(min=0)
         return torch.index_select(self._states, 0, rows, out=self._chosen[: shape.num_tokens])
 
-    def _draw(self, shape: StepShape, logits: torch.Tensor, needs: Needs, *, behind: int, advance: int) -> None:
+    def _draw(
+        self, shape: StepShape, logits: torch.Tensor, needs: Needs, *, behind: int, advance: int
+    ) -> None:
         """Draws a guess for each row, so many places behind its position, and moves on."""
-        words, (_, _, outputs, num_left) = self._steps.buffers.words(shape), self._steps.buffers.draws
-        n, table = shape.num_tokens, self._table
+        words, (_, _, outputs, num_left) = (
+            self._steps.buffers.words(shape),
+            self._steps.buffers.draws,
+        )
+        n = shape.num_tokens
+        table = self._table
         places = Places(words.rows, words.positions, outputs[:n])
         tokens = self._sampler.draw_from(logits, table.params, table.token_ids, places, needs)
         counters = words.seq_lens, outputs[:n], num_left[:n]
@@ -112,7 +134,11 @@ class CudaHeads(ABC):
         )
 
     def _decodes(self) -> list[StepShape]:
-        return [shape for shape in self._steps.shapes.for_each_kernel() if shape.is_decode and not shape.shares]
+        return [
+            shape
+            for shape in self._steps.shapes.for_each_kernel()
+            if shape.is_decode and not shape.shares
+        ]
 
 
 class CudaChainHeads(CudaHeads):
@@ -128,15 +154,20 @@ class CudaChainHeads(CudaHeads):
         config: EngineConfig,
         table: DeviceTable,
     ) -> None:
-        """`read` computes the pairs of the served model's steps, whose buffers it has, `guess` those of guesses."""
+        """`read` computes the pairs of the served model's steps, whose buffers it has, `guess`
+        those of guesses."""
         super().__init__(steps, sampler, config, table, heads.config.hidden_size)
-        self._heads, self._read, self._guessing = heads, read.model, guess.model
-        self._read_features, self._features = read.features, guess.features
+        self._heads = heads
+        self._read = read.model
+        self._guessing = guess.model
+        self._read_features = read.features
+        self._features = guess.features
         self.shown: Shown | None = self
         self.layers = heads.layers
 
     def seat(self, row: int) -> None:
-        """Does nothing: the state of the row's last request is overwritten before anything is guessed."""
+        """Does nothing: the state of the row's last request is overwritten before anything is
+        guessed."""
 
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
         features = self._heads.features(final, inputs)
@@ -150,7 +181,8 @@ class CudaChainHeads(CudaHeads):
             launch()
 
     def launch_likely(self) -> None:
-        size, device = self._chosen.shape[1], self._chosen.device
+        size = self._chosen.shape[1]
+        device = self._chosen.device
         for shape in self._read.shapes.for_each_kernel():
             inputs = torch.zeros(shape.num_tokens, size, dtype=self._chosen.dtype, device=device)
             self.show(inputs, dict.fromkeys(self.layers, inputs))
@@ -178,7 +210,8 @@ class CudaChainHeads(CudaHeads):
         self._launch(shape, needs, num_guesses)
 
     def _launch(self, shape: StepShape, needs: Needs, num_guesses: int) -> None:
-        graphs, left = self._guessing.graphs, num_guesses - 1
+        graphs = self._guessing.graphs
+        left = num_guesses - 1
         graphs.run_once((shape, needs), partial(self._first, shape, needs))
         for num_passes in PASSES:
             while left >= num_passes:
@@ -213,14 +246,18 @@ class CudaParallelHeads(CudaHeads):
         table: DeviceTable,
     ) -> None:
         super().__init__(steps, sampler, config, table, heads.hidden_size)
-        self._heads, self._served = heads, served
+        self._heads = heads
+        self._served = served
         self.shown: Shown | None = self
         self.layers: tuple[int, ...] = ()
         most = max(served.shapes.most_tokens, config.max_positions)
-        self._final = torch.zeros(most, heads.hidden_size, dtype=self._chosen.dtype, device=self._chosen.device)
+        self._final = torch.zeros(
+            most, heads.hidden_size, dtype=self._chosen.dtype, device=self._chosen.device
+        )
 
     def seat(self, row: int) -> None:
-        """Does nothing: the state of the row's last request is overwritten before anything is guessed."""
+        """Does nothing: the state of the row's last request is overwritten before anything is
+        guessed."""
 
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
         self._final[: len(final)].copy_(final)

@@ -18,9 +18,13 @@ SCORED_AT_ONCE = 256
 
 
 class CudaPromptScores:
-    def __init__(self, decoder: Model, table: DeviceTable, num_rows: int, part: HeadPart | None) -> None:
+    def __init__(
+        self, decoder: Model, table: DeviceTable, num_rows: int, part: HeadPart | None
+    ) -> None:
         """`part`: what this rank has of the vocabulary head, if ranks divide it."""
-        self._decoder, self._table, self._part = decoder, table, part
+        self._decoder = decoder
+        self._table = table
+        self._part = part
         self._num_prompt, self._num_top = np.zeros((2, num_rows), np.int32)
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -28,10 +32,12 @@ class CudaPromptScores:
         self._num_top[admitted.row] = admitted.sampling.num_prompt_logprobs or 0
 
     def score(self, plan: StepPlan, hidden: torch.Tensor, row: int) -> tuple[list[Scores], int]:
-        """Launches what scores the prompt tokens of a table row that the plan computes, from its hidden states [T, H].
-        Returns the scores in parts, and how many of the likeliest tokens are wanted."""
+        """Launches what scores the prompt tokens of a table row that the plan computes, from its
+        hidden states [T, H]. Returns the scores in parts, and how many of the likeliest tokens are
+        wanted."""
         i = int(np.flatnonzero(plan.rows == row)[0])
-        start, first = int(plan.starts[i]), int(plan.counts[:i].sum())
+        start = int(plan.starts[i])
+        first = int(plan.counts[:i].sum())
         count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)
         # A copy: the row may be another's before the scores are read.
         next_ids = self._table.token_ids[row, start + 1 : start + 1 + count].clone()

@@ -1,5 +1,6 @@
-"""Computes plans on one GPU of which a pipeline stage before the last has layers. It samples nothing: its residual
-stream goes to the next stage, and what is sampled comes from the last one, into this stage's table."""
+"""Computes plans on one GPU of which a pipeline stage before the last has layers. It samples
+nothing: its residual stream goes to the next stage, and what is sampled comes from the last one,
+into this stage's table."""
 
 from __future__ import annotations
 
@@ -62,10 +63,11 @@ class AwaitedStates:
 
 
 class CudaStageExecutor:
-    """See `Executor`. As `CudaExecutor`, of which it has the parts before sampling. It launches what the last stage
-    launches, shape for shape, since each of its streams is received there."""
+    """See `Executor`. As `CudaExecutor`, of which it has the parts before sampling. It launches
+    what the last stage launches, shape for shape, since each of its streams is received there."""
 
-    copies_blocks, computes_at_once = True, False
+    copies_blocks = True
+    computes_at_once = False
     prefill_seconds = 0.0
 
     def __init__(
@@ -80,10 +82,11 @@ class CudaStageExecutor:
         head_part: HeadPart | None = None,
         states: FirstStates | None = None,
     ) -> None:
-        """kv_caches, head_part: see `CudaExecutor`; here it is that of heads. `states`: where heads find hidden states
-        on the first stage; None: none read any."""
+        """kv_caches, head_part: see `CudaExecutor`; here it is that of heads. `states`: where heads
+        find hidden states on the first stage; None: none read any."""
         self.swapper = swapper
-        self._config, self._device = config, platform.device
+        self._config = config
+        self._device = platform.device
         self.can_draft = config.max_draft_tokens > 0
         parts = parts_of(config)
         self._table = DeviceTable(config, self._device)
@@ -92,14 +95,19 @@ class CudaStageExecutor:
         self._buffers = StepBuffers(config, self._shapes.max_tiles, self._device, parts)
         self._sender = StepSender(self._table, self._buffers, self._shapes, self._device)
         self._planes = [as_planes(each) for each in kv_caches]
-        self._model = DeviceModel(decoder, platform, config, kv_caches[0], self._table, self._buffers, self._shapes)
+        self._model = DeviceModel(
+            decoder, platform, config, kv_caches[0], self._table, self._buffers, self._shapes
+        )
         self._own_rows = OwnRows(config, self._table, self._buffers, parts)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._done = [torch.cuda.Event(blocking=True) for _ in range(parts)]  # type: ignore[no-untyped-call]  # torch ships it so
-        self._memory, self._most_awaited = memory, parts
+        self._memory = memory
+        self._most_awaited = parts
         self._numbers = MessageNumbers(memory.sizes.num_messages)
         self._awaited: deque[AwaitedTokens | AwaitedStates] = deque()
-        self._decoder, self._head_part, self._states = decoder, head_part, states
+        self._decoder = decoder
+        self._head_part = head_part
+        self._states = states
         self._guesser: CudaGuesser | None = None
         self._sampler: DeviceSampler | None = None
         """Settings of rows and draws of the model or heads that guess on the first stage."""
@@ -115,14 +123,19 @@ class CudaStageExecutor:
 
     def draft_by(self, make: Make) -> None:
         """See `CudaExecutor`. What the first stage guesses it tells the others."""
-        sizes, served = (self._config.num_rows, self._config.max_positions), self._decoder
-        num_parts, part = len(self._done), self._head_part
+        sizes = (self._config.num_rows, self._config.max_positions)
+        served = self._decoder
+        num_parts = len(self._done)
+        part = self._head_part
         sampler = DeviceSampler(served.lm_head, *sizes, served.dtype, self._device, num_parts, part)
         self._guesser = make(Drafted(self._model, sampler, self._table, num_parts))
         self._own_rows.are_guessed = True
         self._model.shown = self._guesser.shown
         if not self._memory.before:
-            self._sampler, self._teller = sampler, GuessTeller(self._memory, self._table, self._model)
+            self._sampler, self._teller = (
+                sampler,
+                GuessTeller(self._memory, self._table, self._model),
+            )
         if self._states is not None:
             self._late = LateStates(self._states, self._guesser, self._model)
             self._model.shown = self._late.shown
@@ -182,9 +195,10 @@ class CudaStageExecutor:
         return plan.step
 
     def _compute(self, plan: StepPlan) -> tuple[int, int]:
-        """Launches what is guessed for the step, and the step. Returns the rows whose positions the device alone knows,
-        and its draws, both padded."""
-        guesser, own = self._guesser, None
+        """Launches what is guessed for the step, and the step. Returns the rows whose positions the
+        device alone knows, and its draws, both padded."""
+        guesser = self._guesser
+        own = None
         for admitted in plan.admitted if guesser is not None else ():
             self._seat(admitted)
         if self._model.shown is not None or knows_alone(plan):
@@ -221,7 +235,8 @@ class CudaStageExecutor:
     @torch.inference_mode()
     def draw(self, plan: DrawPlan) -> int:
         with torch.cuda.stream(self._stream):
-            # Many draws may follow one another. The next step would receive all that they drew before its layers.
+            # Many draws may follow one another. The next step would receive all that they drew
+            # before its layers.
             self._receive_first(self._num_left_over(num_steps=0))
             self._done[self._part(plan.step)].record(self._stream)
         self._await(plan.rows, self._shapes.num_rows(len(spread_draw(plan).rows)), are_ends=False)
@@ -271,23 +286,39 @@ class CudaStageExecutor:
                 self._late.see()
 
     def _num_needed(self, plan: StepPlan) -> int:
-        """How many come first up to the last one of rows that the plan reads or gives to others. Heads have to have
-        read what there is of rows for which they guess, and of blocks that are copied."""
+        """How many come first up to the last one of rows that the plan reads or gives to others.
+        Heads have to have read what there is of rows for which they guess, and of blocks that are
+        copied."""
         if self._late is not None and plan.copied_blocks.size:
             return len(self._awaited)
         left = np.array([*plan.released, *(admitted.row for admitted in plan.admitted)], np.int32)
-        guessed = plan.rows[plan.num_drafts > 0] if plan.num_drafts is not None and leaves_drafts(plan) else NO_ROWS
-        read = {AwaitedTokens: np.concatenate([left, plan.rows]), AwaitedStates: np.concatenate([left, guessed])}
-        needed = (i + 1 for i, each in enumerate(self._awaited) if np.isin(each.rows, read[type(each)]).any())
+        guessed = (
+            plan.rows[plan.num_drafts > 0]
+            if plan.num_drafts is not None and leaves_drafts(plan)
+            else NO_ROWS
+        )
+        read = {
+            AwaitedTokens: np.concatenate([left, plan.rows]),
+            AwaitedStates: np.concatenate([left, guessed]),
+        }
+        needed = (
+            i + 1
+            for i, each in enumerate(self._awaited)
+            if np.isin(each.rows, read[type(each)]).any()
+        )
         return max(needed, default=0)
 
     def _num_left_over(self, *, num_steps: int) -> int:
-        """How many come first up to one beyond which there are as many as may be in flight, with so many more steps."""
-        num_tokens, num_states = 0, num_steps
+        """How many come first up to one beyond which there are as many as may be in flight, with so
+        many more steps."""
+        num_tokens = 0
+        num_states = num_steps
         for i, awaited in enumerate(reversed(self._awaited)):
             num_tokens += isinstance(awaited, AwaitedTokens)
             num_states += isinstance(awaited, AwaitedStates)
-            if num_tokens > self._most_awaited or (self._late is not None and num_states > self._late.most):
+            if num_tokens > self._most_awaited or (
+                self._late is not None and num_states > self._late.most
+            ):
                 return len(self._awaited) - i
         return 0
 

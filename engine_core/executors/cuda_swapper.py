@@ -1,6 +1,8 @@
-"""KV blocks between a GPU and host memory, beside the steps: a stream each way, through buffers on the GPU.
+"""KV blocks between a GPU and host memory, beside the steps: a stream each way, through buffers on
+the GPU.
 
-In the cache a block lies in a piece for every layer, in host memory in one: the bus is fast with large pieces.
+In the cache a block lies in a piece for every layer, in host memory in one: the bus is fast with
+large pieces.
 """
 
 from __future__ import annotations
@@ -28,11 +30,16 @@ STAGING_BYTES = 128 << 20
 class CudaSwapper:
     """See `Swapper`. Loads are launched at once, saves while few others are on their way."""
 
-    def __init__(self, kv_caches: Sequence[torch.Tensor], num_slots: int, slots: LockedSlots | None = None) -> None:
-        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has.
-        `slots`: those that a rank shares with others; None: slots of its own. Raises `ConfigError` where there is no
+    def __init__(
+        self, kv_caches: Sequence[torch.Tensor], num_slots: int, slots: LockedSlots | None = None
+    ) -> None:
+        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values
+        a block has.
+        `slots`: those that a rank shares with others; None: slots of its own. Raises `ConfigError`
+        where there is no
         such memory."""
-        self._caches, self._device = [as_planes(each) for each in kv_caches], kv_caches[0].device
+        self._caches = [as_planes(each) for each in kv_caches]
+        self._device = kv_caches[0].device
         num_words = sum(planes.shape[0] * planes.shape[2] for planes in self._caches)
         self._host = OwnSlots((num_slots, num_words)) if slots is None else slots
         self._out, self._in = _Staging(self._caches, self._host), _Staging(self._caches, self._host)
@@ -79,7 +86,8 @@ class CudaSwapper:
             self.direct_copies.let_wait(stream)
 
     def protect(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
-        """Lets `stream` wait until copies have read these blocks: later launches on it may write to them."""
+        """Lets `stream` wait until copies have read these blocks: later launches on it may write to
+        them."""
         self._saves.let_wait_for_reads(stream, blocks)
 
     def close(self) -> None:
@@ -88,8 +96,8 @@ class CudaSwapper:
         self._host.release()
 
     def measure(self) -> None:
-        """Times the way of blocks from host memory to the buffer on the GPU, as many as cross together. To be called
-        before the first copy."""
+        """Times the way of blocks from host memory to the buffer on the GPU, as many as cross
+        together. To be called before the first copy."""
         num_blocks = min(len(self._in.words), len(self.slots))
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so
@@ -118,14 +126,16 @@ class CudaSwapper:
 
 
 class _Staging:
-    """Buffer on the GPU through which blocks go one way, as many at once as it has room for, and the stream of their
-    copies."""
+    """Buffer on the GPU through which blocks go one way, as many at once as it has room for, and
+    the stream of their copies."""
 
     def __init__(self, caches: Sequence[torch.Tensor], host: LockedSlots) -> None:
         """caches int32 [planes, num_blocks, words]"""
-        device, sizes = caches[0].device, [planes.shape[0] * planes.shape[2] for planes in caches]
+        device = caches[0].device
+        sizes = [planes.shape[0] * planes.shape[2] for planes in caches]
         num_staged = staged_blocks(4 * sum(sizes))
-        self._caches, self._host = caches, host
+        self._caches = caches
+        self._host = host
         self.words = torch.empty((num_staged, sum(sizes)), dtype=torch.int32, device=device)
         self._planes = [
             part.view(num_staged, planes.shape[0], planes.shape[2]).transpose(0, 1)

@@ -1,5 +1,5 @@
-"""A model on a GPU, with its KV cache and the step that its buffers hold. Knows the launches of a step's layers; knows
-nothing about what is sampled."""
+"""A model on a GPU, with its KV cache and the step that its buffers hold. Knows the launches of a
+step's layers; knows nothing about what is sampled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Shown(Protocol):
     """Layers whose inputs it is shown."""
 
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
-        """Launches only. Normed hidden states, of all tokens or of the ends, and the layers' inputs [T, H]."""
+        """Launches only. Normed hidden states, of all tokens or of the ends, and the layers' inputs
+        [T, H]."""
 
 
 class Forward(Protocol):
@@ -67,21 +68,27 @@ class DeviceModel:
         is_paired: bool = False,
     ) -> None:
         """`is_paired`: the token of a position is the one behind it."""
-        self.decoder, self.platform, self.kv_cache = decoder, platform, kv_cache
-        self.graphs, self.buffers, self.shapes = Graphs(), buffers, shapes
-        self._table, self._block_size = table, config.block_size
-        # Folds are measured with the caches that the kernels for Hopper serve; with fp8 and blocks of 16 their state
-        # does not fit in registers.
+        self.decoder = decoder
+        self.platform = platform
+        self.kv_cache = kv_cache
+        self.graphs = Graphs()
+        self.buffers = buffers
+        self.shapes = shapes
+        self._table = table
+        self._block_size = config.block_size
+        # Folds are measured with the caches that the kernels for Hopper serve; with fp8 and blocks
+        # of 16 their state does not fit in registers.
         self._can_fold = serves_cache(kv_cache[0, 0])
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown | None = None
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
         self.launched: Callable[[int], None] = _nothing
-        """Is called behind each launch of layers, of a step or a trial, with the number of tokens that it has shown."""
+        """Is called behind each launch of layers, of a step or a trial, with the number of tokens
+        that it has shown."""
 
     def hidden(self, shape: StepShape) -> torch.Tensor:
-        """Launches the step of this shape that the buffers hold. Returns its hidden states, [num_tokens, H] or
-        [num_ends, H]."""
+        """Launches the step of this shape that the buffers hold. Returns its hidden states,
+        [num_tokens, H] or [num_ends, H]."""
         launch = partial(self.forward, shape)
         if shape.is_decode:
             hidden = self.graphs.replay(shape, launch, partial(self.try_out, shape))
@@ -92,7 +99,9 @@ class DeviceModel:
 
     def prepare(self, shape: StepShape) -> torch.Tensor:
         """Captures the shape; see `Graphs.prepare`."""
-        return self.graphs.prepare(shape, partial(self.forward, shape), partial(self.try_out, shape))
+        return self.graphs.prepare(
+            shape, partial(self.forward, shape), partial(self.try_out, shape)
+        )
 
     def try_out(self, shape: StepShape) -> None:
         """Layers are alike but for the last, so two of them launch all there is."""
@@ -101,10 +110,20 @@ class DeviceModel:
 
     def forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
         """As `hidden`, without a graph."""
-        words, table, device = self.buffers.words(shape), self._table, self.platform.device
+        words = self.buffers.words(shape)
+        table = self._table
+        device = self.platform.device
         token_ids = torch.empty(shape.num_tokens, dtype=torch.int64, device=device)
         slots = torch.empty(shape.num_tokens, dtype=torch.int32, device=device)
-        load_tokens(words.rows, words.positions, self._token_ids, table.block_ids, self._block_size, token_ids, slots)
+        load_tokens(
+            words.rows,
+            words.positions,
+            self._token_ids,
+            table.block_ids,
+            self._block_size,
+            token_ids,
+            slots,
+        )
         attention = AttentionPlan(
             num_decodes=shape.num_decodes,
             seq_lens=words.seq_lens,

@@ -1,5 +1,5 @@
-"""From hidden states to tokens on a GPU, in the order of `sampler`: launches only, a constant number of them, so that a
-graph can hold each way to draw."""
+"""From hidden states to tokens on a GPU, in the order of `sampler`: launches only, a constant
+number of them, so that a graph can hold each way to draw."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from .score_table import SampledScores, ScoreTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Log probabilities on the device: of the chosen tokens [N], and of the likeliest [N, top] with their ids."""
+    """Log probabilities on the device: of the chosen tokens [N], and of the likeliest [N, top] with
+    their ids."""
 
     chosen: torch.Tensor
     top_ids: torch.Tensor
@@ -59,7 +60,8 @@ REHEARSED_ROWS = (32, 16, 2, 1)
 
 
 class DeviceSampler:
-    """Holds the workspace of sampling and, on the host, what is special about each row of the request table."""
+    """Holds the workspace of sampling and, on the host, what is special about each row of the
+    request table."""
 
     def __init__(
         self,
@@ -71,11 +73,14 @@ class DeviceSampler:
         num_parts: int,
         part: HeadPart | None = None,
     ) -> None:
-        """Sizes: a table of `num_rows` rows, up to `num_positions` that are sampled at once, and up to `num_parts`
-        draws in flight; dtype is that of hidden states. `part`: what this rank has of the head, if ranks divide it."""
+        """Sizes: a table of `num_rows` rows, up to `num_positions` that are sampled at once, and up
+        to `num_parts` draws in flight; dtype is that of hidden states. `part`: what this rank has
+        of the head, if ranks divide it."""
         self._part = part
         self._num_positions = num_positions
-        self._lm_head, self.dtype, self._device = lm_head, dtype, device
+        self._lm_head = lm_head
+        self.dtype = dtype
+        self._device = device
         head = lm_head.linear
         self.vocab_size = head.out_features
         self._dense_head = head.weight if isinstance(head, DenseLinear) else None
@@ -97,15 +102,21 @@ class DeviceSampler:
         self._scores = ScoreTable(num_parts, num_positions, device)
         self._is_filtered = np.zeros(num_rows, np.bool_)
 
-    def beside(self, lm_head: LMHead, dtype: torch.dtype, part: HeadPart | None = None) -> DeviceSampler:
-        """Returns one for another model's logits of the same rows; this one admits them. `part`: what this rank has of
-        that model's head; None: what it has of this one's."""
-        other = DeviceSampler(lm_head, 1, self._num_positions, dtype, self._device, 1, part or self._part)
-        other._settings, other._is_filtered = self._settings, self._is_filtered
+    def beside(
+        self, lm_head: LMHead, dtype: torch.dtype, part: HeadPart | None = None
+    ) -> DeviceSampler:
+        """Returns one for another model's logits of the same rows; this one admits them. `part`:
+        what this rank has of that model's head; None: what it has of this one's."""
+        other = DeviceSampler(
+            lm_head, 1, self._num_positions, dtype, self._device, 1, part or self._part
+        )
+        other._settings = self._settings
+        other._is_filtered = self._is_filtered
         return other
 
     def admit(self, admitted: AdmittedRow) -> None:
-        row, params = admitted.row, admitted.sampling
+        row = admitted.row
+        params = admitted.sampling
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         self._is_filtered[row] = filters and not params.is_greedy
         self._settings.admit(admitted)
@@ -118,9 +129,14 @@ class DeviceSampler:
         )
 
     def draw(
-        self, hidden: torch.Tensor, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        table_params: torch.Tensor,
+        rows: torch.Tensor,
+        output_indices: torch.Tensor,
     ) -> torch.Tensor:
-        """One token for each row of hidden [S, H], int32 [S]; launches only, so that a graph can hold it."""
+        """One token for each row of hidden [S, H], int32 [S]; launches only, so that a graph can
+        hold it."""
         draws, _ = self._load(table_params, rows, output_indices)
         tokens = self.tokens[: len(rows)]
         if self._part is not None:
@@ -140,8 +156,13 @@ class DeviceSampler:
         needs: Needs,
         masks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `draw`, under masks int32 [S, words] if given, with what the rows need. token_table: int32 [rows, …]."""
-        raw = self._lm_head(hidden) if self._part is None or needs.edits else self._part.product(hidden)
+        """As `draw`, under masks int32 [S, words] if given, with what the rows need. token_table:
+        int32 [rows, …]."""
+        raw = (
+            self._lm_head(hidden)
+            if self._part is None or needs.edits
+            else self._part.product(hidden)
+        )
         return self.draw_from(raw, table_params, token_table, places, needs, masks)
 
     def draw_from(
@@ -158,13 +179,17 @@ class DeviceSampler:
         tokens = self.tokens[: len(places.rows)]
         if self._part is not None and raw.shape[1] < self.vocab_size:
             if not needs.edits:
-                return self._draw_part(self._part, raw, draws, filters, tokens, places, needs, masks)
+                return self._draw_part(
+                    self._part, raw, draws, filters, tokens, places, needs, masks
+                )
             raw = self._part.whole(raw)
         logits = raw
         if needs.edits or (needs.filters and masks is not None):
             logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
         if needs.edits:
-            self._settings.edit(raw, places.rows, places.positions, places.output_indices, token_table, logits)
+            self._settings.edit(
+                raw, places.rows, places.positions, places.output_indices, token_table, logits
+            )
         if needs.filters and masks is not None:
             # Filters look at the same logits again.
             mask_tokens(logits if needs.edits else raw, masks, logits)
@@ -187,7 +212,8 @@ class DeviceSampler:
         needs: Needs,
         masks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As `draw_from`, where nothing edits the logits [S, N] of this rank's tokens: they are not gathered."""
+        """As `draw_from`, where nothing edits the logits [S, N] of this rank's tokens: they are not
+        gathered."""
         logits = raw
         if masks is not None:
             logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
@@ -200,20 +226,29 @@ class DeviceSampler:
         return tokens
 
     def scores(self, step: int, rows: Int32Array) -> SampledScores:
-        """Returns the scores of the rows [S] that were drawn last; they are there once the step is done."""
+        """Returns the scores of the rows [S] that were drawn last; they are there once the step is
+        done."""
         return self._scores.copy(step, self._settings.num_logprobs[rows])
 
     def rehearse(self, table_params: torch.Tensor, token_table: torch.Tensor) -> None:
-        """Launches once what `draw_special` does, for a row of padding, so that no step compiles it."""
-        head, device = self._lm_head.linear, self._device
+        """Launches once what `draw_special` does, for a row of padding, so that no step compiles
+        it."""
+        head = self._lm_head.linear
+        device = self._device
         for num_rows in REHEARSED_ROWS:
-            raw = self._lm_head(torch.zeros(num_rows, head.in_features, dtype=self.dtype, device=device))[:1]
+            raw = self._lm_head(
+                torch.zeros(num_rows, head.in_features, dtype=self.dtype, device=device)
+            )[:1]
         # Apart as far as in buffers: kernels are compiled for how pointers are aligned.
         padding = torch.zeros(3, 4, dtype=torch.int32, device=device)
         padding[0].fill_(-1)
         places = Places(*padding[:, :1])
         masks = torch.full((1, -(-head.out_features // 32)), -1, dtype=torch.int32, device=device)
-        for needs in (Needs(edits, filters, scores=True) for edits in (True, False) for filters in (True, False)):
+        for needs in (
+            Needs(edits, filters, scores=True)
+            for edits in (True, False)
+            for filters in (True, False)
+        ):
             for given in (None, masks):
                 hidden = torch.zeros(1, head.in_features, dtype=self.dtype, device=device)
                 self.draw_special(hidden, table_params, token_table, places, needs, given)
@@ -225,18 +260,24 @@ class DeviceSampler:
     def _load(
         self, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
     ) -> tuple[Draws, Filters]:
-        n, every, filters = len(rows), self._draws, self._filters
+        n = len(rows)
+        every = self._draws
+        filters = self._filters
         draws = Draws(
             temperatures=every.temperatures[:n],
             seeds=every.seeds[:n],
             choice_indices=every.choice_indices[:n],
             output_indices=output_indices,
         )
-        some = Filters(top_ks=filters.top_ks[:n], top_ps=filters.top_ps[:n], min_ps=filters.min_ps[:n])
+        some = Filters(
+            top_ks=filters.top_ks[:n], top_ps=filters.top_ps[:n], min_ps=filters.min_ps[:n]
+        )
         load_draws(table_params, rows, draws, some)
         return draws, some
 
 
-def score(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, part: VocabularySlice | None = None) -> Scores:
+def score(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, part: VocabularySlice | None = None
+) -> Scores:
     chosen, top_ids, top_logprobs = logprobs_of(logits, token_ids, num_top, part)
     return Scores(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)

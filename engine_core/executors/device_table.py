@@ -1,4 +1,5 @@
-"""The request table of a GPU: token ids, block ids and sampling state as words that one kernel updates a step."""
+"""The request table of a GPU: token ids, block ids and sampling state as words that one kernel
+updates a step."""
 
 from __future__ import annotations
 
@@ -13,17 +14,22 @@ from ..ragged import places
 
 
 class DeviceTable:
-    """All parts are views of one int32 tensor, so that a step's changes are one list of (index, value)."""
+    """All parts are views of one int32 tensor, so that a step's changes are one list of (index,
+    value)."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
-        rows, max_blocks = config.num_rows, -(-config.max_model_len // config.block_size)
+        rows = config.num_rows
+        max_blocks = -(-config.max_model_len // config.block_size)
         # A position more than a request has: a sampled token is written even when it is the last.
-        self._token_stride, self._block_stride = config.max_model_len + 1, max_blocks
+        self._token_stride = config.max_model_len + 1
+        self._block_stride = max_blocks
         sizes = [rows * self._token_stride, rows * max_blocks, rows * PARAM_WORDS]
         self._words = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         tokens, blocks, params = torch.split(self._words, sizes)
-        self._first_block, self._first_param = sizes[0], sizes[0] + sizes[1]
-        self.token_ids, self.block_ids = tokens.view(rows, -1), blocks.view(rows, -1)
+        self._first_block = sizes[0]
+        self._first_param = sizes[0] + sizes[1]
+        self.token_ids = tokens.view(rows, -1)
+        self.block_ids = blocks.view(rows, -1)
         self.params = params.view(rows, -1)
         # How many tokens of a row are known, while only the device can say: see `draft_rows`.
         self.known = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -43,10 +49,14 @@ class DeviceTable:
             indices.append(np.arange(first, first + PARAM_WORDS, dtype=np.int32))
             values.append(_param_words(admitted, self._max_model_len))
         if plan.block_rows.size:
-            indices.append(self._first_block + plan.block_rows * self._block_stride + plan.block_indices)
+            indices.append(
+                self._first_block + plan.block_rows * self._block_stride + plan.block_indices
+            )
             values.append(plan.block_ids)
         if plan.num_drafts is not None and plan.draft_ids is not None:
-            first_drafts = plan.rows * self._token_stride + plan.starts + plan.counts - plan.num_drafts
+            first_drafts = (
+                plan.rows * self._token_stride + plan.starts + plan.counts - plan.num_drafts
+            )
             indices.append(np.repeat(first_drafts, plan.num_drafts) + places(plan.num_drafts))
             values.append(plan.draft_ids)
         if not indices:
@@ -68,13 +78,15 @@ def _param_words(admitted: AdmittedRow, max_model_len: int) -> Int32Array:
     params = admitted.sampling
     words = np.zeros(PARAM_WORDS, np.int32)
     words[:2] = np.array([params.seed], np.int64).view(np.int32)
-    words[2], words[4] = admitted.choice_index, max(params.top_k, 0)
+    words[2] = admitted.choice_index
+    words[4] = max(params.top_k, 0)
     words[[3, 5, 6]] = np.array(
         [0.0 if params.is_greedy else params.temperature, params.top_p, params.min_p], np.float32
     ).view(np.int32)
     max_len = min(admitted.num_prompt_tokens + params.max_tokens, max_model_len)
     first_stop = min(admitted.num_prompt_tokens + params.min_tokens, max_model_len)
     stops = params.stop_token_ids[:NUM_STOPS]
-    words[7:9], words[9 : 9 + NUM_STOPS] = (max_len - 1, first_stop), -1
+    words[7:9] = (max_len - 1, first_stop)
+    words[9 : 9 + NUM_STOPS] = -1
     words[9 : 9 + len(stops)] = stops
     return words

@@ -1,4 +1,5 @@
-"""A model's share of a GPU's memory: planes of keys and values, and the activations of its largest step."""
+"""A model's share of a GPU's memory: planes of keys and values, and the activations of its largest
+step."""
 
 from __future__ import annotations
 
@@ -33,10 +34,16 @@ class Memory:
     """Activations of the largest step; twice, since a graph has memory of its own."""
 
     def left(self, utilization: float) -> int:
-        return int(self.total * utilization) - self.others - self.weights - 2 * self.step - SPARE_BYTES
+        return (
+            int(self.total * utilization) - self.others - self.weights - 2 * self.step - SPARE_BYTES
+        )
 
     def __str__(self) -> str:
-        parts = {"weights and tables": self.weights, "largest step": 2 * self.step, "others": self.others}
+        parts = {
+            "weights and tables": self.weights,
+            "largest step": 2 * self.step,
+            "others": self.others,
+        }
         said = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items())
         return f"{self.total / GB:.1f} GB in all: {said}, kept for graphs {SPARE_BYTES / GB:.1f}"
 
@@ -49,7 +56,14 @@ class Planes:
     dtype: torch.dtype
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
-        shape = (self.model.num_layers, 2, num_blocks, self.model.num_kv_heads, block_size, self.model.head_dim)
+        shape = (
+            self.model.num_layers,
+            2,
+            num_blocks,
+            self.model.num_kv_heads,
+            block_size,
+            self.model.head_dim,
+        )
         return torch.zeros(shape, dtype=self.dtype, device=device)
 
     def block_bytes(self, block_size: int) -> int:
@@ -67,8 +81,10 @@ def measure(
     *,
     has_head: bool = True,
 ) -> Memory:
-    """Measures the largest step, over a cache of one block; nothing is computed. `has_head`: logits are made."""
-    device, num_tokens = platform.device, min(config.max_num_batched_tokens, config.max_model_len)
+    """Measures the largest step, over a cache of one block; nothing is computed. `has_head`: logits
+    are made."""
+    device = platform.device
+    num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
     cache = planes.allocate(1, config.block_size, device)
     zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     batch = ForwardBatch(
@@ -92,4 +108,9 @@ def measure(
 
     step = ahead.note(most_allocated) - before
     free, total = torch.cuda.mem_get_info(device)
-    return Memory(total=total, others=total - free - torch.cuda.memory_reserved(device), weights=before, step=step)
+    return Memory(
+        total=total,
+        others=total - free - torch.cuda.memory_reserved(device),
+        weights=before,
+        step=step,
+    )

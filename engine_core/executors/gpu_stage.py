@@ -1,4 +1,5 @@
-"""Ends of a pipeline stage on a GPU, and the last stage's tokens on their way to the others: launches only."""
+"""Ends of a pipeline stage on a GPU, and the last stage's tokens on their way to the others:
+launches only."""
 
 from __future__ import annotations
 
@@ -8,9 +9,21 @@ import torch
 
 from headwater.kernels.peer_memory import handle_of
 from headwater.kernels.stage_guesses import receive_guesses, send_guesses
-from headwater.kernels.stage_memory import LAST_TOKENS, StageMemory, StageSizes, allocate_piece, beside
+from headwater.kernels.stage_memory import (
+    LAST_TOKENS,
+    StageMemory,
+    StageSizes,
+    allocate_piece,
+    beside,
+)
 from headwater.kernels.stage_states import StateMemory, StateSizes
-from headwater.kernels.stage_stream import MOST_NUMBERS, receive_stream, send_ends, send_stream, send_tokens
+from headwater.kernels.stage_stream import (
+    MOST_NUMBERS,
+    receive_stream,
+    send_ends,
+    send_stream,
+    send_tokens,
+)
 
 from ..config import EngineConfig
 from ..executor import StepPlan
@@ -30,7 +43,8 @@ class GpuStageEnds:
 
     def __init__(self, memory: StageMemory, sums: Group | None) -> None:
         """`sums`: the ranks whose parts of a product are summed where it is added."""
-        self._memory, self._sums = memory, sums
+        self._memory = memory
+        self._sums = sums
 
     def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
         return _ArrivedStream(self._memory, hidden_size, dtype)
@@ -41,10 +55,14 @@ class GpuStageEnds:
 
 class _ArrivedStream(Embedding):
     def __init__(self, memory: StageMemory, hidden_size: int, dtype: torch.dtype) -> None:
-        self._memory, self._hidden_size, self.dtype = memory, hidden_size, dtype
+        self._memory = memory
+        self._hidden_size = hidden_size
+        self.dtype = dtype
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        stream = torch.empty(len(token_ids), self._hidden_size, dtype=self.dtype, device=token_ids.device)
+        stream = torch.empty(
+            len(token_ids), self._hidden_size, dtype=self.dtype, device=token_ids.device
+        )
         receive_stream(self._memory, stream)
         return stream
 
@@ -53,21 +71,24 @@ class _SentStream:
     """See `LastNorm`."""
 
     def __init__(self, memory: StageMemory, sums: Group | None) -> None:
-        self._memory, self._sums = memory, sums
+        self._memory = memory
+        self._sums = sums
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The sum [T, H], rounded as the norm that adds would round it; the next stage goes on with it."""
+        """The sum [T, H], rounded as the norm that adds would round it; the next stage goes on with
+        it."""
         stream = residual + (x if self._sums is None else self._sums.sum(x))
         send_stream(self._memory, stream)
         return stream
 
 
 class MessageNumbers:
-    """Numbers of messages, which one stage sends and the others receive in one order: from 1 on, and again from 1 where
-    the slots begin anew."""
+    """Numbers of messages, which one stage sends and the others receive in one order: from 1 on,
+    and again from 1 where the slots begin anew."""
 
     def __init__(self, num_slots: int) -> None:
-        self._number, self._most = 0, MOST_NUMBERS - MOST_NUMBERS % num_slots
+        self._number = 0
+        self._most = MOST_NUMBERS - MOST_NUMBERS % num_slots
 
     def next(self) -> int:
         self._number = self._number % self._most + 1
@@ -78,7 +99,8 @@ class TokenTeller:
     """Tells the other stages what the last one has sampled."""
 
     def __init__(self, memory: StageMemory, table: DeviceTable) -> None:
-        self._memory, self._table = memory, table
+        self._memory = memory
+        self._table = table
         self._numbers = MessageNumbers(memory.sizes.num_messages)
         self.relay: StageRelay | None = None
         """Is told of each message where stages are on other hosts."""
@@ -100,7 +122,10 @@ class TokenTeller:
     def rehearse(self) -> None:
         """Launches both ways to tell, of padding; for where nothing is really launched."""
         padding = torch.full(
-            (min(4, self._memory.sizes.most_rows),), -1, dtype=torch.int32, device=self._table.known.device
+            (min(4, self._memory.sizes.most_rows),),
+            -1,
+            dtype=torch.int32,
+            device=self._table.known.device,
         )
         self.tell(padding, padding, padding)
         self.tell_ends(padding)
@@ -111,11 +136,18 @@ class FirstStageGuesses:
     """See `CudaGuesser`: in the place of what drafts, on a stage that is not the first."""
 
     def __init__(
-        self, memory: StageMemory, table: DeviceTable, served: DeviceModel, shown: StateTeller | None = None
+        self,
+        memory: StageMemory,
+        table: DeviceTable,
+        served: DeviceModel,
+        shown: StateTeller | None = None,
     ) -> None:
         """`shown` hands hidden states on to the first stage; None: it reads none."""
-        self._memory, self._table, self._served = memory, table, served
-        self._numbers, self._states = MessageNumbers(memory.sizes.num_guesses), shown
+        self._memory = memory
+        self._table = table
+        self._served = served
+        self._numbers = MessageNumbers(memory.sizes.num_guesses)
+        self._states = shown
         self.shown: Shown | None = shown
         self.relay: StageRelay | None = None
         """As that of `TokenTeller`."""
@@ -144,14 +176,18 @@ class FirstStageGuesses:
         """Does nothing."""
 
     def _receive(self, number: int, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        receive_guesses(self._memory, number, steps, self._table.known, positions, self._table.token_ids)
+        receive_guesses(
+            self._memory, number, steps, self._table.known, positions, self._table.token_ids
+        )
 
 
 class GuessTeller:
     """Tells later stages what the first one has guessed."""
 
     def __init__(self, memory: StageMemory, table: DeviceTable, served: DeviceModel) -> None:
-        self._memory, self._table, self._served = memory, table, served
+        self._memory = memory
+        self._table = table
+        self._served = served
         self._numbers = MessageNumbers(memory.sizes.num_guesses)
         self.relay: StageRelay | None = None
         """As that of `TokenTeller`."""
@@ -167,25 +203,31 @@ class GuessTeller:
         self._send(1, *padded_step(self._served))
 
     def _send(self, number: int, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        send_guesses(self._memory, number, steps, self._table.known, positions, self._table.token_ids)
+        send_guesses(
+            self._memory, number, steps, self._table.known, positions, self._table.token_ids
+        )
 
 
-def _relay_guesses(relay: StageRelay | None, number: int, plan: StepPlan, steps: torch.Tensor) -> None:
+def _relay_guesses(
+    relay: StageRelay | None, number: int, plan: StepPlan, steps: torch.Tensor
+) -> None:
     if relay is not None:
         assert plan.num_drafts is not None
         relay.note_guesses(number, 1 + steps.shape[1] * int(plan.num_drafts.max()))
 
 
 def padded_step(served: DeviceModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words of `draft_rows` of a row of padding, in the buffers: kernels are compiled for how these are aligned."""
+    """Words of `draft_rows` of a row of padding, in the buffers: kernels are compiled for how these
+    are aligned."""
     shape = next(iter(served.shapes.for_each_kernel()))
     return served.buffers.steps[:, :1], served.buffers.words(shape).positions
 
 
 def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> StageSizes:
-    """The sizes of a piece for steps of this config. The last stage sends a message only behind the step before it,
-    which has left every other stage; those stages had received all but the messages of plans in flight by then. For a
-    draw it awaits no other stage, but between two steps each row is drawn once at most."""
+    """The sizes of a piece for steps of this config. The last stage sends a message only behind the
+    step before it, which has left every other stage; those stages had received all but the messages
+    of plans in flight by then. For a draw it awaits no other stage, but between two steps each row
+    is drawn once at most."""
     most_tokens = max(config.max_num_batched_tokens, config.max_positions)
     return StageSizes(
         stream_bytes=-(-most_tokens * hidden_size * dtype.itemsize // 128) * 128,
@@ -203,11 +245,16 @@ def parts_of(config: EngineConfig) -> int:
 
 
 def open_stage_memory(
-    index: int, sizes: StageSizes, states: StateSizes | None, of_all_stages: Callable[[bytes], list[bytes]]
+    index: int,
+    sizes: StageSizes,
+    states: StateSizes | None,
+    of_all_stages: Callable[[bytes], list[bytes]],
 ) -> tuple[StageMemory, StateMemory | None]:
-    """Allocates this stage's piece and maps those of the others. What is shown to the first stage, if anything is, lies
-    behind that one's. Raises `PeerError`."""
+    """Allocates this stage's piece and maps those of the others. What is shown to the first stage,
+    if anything is, lies behind that one's. Raises `PeerError`."""
     own = allocate_piece(sizes.num_bytes + (0 if states is None or index else states.num_bytes))
     handle, _ = handle_of(own)
     memory = beside(own, index, of_all_stages(handle), sizes)
-    return memory, None if states is None else StateMemory(address=memory.first + sizes.num_bytes, sizes=states)
+    return memory, None if states is None else StateMemory(
+        address=memory.first + sizes.num_bytes, sizes=states
+    )

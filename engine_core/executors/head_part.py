@@ -1,6 +1,6 @@
-"""Draws where each rank has the logits of some tokens. Of a plain draw none of them travels, but a token and its score
-a row; of filtered draws and log probabilities the likeliest, and a few numbers. Every rank takes the best of all, so
-the tokens are the same on each."""
+"""Draws where each rank has the logits of some tokens. Of a plain draw none of them travels, but a
+token and its score a row; of filtered draws and log probabilities the likeliest, and a few numbers.
+Every rank takes the best of all, so the tokens are the same on each."""
 
 from __future__ import annotations
 
@@ -30,25 +30,35 @@ class HeadPart:
     vocab_size: int
     group: PeerGroup
 
-    def draw(self, hidden: torch.Tensor, draws: Draws, candidates: Candidates, out: torch.Tensor) -> None:
+    def draw(
+        self, hidden: torch.Tensor, draws: Draws, candidates: Candidates, out: torch.Tensor
+    ) -> None:
         """Draws from hidden [R, H] as all ranks do; writes out int32 [R], the same on each."""
         if len(hidden) <= MAX_ROWS and isinstance(self.linear, DenseLinear):
-            num_stretches = best_of_head(hidden, self.linear.weight, draws, candidates, self._first_token)
+            num_stretches = best_of_head(
+                hidden, self.linear.weight, draws, candidates, self._first_token
+            )
             self.group.best(candidates, num_stretches, out)
         else:
             self.draw_from(self.product(hidden), draws, candidates, out)
 
-    def draw_from(self, logits: torch.Tensor, draws: Draws, candidates: Candidates, out: torch.Tensor) -> None:
+    def draw_from(
+        self, logits: torch.Tensor, draws: Draws, candidates: Candidates, out: torch.Tensor
+    ) -> None:
         """As `draw`, from logits [R, N] of this rank's tokens."""
         num_stretches = best_of_stretches(logits, draws, candidates, self._first_token)
         self.group.best(candidates, num_stretches, out)
 
-    def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters, out: torch.Tensor) -> None:
-        """Draws rows with a filter from logits [R, N] of this rank's tokens; see `filtered_sample`."""
+    def draw_filtered(
+        self, logits: torch.Tensor, draws: Draws, filters: Filters, out: torch.Tensor
+    ) -> None:
+        """Draws rows with a filter from logits [R, N] of this rank's tokens; see
+        `filtered_sample`."""
         filtered_sample(logits, draws, filters, out, self.tokens)
 
     def masks(self, masks: torch.Tensor) -> torch.Tensor:
-        """The words of masks int32 [R, words] for this rank's tokens, which begin at a whole one."""
+        """The words of masks int32 [R, words] for this rank's tokens, which begin at a whole
+        one."""
         return masks[:, self.tokens.first_token // 32 :]
 
     @property

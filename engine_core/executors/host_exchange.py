@@ -1,9 +1,11 @@
-"""Host memory through which the ranks of an engine exchange tensors where their GPUs do not reach one another's memory.
+"""Host memory through which the ranks of an engine exchange tensors where their GPUs do not reach
+one another's memory.
 
-Every rank of a host maps the whole memory and locks it for its own GPU. It has a piece for each rank that divides
-layers with others (`peer_memory`), and behind these a piece for each rank of a stage (`stage_memory`). Stages on other
-hosts have pieces here where they are next to a stage of this host: what lies there is relayed. Behind all pieces lies
-what is shown to each rank of the first stage (`stage_states`), also on hosts from which it is relayed to that stage.
+Every rank of a host maps the whole memory and locks it for its own GPU. It has a piece for each
+rank that divides layers with others (`peer_memory`), and behind these a piece for each rank of a
+stage (`stage_memory`). Stages on other hosts have pieces here where they are next to a stage of
+this host: what lies there is relayed. Behind all pieces lies what is shown to each rank of the
+first stage (`stage_states`), also on hosts from which it is relayed to that stage.
 """
 
 from __future__ import annotations
@@ -52,13 +54,15 @@ class ExchangeSizes:
     here: range
     """Stages of this host."""
     has_peers: bool = True
-    """Whether ranks that divide layers exchange here; False: their GPUs reach one another's memory."""
+    """Whether ranks that divide layers exchange here; False: their GPUs reach one another's
+    memory."""
     states: StateSizes | None = None
     """None: no hidden states are shown to the first stage."""
 
     @property
     def slot_bytes(self) -> int:
-        """A row in flagged words, or in float32, takes twice its bytes. Rows go one by one: the bus is full of them."""
+        """A row in flagged words, or in float32, takes twice its bytes. Rows go one by one: the bus
+        is full of them."""
         return slot_bytes_of(max(2 * self.row_bytes, LEAST_SLOT))
 
     @property
@@ -101,14 +105,17 @@ class HostExchange:
     """The memory as the GPU of one rank reaches it."""
 
     def __init__(self, memory: int, sizes: ExchangeSizes, rank: int) -> None:
-        """`memory`: a descriptor that all ranks have; the first one to map it sets its size. Raises `RuntimeError`
-        where the host does not let it be locked, and `OSError` where it has not so much."""
+        """`memory`: a descriptor that all ranks have; the first one to map it sets its size. Raises
+        `RuntimeError` where the host does not let it be locked, and `OSError` where it has not so
+        much."""
         # All ranks of a host find the same size: none of them shortens what another one has mapped.
         pages = map_at_least(memory, sizes.num_bytes)
         self._locked = LockedMemory(torch.frombuffer(pages, dtype=torch.uint8))
         self._address = host_address(self._locked.memory.data_ptr())
-        self._sizes, layout = sizes, sizes.layout
-        self._stage, self._shard = layout.stage_index(rank), layout.shard(rank).index
+        self._sizes = sizes
+        layout = sizes.layout
+        self._stage = layout.stage_index(rank)
+        self._shard = layout.shard(rank).index
 
     @property
     def has_peers(self) -> bool:
@@ -116,7 +123,8 @@ class HostExchange:
 
     def peers(self) -> PeerMemory:
         """The pieces of the ranks that divide this rank's layers."""
-        sizes, layout = self._sizes, self._sizes.layout
+        sizes = self._sizes
+        layout = self._sizes.layout
         first = (self._stage - sizes.here.start) * layout.tensor
         return in_host_memory(
             self._shard,
@@ -133,10 +141,13 @@ class HostExchange:
         sizes = self._sizes
         assert sizes.stages is not None
         addresses = {stage: self._address + self._offset(stage) for stage in sizes.with_pieces}
-        return stages_in_host_memory(self._stage, sizes.layout.pipeline, addresses, sizes.stages, self._locked)
+        return stages_in_host_memory(
+            self._stage, sizes.layout.pipeline, addresses, sizes.stages, self._locked
+        )
 
     def states(self) -> StateMemory | None:
-        """Channels to the rank of the first stage that has the same share of its layers as this one."""
+        """Channels to the rank of the first stage that has the same share of its layers as this
+        one."""
         if self._sizes.states is None:
             return None
         return StateMemory(
@@ -148,24 +159,32 @@ class HostExchange:
         )
 
     def relay(self, links: StageLinks, channels: Sequence[int] = ()) -> StageRelay:
-        """The relay between pieces of stages on other hosts and the rank's links. `channels`: see `StageRelay`."""
+        """The relay between pieces of stages on other hosts and the rank's links. `channels`: see
+        `StageRelay`."""
         stage = self._stage
-        before, behind = (self._piece(each) if self._is_elsewhere(each) else None for each in (stage - 1, stage + 1))
-        return StageRelay(self._piece(stage), before, behind, links, states=self._state_piece(), channels=channels)
+        before, behind = (
+            self._piece(each) if self._is_elsewhere(each) else None
+            for each in (stage - 1, stage + 1)
+        )
+        return StageRelay(
+            self._piece(stage), before, behind, links, states=self._state_piece(), channels=channels
+        )
 
     def _is_elsewhere(self, stage: int) -> bool:
         return stage in self._sizes.with_pieces and stage not in self._sizes.here
 
     def _piece(self, stage: int) -> Piece:
         """The piece of a stage, of the rank that has this rank's share of its layers."""
-        first, sizes = self._offset(stage), self._sizes
+        first = self._offset(stage)
+        sizes = self._sizes
         assert sizes.stages is not None
         memory = self._locked.memory[first : first + sizes.stage_bytes].numpy()
         return Piece(memory, sizes.stages, sizes.row_bytes)
 
     def _state_piece(self) -> StatePiece | None:
         """See `states`."""
-        first, sizes = self._first_states, self._sizes
+        first = self._first_states
+        sizes = self._sizes
         if sizes.states is None:
             return None
         memory = self._locked.memory[first : first + sizes.states_bytes].numpy()
@@ -190,9 +209,11 @@ def open_exchange(memory: int, sizes: ExchangeSizes, rank: int) -> HostExchange 
 
 
 def first_unreached(options: ExecutorOptions, own: int) -> int | None:
-    """The first rank whose GPU's memory this rank's GPU does not reach; None: it reaches all of them. Where stages are
-    on other hosts, the ranks of this rank's stage alone have to be reached: stages exchange through host memory."""
-    here, stage = options.ranks_beside(own), options.layout.ranks_of(options.layout.stage_index(own))
+    """The first rank whose GPU's memory this rank's GPU does not reach; None: it reaches all of
+    them. Where stages are on other hosts, the ranks of this rank's stage alone have to be reached:
+    stages exchange through host memory."""
+    here = options.ranks_beside(own)
+    stage = options.layout.ranks_of(options.layout.stage_index(own))
     devices = local_devices(os.environ, own - here.start, len(here))
     asked = stage if options.stage_hosts else here
     return next((rank for rank in asked if not reaches(0, devices[rank - here.start])), None)

@@ -1,4 +1,5 @@
-"""A step that is launched on a GPU, and what it sampled once it is done. Knows nothing about plans and launches."""
+"""A step that is launched on a GPU, and what it sampled once it is done. Knows nothing about plans
+and launches."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class InFlightStep:
     row_steps: Int32Array | None
     """[S] of them that count; None: one each."""
     num_drafts: Int32Array | None = None
-    """Drafts of each row that is sampled; None: no row has any. With drafts S counts positions, those of a row one
-    after another."""
+    """Drafts of each row that is sampled; None: no row has any. With drafts S counts positions,
+    those of a row one after another."""
     drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     """[S] see `drafts_in_place`."""
     own: OwnGains | None = None
@@ -60,14 +61,18 @@ class InFlightStep:
             num_drafts=num_drafts,
             logprobs=self._logprobs(found, num_positions),
             prompt_logprobs=prompt_logprobs,
-            embeddings={row: vector.cpu().numpy().tobytes() for row, vector in self.vectors.items()},
+            embeddings={
+                row: vector.cpu().numpy().tobytes() for row, vector in self.vectors.items()
+            },
         )
 
     def _gained(self) -> tuple[Gained, Int32Array, Int32Array | None]:
-        """Tokens that the step's rows gained, the number of positions of each, and the number of its drafts where the
-        device drafted."""
+        """Tokens that the step's rows gained, the number of positions of each, and the number of
+        its drafts where the device drafted."""
         if self.own is not None:
-            token_ids, num_tokens, num_drafts = self.own.read(self.tokens.numpy()[0, : len(self.steps)])
+            token_ids, num_tokens, num_drafts = self.own.read(
+                self.tokens.numpy()[0, : len(self.steps)]
+            )
             return Gained(token_ids, num_tokens), self.own.num_positions, num_drafts
         tokens: Int32Array = self.tokens.numpy()[self.steps, np.arange(len(self.steps))[:, None]]
         if self.num_drafts is not None:
@@ -88,8 +93,9 @@ class InFlightStep:
 
 
 def _spin_until(done: torch.cuda.Event) -> None:
-    """Waits for a while without sleeping. Behind a step the next one is in flight; behind a draw the device waits for
-    masks that are made from its tokens, and being woken would take a good part of the draw's own time."""
+    """Waits for a while without sleeping. Behind a step the next one is in flight; behind a draw
+    the device waits for masks that are made from its tokens, and being woken would take a good part
+    of the draw's own time."""
     end = time.perf_counter() + SPIN_SECONDS
     while not done.query() and time.perf_counter() < end:  # type: ignore[no-untyped-call]  # torch ships it so
         pass
@@ -104,4 +110,6 @@ def _entries(scores: Scores) -> list[TokenLogprobs]:
 
 
 def _cut(entry: TokenLogprobs, num_top: int) -> TokenLogprobs:
-    return replace(entry, top_ids=entry.top_ids[:num_top], top_logprobs=entry.top_logprobs[:num_top])
+    return replace(
+        entry, top_ids=entry.top_ids[:num_top], top_logprobs=entry.top_logprobs[:num_top]
+    )

@@ -1,6 +1,8 @@
-"""Positions of the request table's rows that a model which guesses has computed, and those that it computes next.
+"""Positions of the request table's rows that a model which guesses has computed, and those that it
+computes next.
 
-What it left out stays out: where keys and values are missing, guesses are worse, and verification sees to the rest.
+What it left out stays out: where keys and values are missing, guesses are worse, and verification
+sees to the rest.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import numpy as np
 from ..executor import BoolArray, Int32Array
 
 CATCH_UP = 16
-"""Positions of a row after which the model computes what it left out while it guessed nothing: together they take
-little longer than one. No block has fewer, so a cached prefix lacks the end of its last block at most."""
+"""Positions of a row after which the model computes what it left out while it guessed nothing:
+together they take little longer than one. No block has fewer, so a cached prefix lacks the end of
+its last block at most."""
 UNKNOWN = -1
 
 
@@ -32,8 +35,8 @@ class CatchUp:
 class KeptPositions:
     def __init__(self, num_rows: int) -> None:
         self._num_kept: Int32Array = np.full(num_rows, UNKNOWN, np.int32)
-        """Positions of each row, from the first on; where the row has just been taken they count as there as far as the
-        served model's are."""
+        """Positions of each row, from the first on; where the row has just been taken they count as
+        there as far as the served model's are."""
 
     def seat(self, row: int) -> None:
         """A request takes the row."""
@@ -47,11 +50,13 @@ class KeptPositions:
         num_guesses: Int32Array,
         follows: BoolArray | None = None,
     ) -> CatchUp | None:
-        """Before the served model computes positions starts[i] … ends[i] − 1 of rows[i], each of which holds a known
-        token, and num_guesses[i] tokens are guessed behind them. None: nothing is to be computed.
+        """Before the served model computes positions starts[i] … ends[i] − 1 of rows[i], each of
+        which holds a known token, and num_guesses[i] tokens are guessed behind them. None: nothing
+        is to be computed.
 
-        A row that `follows` is somewhere before these positions, as far as it was in the step before: it computes the
-        last two in any case, since the last guess of a step is computed by none of it."""
+        A row that `follows` is somewhere before these positions, as far as it was in the step
+        before: it computes the last two in any case, since the last guess of a step is computed by
+        none of it."""
         kept = self._num_kept[rows]
         # Behind `starts` stand guesses that were dropped.
         kept = np.where(kept == UNKNOWN, starts, np.minimum(kept, starts))

@@ -1,5 +1,5 @@
-"""Counts in a thread which copies of a rank's blocks have ended: they end after `swap` has returned, also while the
-rank is told nothing."""
+"""Counts in a thread which copies of a rank's blocks have ended: they end after `swap` has
+returned, also while the rank is told nothing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class LaterCopies:
     """An error in its thread ends the process: the device is of no use any more."""
 
     def __init__(self, swapper: Swapper, note: Callable[[int, int], None]) -> None:
-        """The thread gives `note` the numbers of blocks saved and loaded so far. Nothing else may ask the swapper for
-        them."""
-        self._swapper, self._note = swapper, note
+        """The thread gives `note` the numbers of blocks saved and loaded so far. Nothing else may
+        ask the swapper for them."""
+        self._swapper = swapper
+        self._note = note
         self._launched: SimpleQueue[SwapPlan] = SimpleQueue()
         start_worker("copies", self._count_all)
 
@@ -32,12 +33,14 @@ class LaterCopies:
         num_out = num_in = 0
         while True:
             plan = self._launched.get()
-            num_out, num_in = num_out + plan.out_blocks.size, num_in + plan.in_blocks.size
+            num_out = num_out + plan.out_blocks.size
+            num_in = num_in + plan.in_blocks.size
             while not self._has_ended(num_out, num_in):
                 time.sleep(LOOK_SECONDS)
 
     def _has_ended(self, num_out: int, num_in: int) -> bool:
         """Notes how far copies are. Whether so many have been made."""
-        num_saved, num_loaded = self._swapper.num_saved, self._swapper.num_loaded
+        num_saved = self._swapper.num_saved
+        num_loaded = self._swapper.num_loaded
         self._note(num_saved, num_loaded)
         return num_saved >= num_out and num_loaded >= num_in

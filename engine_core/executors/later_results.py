@@ -1,4 +1,5 @@
-"""Retires the plans of a rank in a thread, so that the next plan is launched while a device computes this one."""
+"""Retires the plans of a rank in a thread, so that the next plan is launched while a device
+computes this one."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from ..worker_thread import start_worker
 
 
 class LaterResults:
-    """Waits for plans in their order. What it cannot retire ends the process: the device is of no use any more."""
+    """Waits for plans in their order. What it cannot retire ends the process: the device is of no
+    use any more."""
 
     def __init__(self, executor: Executor, take: Callable[[StepResult, float], None]) -> None:
         """`take` is given each result and the seconds that the device had for its plan alone."""
-        self._executor, self._take = executor, take
+        self._executor = executor
+        self._take = take
         self._launched: SimpleQueue[tuple[int, float]] = SimpleQueue()
         start_worker("results", self._retire_all)
 

@@ -1,7 +1,8 @@
 """Host memory that a GPU reads and writes where it is.
 
-Locks are of whole pages. Memory of a heap shares its first and last page with whatever lies beside it: a copy that
-begins in a locked page and ends behind it fails with "invalid argument", wherever in the process it is made.
+Locks are of whole pages. Memory of a heap shares its first and last page with whatever lies beside
+it: a copy that begins in a locked page and ends behind it fails with "invalid argument", wherever
+in the process it is made.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch.cuda import cudart
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype = torch.int32) -> torch.Tensor:
     """Zeros in pages of their own. Raises `OSError` where the host has not so much memory."""
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = mmap.mmap(
+        -1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
@@ -29,8 +32,8 @@ def has_own_pages(memory: torch.Tensor) -> bool:
 
 
 def is_mapped(array: npt.NDArray[Any]) -> bool:
-    """Whether it begins where a mapping does. What lies on a heap may begin where a page does, too, and share its last
-    page."""
+    """Whether it begins where a mapping does. What lies on a heap may begin where a page does, too,
+    and share its last page."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -39,11 +42,12 @@ def is_mapped(array: npt.NDArray[Any]) -> bool:
 
 
 class LockedMemory:
-    """Locks the memory of a tensor until `release`, or until this object is gone: what stays locked when it is given
-    back to the system makes copies fail from whatever lies there next."""
+    """Locks the memory of a tensor until `release`, or until this object is gone: what stays locked
+    when it is given back to the system makes copies fail from whatever lies there next."""
 
     def __init__(self, memory: torch.Tensor) -> None:
-        """`memory` has pages of its own. Raises `RuntimeError` where the host does not let so much be locked."""
+        """`memory` has pages of its own. Raises `RuntimeError` where the host does not let so much
+        be locked."""
         assert has_own_pages(memory)
         self.memory = memory
         runtime = _runtime()
@@ -56,8 +60,8 @@ class LockedMemory:
         self._unlock.atexit = False
 
     def release(self) -> None:
-        """Unlocks the memory, which no copy in flight may read or write. Raises `RuntimeError` where CUDA does not
-        unlock it."""
+        """Unlocks the memory, which no copy in flight may read or write. Raises `RuntimeError`
+        where CUDA does not unlock it."""
         self._unlock()
 
 

@@ -29,8 +29,8 @@ LOCKABLE = "what the host lets a GPU lock in memory"
 
 
 class LockedSlots(Protocol):
-    """Copies are launched on torch's current stream. `words`: int32 [slots of the run, words that this process has of a
-    block], contiguous, on the GPU."""
+    """Copies are launched on torch's current stream. `words`: int32 [slots of the run, words that
+    this process has of a block], contiguous, on the GPU."""
 
     bytes: UInt8Array
     """[slots, bytes of a block]"""
@@ -65,11 +65,12 @@ class OwnSlots:
 
 
 class RankSlots:
-    """See `LockedSlots`: the part of one rank in slots that all ranks of an engine have mapped. Each rank locks the
-    whole mapping for its own GPU."""
+    """See `LockedSlots`: the part of one rank in slots that all ranks of an engine have mapped.
+    Each rank locks the whole mapping for its own GPU."""
 
     def __init__(self, slots: UInt8Array, part: BlockPart) -> None:
-        """slots [slots, bytes of a block], mapped. Raises `RuntimeError` where the host does not let it be locked."""
+        """slots [slots, bytes of a block], mapped. Raises `RuntimeError` where the host does not
+        let it be locked."""
         self._locked = LockedMemory(torch.from_numpy(slots).view(torch.int32))
         self._rows = part.of(self._locked.memory)
         self.bytes = slots
@@ -85,9 +86,11 @@ class RankSlots:
     def release(self) -> None:
         self._locked.release()
 
-    def _stretches(self, run: slice, words: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Rows of slots that lie equally far apart, each with their place in the buffer. Where the rank has all layers
-        or all heads, those of the whole run; else those of a slot."""
+    def _stretches(
+        self, run: slice, words: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows of slots that lie equally far apart, each with their place in the buffer. Where the
+        rank has all layers or all heads, those of the whole run; else those of a slot."""
         rows = self._rows[run]
         own, (_, num_planes, num_words) = words.view(rows.shape), rows.shape
         if rows.stride(0) == num_planes * rows.stride(1):
@@ -99,16 +102,19 @@ class RankSlots:
 
 
 def check_room(num_bytes: int) -> None:
-    """Whether the host may have so much memory for slots. Whoever takes more is killed without a word. Raises
-    `ConfigError`."""
-    limits = {"the limit of this container": _container_limit(), "the memory of this host": _host_memory()}
+    """Whether the host may have so much memory for slots. Whoever takes more is killed without a
+    word. Raises `ConfigError`."""
+    limits = {
+        "the limit of this container": _container_limit(),
+        "the memory of this host": _host_memory(),
+    }
     for name, most in limits.items():
         require(num_bytes <= most, "kv_swap_memory", num_bytes, f"at most {most} bytes, {name}")
 
 
 def touch(memory: torch.Tensor, index: int = 0, size: int = 1) -> None:
-    """Has the host find the pages of zeroed int32 memory; of `size` processes that share it, number `index` touches its
-    share of them."""
+    """Has the host find the pages of zeroed int32 memory; of `size` processes that share it, number
+    `index` touches its share of them."""
     pages = np.array_split(memory.view(-1).numpy()[:: PAGE_BYTES // 4], size)[index]
     with ThreadPoolExecutor(TOUCHERS) as threads:
         list(threads.map(lambda some: some.fill(0), np.array_split(pages, TOUCHERS)))
@@ -125,8 +131,8 @@ def _host_memory() -> int:
 
 
 def _page_locked(shape: tuple[int, int]) -> LockedMemory:
-    """int32 in host memory that copies reach without waiting. Of this size exactly: what torch allocates of such memory
-    is a power of two. Raises `ConfigError`."""
+    """int32 in host memory that copies reach without waiting. Of this size exactly: what torch
+    allocates of such memory is a power of two. Raises `ConfigError`."""
     num_bytes = 4 * math.prod(shape)
     check_room(num_bytes)
     log.info("kv cache in host memory: locking %.1f GB", num_bytes / 1e9)

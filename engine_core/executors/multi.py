@@ -1,4 +1,5 @@
-"""One process a rank behind the contract of an executor: plans go out once to all ranks, results come from the first.
+"""One process a rank behind the contract of an executor: plans go out once to all ranks, results
+come from the first.
 
 Knows nothing of devices: what a rank computes with is the platform's matter (`build_rank`).
 """
@@ -48,11 +49,13 @@ COMPILING_SILENCE = 15.0
 AWAITING_SECONDS = 1.0
 """Between two words about stages that are missing."""
 PATIENCE = 10
-"""Times the predicted time of a step after which its ranks hang; once more for each guess that they draw before it."""
+"""Times the predicted time of a step after which its ranks hang; once more for each guess that they
+draw before it."""
 
 
 class MultiExecutor:
-    """See `Executor` and `RankedExecutor`. Every method may raise `RankLost`; then it can only be closed."""
+    """See `Executor` and `RankedExecutor`. Every method may raise `RankLost`; then it can only be
+    closed."""
 
     computes_at_once = False
 
@@ -65,26 +68,36 @@ class MultiExecutor:
         launches: bool = False,
         slots: UInt8Array | None = None,
     ) -> None:
-        """`attention_work`: see `ModelConfig`. `launches`: ranks launch work on devices and prepare launches ahead of
-        time. `slots`: the host memory where ranks keep blocks, if they do."""
-        self.ranks, self._speaker = ranks, ranks.layout.speaker
+        """`attention_work`: see `ModelConfig`. `launches`: ranks launch work on devices and prepare
+        launches ahead of time. `slots`: the host memory where ranks keep blocks, if they do."""
+        self.ranks = ranks
+        self._speaker = ranks.layout.speaker
         self.swapper = None if slots is None else RankSwapper(ranks, slots, hello.seconds_per_block)
-        self.can_draft, self.prefill_seconds = hello.can_draft, hello.prefill_seconds
-        self.copies_blocks, self._prepares = hello.copies_blocks, launches
+        self.can_draft = hello.can_draft
+        self.prefill_seconds = hello.prefill_seconds
+        self.copies_blocks = hello.copies_blocks
+        self._prepares = launches
         self._least_silence = COMPILING_SILENCE if launches else LEAST_SILENCE
-        self._budget, self._attention_work = hello.config.max_num_batched_tokens, attention_work
+        self._budget = hello.config.max_num_batched_tokens
+        self._attention_work = attention_work
         self._longest_step: float | None = None
-        """Seconds of a step of the whole budget; None: nothing is known, and much is still to be compiled."""
+        """Seconds of a step of the whole budget; None: nothing is known, and much is still to be
+        compiled."""
         self._slowest_step = self._last_retired = 0.0
         self._launched: deque[tuple[float, float, int]] = deque()
-        """When each plan in flight was launched, its predicted seconds and the guesses of a row before it."""
+        """When each plan in flight was launched, its predicted seconds and the guesses of a row
+        before it."""
 
     def submit(self, plan: StepPlan) -> int:
         num_guesses = 0
         if plan.num_drafts is not None and plan.draft_ids is None:
             num_guesses = int(plan.num_drafts.max(initial=0))
         # Over a long prefix most of a step's time is attention.
-        self._launch(encode_step(plan), plan.num_tokens + plan.num_attended * self._attention_work, num_guesses)
+        self._launch(
+            encode_step(plan),
+            plan.num_tokens + plan.num_attended * self._attention_work,
+            num_guesses,
+        )
         return plan.step
 
     def draw(self, plan: DrawPlan) -> int:
@@ -139,7 +152,8 @@ class MultiExecutor:
 
 def check_num_ranks(options: ExecutorOptions, device: Device) -> None:
     """Raises `ConfigError` for more ranks than the machine has room for."""
-    most, stages = cast("ParallelDevice", device).max_ranks(options), options.pipeline_parallel_size
+    most = cast("ParallelDevice", device).max_ranks(options)
+    stages = options.pipeline_parallel_size
     if num_local_ranks(options) <= most:
         return
     allowed = f"at most {most} ranks on this machine, on the platform {device.name}"
@@ -155,43 +169,67 @@ def num_local_ranks(options: ExecutorOptions) -> int:
     return len(options.ranks_beside(0))
 
 
-def build_ranks(request: BuildRequest, loaded: LoadedDevice, progress: Progress) -> tuple[MultiExecutor, EngineConfig]:
+def build_ranks(
+    request: BuildRequest, loaded: LoadedDevice, progress: Progress
+) -> tuple[MultiExecutor, EngineConfig]:
     """Raises `ConfigError` where a rank is refused, and `RankLost`."""
-    options, device = request.options, loaded.device
+    options = request.options
+    device = loaded.device
     parallel = cast("ParallelDevice", device)
     variables = [parallel.rank_variables(options, rank) for rank in range(num_local_ranks(options))]
     copies = options.copies_ranks and device.capabilities.copied_ranks
     hosts = _stage_hosts(request, loaded) if options.stage_hosts else None
-    ranks = Ranks(options, options.num_threads or torch.get_num_threads(), variables, copies=copies, hosts=hosts)
+    ranks = Ranks(
+        options,
+        options.num_threads or torch.get_num_threads(),
+        variables,
+        copies=copies,
+        hosts=hosts,
+    )
     try:
         _await_hosts(ranks, options, progress)
         hellos = _hellos(ranks, progress)
         assert all(hello == hellos[0] for hello in hellos)
         config = hellos[0].config
-        slots = map_slots(ranks.slots, config, block_bytes_of(request)) if config.num_swap_slots else None
+        slots = (
+            map_slots(ranks.slots, config, block_bytes_of(request))
+            if config.num_swap_slots
+            else None
+        )
     except BaseException:
         ranks.close()
         raise
-    work, launches = request.model.attention_work, device.capabilities.graphs
-    return MultiExecutor(ranks, hellos[0], attention_work=work, launches=launches, slots=slots), config
+    work = request.model.attention_work
+    launches = device.capabilities.graphs
+    return MultiExecutor(
+        ranks, hellos[0], attention_work=work, launches=launches, slots=slots
+    ), config
 
 
 def _stage_hosts(request: BuildRequest, loaded: LoadedDevice) -> StageHosts:
     options = request.options
     if options.stage_secret_file is None:
-        raise ConfigError("stage_secret_file", None, "a file with the secret of the stages on other hosts")
+        raise ConfigError(
+            "stage_secret_file", None, "a file with the secret of the stages on other hosts"
+        )
     secret = read_secret(options.stage_secret_file)
     # The folder of what drafts is on this host alone, as the first stage is.
     drafts = request.stage_drafts
     told = "" if drafts is None else drafts.to_json()
     offered = replace(options, first_stage_drafts=told, draft_block_bytes=draft_bytes_of(request))
     offer = make_offer(offered, loaded)
-    return StageHosts(listen("stage_listen", options.stage_listen), secret, options.layout, options.stage_hosts, offer)
+    return StageHosts(
+        listen("stage_listen", options.stage_listen),
+        secret,
+        options.layout,
+        options.stage_hosts,
+        offer,
+    )
 
 
 def _await_hosts(ranks: Ranks, options: ExecutorOptions, progress: Progress) -> None:
-    """Returns when every stage has its host, or a rank is lost, which says why itself. Meanwhile progress names those
-    that are missing."""
+    """Returns when every stage has its host, or a rank is lost, which says why itself. Meanwhile
+    progress names those that are missing."""
     while missing := ranks.missing_stages:
         which = " and ".join(map(str, missing))
         stages = f"stage {which} is" if len(missing) == 1 else f"stages {which} are"
@@ -201,13 +239,17 @@ def _await_hosts(ranks: Ranks, options: ExecutorOptions, progress: Progress) -> 
 
 
 def _hellos(ranks: Ranks, progress: Progress) -> list[Hello]:
-    """The `Hello` of each rank, in their order. A rank may wait for others that load longer, saying nothing meanwhile.
-    So all of them are read: the server takes a start without progress for one that hangs. Raises `ConfigError` where a
+    """The `Hello` of each rank, in their order. A rank may wait for others that load longer, saying
+    nothing meanwhile.
+    So all of them are read: the server takes a start without progress for one that hangs. Raises
+    `ConfigError` where a
     rank is refused, and `RankLost`."""
     hellos: dict[int, Hello] = {}
     loading: dict[int, Loading] = {}
     while len(hellos) < ranks.size:
-        rank, message = ranks.receive_any([rank for rank in range(ranks.size) if rank not in hellos])
+        rank, message = ranks.receive_any(
+            [rank for rank in range(ranks.size) if rank not in hellos]
+        )
         match told := decode_told(message):
             case Hello():
                 hellos[rank] = told

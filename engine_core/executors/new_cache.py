@@ -16,11 +16,12 @@ NewCache = Callable[[Sequence[int], torch.dtype, torch.device], torch.Tensor]
 
 
 def private_cache(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """See `NewCache`: one that no other process reaches. On a CPU the system makes its pages as blocks are filled, as
-    those of `cache_in`."""
+    """See `NewCache`: one that no other process reaches. On a CPU the system makes its pages as
+    blocks are filled, as those of `cache_in`."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type == "cpu" and num_bytes:
-        # To zero 512 MiB at the start takes a quarter of a second of a core; a page takes 2 µs (2026-11-27).
+        # To zero 512 MiB at the start takes a quarter of a second of a core; a page takes 2 µs
+        # (2026-11-27).
         memory = mmap(-1, num_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         return torch.frombuffer(memory, dtype=dtype).view(*shape)
     return torch.zeros(*shape, dtype=dtype, device=device)
@@ -31,6 +32,10 @@ def cache_in(memory: SharedMemory) -> NewCache:
     return partial(_shared_cache, memory)
 
 
-def _shared_cache(memory: SharedMemory, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _shared_cache(
+    memory: SharedMemory, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
     assert device.type == "cpu", device
-    return torch.from_numpy(memory.bytes(math.prod(shape) * dtype.itemsize)).view(dtype).view(*shape)
+    return (
+        torch.from_numpy(memory.bytes(math.prod(shape) * dtype.itemsize)).view(dtype).view(*shape)
+    )

@@ -1,4 +1,5 @@
-"""Contract of guessers in an executor, which draft from the served model's states. Knows neither plans nor sampling."""
+"""Contract of guessers in an executor, which draft from the served model's states. Knows neither
+plans nor sampling."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ import torch
 from ..executor import Int32Array
 
 Draw = Callable[[torch.Tensor, Int32Array, Int32Array], Int32Array]
-"""Logits [R, V], table rows [R], and positions [R] of the tokens that are drawn from them → tokens int32 [R]."""
+"""Logits [R, V], table rows [R], and positions [R] of the tokens that are drawn from them → tokens
+int32 [R]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """Hidden states of one pass of the served model, for a guesser: T tokens of R rows, rows one after another."""
+    """Hidden states of one pass of the served model, for a guesser: T tokens of R rows, rows one
+    after another."""
 
     rows: Int32Array
     """[R] table rows."""
@@ -29,21 +32,23 @@ class Computed:
     num_sampled: Int32Array
     """[R] positions of each, the last ones, after which a token is sampled."""
     final: torch.Tensor
-    """Normed hidden states: [T, H] of a guesser that looks at all, otherwise those of sampled positions."""
+    """Normed hidden states: [T, H] of a guesser that looks at all, otherwise those of sampled
+    positions."""
     inputs: Mapping[int, torch.Tensor]
     """[T, H] by layer, of those that the guesser names."""
 
 
 class OwnGuesser(Protocol):
-    """Reads tokens and blocks from the tables of a `Runner`, int32 [rows, length] and [rows, max blocks], and writes
-    its guesses there. What it guesses changes no token of an answer."""
+    """Reads tokens and blocks from the tables of a `Runner`, int32 [rows, length] and [rows, max
+    blocks], and writes its guesses there. What it guesses changes no token of an answer."""
 
     most: int
     """Guesses for one row and step, at most."""
     layers: tuple[int, ...]
     """Layers of the served model whose inputs it is shown."""
     looks_at_all: bool
-    """Whether it is shown the normed hidden states of all tokens, not only of those after which one is sampled."""
+    """Whether it is shown the normed hidden states of all tokens, not only of those after which one
+    is sampled."""
 
     @property
     def kv_caches(self) -> Sequence[torch.Tensor]:
@@ -53,11 +58,17 @@ class OwnGuesser(Protocol):
         """A request takes the row."""
 
     def follow(
-        self, rows: Int32Array, starts: Int32Array, ends: Int32Array, num_drafts: Int32Array, draw: Draw
+        self,
+        rows: Int32Array,
+        starts: Int32Array,
+        ends: Int32Array,
+        num_drafts: Int32Array,
+        draw: Draw,
     ) -> None:
-        """To be called before the served model computes positions starts[i] … ends[i] − 1 of rows[i], each of which
-        holds a known token. Writes num_drafts[i] guesses from position ends[i] on; a row that gets any decodes, so that
-        ends[i] is starts[i] + 1."""
+        """To be called before the served model computes positions starts[i] … ends[i] − 1 of
+        rows[i], each of which holds a known token. Writes num_drafts[i] guesses from position
+        ends[i] on; a row that gets any decodes, so that ends[i] is starts[i] + 1."""
 
     def see(self, computed: Computed) -> None:
-        """To be called when the served model has computed a step, before anything is sampled from it."""
+        """To be called when the served model has computed a step, before anything is sampled from
+        it."""

@@ -1,5 +1,6 @@
-"""Steps of a GPU in which it drafts by itself, or in which rows go on from where it alone knows that they are: what it
-is told of their rows, its launches, and what the host reads of what rows gained.
+"""Steps of a GPU in which it drafts by itself, or in which rows go on from where it alone knows
+that they are: what it is told of their rows, its launches, and what the host reads of what rows
+gained.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class OwnGains:
     """[S] of each row that samples, drafts that were not found included."""
 
     def read(self, sampled: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Sorts the tokens of all positions [P] by row. Returns them [S, n], how many of them each row gained, and how
-        many drafts it had."""
+        """Sorts the tokens of all positions [P] by row. Returns them [S, n], how many of them each
+        row gained, and how many drafts it had."""
         packed: Int32Array = self.packed.numpy()[: len(self.samples)][self.samples]
         # A step of prompt chunks alone samples for no row.
         is_own = np.arange(self.num_positions.max(initial=1)) < self.num_positions[:, None]
@@ -47,16 +48,21 @@ def knows_alone(plan: StepPlan) -> bool:
 
 
 class OwnRows:
-    def __init__(self, config: EngineConfig, table: DeviceTable, buffers: StepBuffers, num_parts: int) -> None:
+    def __init__(
+        self, config: EngineConfig, table: DeviceTable, buffers: StepBuffers, num_parts: int
+    ) -> None:
         """`num_parts`: steps whose results may be unread at the same time."""
         self.are_guessed = False
         """Whether a model has written the drafts before; otherwise they are looked up."""
         device = buffers.steps.device
-        self._table, self._buffers = table, buffers
+        self._table = table
+        self._buffers = buffers
         self._most_rows = config.max_num_seqs
         self._scratch = match_scratch(config.max_num_seqs, device)
         self._num_drafts = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
-        self._gains = torch.zeros(num_parts, config.max_num_seqs, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._gains = torch.zeros(
+            num_parts, config.max_num_seqs, dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
 
     def first_gain(self, part: int) -> int:
         """Where the gains of that part begin."""
@@ -70,10 +76,12 @@ class OwnRows:
         """The rows of a plan as `draft_rows` reads them, [5, padded]."""
         columns = np.zeros((5, min(num_rows, self._most_rows)), np.int32)
         columns[[0, 4]] = -1
-        count, most = len(plan.rows), positions_of(plan.num_drafts, len(plan.rows)) - 1
+        count = len(plan.rows)
+        most = positions_of(plan.num_drafts, len(plan.rows)) - 1
         # Tokens stand row by row: one of a row that decodes, those of a chunk, and drafts.
         num_sampled = (most + 1) * plan.samples
-        columns[0, :count], columns[2, :count] = plan.rows, most
+        columns[0, :count] = plan.rows
+        columns[2, :count] = most
         columns[1, :count] = np.cumsum(plan.counts) - plan.counts
         if plan.follows is not None:
             columns[3, :count] = plan.follows

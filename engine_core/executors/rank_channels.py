@@ -25,7 +25,8 @@ from .stage_relay import StageRelay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """How a rank exchanges with others, on this host and on other hosts; each is None where there are no such."""
+    """How a rank exchanges with others, on this host and on other hosts; each is None where there
+    are no such."""
 
     group: PeerGroup | None
     """The ranks that divide its layers."""
@@ -39,21 +40,30 @@ class Channels:
 
 def open_channels(request: BuildRequest, config: EngineConfig, place: RankPlace) -> Channels:
     """Opens the channels of a rank, at once with all other ranks. Raises `ConfigError`."""
-    options, dtype, hidden_size = request.options, DTYPES[request.dtype], request.model.hidden_size
-    layout, row_bytes = options.layout, hidden_size * dtype.itemsize
+    options = request.options
+    dtype = DTYPES[request.dtype]
+    hidden_size = request.model.hidden_size
+    layout = options.layout
+    row_bytes = hidden_size * dtype.itemsize
     stage_sizes = sizes_of(config, hidden_size, dtype) if layout.pipeline > 1 else None
     elsewhere = None if stage_sizes is None else _shown_elsewhere(request)
     state_sizes = None
     if stage_sizes is not None and elsewhere is not None:
         state_sizes = state_sizes_of(config, len(elsewhere), stage_sizes.stream_bytes)
     here = options.stages_beside(place.stage_index)
-    sizes = ExchangeSizes(layout=layout, row_bytes=row_bytes, stages=stage_sizes, states=state_sizes, here=here)
+    sizes = ExchangeSizes(
+        layout=layout, row_bytes=row_bytes, stages=stage_sizes, states=state_sizes, here=here
+    )
     exchange = _host_exchange(request, place, sizes)
-    stages, memory = None, None
+    stages = None
+    memory = None
     if stage_sizes is not None and exchange is not None:
-        stages, memory = exchange.stages(), exchange.states()
+        stages = exchange.stages()
+        memory = exchange.states()
     elif stage_sizes is not None:
-        stages, memory = open_stage_memory(place.stage_index, stage_sizes, state_sizes, place.links.of_all_stages)
+        stages, memory = open_stage_memory(
+            place.stage_index, stage_sizes, state_sizes, place.links.of_all_stages
+        )
     shown = None
     if memory is not None and elsewhere is not None:
         assert request.stage_drafts is not None
@@ -82,24 +92,36 @@ def _peers(place: RankPlace, exchange: HostExchange | None, row_bytes: int) -> P
 def _relay(
     request: BuildRequest, place: RankPlace, exchange: HostExchange | None, elsewhere: Sequence[int]
 ) -> StageRelay:
-    """`elsewhere`: what has a channel. What stages of the engine's own host show lies where the first one reads it."""
+    """`elsewhere`: what has a channel. What stages of the engine's own host show lies where the
+    first one reads it."""
     assert exchange is not None
     first_relayed = request.options.stages_beside(0).stop
     relayed = range(stages_of(request)[first_relayed].first, place.stage.stop)
-    channels = [i for i, each in enumerate(elsewhere) if each in relayed or (each == FINAL and place.stage.is_last)]
+    channels = [
+        i
+        for i, each in enumerate(elsewhere)
+        if each in relayed or (each == FINAL and place.stage.is_last)
+    ]
     return exchange.relay(place.links, channels)
 
 
 def _shown_elsewhere(request: BuildRequest) -> tuple[int, ...] | None:
     """See `gpu_states.shown_elsewhere`; None: nothing reads hidden states there."""
     drafts = request.stage_drafts
-    return shown_elsewhere(drafts, stages_of(request)[0]) if drafts is not None and drafts.reads_states else None
+    return (
+        shown_elsewhere(drafts, stages_of(request)[0])
+        if drafts is not None and drafts.reads_states
+        else None
+    )
 
 
-def _host_exchange(request: BuildRequest, place: RankPlace, sizes: ExchangeSizes) -> HostExchange | None:
-    """Host memory through which ranks exchange; None: their GPUs reach one another's memory. Raises `ConfigError` on
-    all ranks where one of them cannot lock it, so that none waits for it."""
-    options, own = request.options, _rank_of(place, sizes.layout)
+def _host_exchange(
+    request: BuildRequest, place: RankPlace, sizes: ExchangeSizes
+) -> HostExchange | None:
+    """Host memory through which ranks exchange; None: their GPUs reach one another's memory. Raises
+    `ConfigError` on all ranks where one of them cannot lock it, so that none waits for it."""
+    options = request.options
+    own = _rank_of(place, sizes.layout)
     why = "peer_access is off" if options.peer_access == OFF else _unreached(place, options, own)
     if not why and not options.stage_hosts:
         return None
@@ -109,7 +131,9 @@ def _host_exchange(request: BuildRequest, place: RankPlace, sizes: ExchangeSizes
     if not agreed(place.group, place.links, int(exchange is not None)) or exchange is None:
         raise _unlocked(options, sizes, why)
     if why:
-        place.warn(f"{why}: ranks exchange tensors through host memory, which is slower than between GPUs")
+        place.warn(
+            f"{why}: ranks exchange tensors through host memory, which is slower than between GPUs"
+        )
     return exchange
 
 
@@ -122,15 +146,19 @@ def _unlocked(options: ExecutorOptions, sizes: ExchangeSizes, why: str) -> Confi
 
 
 def _unreached(place: RankPlace, options: ExecutorOptions, own: int) -> str:
-    """Names the first two ranks whose GPUs do not reach one another's memory, the same on all ranks; empty: all that
-    exchange through it do."""
-    other, num_ranks = first_unreached(options, own), options.layout.num_ranks
+    """Names the first two ranks whose GPUs do not reach one another's memory, the same on all
+    ranks; empty: all that exchange through it do."""
+    other = first_unreached(options, own)
+    num_ranks = options.layout.num_ranks
     none = num_ranks * num_ranks
     pair = agreed(place.group, place.links, none if other is None else own * num_ranks + other)
     if pair == none:
         return ""
     one, another = divmod(pair, num_ranks)
-    return f"the GPUs of ranks {one} and {another} do not reach one another's memory with atomic operations"
+    return (
+        f"the GPUs of ranks {one} and {another} do not reach one another's memory with atomic "
+        "operations"
+    )
 
 
 def _rank_of(place: RankPlace, layout: ParallelLayout) -> int:

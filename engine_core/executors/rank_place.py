@@ -1,4 +1,5 @@
-"""One rank's place in an engine, and its part of a model: any platform's ranks are made of these."""
+"""One rank's place in an engine, and its part of a model: any platform's ranks are made of
+these."""
 
 from __future__ import annotations
 
@@ -37,7 +38,14 @@ from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
 from ..weights.planes import in_planes as as_planes
 from .block_part import BlockPart
-from .build_single import KV_DTYPES, add_guesser, block_bytes_of, random_tensors, served_bytes_of, stored_tensors
+from .build_single import (
+    KV_DTYPES,
+    add_guesser,
+    block_bytes_of,
+    random_tensors,
+    served_bytes_of,
+    stored_tensors,
+)
 from .memory_swapper import MemorySwapper
 from .rank_drafts import HEAD
 from .runner import Runner
@@ -58,14 +66,18 @@ class RankPlace:
     slots: int
     """A descriptor of the memory in which all ranks keep blocks, each its part of them."""
     exchange: int
-    """A descriptor of the memory through which ranks exchange tensors where their GPUs do not reach one another's."""
+    """A descriptor of the memory through which ranks exchange tensors where their GPUs do not reach
+    one another's."""
     warn: Callable[[str], None]
     """Says once for all ranks what the engine's log has to say."""
 
     @property
     def part(self) -> str:
         """Names this rank's part of a model's weights."""
-        return f"shard {self.shard.index} of {self.shard.size}, layers {self.stage.first} to {self.stage.stop}"
+        return (
+            f"shard {self.shard.index} of {self.shard.size}, layers {self.stage.first} to "
+            f"{self.stage.stop}"
+        )
 
     def over(self, group: Group) -> RankPlace:
         """The place with the same ranks over another memory."""
@@ -79,7 +91,9 @@ class RankPlace:
 class ParallelDevice(Protocol):
     """A device with the flag `parallel`."""
 
-    def build_rank(self, request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:
+    def build_rank(
+        self, request: BuildRequest, place: RankPlace, progress: Progress
+    ) -> tuple[Executor, EngineConfig]:
         """The executor of one rank. All ranks find the same config. Raises `ConfigError`."""
 
     def max_ranks(self, options: ExecutorOptions) -> int:
@@ -91,7 +105,8 @@ class ParallelDevice(Protocol):
 
 def stages_of(request: BuildRequest) -> list[Stage]:
     """The layers of each pipeline stage, divided by the numbers in their weights."""
-    layout, num_layers = model_class(request.model).layout(request.model), request.model.num_layers
+    layout = model_class(request.model).layout(request.model)
+    num_layers = request.model.num_layers
     sizes = {name: math.prod(spec.shape) for name, spec in layout.items()}
     of_layers = [0] * num_layers
     of_ends = {True: 0, False: 0}
@@ -104,7 +119,8 @@ def stages_of(request: BuildRequest) -> list[Stage]:
 
 
 def _weight_of(tensor_name: str, layout: Layout) -> str:
-    """The weight that a tensor of a model's file belongs to, or its own name where it belongs to none."""
+    """The weight that a tensor of a model's file belongs to, or its own name where it belongs to
+    none."""
     return tensor_name if tensor_name in layout else tensor_name.rpartition(".")[0]
 
 
@@ -119,26 +135,46 @@ def load_rank_weights(
     in_planes: bool = False,
     with_leaves: WithLeaves = cut_leaves,
 ) -> Weights:
-    """As `build_single.load_weights`, of this rank alone. Nothing else is read of a folder's tensors, which are mapped.
-    `in_planes`: weights in block formats whose parts are whole in blocks become planes, others are expanded, and so
-    are those of eight bits, unless `keeps_bytes` keeps the parts of all ranks. Raises `ConfigError`."""
-    layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
-    own, others = stage_layout(layout, place.stage), layout.keys() - stage_layout(layout, place.stage).keys()
+    """As `build_single.load_weights`, of this rank alone. Nothing else is read of a folder's
+    tensors, which are mapped.
+    `in_planes`: weights in block formats whose parts are whole in blocks become planes, others are
+    expanded, and so
+    are those of eight bits, unless `keeps_bytes` keeps the parts of all ranks. Raises
+    `ConfigError`."""
+    layout = model_class(request.model).layout(request.model)
+    dtype = DTYPES[request.dtype]
+    own = stage_layout(layout, place.stage)
+    others = layout.keys() - stage_layout(layout, place.stage).keys()
     sources = {spec.tied_to or name for name, spec in own.items()}
     # The source of a tied weight is there for it alone.
     wanted = {**own, **{name: layout[name] for name in others & sources}}
-    keeps_packed, in_planes = keeps_packed and not request.is_tree, in_planes and not request.is_tree
+    keeps_packed = keeps_packed and not request.is_tree
+    in_planes = in_planes and not request.is_tree
     loading = partial(progress, "loading weights")
     keeps = keeps_divided(layout, place.shard, keeps_bytes) if in_planes else keeps_none
     if request.options.load_format == "auto":
-        tensors = stored_tensors(request, torch.device("cpu"), loading, keeps_packed=keeps_packed, keeps=keeps)
+        tensors = stored_tensors(
+            request, torch.device("cpu"), loading, keeps_packed=keeps_packed, keeps=keeps
+        )
         elsewhere = {name for name in others if name not in sources}
-        kept = {name: tensor for name, tensor in tensors.items() if _weight_of(name, layout) not in elsewhere}
-        part = kinds.load_weights(wanted, kept, dtype, place.shard, device, as_planes if in_planes else None)
+        kept = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if _weight_of(name, layout) not in elsewhere
+        }
+        part = kinds.load_weights(
+            wanted, kept, dtype, place.shard, device, as_planes if in_planes else None
+        )
     else:
-        part = _random_weights(request, place, wanted, device, loading, keeps_packed=keeps_packed, keeps=keeps)
+        part = _random_weights(
+            request, place, wanted, device, loading, keeps_packed=keeps_packed, keeps=keeps
+        )
     weights = stage_weights(part, layout, place.stage, dtype)
-    return with_leaves(weights, local_names(layout, place.stage), place.shard) if request.is_tree else weights
+    return (
+        with_leaves(weights, local_names(layout, place.stage), place.shard)
+        if request.is_tree
+        else weights
+    )
 
 
 def load_served_head(
@@ -151,20 +187,33 @@ def load_served_head(
     keeps_bytes: Keeps = keeps_none,
     in_planes: bool = False,
 ) -> Weights:
-    """This rank's rows of the served model's vocabulary head, which another stage has, for heads of the first stage
-    that guess by it; see `load_rank_weights`. Raises `ConfigError`."""
+    """This rank's rows of the served model's vocabulary head, which another stage has, for heads of
+    the first stage that guess by it; see `load_rank_weights`. Raises `ConfigError`."""
     # Behind the last layer: what drafts is computed as by default, and multiplied as it is stored.
     total = place.stage.total
-    behind, own = replace(place, stage=Stage(total, total, total)), replace(request, is_tree=False)
+    behind = replace(place, stage=Stage(total, total, total))
+    own = replace(request, is_tree=False)
     return load_rank_weights(
-        own, behind, device, progress, keeps_packed=keeps_packed, keeps_bytes=keeps_bytes, in_planes=in_planes
+        own,
+        behind,
+        device,
+        progress,
+        keeps_packed=keeps_packed,
+        keeps_bytes=keeps_bytes,
+        in_planes=in_planes,
     )
 
 
 def needs_served_head(request: BuildRequest, place: RankPlace) -> bool:
-    """Whether heads of this rank guess by the served model's vocabulary head, which it has no part of."""
+    """Whether heads of this rank guess by the served model's vocabulary head, which it has no part
+    of."""
     stage = place.stage
-    return request.heads is not None and request.heads.kind == EAGLE and stage.is_first and not stage.is_last
+    return (
+        request.heads is not None
+        and request.heads.kind == EAGLE
+        and stage.is_first
+        and not stage.is_last
+    )
 
 
 def _random_weights(
@@ -177,8 +226,8 @@ def _random_weights(
     keeps_packed: bool,
     keeps: Keeps,
 ) -> Weights:
-    """Random weights, made where they are used and one whole weight at a time: all of them may be more than a device
-    holds."""
+    """Random weights, made where they are used and one whole weight at a time: all of them may be
+    more than a device holds."""
     linears: dict[str, Linear] = {}
     tensors: dict[str, torch.Tensor] = {}
     tables: dict[str, Table] = {}
@@ -205,24 +254,34 @@ def rank_executor(
     heads: tuple[Platform, Weights] | None = None,
     head: Weights | None = None,
 ) -> Executor:
-    """As `single_executor`, over this rank's weights; `draft` and `heads` have its part of their vocabulary, see
-    `rank_drafts`. Of stages the first one drafts. `head`: see `load_served_head`."""
+    """As `single_executor`, over this rank's weights; `draft` and `heads` have its part of their
+    vocabulary, see `rank_drafts`. Of stages the first one drafts. `head`: see
+    `load_served_head`."""
     model = rank_model(request, place, config.max_model_len, platform, weights)
     runner = _runner(request, place, config, platform, model)
     if place.stage.is_first:
         served = (
-            model if head is None else ServedPart(model.config, model.embedding, platform.linear(head.linears[HEAD]))
+            model
+            if head is None
+            else ServedPart(model.config, model.embedding, platform.linear(head.linears[HEAD]))
         )
         add_guesser(runner, request, config, served, draft=draft, heads=heads, shard=place.shard)
-    return SingleExecutor(runner, _swapper(request, place, config, runner) if config.num_swap_slots else None)
+    return SingleExecutor(
+        runner, _swapper(request, place, config, runner) if config.num_swap_slots else None
+    )
 
 
-def _runner(request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, model: Model) -> Runner:
-    kv_dtype, links, drafts = KV_DTYPES[request.kv_format], place.links, request.stage_drafts
+def _runner(
+    request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, model: Model
+) -> Runner:
+    kv_dtype = KV_DTYPES[request.kv_format]
+    links = place.links
+    drafts = request.stage_drafts
     if place.stage.is_first and place.stage.is_last:
         return Runner(model, config, kv_dtype, platform, _sampler(request, place, config, platform))
     if place.stage.is_last:
-        sampler, writers = _sampler(request, place, config, platform), list[Writer](links.tokens_out)
+        sampler = _sampler(request, place, config, platform)
+        writers = list[Writer](links.tokens_out)
         if drafts is not None and drafts.reads_states:
             writers[0] = LaterWriter(writers[0])
         last = LastStageRunner(model, config, kv_dtype, platform, writers, sampler)
@@ -257,23 +316,35 @@ def _take_guesses(
     ends = runner.tables[0], place.links.stream_in, model.embedding
     states_out = states_out if drafts.reads_states else None
     guesses = ReceivedGuesses(
-        drafts, config.max_draft_tokens, place.stage, *ends, guesses_out=guesses_out, states_out=states_out
+        drafts,
+        config.max_draft_tokens,
+        place.stage,
+        *ends,
+        guesses_out=guesses_out,
+        states_out=states_out,
     )
     runner.draft_by(guesses)
 
 
-def _swapper(request: BuildRequest, place: RankPlace, config: EngineConfig, runner: Runner) -> MemorySwapper:
+def _swapper(
+    request: BuildRequest, place: RankPlace, config: EngineConfig, runner: Runner
+) -> MemorySwapper:
     """All ranks of the first stage have all planes of what drafts; the first rank saves them."""
-    slots, part = map_slots(place.slots, config, block_bytes_of(request)), block_part(request, place)
+    slots = map_slots(place.slots, config, block_bytes_of(request))
+    part = block_part(request, place)
     if not place.stage.is_first:
         slots = slots[:, : served_bytes_of(request)]
     settle = runner.settle_all if isinstance(runner, FirstStageRunner) else None
-    whole, meet = place.shard.index == 0, partial(place.group.join, torch.zeros(1, 1))
-    return MemorySwapper.of_part(runner.kv_caches, slots, part, saves_whole_planes=whole, settle=settle, meet=meet)
+    whole = place.shard.index == 0
+    meet = partial(place.group.join, torch.zeros(1, 1))
+    return MemorySwapper.of_part(
+        runner.kv_caches, slots, part, saves_whole_planes=whole, settle=settle, meet=meet
+    )
 
 
 def block_part(request: BuildRequest, place: RankPlace) -> BlockPart:
-    """This rank's part of a block in a slot, which is as one process has it: its bytes do not depend on the layout."""
+    """This rank's part of a block in a slot, which is as one process has it: its bytes do not
+    depend on the layout."""
     return BlockPart(
         num_planes=2 * place.stage.total,
         planes=range(2 * place.stage.first, 2 * place.stage.stop),
@@ -283,13 +354,15 @@ def block_part(request: BuildRequest, place: RankPlace) -> BlockPart:
 
 
 def map_slots(memory: int, config: EngineConfig, block_bytes: int) -> UInt8Array:
-    """Maps the slots, [slots, bytes of a block], in memory that all ranks share. The first one to map it sets its
-    size."""
+    """Maps the slots, [slots, bytes of a block], in memory that all ranks share. The first one to
+    map it sets its size."""
     shape = config.num_swap_slots, block_bytes
     return np.frombuffer(map_at_least(memory, math.prod(shape)), np.uint8).reshape(shape)
 
 
-def _sampler(request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform) -> Sampler | None:
+def _sampler(
+    request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform
+) -> Sampler | None:
     """None: all logits are whole rows. Those of what drafts are a rank's part on any platform."""
     sampling = platform.sampling
     if place.shard.size == 1:
@@ -309,12 +382,14 @@ def rank_model(
     sums_products: bool = True,
     ends: StageEnds | None = None,
 ) -> Model:
-    """The model over this rank's weights. `sums_products`: see `over_group`. `ends`: of its stage; None: the links'."""
+    """The model over this rank's weights. `sums_products`: see `over_group`. `ends`: of its stage;
+    None: the links'."""
     local = place.local_config(request.model)
     layout = local_names(model_class(request.model).layout(request.model), place.stage)
     joins = not isinstance(platform.sampling, PartSampling)
     if request.is_tree:
-        weights, sums_products = of_leaves(weights, layout, platform, place.group), False
+        weights = of_leaves(weights, layout, platform, place.group)
+        sums_products = False
     how = {"joins_vocabulary": joins, "sums_products": sums_products}
     whole = over_group(weights, layout, platform, place.shard, place.group, **how)
     model = model_class(request.model)(local, whole, platform, max_model_len)

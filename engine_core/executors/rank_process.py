@@ -1,4 +1,5 @@
-"""The process of one rank: computes the plans that all ranks of an engine are told, in their order."""
+"""The process of one rank: computes the plans that all ranks of an engine are told, in their
+order."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ from ..config import ConfigError
 from ..executor import Executor, Int32Array, StepResult, Swapper, SwapPlan
 from ..parallel.board import COMPUTES, IDLE, WAITS, Board
 from ..parallel.memory_group import MemoryGroup
-from ..parallel.plan_messages import DRAW, PREPARE, STEP, SWAP, decode_draw, decode_step, decode_swap, kind_of
+from ..parallel.plan_messages import (
+    DRAW,
+    PREPARE,
+    STEP,
+    SWAP,
+    decode_draw,
+    decode_step,
+    decode_swap,
+    kind_of,
+)
 from ..parallel.rank_start import RankStart
 from ..parallel.result_messages import (
     Hello,
@@ -38,8 +48,10 @@ from .stage_link import Receiver, StageLinks
 
 class RankProcess:
     def __init__(self, start: RankStart) -> None:
-        self._start, self._board = start, Board(start.memory.board)
-        self._plans, self._reports = RingReader(start.rings.plans), RingWriter(start.rings.reports)
+        self._start = start
+        self._board = Board(start.memory.board)
+        self._plans = RingReader(start.rings.plans)
+        self._reports = RingWriter(start.rings.reports)
         self._shard = start.options.layout.shard(start.rank)
         self._group = MemoryGroup(self._shard.index, start.group, self._say_waits)
         self._receivers: list[Receiver] = []
@@ -47,7 +59,8 @@ class RankProcess:
         """As the last draw had them."""
         self._later_copies: LaterCopies | None = None
         """Copies that end after `swap` has returned; None where none do."""
-        self._is_counting, self._is_reporting = threading.Lock(), threading.Lock()
+        self._is_counting = threading.Lock()
+        self._is_reporting = threading.Lock()
 
     def run(self) -> None:
         """Runs plans until the executor closes their ring, or another rank is gone."""
@@ -69,8 +82,8 @@ class RankProcess:
                 self._is_computed(time.perf_counter() - start)
 
     def _built(self) -> tuple[Executor, bool]:
-        """The executor, and whether it launches work on a device. Raises `SystemExit` where the rank is refused, and
-        says why."""
+        """The executor, and whether it launches work on a device. Raises `SystemExit` where the
+        rank is refused, and says why."""
         options = self._start.options
         try:
             device = platforms.load(options.device).device
@@ -86,16 +99,22 @@ class RankProcess:
                 exchange=self._start.memory.exchange,
                 warn=self._warn,
             )
-            executor, config = cast("ParallelDevice", device).build_rank(request, place, self._say_loading)
+            executor, config = cast("ParallelDevice", device).build_rank(
+                request, place, self._say_loading
+            )
         except ConfigError as error:
-            self._report(encode_told(Refusal(name=error.name, value=str(error.value), allowed=error.allowed)))
+            self._report(
+                encode_told(Refusal(name=error.name, value=str(error.value), allowed=error.allowed))
+            )
             raise SystemExit(1) from None
         hello = Hello(
             config=config,
             can_draft=executor.can_draft,
             copies_blocks=executor.copies_blocks,
             prefill_seconds=executor.prefill_seconds,
-            seconds_per_block=0.0 if executor.swapper is None else executor.swapper.seconds_per_block,
+            seconds_per_block=0.0
+            if executor.swapper is None
+            else executor.swapper.seconds_per_block,
         )
         self._report(encode_told(hello))
         return executor, device.capabilities.graphs
@@ -121,9 +140,9 @@ class RankProcess:
         return None
 
     def _swap(self, swapper: Swapper, plan: SwapPlan) -> None:
-        """Copies blocks. The step that wrote them may not have ended on this rank, though the speaker has its result.
-        But that result depends on what every rank sends after its last layer's keys and values are written: its part of
-        a sum, or the stream of its stage."""
+        """Copies blocks. The step that wrote them may not have ended on this rank, though the
+        speaker has its result. But that result depends on what every rank sends after its last
+        layer's keys and values are written: its part of a sum, or the stream of its stage."""
         swapper.swap(plan)
         if self._later_copies is not None:
             self._later_copies.add(plan)
@@ -138,7 +157,8 @@ class RankProcess:
         self._is_computed(seconds)
 
     def _is_computed(self, seconds: float) -> None:
-        # Results are taken in a thread, copies and preparations are counted in another: no plan may be lost.
+        # Results are taken in a thread, copies and preparations are counted in another: no plan may
+        # be lost.
         with self._is_counting:
             self._board.set_state(self._start.rank, IDLE)
             self._board.note_plan(self._start.rank, seconds, self._seconds_waited)
@@ -149,7 +169,8 @@ class RankProcess:
             self._report(encode_result(result))
 
     def _report(self, message: bytes) -> None:
-        # A ring has one writer at a time: results are told in a thread, all else by the one that runs plans.
+        # A ring has one writer at a time: results are told in a thread, all else by the one that
+        # runs plans.
         with self._is_reporting:
             self._reports.write(message)
 
@@ -203,12 +224,14 @@ def run_rank(start: RankStart) -> None:
     try:
         RankProcess(start).run()
     except PeerGone:
-        # The executor closes or another rank is gone. The executor sees which, and ends this one either way.
+        # The executor closes or another rank is gone. The executor sees which, and ends this one
+        # either way.
         threading.Event().wait()
 
 
 def _die_with_the_executor(lifeline: int) -> None:
-    """Ends the process when the executor dies: at once, also while the model loads or another rank is awaited."""
+    """Ends the process when the executor dies: at once, also while the model loads or another rank
+    is awaited."""
     os.read(lifeline, 1)
     os._exit(0)
 

@@ -15,7 +15,9 @@ class RankSwapper:
 
     def __init__(self, ranks: Ranks, slots: UInt8Array, seconds_per_block: float) -> None:
         """`seconds_per_block`: that of the slowest rank."""
-        self._ranks, self.slots, self.seconds_per_block = ranks, slots, seconds_per_block
+        self._ranks = ranks
+        self.slots = slots
+        self.seconds_per_block = seconds_per_block
 
     def swap(self, plan: SwapPlan) -> None:
         self._ranks.tell(encode_swap(plan))

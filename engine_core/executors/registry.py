@@ -1,5 +1,5 @@
-"""Executors by name: what computes the steps of an engine. A module is imported when its executor is asked for, since a
-simulated engine starts before torch is loaded."""
+"""Executors by name: what computes the steps of an engine. A module is imported when its executor
+is asked for, since a simulated engine starts before torch is loaded."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ EXECUTORS = {
     "single": "headwater.engine_core.executors.build",
     "simulated": "headwater.engine_core.executors.build_simulated",
 }
-"""Modules that offer `build_executor(options, progress)`. The first computes a model on one of the platforms."""
+"""Modules that offer `build_executor(options, progress)`. The first computes a model on one of the
+platforms."""
 
 
-def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
+def build_executor(
+    options: ExecutorOptions, progress: Progress
+) -> tuple[Executor, EngineConfig, ModelFacts]:
     """Raises `ConfigError` naming what cannot be served."""
     require(options.executor in EXECUTORS, "executor", options.executor, " or ".join(EXECUTORS))
     with _without_collections():

@@ -1,5 +1,6 @@
-"""Forward passes of small steps on a CPU, recorded once and then replayed: one call from Python instead of one for each
-kernel. A step of one row of a small model otherwise spends as long between its kernels as in them."""
+"""Forward passes of small steps on a CPU, recorded once and then replayed: one call from Python
+instead of one for each kernel. A step of one row of a small model otherwise spends as long between
+its kernels as in them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from ..layers.platform import Platform
 from ..models.model import LastTokens, LayerInputs, Model
 
 MAX_TOKENS = 32
-"""Tokens of the largest step that is recorded. Products take nearly all of the time of a larger one."""
+"""Tokens of the largest step that is recorded. Products take nearly all of the time of a larger
+one."""
 MAX_STEPS = 16
 """Recorded steps that are kept, the last used ones."""
 _MAX_SEEN = 64
@@ -31,15 +33,19 @@ _Key = tuple[bytes, int, int]
 
 
 class ReplayedSteps:
-    """A model's forward pass. A step's shape is the number of tokens of each request; the second step of a shape is
-    recorded.
+    """A model's forward pass. A step's shape is the number of tokens of each request; the second
+    step of a shape is recorded.
 
-    The pass reads nothing of a batch but its tensors and the attention plan, and no number of them outside of the
-    platform's kernels: see `recording`. A model that computes with torch between its kernels is not recorded."""
+    The pass reads nothing of a batch but its tensors and the attention plan, and no number of them
+    outside of the platform's kernels: see `recording`. A model that computes with torch between its
+    kernels is not recorded."""
 
     def __init__(self, model: Model, platform: Platform, max_blocks: int) -> None:
-        """`max_blocks`: the most KV blocks of a request. The platform's kernels and attention plans are the CPU's."""
-        self._model, self._platform, self._max_blocks = model, platform, max_blocks
+        """`max_blocks`: the most KV blocks of a request. The platform's kernels and attention plans
+        are the CPU's."""
+        self._model = model
+        self._platform = platform
+        self._max_blocks = max_blocks
         self._steps: OrderedDict[_Key, _Step] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()
         self._is_recordable = True
@@ -58,7 +64,12 @@ class ReplayedSteps:
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
         """As `Model.forward`."""
-        if self._is_recordable and ends is None and inputs is None and len(batch.token_ids) <= MAX_TOKENS:
+        if (
+            self._is_recordable
+            and ends is None
+            and inputs is None
+            and len(batch.token_ids) <= MAX_TOKENS
+        ):
             key = batch.counts.tobytes(), torch.get_num_threads(), kv_cache.data_ptr()
             if (step := self._steps.get(key)) is not None:
                 self._steps.move_to_end(key)
@@ -76,8 +87,11 @@ class ReplayedSteps:
             self._seen.popitem(last=False)
         return False
 
-    def _record(self, key: _Key, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor | None:
-        """Computes a step and keeps it for those of its shape; None: it cannot be recorded, and is yet to compute."""
+    def _record(
+        self, key: _Key, batch: ForwardBatch, kv_cache: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Computes a step and keeps it for those of its shape; None: it cannot be recorded, and is
+        yet to compute."""
         step = _Step(self._model, self._platform, batch, self._max_blocks)
         try:
             hidden = step.record(batch, kv_cache)
@@ -94,8 +108,11 @@ class ReplayedSteps:
 class _Step:
     """Buffers that a recorded step reads, and its replay."""
 
-    def __init__(self, model: Model, platform: Platform, batch: ForwardBatch, max_blocks: int) -> None:
-        num_tokens, num_requests = len(batch.token_ids), len(batch.counts)
+    def __init__(
+        self, model: Model, platform: Platform, batch: ForwardBatch, max_blocks: int
+    ) -> None:
+        num_tokens = len(batch.token_ids)
+        num_requests = len(batch.counts)
         self._model = model
         self._residual = torch.empty(num_tokens, model.config.hidden_size, dtype=model.dtype)
         tables = torch.zeros(num_requests, max_blocks, dtype=torch.int32)
@@ -120,7 +137,8 @@ class _Step:
         return hidden
 
     def _fill(self, batch: ForwardBatch) -> None:
-        own, starts = self._batch, self._plan.tiles[:, 1]
+        own = self._batch
+        starts = self._plan.tiles[:, 1]
         self._residual.copy_(self._model.embedding(batch.token_ids))
         own.positions.copy_(batch.positions)
         own.slots.copy_(batch.slots)
@@ -130,7 +148,8 @@ class _Step:
 
 @contextmanager
 def _starting_with(model: Model, residual: torch.Tensor) -> Iterator[None]:
-    """Scope in which the model's forward pass begins with these rows in place of its embedding's."""
+    """Scope in which the model's forward pass begins with these rows in place of its
+    embedding's."""
     embedding = model.embedding
     model.embedding = cast(Embedding, lambda token_ids: residual)
     try:

@@ -1,4 +1,5 @@
-"""Settings of rows of the request table for their logits: packed edits, and how many log probabilities."""
+"""Settings of rows of the request table for their logits: packed edits, and how many log
+probabilities."""
 
 from __future__ import annotations
 
@@ -12,27 +13,33 @@ from ..executor import AdmittedRow, Int32Array
 from ..sampling.edits import edits_of
 
 _NO_SETTINGS = (0, 0, -1, 0)
-"""Words of a row on the device: the address of its packed edits (two; 0: none), the number of its log probabilities,
-unused."""
+"""Words of a row on the device: the address of its packed edits (two; 0: none), the number of its
+log probabilities, unused."""
 
 
 class RowSettings:
-    """Goes to the device when a request is admitted, so that steps need not bring it. A request that asks for nothing
-    sends nothing, unless its row's last one did."""
+    """Goes to the device when a request is admitted, so that steps need not bring it. A request
+    that asks for nothing sends nothing, unless its row's last one did."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
+        self._vocab_size = vocab_size
+        self._device = device
         # The last row is that of padding, whose index is -1.
-        self._words = torch.tensor([_NO_SETTINGS] * (num_rows + 1), dtype=torch.int32, device=device)
+        self._words = torch.tensor(
+            [_NO_SETTINGS] * (num_rows + 1), dtype=torch.int32, device=device
+        )
         self._sent = [_NO_SETTINGS] * num_rows
         self._packed: dict[int, torch.Tensor] = {}
-        """By row. Memory that is given back is written no earlier than launches before have read it."""
+        """By row. Memory that is given back is written no earlier than launches before have read
+        it."""
         self.is_edited = np.zeros(num_rows, np.bool_)
         self.num_logprobs: Int32Array = np.full(num_rows, -1, np.int32)
         """[rows] beside the chosen token; -1: none are wanted."""
 
     def admit(self, admitted: AdmittedRow) -> None:
-        row, edits, num_logprobs = admitted.row, edits_of(admitted), admitted.sampling.num_logprobs
+        row = admitted.row
+        edits = edits_of(admitted)
+        num_logprobs = admitted.sampling.num_logprobs
         self.is_edited[row] = edits is not None
         self.num_logprobs[row] = -1 if num_logprobs is None else num_logprobs
         self._packed.pop(row, None)
@@ -44,7 +51,9 @@ class RowSettings:
         settings = (low, high, int(self.num_logprobs[row]), 0)
         if settings != self._sent[row]:
             self._sent[row] = settings
-            self._words[row].copy_(upload(np.array(settings, np.int32), self._device), non_blocking=True)
+            self._words[row].copy_(
+                upload(np.array(settings, np.int32), self._device), non_blocking=True
+            )
 
     def edit(
         self,

@@ -1,4 +1,5 @@
-"""Computes plans one after another on a platform: keeps the request table and the KV cache, runs the model, samples."""
+"""Computes plans one after another on a platform: keeps the request table and the KV cache, runs
+the model, samples."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ NOTHING = StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty(0
 
 
 class Runner:
-    """Plans are computed one after another; a sampled token is in the table before the next plan reads it."""
+    """Plans are computed one after another; a sampled token is in the table before the next plan
+    reads it."""
 
     def __init__(
         self,
@@ -48,11 +50,12 @@ class Runner:
         new_cache: NewCache = private_cache,
         forward: Forward | None = None,
     ) -> None:
-        """`sampler` is there where the model's logits are no whole rows; `forward` computes what the model's own
-        forward pass computes, in another way."""
+        """`sampler` is there where the model's logits are no whole rows; `forward` computes what
+        the model's own forward pass computes, in another way."""
         model = decoder.config
         max_blocks = -(-config.max_model_len // config.block_size)
-        self._decoder, self._config = decoder, config
+        self._decoder = decoder
+        self._config = config
         self._forward: Forward = forward or decoder.forward
         self._block_size = config.block_size
         self._device = platform.device
@@ -66,7 +69,14 @@ class Runner:
         """Tokens of each row, sampled ones included."""
         self._held: dict[int, HeldRow] = {}
         """By table row, for a draw."""
-        shape = (model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim)
+        shape = (
+            model.num_layers,
+            2,
+            config.num_blocks,
+            model.num_kv_heads,
+            config.block_size,
+            model.head_dim,
+        )
         self._kv_cache = new_cache(shape, kv_dtype, self._device)
         self._guesser: OwnGuesser | None = None
 
@@ -77,11 +87,13 @@ class Runner:
 
     @property
     def kv_caches(self) -> list[torch.Tensor]:
-        """[layers, 2, num_blocks, Hk, block_size, D] each: of the served model, and of what drafts."""
+        """[layers, 2, num_blocks, Hk, block_size, D] each: of the served model, and of what
+        drafts."""
         return [self._kv_cache, *(self._guesser.kv_caches if self._guesser is not None else ())]
 
     def draft_by(self, guesser: OwnGuesser) -> None:
-        """Has tokens guessed from now on; to be called before the first plan. The guesser is over `tables`."""
+        """Has tokens guessed from now on; to be called before the first plan. The guesser is over
+        `tables`."""
         self._guesser = guesser
 
     @property
@@ -89,13 +101,14 @@ class Runner:
         return self._guesser is not None
 
     def rehearse(self) -> float:
-        """Computes a few plans for what they touch, and forgets them. Returns the seconds of a step of the whole budget
-        at their pace."""
+        """Computes a few plans for what they touch, and forgets them. Returns the seconds of a step
+        of the whole budget at their pace."""
         first, *plans = warmup_plans(self._config, self._decoder.config.vocab_size)
         assert isinstance(first, StepPlan)
         self.run(first)
         # The first touches what the others find.
-        start, num_tokens = time.perf_counter(), 0
+        start = time.perf_counter()
+        num_tokens = 0
         for plan in plans:
             if isinstance(plan, StepPlan):
                 self.run(plan)
@@ -106,19 +119,24 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        plan, guesser = at_known_positions(plan, self._num_known), self._guesser
+        plan = at_known_positions(plan, self._num_known)
+        guesser = self._guesser
         self._prepare_rows(plan)
         if guesser is not None:
             plan = with_at_most(plan, guesser.most)
             self._guess(plan, guesser)
-        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(self._device)
+        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(
+            self._device
+        )
         ends = self._ends(plan, batch)
         inputs = LayerInputs(guesser.layers) if guesser is not None and guesser.layers else None
         hidden = self._forward(batch, self._kv_cache, ends=ends, inputs=inputs)
         if guesser is not None:
             final = hidden if ends is not None or guesser.looks_at_all else hidden[batch.sampled]
             guesser.see(_computed(plan, final, inputs))
-        prompt_logprobs = {row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows}
+        prompt_logprobs = {
+            row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows
+        }
         vectors = self._pools.take(plan, hidden)
         result = NOTHING
         if len(batch.sampled):
@@ -129,7 +147,9 @@ class Runner:
                 num_positions = num_sampled(plan)[plan.samples]
                 first = (plan.starts + plan.counts)[plan.samples] - num_positions + 1
                 outputs = plan.output_indices[plan.samples]
-                result = self._sample(logits, plan.rows[plan.samples], first, num_positions, outputs)
+                result = self._sample(
+                    logits, plan.rows[plan.samples], first, num_positions, outputs
+                )
         if plan.num_drafts is not None and plan.draft_ids is None:
             result = replace(result, num_drafts=plan.num_drafts[plan.samples])
         embeddings = {row: vector.cpu().numpy().tobytes() for row, vector in vectors.items()}
@@ -140,11 +160,14 @@ class Runner:
         logits = _joined([self._held.pop(row) for row in plan.rows.tolist()])
         num_positions = positions_of(plan.num_drafts, len(plan.rows))
         masks = plan.masks[places(num_positions), np.repeat(plan.rows, num_positions)]
-        return self._sample(logits, plan.rows, plan.positions, num_positions, plan.output_indices, masks)
+        return self._sample(
+            logits, plan.rows, plan.positions, num_positions, plan.output_indices, masks
+        )
 
     def _guess(self, plan: StepPlan, guesser: OwnGuesser) -> None:
-        """Writes guesses into the table where the plan leaves them to the executor. They are drawn as the row's own
-        tokens are, with the same noise, which makes them equal oftener than two draws of their own would be."""
+        """Writes guesses into the table where the plan leaves them to the executor. They are drawn
+        as the row's own tokens are, with the same noise, which makes them equal oftener than two
+        draws of their own would be."""
         num_drafts = _num_drafts(plan)
         ends = plan.starts + plan.counts - num_drafts
         wanted = num_drafts if plan.draft_ids is None else np.zeros_like(num_drafts)
@@ -152,11 +175,15 @@ class Runner:
 
     def _draw_guesses(self, logits: torch.Tensor, rows: Int32Array, at: Int32Array) -> Int32Array:
         outputs = at - self._num_prompt[rows]
-        return self._sampler.draw(logits, rows, outputs, lambda i: self._outputs(int(rows[i]), int(at[i])))
+        return self._sampler.draw(
+            logits, rows, outputs, lambda i: self._outputs(int(rows[i]), int(at[i]))
+        )
 
     def _ends(self, plan: StepPlan, batch: ForwardBatch) -> LastTokens | None:
         """Where nobody looks at every token of the plan."""
-        looks_at_all = plan.looks_at_all or (self._guesser is not None and self._guesser.looks_at_all)
+        looks_at_all = plan.looks_at_all or (
+            self._guesser is not None and self._guesser.looks_at_all
+        )
         if looks_at_all or len(batch.sampled) == plan.num_tokens:
             return None
         return self._decoder.ends(batch, num_sampled(plan))
@@ -165,8 +192,14 @@ class Runner:
         """Keeps the logits that are drawn from later; returns those that are sampled now."""
         num_positions = num_sampled(plan)
         first = np.cumsum(num_positions) - num_positions
-        held = plan.rows[plan.holds].tolist(), first[plan.holds].tolist(), num_positions[plan.holds].tolist()
-        self._held |= {row: (logits, range(at, at + count)) for row, at, count in zip(*held, strict=True)}
+        held = (
+            plan.rows[plan.holds].tolist(),
+            first[plan.holds].tolist(),
+            num_positions[plan.holds].tolist(),
+        )
+        self._held |= {
+            row: (logits, range(at, at + count)) for row, at, count in zip(*held, strict=True)
+        }
         return logits[torch.from_numpy(np.repeat(plan.samples, num_positions)).to(self._device)]
 
     def _sample(
@@ -178,9 +211,10 @@ class Runner:
         output_indices: Int32Array,
         masks: Int32Array | None = None,
     ) -> StepResult:
-        """logits [P, V] and masks [P, words] of the num_positions of each row, whose first token goes to position
-        `first`."""
-        place, each = places(num_positions), np.repeat(rows, num_positions)
+        """logits [P, V] and masks [P, words] of the num_positions of each row, whose first token
+        goes to position `first`."""
+        place = places(num_positions)
+        each = np.repeat(rows, num_positions)
         at = np.repeat(first, num_positions) + place
         sampled, scores = self._sampler.sample(
             logits,
@@ -201,7 +235,9 @@ class Runner:
         for row in plan.released:
             self._held.pop(row, None)
         for admitted in plan.admitted:
-            self._token_ids[admitted.row, : len(admitted.token_ids)] = torch.from_numpy(admitted.token_ids)
+            self._token_ids[admitted.row, : len(admitted.token_ids)] = torch.from_numpy(
+                admitted.token_ids
+            )
             self._block_ids[admitted.row] = 0
             self._num_prompt[admitted.row] = admitted.num_prompt_tokens
             self._num_known[admitted.row] = len(admitted.token_ids)
@@ -211,8 +247,10 @@ class Runner:
                 self._guesser.seat(admitted.row)
         self._block_ids.numpy()[plan.block_rows, plan.block_indices] = plan.block_ids
         if plan.num_drafts is not None and plan.draft_ids is not None:
-            count, ends = plan.num_drafts, plan.starts + plan.counts
-            rows, at = np.repeat(plan.rows, count), np.repeat(ends - count, count) + places(count)
+            count = plan.num_drafts
+            ends = plan.starts + plan.counts
+            rows = np.repeat(plan.rows, count)
+            at = np.repeat(ends - count, count) + places(count)
             self._token_ids.numpy()[rows, at] = plan.draft_ids
 
     def _prepare_rows(self, plan: StepPlan) -> None:
@@ -231,7 +269,8 @@ class Runner:
     def _score_prompt(self, plan: StepPlan, hidden: torch.Tensor, row: int) -> list[TokenLogprobs]:
         """Log probabilities of the prompt tokens after the positions that the row computes."""
         i = int(np.flatnonzero(plan.rows == row)[0])
-        start, first = int(plan.starts[i]), int(plan.counts[:i].sum())
+        start = int(plan.starts[i])
+        first = int(plan.counts[:i].sum())
         count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)
         next_ids = self._token_ids[row, start + 1 : start + 1 + count].to(self._device)
         entries: list[TokenLogprobs] = []
@@ -263,7 +302,8 @@ def _index(values: Int32Array) -> torch.Tensor:
 
 
 def _joined(held: list[HeldRow]) -> torch.Tensor:
-    """Logits [P, V] of all positions; as they were computed where all of a step are drawn together."""
+    """Logits [P, V] of all positions; as they were computed where all of a step are drawn
+    together."""
     logits = held[0][0]
     wanted = [i for _, positions in held for i in positions]
     if wanted == list(range(len(logits))) and all(each is logits for each, _ in held):

@@ -1,7 +1,8 @@
 """Copies of KV blocks to host memory that wait for their turn.
 
-Few are on their way at once, so that no step launches many: a thread launches the others as those end, also while no
-step runs. Knows numbers of blocks and slots; knows nothing about how copies are made.
+Few are on their way at once, so that no step launches many: a thread launches the others as those
+end, also while no step runs. Knows numbers of blocks and slots; knows nothing about how copies are
+made.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class SavePart:
 
 
 class SaveQueue:
-    """Parts are launched, and end, in the order in which they were added. All methods but `num_saved` are for one
-    thread, which also writes to blocks and reads slots. An error of the queue's own thread ends the process: the device
-    is of no use any more."""
+    """Parts are launched, and end, in the order in which they were added. All methods but
+    `num_saved` are for one thread, which also writes to blocks and reads slots. An error of the
+    queue's own thread ends the process: the device is of no use any more."""
 
     def __init__(self, num_blocks: int, num_slots: int) -> None:
         self.num_saved = 0
@@ -71,8 +72,8 @@ class SaveQueue:
             self._changed.notify()
 
     def let_wait_for_reads(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
-        """Lets `stream` wait until these blocks have been read by the parts that were added. Those that are held are
-        launched now."""
+        """Lets `stream` wait until these blocks have been read by the parts that were added. Those
+        that are held are launched now."""
         if (launched := self._launched(self._read_by, blocks)) is not None:
             stream.wait_event(launched.read)
 
@@ -113,7 +114,8 @@ class SaveQueue:
                 self._num_ended += 1
 
     def _next(self) -> Launched | None:
-        """The part that ends next, behind which as many are launched as may be; None once the queue is closed."""
+        """The part that ends next, behind which as many are launched as may be; None once the queue
+        is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._held or self._on_way or self._is_closed)
             while self._held and len(self._on_way) < MOST_ON_WAY:

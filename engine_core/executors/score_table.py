@@ -1,4 +1,5 @@
-"""Log probabilities of a step's sampled tokens: on the device, then in pinned memory, then as results carry them."""
+"""Log probabilities of a step's sampled tokens: on the device, then in pinned memory, then as
+results carry them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from ..executor import Int32Array
 from ..request import TokenLogprobs
 from ..sampling_params import MOST_LOGPROBS
 
-_IDS, _LOGPROBS, _NUM_WORDS = 1, 1 + MOST_LOGPROBS, 1 + 2 * MOST_LOGPROBS
+_IDS = 1
+_LOGPROBS = 1 + MOST_LOGPROBS
+_NUM_WORDS = 1 + 2 * MOST_LOGPROBS
 """Where a position's words begin: that of its own token, ids of the likeliest, and theirs."""
 
 
@@ -30,7 +33,8 @@ class SampledScores:
 
     def entries(self, positions: npt.NDArray[np.int64]) -> list[TokenLogprobs]:
         """Entries of some positions, each of which wants them."""
-        words, num_tops = self.words[positions], self.num_tops[positions]
+        words = self.words[positions]
+        num_tops = self.num_tops[positions]
         most = int(num_tops.max(initial=0))
         columns = (
             words[:, 0].view(np.float32).tolist(),
@@ -44,7 +48,8 @@ class SampledScores:
 
 
 class ScoreTable:
-    """One table on the device, which a step's launches fill, and a copy of it for each step in flight."""
+    """One table on the device, which a step's launches fill, and a copy of it for each step in
+    flight."""
 
     def __init__(self, num_copies: int, num_positions: int, device: torch.device) -> None:
         self._words = torch.zeros(num_positions, _NUM_WORDS, dtype=torch.int32, device=device)
@@ -52,15 +57,28 @@ class ScoreTable:
         self._copies = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
 
     def fill(
-        self, logits: torch.Tensor, token_ids: torch.Tensor, num_tops: torch.Tensor, part: VocabularySlice | None = None
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        num_tops: torch.Tensor,
+        part: VocabularySlice | None = None,
     ) -> None:
         """Scores positions [S], all in one launch; see `logprobs`."""
-        ids, values = self._words[: len(token_ids)], self._words[: len(token_ids)].view(torch.float32)
-        logprobs(logits, token_ids, num_tops, values[:, 0], ids[:, _IDS:_LOGPROBS], values[:, _LOGPROBS:], part)
+        ids = self._words[: len(token_ids)]
+        values = self._words[: len(token_ids)].view(torch.float32)
+        logprobs(
+            logits,
+            token_ids,
+            num_tops,
+            values[:, 0],
+            ids[:, _IDS:_LOGPROBS],
+            values[:, _LOGPROBS:],
+            part,
+        )
 
     def copy(self, step: int, num_tops: Int32Array) -> SampledScores:
-        """Copies the scores of positions [S] that want so many alternatives, and does not wait. The copy stands for as
-        many steps as there are copies."""
+        """Copies the scores of positions [S] that want so many alternatives, and does not wait. The
+        copy stands for as many steps as there are copies."""
         copied = self._copies[step % len(self._copies), : len(num_tops)]
         copied.copy_(self._words[: len(num_tops)], non_blocking=True)
         return SampledScores(copied.numpy(), num_tops)

@@ -1,8 +1,8 @@
-"""KV caches in host memory that engines of one host copy blocks out of: memory without a name, which another process of
-the same user reaches through the descriptor of the process that owns it.
+"""KV caches in host memory that engines of one host copy blocks out of: memory without a name,
+which another process of the same user reaches through the descriptor of the process that owns it.
 
-A mapping keeps the memory, so a copy goes on when the owner dies; whether its blocks are to be believed is not decided
-here.
+A mapping keeps the memory, so a copy goes on when the owner dies; whether its blocks are to be
+believed is not decided here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ NEARLY = 0.5
 
 
 class SharedMemory:
-    """Pieces of memory, each with a descriptor. They end with the process, or with the last one that maps them."""
+    """Pieces of memory, each with a descriptor. They end with the process, or with the last one
+    that maps them."""
 
     def __init__(self) -> None:
         self._token = secrets.token_hex(8)
@@ -61,23 +62,29 @@ class SharedCopies:
         *,
         precede_steps: bool = False,
     ) -> None:
-        """Each piece of the memory is a KV cache [planes, num_blocks, bytes of a block in a plane]. `precede_steps`:
-        the executor computes plans that await copies when `are_done`."""
+        """Each piece of the memory is a KV cache [planes, num_blocks, bytes of a block in a plane].
+        `precede_steps`: the executor computes plans that await copies when `are_done`."""
         self._caches = [
             found.reshape(planes, num_blocks, -1)
             for (_, _, found), planes in zip(memory.pieces, num_planes, strict=True)
         ]
-        self._memory, self._lane = memory, lane or ThreadLane("kv-direct")
+        self._memory = memory
+        self._lane = lane or ThreadLane("kv-direct")
         self.precede_steps = precede_steps
         self._going_on: list[SharedCopy] = []
         self.handle = _handle(memory, num_blocks)
-        self.seconds_per_block = sum(each[:, 0].size for each in self._caches) / ASSUMED_BYTES_PER_SECOND
+        self.seconds_per_block = (
+            sum(each[:, 0].size for each in self._caches) / ASSUMED_BYTES_PER_SECOND
+        )
 
     def copy(self, handle: bytes, sources: Int32Array, targets: Int32Array) -> SharedCopy:
-        """Maps the memory for as long as it is copied from: a mapping that stays would keep a dead engine's memory."""
+        """Maps the memory for as long as it is copied from: a mapping that stays would keep a dead
+        engine's memory."""
         theirs = _opened(handle, self._caches)
         if max(sources.tolist(), default=0) >= theirs[0].shape[1]:
-            raise OSError(f"block {max(sources.tolist())} is not in a KV cache of {theirs[0].shape[1]} blocks")
+            raise OSError(
+                f"block {max(sources.tolist())} is not in a KV cache of {theirs[0].shape[1]} blocks"
+            )
         copy = SharedCopy(len(sources))
         self._going_on = [each for each in self._going_on if not each.is_done] + [copy]
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
@@ -92,7 +99,9 @@ class SharedCopies:
     def close(self, handle: bytes) -> None:
         """Does nothing: no cache is open between copies."""
 
-    def _copy_block(self, copy: SharedCopy, theirs: list[UInt8Array], source: int, target: int) -> None:
+    def _copy_block(
+        self, copy: SharedCopy, theirs: list[UInt8Array], source: int, target: int
+    ) -> None:
         for their_cache, cache in zip(theirs, self._caches, strict=True):
             np.copyto(cache[:, target], their_cache[:, source])
         copy.num_left -= 1
@@ -119,11 +128,14 @@ def _handle(memory: SharedMemory, num_blocks: int) -> bytes:
     if not is_shareable():
         return b""
     pieces = [[descriptor, name] for descriptor, name, _ in memory.pieces]
-    return json.dumps({"host": host_id(), "process": os.getpid(), "num_blocks": num_blocks, "pieces": pieces}).encode()
+    return json.dumps(
+        {"host": host_id(), "process": os.getpid(), "num_blocks": num_blocks, "pieces": pieces}
+    ).encode()
 
 
 def _opened(handle: bytes, like: Sequence[UInt8Array]) -> list[UInt8Array]:
-    """The caches of another engine, whose blocks are as large as those of `like`. Raises `OSError`."""
+    """The caches of another engine, whose blocks are as large as those of `like`. Raises
+    `OSError`."""
     described: dict[str, Any] = json.loads(handle) if handle else {}
     if described.get("host") != host_id():
         raise OSError("the engine is on another host")
@@ -137,5 +149,7 @@ def _opened(handle: bytes, like: Sequence[UInt8Array]) -> list[UInt8Array]:
             raise OSError(f"{name} has not {described['num_blocks']} blocks") from error
         finally:
             os.close(found)
-        caches.append(np.frombuffer(mapped, np.uint8).reshape(len(own), described["num_blocks"], -1))
+        caches.append(
+            np.frombuffer(mapped, np.uint8).reshape(len(own), described["num_blocks"], -1)
+        )
     return caches

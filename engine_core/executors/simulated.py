@@ -1,8 +1,10 @@
-"""An executor without a model: deterministic tokens that prove which KV they were computed from, and a timing model.
+"""An executor without a model: deterministic tokens that prove which KV they were computed from,
+and a timing model.
 
-A position's KV entry is the entry before it, read through the row's block table, plus a hash of token and position.
-One entry thus stands for the whole sequence that led to it, and the token sampled from it is wrong if any block was
-lost, shared wrongly or overwritten. Everything is computed by `submit`; `retire` waits as long as a model would take.
+A position's KV entry is the entry before it, read through the row's block table, plus a hash of
+token and position. One entry thus stands for the whole sequence that led to it, and the token
+sampled from it is wrong if any block was lost, shared wrongly or overwritten. Everything is
+computed by `submit`; `retire` waits as long as a model would take.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ from ..request import TokenLogprobs
 from ..sampling.verification import NO_TOKEN, gained, positions_of
 from .own_drafts import repeated, with_own_drafts
 from .shared_kv import SharedCopies, SharedMemory
-from .simulated_model import POSITION_SALT, SimulatedModel, UInt64Array, eos_from_of, hashes, mix, noise_of
+from .simulated_model import (
+    POSITION_SALT,
+    SimulatedModel,
+    UInt64Array,
+    eos_from_of,
+    hashes,
+    mix,
+    noise_of,
+)
 from .simulated_swapper import SimulatedSwapper
 
 DRAFT_SALT = np.uint64(0x9FB21C651E98DF25)
@@ -43,10 +53,8 @@ class SimulatedTiming:
 
     def seconds(self, plan: StepPlan) -> float:
         num_prefill_tokens = int(plan.counts[plan.counts > 1].sum())
-        requests, tokens = (
-            self.seconds_per_request * plan.rows.size,
-            self.seconds_per_prefill_token * num_prefill_tokens,
-        )
+        requests = self.seconds_per_request * plan.rows.size
+        tokens = self.seconds_per_prefill_token * num_prefill_tokens
         return self.step_seconds + requests + tokens
 
     def polls(self, step: int) -> int:
@@ -86,16 +94,21 @@ class SimulatedExecutor:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`draft_acceptance`: share of the tokens of a pretended draft model that are right; 0: what is drafted here is
-        what followed the last token before. Every `verify_every` steps one row's whole KV is read and compared with its
-        tokens."""
-        num_rows, self._block_size = config.num_rows, config.block_size
-        self._model, self._timing, self._verify_every = model, timing, verify_every
+        """`draft_acceptance`: share of the tokens of a pretended draft model that are right; 0:
+        what is drafted here is what followed the last token before. Every `verify_every` steps one
+        row's whole KV is read and compared with its tokens."""
+        num_rows = config.num_rows
+        self._block_size = config.block_size
+        self._model = model
+        self._timing = timing
+        self._verify_every = verify_every
         self._draft_acceptance = draft_acceptance
-        self._clock, self._sleep = clock, sleep
+        self._clock = clock
+        self._sleep = sleep
         self._in_flight: deque[_InFlight] = deque()
         self._busy_until = 0.0
-        memory, num_entries = SharedMemory(), config.num_blocks * config.block_size
+        memory = SharedMemory()
+        num_entries = config.num_blocks * config.block_size
         self._kv: UInt64Array = np.zeros(num_entries, np.uint64)
         if config.shares_kv_cache:
             self._kv = memory.bytes(self._kv.nbytes).view(np.uint64)
@@ -105,13 +118,16 @@ class SimulatedExecutor:
         self._awaiting: StepPlan | None = None
         """The youngest plan, where it is computed once copies have ended."""
         if config.num_swap_slots:
-            blocks, late_polls = self._kv.reshape(-1, config.block_size), min(timing.late_polls, MOST_LATE_POLLS)
+            blocks = self._kv.reshape(-1, config.block_size)
+            late_polls = min(timing.late_polls, MOST_LATE_POLLS)
             if config.shares_kv_cache:
                 self._copies = SharedCopies(memory, [1], config.num_blocks, precede_steps=True)
             self.swapper = SimulatedSwapper(
                 blocks, config.num_swap_slots, late_polls=late_polls, direct_copies=self._copies
             )
-        self._block_table: Int32Array = np.zeros((num_rows, -(-config.max_model_len // config.block_size)), np.int32)
+        self._block_table: Int32Array = np.zeros(
+            (num_rows, -(-config.max_model_len // config.block_size)), np.int32
+        )
         self._token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
         self._noise: UInt64Array = np.zeros(num_rows, np.uint64)
         self._eos_from: Int32Array = np.zeros(num_rows, np.int32)
@@ -128,14 +144,18 @@ class SimulatedExecutor:
     def submit(self, plan: StepPlan) -> int:
         self._compute_awaiting()
         result = NOT_YET if plan.awaits_copies else self._compute(plan)
-        self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))
+        self._in_flight.append(
+            _InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step))
+        )
         self._awaiting = plan if plan.awaits_copies else None
         return plan.step
 
     def _compute_awaiting(self) -> None:
         if self._awaiting is not None:
-            plan, self._awaiting = self._awaiting, None
-            self._in_flight[-1].result, self._in_flight[-1].ready_at = self._compute(plan), self._busy_until
+            plan = self._awaiting
+            self._awaiting = None
+            self._in_flight[-1].result = self._compute(plan)
+            self._in_flight[-1].ready_at = self._busy_until
 
     def _compute(self, plan: StepPlan) -> StepResult:
         for row in plan.released:
@@ -156,7 +176,11 @@ class SimulatedExecutor:
             self._verify(plan)
         seconds = plan.num_steps * self._timing.seconds(plan)
         self._busy_until = max(self._busy_until, self._clock()) + seconds
-        result = self._sample(plan) if plan.row_steps is None else self._sample_ahead(plan, plan.row_steps)
+        result = (
+            self._sample(plan)
+            if plan.row_steps is None
+            else self._sample_ahead(plan, plan.row_steps)
+        )
         if drafts_itself and plan.num_drafts is not None:
             result = replace(result, num_drafts=plan.num_drafts[plan.samples])
         return result
@@ -165,12 +189,17 @@ class SimulatedExecutor:
         self._compute_awaiting()
         num_positions = positions_of(plan.num_drafts, len(plan.rows))
         entries = np.concatenate([self._held.pop(row) for row in plan.rows.tolist()])
-        rows, place = np.repeat(plan.rows, num_positions), places(num_positions)
+        rows = np.repeat(plan.rows, num_positions)
+        place = places(num_positions)
         at = np.repeat(plan.positions, num_positions) + place
         outputs = np.repeat(plan.output_indices, num_positions) + place
-        tokens = self._model.masked_tokens(entries, self._noise[rows], outputs, plan.masks[place, rows])
+        tokens = self._model.masked_tokens(
+            entries, self._noise[rows], outputs, plan.masks[place, rows]
+        )
         result = self._verified(plan.rows, num_positions, rows, at, tokens)
-        self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))
+        self._in_flight.append(
+            _InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step))
+        )
         return plan.step
 
     def retire(self, handle: int) -> StepResult:
@@ -209,7 +238,8 @@ class SimulatedExecutor:
         self._in_flight.clear()
 
     def _admit(self, admitted: AdmittedRow) -> None:
-        row, sampling = admitted.row, admitted.sampling
+        row = admitted.row
+        sampling = admitted.sampling
         self._token_ids[row, : len(admitted.token_ids)] = admitted.token_ids
         self._num_prompt[row] = admitted.num_prompt_tokens
         self._noise[row] = noise_of(sampling, admitted.choice_index)
@@ -225,10 +255,13 @@ class SimulatedExecutor:
         return repeated(self._token_ids[row, :num_known], most)
 
     def _pretended(self, row: int, num_known: int, most: int) -> Int32Array:
-        """Guesses of a draft model that finds the right token with the probability `_draft_acceptance`."""
-        rows, at = np.array([row], np.int32), np.array([num_known - 1], np.int32)
+        """Guesses of a draft model that finds the right token with the probability
+        `_draft_acceptance`."""
+        rows = np.array([row], np.int32)
+        at = np.array([num_known - 1], np.int32)
         before = self._kv[self._slots(rows, at - 1)] * (at > 0)
-        entry, noise = before + hashes(self._token_ids[rows, at], at), self._noise[rows]
+        entry = before + hashes(self._token_ids[rows, at], at)
+        noise = self._noise[rows]
         drafts = np.empty(most, np.int32)
         for i in range(most):
             output = at + np.int32(i + 1) - self._num_prompt[rows]
@@ -241,11 +274,13 @@ class SimulatedExecutor:
     def _write_drafts(self, plan: StepPlan) -> None:
         if plan.num_drafts is not None and plan.draft_ids is not None:
             first = np.repeat(plan.starts + plan.counts - plan.num_drafts, plan.num_drafts)
-            self._token_ids[np.repeat(plan.rows, plan.num_drafts), first + places(plan.num_drafts)] = plan.draft_ids
+            self._token_ids[
+                np.repeat(plan.rows, plan.num_drafts), first + places(plan.num_drafts)
+            ] = plan.draft_ids
 
     def _write_kv(self, plan: StepPlan) -> None:
-        """Rows of one token at once, then the others in the plan's order: a row that joins with this plan may read what
-        another writes in it."""
+        """Rows of one token at once, then the others in the plan's order: a row that joins with
+        this plan may read what another writes in it."""
         is_alone = plan.counts != 1
         if plan.admitted:
             is_alone |= np.isin(plan.rows, [admitted.row for admitted in plan.admitted])
@@ -257,7 +292,9 @@ class SimulatedExecutor:
     def _write_tokens(self, rows: Int32Array, positions: Int32Array) -> None:
         # Position −1 reads some entry, which the first position does not count.
         before = self._kv[self._slots(rows, positions - 1)] * (positions > 0)
-        self._kv[self._slots(rows, positions)] = before + hashes(self._token_ids[rows, positions], positions)
+        self._kv[self._slots(rows, positions)] = before + hashes(
+            self._token_ids[rows, positions], positions
+        )
 
     def _write_chunk(self, row: int, start: int, count: int) -> None:
         positions = np.arange(start, start + count, dtype=np.int32)
@@ -276,8 +313,10 @@ class SimulatedExecutor:
         for i in np.flatnonzero(plan.holds).tolist():
             positions = np.arange(first[i], first[i] + num_positions[i], dtype=np.int32)
             self._held[int(plan.rows[i])] = self._kv[self._slots(int(plan.rows[i]), positions)]
-        sampled, num_positions = plan.rows[plan.samples], num_positions[plan.samples]
-        rows, place = np.repeat(sampled, num_positions), places(num_positions)
+        sampled = plan.rows[plan.samples]
+        num_positions = num_positions[plan.samples]
+        rows = np.repeat(sampled, num_positions)
+        place = places(num_positions)
         at = np.repeat(first[plan.samples], num_positions) + place
         entries = self._kv[self._slots(rows, at)]
         outputs = np.repeat(plan.output_indices[plan.samples], num_positions) + place
@@ -285,40 +324,62 @@ class SimulatedExecutor:
         result = self._verified(sampled, num_positions, rows, at + 1, tokens)
         if not plan.looks_at_all:
             return result
-        return replace(result, prompt_logprobs=self._prompt_logprobs(plan), embeddings=self._embeddings(plan))
+        return replace(
+            result, prompt_logprobs=self._prompt_logprobs(plan), embeddings=self._embeddings(plan)
+        )
 
     def _verified(
-        self, rows: Int32Array, num_positions: Int32Array, rows_of: Int32Array, at: Int32Array, tokens: Int32Array
+        self,
+        rows: Int32Array,
+        num_positions: Int32Array,
+        rows_of: Int32Array,
+        at: Int32Array,
+        tokens: Int32Array,
     ) -> StepResult:
-        """Writes what each of `rows` gains: of its sampled tokens, which belong at positions `at` of `rows_of` and are
-        given row by row, those up to the first that differs from the draft in its place."""
+        """Writes what each of `rows` gains: of its sampled tokens, which belong at positions `at`
+        of `rows_of` and are given row by row, those up to the first that differs from the draft in
+        its place."""
         columns, num_tokens = gained(tokens, self._token_ids[rows_of, at], num_positions)
         counts = places(num_positions) < np.repeat(num_tokens, num_positions)
-        rows_of, at = rows_of[counts], at[counts]
+        rows_of = rows_of[counts]
+        at = at[counts]
         self._token_ids[rows_of, at] = tokens[counts]
         # Positions of a row ascend, and of equal indices the last one is written.
         self._num_known[rows_of] = at + 1
-        return StepResult(token_ids=columns, num_tokens=num_tokens, logprobs=self._logprobs(rows, columns, num_tokens))
+        return StepResult(
+            token_ids=columns,
+            num_tokens=num_tokens,
+            logprobs=self._logprobs(rows, columns, num_tokens),
+        )
 
     def _sample_ahead(self, plan: StepPlan, row_steps: Int32Array) -> StepResult:
-        """Every row to its last step; that its answer may have ended before is for others to see."""
+        """Every row to its last step; that its answer may have ended before is for others to
+        see."""
         tokens = np.full((len(plan.rows), plan.num_steps), NO_TOKEN, np.int32)
         for i_step in range(plan.num_steps):
             goes_on = row_steps > i_step
-            rows, positions = plan.rows[goes_on], plan.starts[goes_on] + i_step
+            rows = plan.rows[goes_on]
+            positions = plan.starts[goes_on] + i_step
             if i_step:
                 self._write_tokens(rows, positions)
-            entries, outputs = self._kv[self._slots(rows, positions)], plan.output_indices[goes_on] + i_step
-            tokens[goes_on, i_step] = self._model.tokens(entries, self._noise[rows], outputs, self._eos_from[rows])
+            entries = self._kv[self._slots(rows, positions)]
+            outputs = plan.output_indices[goes_on] + i_step
+            tokens[goes_on, i_step] = self._model.tokens(
+                entries, self._noise[rows], outputs, self._eos_from[rows]
+            )
             self._token_ids[rows, positions + 1] = tokens[goes_on, i_step]
             self._num_known[rows] = positions + 2
         return StepResult(token_ids=tokens, num_tokens=row_steps)
 
-    def _logprobs(self, rows: Int32Array, tokens: Int32Array, num_tokens: Int32Array) -> dict[int, TokenLogprobs]:
+    def _logprobs(
+        self, rows: Int32Array, tokens: Int32Array, num_tokens: Int32Array
+    ) -> dict[int, TokenLogprobs]:
         if not self._num_logprobs:
             return {}
         return {
-            j * tokens.shape[1] + i: self._model.logprobs(int(tokens[j, i]), self._num_logprobs[row])
+            j * tokens.shape[1] + i: self._model.logprobs(
+                int(tokens[j, i]), self._num_logprobs[row]
+            )
             for j, row in enumerate(rows.tolist())
             if row in self._num_logprobs
             for i in range(num_tokens[j])
@@ -328,9 +389,14 @@ class SimulatedExecutor:
         scored: dict[int, list[TokenLogprobs]] = {}
         for row in plan.prompt_logprob_rows:
             i = int(np.flatnonzero(plan.rows == row)[0])
-            start, end = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i])
-            targets = self._token_ids[row, start + 1 : min(end + 1, int(self._num_prompt[row]))].tolist()
-            scored[row] = [self._model.logprobs(token, self._num_prompt_logprobs[row]) for token in targets]
+            start = int(plan.starts[i])
+            end = int(plan.starts[i] + plan.counts[i])
+            targets = self._token_ids[
+                row, start + 1 : min(end + 1, int(self._num_prompt[row]))
+            ].tolist()
+            scored[row] = [
+                self._model.logprobs(token, self._num_prompt_logprobs[row]) for token in targets
+            ]
         return scored
 
     def _embeddings(self, plan: StepPlan) -> dict[int, bytes]:
@@ -340,15 +406,20 @@ class SimulatedExecutor:
             i = int(np.flatnonzero(plan.rows == row)[0])
             if (end := int(plan.starts[i] + plan.counts[i])) == self._num_prompt[row]:
                 entry = self._kv[self._slots(np.array([row]), np.array([end - 1]))]
-                draws = mix(entry + np.arange(NUM_SIMULATED_VALUES, dtype=np.uint64) * POSITION_SALT)
+                draws = mix(
+                    entry + np.arange(NUM_SIMULATED_VALUES, dtype=np.uint64) * POSITION_SALT
+                )
                 vectors[row] = (draws.astype(np.float64) / 2**63 - 1).astype(np.float32).tobytes()
         return vectors
 
     def _verify(self, plan: StepPlan) -> None:
         """One row's every entry, as attention would read them."""
         i = plan.step // self._verify_every % plan.rows.size
-        row, num_tokens = int(plan.rows[i]), int(plan.starts[i] + plan.counts[i])
+        row = int(plan.rows[i])
+        num_tokens = int(plan.starts[i] + plan.counts[i])
         positions = np.arange(num_tokens, dtype=np.int32)
         should_be = np.cumsum(hashes(self._token_ids[row, :num_tokens], positions))
         wrong = np.flatnonzero(self._kv[self._slots(row, positions)] != should_be)
-        assert not wrong.size, f"step {plan.step}, row {row}: KV of positions {wrong[:8].tolist()} is not its own"
+        assert not wrong.size, (
+            f"step {plan.step}, row {row}: KV of positions {wrong[:8].tolist()} is not its own"
+        )

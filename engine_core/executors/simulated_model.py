@@ -1,6 +1,7 @@
 """Tokens of the simulated executor: each follows from the KV entries before it.
 
-An entry is the entry before it plus a hash of token and position, so one entry stands for the whole sequence.
+An entry is the entry before it plus a hash of token and position, so one entry stands for the whole
+sequence.
 """
 
 from __future__ import annotations
@@ -35,36 +36,53 @@ class SimulatedModel:
     eos_probability: float = 0.0
 
     def tokens(
-        self, entries: UInt64Array, noise: UInt64Array, output_indices: Int32Array, eos_from: Int32Array
+        self,
+        entries: UInt64Array,
+        noise: UInt64Array,
+        output_indices: Int32Array,
+        eos_from: Int32Array,
     ) -> Int32Array:
-        """Tokens that follow these KV entries, [S] each; no end of sequence before output index `eos_from`."""
+        """Tokens that follow these KV entries, [S] each; no end of sequence before output index
+        `eos_from`."""
         draws = mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT)
         num_said = np.uint64(self.vocab_size - self.first_token_id)
-        tokens = ((draws >> np.uint64(32)) % num_said).astype(np.int32) + np.int32(self.first_token_id)
+        tokens = ((draws >> np.uint64(32)) % num_said).astype(np.int32) + np.int32(
+            self.first_token_id
+        )
         if self.eos_token_id is not None:
             ends = (draws & np.uint64(0xFFFFFFFF)) < np.uint64(int(self.eos_probability * 2**32))
             tokens[ends & (output_indices >= eos_from)] = self.eos_token_id
         return tokens
 
     def masked_tokens(
-        self, entries: UInt64Array, noise: UInt64Array, output_indices: Int32Array, masks: Int32Array
+        self,
+        entries: UInt64Array,
+        noise: UInt64Array,
+        output_indices: Int32Array,
+        masks: Int32Array,
     ) -> Int32Array:
-        """As `tokens`, of those that masks [S, words] allow: one of the first few, which in most vocabularies are
-        single characters, so that what is matched comes to its end."""
+        """As `tokens`, of those that masks [S, words] allow: one of the first few, which in most
+        vocabularies are single characters, so that what is matched comes to its end."""
         draws = mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT).tolist()
         first = [_first_allowed(row) for row in np.ascontiguousarray(masks)]
-        return np.array([ids[draw % len(ids)] for ids, draw in zip(first, draws, strict=True)], np.int32)
+        return np.array(
+            [ids[draw % len(ids)] for ids, draw in zip(first, draws, strict=True)], np.int32
+        )
 
     def logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
-        """Plausible ones: the token is the likeliest with one half, each alternative half as likely as the last."""
-        others = (token_id + np.arange(1, num_top) - self.first_token_id) % (self.vocab_size - self.first_token_id)
+        """Plausible ones: the token is the likeliest with one half, each alternative half as likely
+        as the last."""
+        others = (token_id + np.arange(1, num_top) - self.first_token_id) % (
+            self.vocab_size - self.first_token_id
+        )
         top_ids = [token_id, *(others + self.first_token_id).tolist()][:num_top]
         top_logprobs = (np.log(0.5) * np.arange(1, num_top + 1)).tolist()
         return TokenLogprobs(logprob=float(np.log(0.5)), top_ids=top_ids, top_logprobs=top_logprobs)
 
 
 def _first_allowed(mask: Int32Array) -> npt.NDArray[np.intp]:
-    """Up to `NUM_SAID_UNDER_MASK` tokens, the first that a mask [words] allows; most words allow none."""
+    """Up to `NUM_SAID_UNDER_MASK` tokens, the first that a mask [words] allows; most words allow
+    none."""
     words = np.flatnonzero(mask)[:NUM_SAID_UNDER_MASK]
     bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
     places, offsets = np.nonzero(bits)
@@ -81,15 +99,19 @@ def expected_tokens(
     max_model_len: int = 1 << 30,
     mask: Callable[[list[int]], Int32Array] | None = None,
 ) -> list[int]:
-    """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id, itself included.
+    """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id,
+    itself included.
     `mask` is a grammar: what may follow an answer, int32 [words]."""
     known = np.array([*prompt_ids, *output_ids], np.int32)
     entry = hashes(known, np.arange(known.size, dtype=np.int32)).sum(keepdims=True, dtype=np.uint64)
     noise = np.array([noise_of(sampling, choice_index)], np.uint64)
     eos_from = np.array([eos_from_of(sampling, model)], np.int32)
-    answer, max_tokens = list(output_ids), min(sampling.max_tokens, max_model_len - len(prompt_ids))
+    answer = list(output_ids)
+    max_tokens = min(sampling.max_tokens, max_model_len - len(prompt_ids))
     min_tokens = sampling.min_tokens if mask is None else 0
-    while len(answer) < max_tokens and not (len(answer) > min_tokens and answer[-1] in sampling.stop_token_ids):
+    while len(answer) < max_tokens and not (
+        len(answer) > min_tokens and answer[-1] in sampling.stop_token_ids
+    ):
         index = np.array([len(answer)], np.int32)
         if mask is None:
             token = model.tokens(entry, noise, index, eos_from)
@@ -112,7 +134,9 @@ def eos_from_of(sampling: SamplingParams, model: SimulatedModel) -> int:
 
 
 def hashes(token_ids: Int32Array, positions: Int32Array) -> UInt64Array:
-    return mix(token_ids.astype(np.uint64) * TOKEN_SALT + positions.astype(np.uint64) * POSITION_SALT)
+    return mix(
+        token_ids.astype(np.uint64) * TOKEN_SALT + positions.astype(np.uint64) * POSITION_SALT
+    )
 
 
 def mix(x: UInt64Array) -> UInt64Array:

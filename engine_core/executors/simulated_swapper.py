@@ -1,4 +1,5 @@
-"""Host memory of the simulated executor: blocks that come back are there late, and not before they are said to be."""
+"""Host memory of the simulated executor: blocks that come back are there late, and not before they
+are said to be."""
 
 from __future__ import annotations
 
@@ -16,10 +17,17 @@ class SimulatedSwapper:
     """See `Swapper`. Blocks are those of a KV cache [num_blocks, block_size]."""
 
     def __init__(
-        self, kv_blocks: UInt64Array, num_slots: int, *, late_polls: int, direct_copies: DirectCopies | None = None
+        self,
+        kv_blocks: UInt64Array,
+        num_slots: int,
+        *,
+        late_polls: int,
+        direct_copies: DirectCopies | None = None,
     ) -> None:
         """A block that was asked for comes at the `late_polls` + 1st look."""
-        self._kv_blocks, self._late_polls, self.direct_copies = kv_blocks, late_polls, direct_copies
+        self._kv_blocks = kv_blocks
+        self._late_polls = late_polls
+        self.direct_copies = direct_copies
         self._slots: UInt64Array = np.zeros((num_slots, kv_blocks.shape[1]), np.uint64)
         self._coming: deque[tuple[int, UInt64Array]] = deque()
         self._num_loaded = self._num_polls = 0

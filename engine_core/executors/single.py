@@ -1,5 +1,6 @@
-"""Computes plans where they are submitted. On a CPU nothing runs beside the engine: a thread for the model would take a
-core from the model's own threads whenever the engine plans, and they would wait for it."""
+"""Computes plans where they are submitted. On a CPU nothing runs beside the engine: a thread for
+the model would take a core from the model's own threads whenever the engine plans, and they would
+wait for it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class SingleExecutor:
     """Depends on the model and the machine."""
 
     def __init__(self, runner: Runner, swapper: Swapper | None = None) -> None:
-        self._runner, self.swapper = runner, swapper
+        self._runner = runner
+        self.swapper = swapper
         self._done: deque[tuple[int, StepResult]] = deque()
 
     @property

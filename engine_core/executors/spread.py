@@ -1,7 +1,9 @@
-"""A plan with drafts as one without: each token of a drafted row becomes a row of one token, of the same table row.
+"""A plan with drafts as one without: each token of a drafted row becomes a row of one token, of the
+same table row.
 
-Keys and values of a step's tokens are stored before its attention reads any, and each row reads as many keys as its
-position has, so such rows compute what they would one step after another. Their common blocks are read once.
+Keys and values of a step's tokens are stored before its attention reads any, and each row reads as
+many keys as its position has, so such rows compute what they would one step after another. Their
+common blocks are read once.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from ..ragged import places
 
 
 def spread_drafts(plan: StepPlan) -> StepPlan:
-    """Rows with drafts stand at the front of a plan, as all that decode do; others stay as they are."""
+    """Rows with drafts stand at the front of a plan, as all that decode do; others stay as they
+    are."""
     if plan.num_drafts is None:
         return plan
     num_rows = plan.num_drafts + 1
@@ -51,7 +54,12 @@ class SpreadDraw:
 def spread_draw(plan: DrawPlan) -> SpreadDraw:
     if plan.num_drafts is None:
         place = np.zeros(len(plan.rows), np.int32)
-        return SpreadDraw(rows=plan.rows, place=place, positions=plan.positions, output_indices=plan.output_indices)
+        return SpreadDraw(
+            rows=plan.rows,
+            place=place,
+            positions=plan.positions,
+            output_indices=plan.output_indices,
+        )
     num_positions = plan.num_drafts + 1
     place = places(num_positions)
     return SpreadDraw(

@@ -1,5 +1,5 @@
-"""The program of a host that computes one pipeline stage of an engine on another host: joins it, computes until either
-of them ends, and joins again."""
+"""The program of a host that computes one pipeline stage of an engine on another host: joins it,
+computes until either of them ends, and joins again."""
 
 from __future__ import annotations
 
@@ -33,20 +33,28 @@ class StageHost:
     """NOTE: ranks are copies of this process, which computes nothing itself and has one thread."""
 
     def __init__(
-        self, address: str, secret_file: Path, model_folder: Path, num_threads: int, stops: Sequence[int]
+        self,
+        address: str,
+        secret_file: Path,
+        model_folder: Path,
+        num_threads: int,
+        stops: Sequence[int],
     ) -> None:
-        """`address`: host:port of the engine. `num_threads`: those that compute; 0: as many as torch takes. `stops`:
-        descriptors any of which ends the host when it is readable. Raises `ConfigError`."""
+        """`address`: host:port of the engine. `num_threads`: those that compute; 0: as many as
+        torch takes. `stops`: descriptors any of which ends the host when it is readable. Raises
+        `ConfigError`."""
         parse_address(SETTING, address)
-        self._address, self._secret = address, read_secret(secret_file)
-        self._model_folder, self._stops = model_folder, stops
+        self._address = address
+        self._secret = read_secret(secret_file)
+        self._model_folder = model_folder
+        self._stops = stops
         self._num_threads = num_threads or torch.get_num_threads()
         self._waiting = Waiting(stops)
         self._said = ""
 
     def run(self) -> None:
-        """Joins and computes again and again until it is stopped. Raises `ConfigError` and `JoinRefused` for what a
-        person has to mend."""
+        """Joins and computes again and again until it is stopped. Raises `ConfigError` and
+        `JoinRefused` for what a person has to mend."""
         num_pauses = 0
         try:
             while True:
@@ -90,15 +98,20 @@ class StageHost:
             options, loaded = accepted_options(joined.offer, self._model_folder, self._num_threads)
             most = cast("ParallelDevice", loaded.device).max_ranks(options)
             if options.tensor_parallel_size > most:
-                raise OfferRefused(f"{options.tensor_parallel_size} ranks do not fit here; allowed: at most {most}")
+                raise OfferRefused(
+                    f"{options.tensor_parallel_size} ranks do not fit here; allowed: at most {most}"
+                )
         except OfferRefused as refused:
             joined.refuse(str(refused))
             raise JoinRefused(str(refused)) from None
         return options, loaded
 
     def _life(self, joined: Joined, options: ExecutorOptions, loaded: LoadedDevice) -> StageLife:
-        size, device = options.tensor_parallel_size, cast("ParallelDevice", loaded.device)
-        variables = [device.rank_variables(options, joined.stage * size + shard) for shard in range(size)]
+        size = options.tensor_parallel_size
+        device = cast("ParallelDevice", loaded.device)
+        variables = [
+            device.rank_variables(options, joined.stage * size + shard) for shard in range(size)
+        ]
         return StageLife(joined, options, variables, copies=loaded.device.capabilities.copied_ranks)
 
     def _report(self, sentence: str) -> None:

@@ -26,11 +26,13 @@ class Writer(Protocol):
 
 
 class LaterWriter:
-    """Writes messages in a thread, so that nothing waits for room in the ring. The last stage answers long streams with
+    """Writes messages in a thread, so that nothing waits for room in the ring. The last stage
+    answers long streams with
     long messages: where each stage waited until the other reads, both would wait for ever."""
 
     def __init__(self, writer: Writer) -> None:
-        self._writer, self.is_gone = writer, False
+        self._writer = writer
+        self.is_gone = False
         self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         start_worker("stage writer", self._write_all)
 
@@ -52,7 +54,8 @@ class Receiver:
     """Messages of another rank, in their order."""
 
     def __init__(self, reader: RingReader, say_waits: Callable[[bool], None]) -> None:
-        self._reader, self._say_waits = reader, say_waits
+        self._reader = reader
+        self._say_waits = say_waits
         self._messages: list[bytes] = []
         self.seconds_waited = 0.0
 
@@ -82,7 +85,9 @@ class ReceivedStream(Embedding):
     """In the place of an embedding: the residual stream as the stage before has left it."""
 
     def __init__(self, receiver: Receiver, hidden_size: int, dtype: torch.dtype) -> None:
-        self._receiver, self._hidden_size, self.dtype = receiver, hidden_size, dtype
+        self._receiver = receiver
+        self._hidden_size = hidden_size
+        self.dtype = dtype
         self.carried: list[torch.Tensor] = []
         """Inputs [T, H] of layers of stages before, which came with the last stream."""
 
@@ -94,7 +99,8 @@ class ReceivedStream(Embedding):
 
 
 class StageEnd:
-    """In the place of a model's last norm: the residual stream, which the next stage goes on with."""
+    """In the place of a model's last norm: the residual stream, which the next stage goes on
+    with."""
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The sum [T, H], rounded as the norm that adds would round it."""
@@ -113,8 +119,8 @@ class StageEnds(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLinks:
-    """See `StageEnds`. What this rank hears from the same shard of other stages and says to it; all of it is missing
-    where there is one stage."""
+    """See `StageEnds`. What this rank hears from the same shard of other stages and says to it; all
+    of it is missing where there is one stage."""
 
     stream_in: Receiver | None = None
     stream_out: RingWriter | None = None
@@ -129,8 +135,9 @@ class StageLinks:
         return StageEnd()
 
     def of_all_stages(self, own: bytes) -> list[bytes]:
-        """Bytes of each stage, in their order; all give equally many. Returns when the last stage has come here.
-        Before the first plan only: it takes the way of streams and tokens. Raises `PeerGone`."""
+        """Bytes of each stage, in their order; all give equally many. Returns when the last stage
+        has come here. Before the first plan only: it takes the way of streams and tokens. Raises
+        `PeerGone`."""
         given = own if self.stream_in is None else self.stream_in.receive() + own
         if self.stream_out is not None:
             self.stream_out.write(given)
@@ -142,9 +149,11 @@ class StageLinks:
 
 
 def send_states(writer: Writer, *states: torch.Tensor) -> None:
-    """Sends tensors [N, H] of one dtype, one behind the other. A ring waits while the other stage has no room. Raises
-    `PeerGone`."""
-    writer.write(b"".join(each.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for each in states))
+    """Sends tensors [N, H] of one dtype, one behind the other. A ring waits while the other stage
+    has no room. Raises `PeerGone`."""
+    writer.write(
+        b"".join(each.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for each in states)
+    )
 
 
 def received_states(receiver: Receiver, hidden_size: int, dtype: torch.dtype) -> torch.Tensor:

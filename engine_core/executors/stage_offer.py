@@ -1,5 +1,5 @@
-"""Offer of an engine to a host that may compute one of its stages: its options, its model and all that bits depend on.
-The host compares them with its own."""
+"""Offer of an engine to a host that may compute one of its stages: its options, its model and all
+that bits depend on. The host compares them with its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ class OfferRefused(Exception):
 
 def make_offer(options: ExecutorOptions, loaded: LoadedDevice) -> str:
     """Raises `OSError` where the model folder cannot be read."""
-    told = {field.name: getattr(options, field.name) for field in fields(ExecutorOptions) if field.name not in OWN}
+    told = {
+        field.name: getattr(options, field.name)
+        for field in fields(ExecutorOptions)
+        if field.name not in OWN
+    }
     assert options.model_folder is not None
     offer = {
         "version": _version(),
@@ -52,7 +56,9 @@ def make_offer(options: ExecutorOptions, loaded: LoadedDevice) -> str:
     return json.dumps(offer)
 
 
-def accepted_options(offer: str, model_folder: Path, num_threads: int) -> tuple[ExecutorOptions, LoadedDevice]:
+def accepted_options(
+    offer: str, model_folder: Path, num_threads: int
+) -> tuple[ExecutorOptions, LoadedDevice]:
     """The engine's options as this host takes them. Raises `OfferRefused`."""
     told: dict[str, Any] = json.loads(offer)
     if told["version"] != _version():
@@ -65,20 +71,28 @@ def accepted_options(offer: str, model_folder: Path, num_threads: int) -> tuple[
         raise OfferRefused(f"the engine has other sources of Headwater {_version()} than this host")
     _check_environment(told["environment"], loaded.device.environment())
     _check_model(told["model"], model_folder, told["options"]["load_format"])
-    options = ExecutorOptions(**told["options"], model_folder=model_folder, num_threads=num_threads, copies_ranks=True)
+    options = ExecutorOptions(
+        **told["options"], model_folder=model_folder, num_threads=num_threads, copies_ranks=True
+    )
     return options, loaded
 
 
 def _check_environment(theirs: dict[str, Any], environment: Environment) -> None:
-    """Other libraries or another processor compute other bits, and an engine says that it has one kind of them."""
+    """Other libraries or another processor compute other bits, and an engine says that it has one
+    kind of them."""
     own: dict[str, Any] = json.loads(json.dumps(asdict(environment)))
     libraries = dict(own.pop("libraries"))
     for name, version in theirs.pop("libraries"):
         if libraries.get(name) != version:
-            raise OfferRefused(f"{name} is {_short(libraries.get(name))} here and {_short(version)} at the engine")
+            raise OfferRefused(
+                f"{name} is {_short(libraries.get(name))} here and {_short(version)} at the engine"
+            )
     for name, value in theirs.items():
         if own[name] != value:
-            raise OfferRefused(f"the {name} here ({_short(own[name])}) is another than the engine's ({_short(value)})")
+            raise OfferRefused(
+                f"the {name} here ({_short(own[name])}) is another than the engine's "
+                f"({_short(value)})"
+            )
 
 
 def _check_model(theirs: dict[str, str], folder: Path, load_format: str) -> None:
@@ -86,10 +100,14 @@ def _check_model(theirs: dict[str, str], folder: Path, load_format: str) -> None
         own = _model(folder, load_format)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise OfferRefused(f"model_folder is {str(folder)!r}; allowed: a converted model ({why})") from None
+        raise OfferRefused(
+            f"model_folder is {str(folder)!r}; allowed: a converted model ({why})"
+        ) from None
     for part, digest in theirs.items():
         if own[part] != digest:
-            raise OfferRefused(f"model_folder is {str(folder)!r}, whose {part} is not that of the engine's model")
+            raise OfferRefused(
+                f"model_folder is {str(folder)!r}, whose {part} is not that of the engine's model"
+            )
 
 
 def _model(folder: Path, load_format: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
-"""Messages of a pipeline stage on a GPU to and from stages on other hosts. Kernels write and await them in host memory
-as if the other stages were here; threads of the rank's process move them between that memory and the rank's rings."""
+"""Messages of a pipeline stage on a GPU to and from stages on other hosts. Kernels write and await
+them in host memory as if the other stages were here; threads of the rank's process move them
+between that memory and the rank's rings."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ from .stage_link import Receiver, StageLinks, Writer
 from .stage_pieces import Piece, StatePiece, lanes_of
 
 STREAM = bytes(4)
-"""First word of a stream in a ring. That of hidden states is -1 - channel; that of other messages is their number, from
-1 on."""
-LEAST_PAUSE, MOST_PAUSE = 2e-5, 5e-4
-"""Seconds between two looks at what kernels write: a sixteenth of the wait until then, within these."""
+"""First word of a stream in a ring. That of hidden states is -1 - channel; that of other messages
+is their number, from 1 on."""
+LEAST_PAUSE = 2e-5
+MOST_PAUSE = 5e-4
+"""Seconds between two looks at what kernels write: a sixteenth of the wait until then, within
+these."""
 T = TypeVar("T")
 
 
@@ -32,7 +35,8 @@ class SentStreams:
     """Streams that kernels send to a stage on another host."""
 
     def __init__(self, own: Piece, behind: Piece) -> None:
-        self._own, self._behind = own, behind
+        self._own = own
+        self._behind = behind
         self._taken: Int32Array = np.zeros(NUM_LANES.value, np.int32)
 
     def take(self) -> bytes | None:
@@ -57,7 +61,8 @@ class ReceivedStreams:
     """Streams of a stage on another host, for kernels to receive."""
 
     def __init__(self, own: Piece, before: Piece) -> None:
-        self._own, self._before = own, before
+        self._own = own
+        self._before = before
         self._sent: Int32Array = np.zeros(NUM_LANES.value, np.int32)
 
     def put(self, stream: bytes | memoryview) -> None:
@@ -75,20 +80,24 @@ class ReceivedStreams:
 
 
 class RelayedStates:
-    """Hidden states of all channels in this host's memory. Kernels of this host and messages of another one leave them
-    there; kernels of the first stage take them, or they go on to the next host.
+    """Hidden states of all channels in this host's memory. Kernels of this host and messages of
+    another one leave them there; kernels of the first stage take them, or they go on to the next
+    host.
 
-    NOTE: a tensor that comes finds its slot free. The first stage has received what the slot held before it sends the
-    stream of the step that the tensor belongs to."""
+    NOTE: a tensor that comes finds its slot free. The first stage has received what the slot held
+    before it sends the stream of the step that the tensor belongs to."""
 
     def __init__(self, piece: StatePiece, channels: Sequence[int]) -> None:
         """`channels`: those that go on to another host."""
-        self._piece, self._channels = piece, channels
+        self._piece = piece
+        self._channels = channels
         self._taken, self._put = (np.zeros_like(piece.arrived) for _ in range(2))
 
     def take(self, channel: int, num_rows: int) -> bytes | None:
-        """The channel's next tensor of that many rows as a message; None: it has not arrived whole."""
-        piece, lanes = self._piece, lanes_of(num_rows)
+        """The channel's next tensor of that many rows as a message; None: it has not arrived
+        whole."""
+        piece = self._piece
+        lanes = lanes_of(num_rows)
         numbers = self._taken[channel, lanes] + 1
         if (piece.arrived[channel, lanes] - numbers < 0).any():
             return None
@@ -99,15 +108,20 @@ class RelayedStates:
         return np.int32(-1 - channel).tobytes() + rows.tobytes()
 
     def put(self, channel: int, states: bytes | memoryview) -> None:
-        """Leaves a tensor for kernels, or for `take`. Raises `ValueError` for a channel or a size that there is not."""
+        """Leaves a tensor for kernels, or for `take`. Raises `ValueError` for a channel or a size
+        that there is not."""
         piece = self._piece
         if channel >= len(piece.slots):
-            raise ValueError(f"a channel of hidden states is {channel}; allowed: at most {len(piece.slots) - 1}")
+            raise ValueError(
+                f"a channel of hidden states is {channel}; allowed: at most {len(piece.slots) - 1}"
+            )
         rows = piece.slots[channel].rows_of(states)
         lanes = lanes_of(len(rows))
         numbers = self._put[channel, lanes] + 1
         if channel in self._channels:
-            assert (numbers - self._taken[channel, lanes] <= piece.slots[channel].num_slots).all(), "a slot is not free"
+            assert (
+                numbers - self._taken[channel, lanes] <= piece.slots[channel].num_slots
+            ).all(), "a slot is not free"
         piece.slots[channel].write(numbers, rows)
         self._put[channel, lanes] = piece.arrived[channel, lanes] = numbers
 
@@ -115,14 +129,18 @@ class RelayedStates:
 class Sender:
     """Sends what kernels write to ranks on other hosts, in the order of their launches.
 
-    NOTE: it looks for what they write, and calls nothing of the device's driver. A call may wait for a launch, which
-    may wait for a message of another host, which may wait for one that this sends."""
+    NOTE: it looks for what they write, and calls nothing of the device's driver. A call may wait
+    for a launch, which may wait for a message of another host, which may wait for one that this
+    sends."""
 
     def __init__(self) -> None:
-        self._noted: SimpleQueue[tuple[Callable[[], bytes | None], Sequence[Writer]]] = SimpleQueue()
+        self._noted: SimpleQueue[tuple[Callable[[], bytes | None], Sequence[Writer]]] = (
+            SimpleQueue()
+        )
 
     def note(self, look: Callable[[], bytes | None], writers: Sequence[Writer]) -> None:
-        """To be called for each launch that writes a message, which `look` finds; None until it is there."""
+        """To be called for each launch that writes a message, which `look` finds; None until it is
+        there."""
         self._noted.put((look, writers))
 
     def note_message(self, number: int, words: Int32Array, writers: Sequence[Writer]) -> None:
@@ -139,8 +157,8 @@ class Sender:
 
 
 class StageRelay:
-    """Relay of one rank of a stage: of its streams, tokens, guesses and hidden states from and to other hosts. Methods
-    that note something are called in the order of launches."""
+    """Relay of one rank of a stage: of its streams, tokens, guesses and hidden states from and to
+    other hosts. Methods that note something are called in the order of launches."""
 
     def __init__(
         self,
@@ -152,12 +170,15 @@ class StageRelay:
         states: StatePiece | None = None,
         channels: Sequence[int] = (),
     ) -> None:
-        """`before` and `behind`: pieces of the stages next to this one that are on other hosts. `states`: where this
-        host has what the first stage is shown; `channels`: those that come from this stage and from others between the
-        first stage's host and it."""
-        self._own, self._before, self._links = own, before, links
+        """`before` and `behind`: pieces of the stages next to this one that are on other hosts.
+        `states`: where this host has what the first stage is shown; `channels`: those that come
+        from this stage and from others between the first stage's host and it."""
+        self._own = own
+        self._before = before
+        self._links = links
         self._received = None if before is None else ReceivedStreams(own, before)
-        # Guesses of the first stage are in the pieces of all later ones; a later one passes on what has come to it.
+        # Guesses of the first stage are in the pieces of all later ones; a later one passes on what
+        # has come to it.
         self._guessed = own if links.stream_in is not None else behind
         self._sent = None if behind is None else SentStreams(own, behind)
         self._states = None if states is None else RelayedStates(states, channels)
@@ -174,8 +195,8 @@ class StageRelay:
             _run_thread(self._receive_tokens)
 
     def note_layers(self, num_shown: int) -> None:
-        """Notes a launch of layers, which sends a stream unless this is the last stage. `num_shown`: its tokens whose
-        hidden states the first stage is shown."""
+        """Notes a launch of layers, which sends a stream unless this is the last stage.
+        `num_shown`: its tokens whose hidden states the first stage is shown."""
         if self._sender is None:
             return
         if self._sent is not None:
@@ -189,18 +210,26 @@ class StageRelay:
         """Notes a message of the last stage to all others."""
         assert self._sender is not None
         assert self._before is not None
-        self._sender.note_message(number, self._before.message(number)[:num_words], self._links.tokens_out)
+        self._sender.note_message(
+            number, self._before.message(number)[:num_words], self._links.tokens_out
+        )
 
     def note_guesses(self, number: int, num_words: int) -> None:
         """Notes a message of guesses that this stage sends, or receives."""
         if self._sender is not None and self._links.stream_out is not None:
             assert self._guessed is not None
-            self._sender.note_message(number, self._guessed.guesses(number)[:num_words], [self._links.stream_out])
+            self._sender.note_message(
+                number, self._guessed.guesses(number)[:num_words], [self._links.stream_out]
+            )
 
     @property
     def _states_out(self) -> Sequence[Writer]:
         """Where hidden states go: from the last stage to the first one, from others to the next."""
-        return self._links.tokens_out[:1] if self._links.stream_out is None else [self._links.stream_out]
+        return (
+            self._links.tokens_out[:1]
+            if self._links.stream_out is None
+            else [self._links.stream_out]
+        )
 
     def _receive_streams(self) -> None:
         assert self._received is not None
@@ -218,13 +247,15 @@ class StageRelay:
             self._leave(_next(self._links.tokens_in), self._own.message)
 
     def _leave(self, message: bytes, slot_of: Callable[[int], Int32Array]) -> None:
-        """Leaves hidden states, or words whose number a kernel awaits, where kernels look for them."""
+        """Leaves hidden states, or words whose number a kernel awaits, where kernels look for
+        them."""
         number = int.from_bytes(message[: len(STREAM)], "little", signed=True)
         if number < 0:
             assert self._states is not None
             self._states.put(-1 - number, memoryview(message)[len(STREAM) :])
             return
-        words, slot = np.frombuffer(message, np.int32), slot_of(number)
+        words = np.frombuffer(message, np.int32)
+        slot = slot_of(number)
         slot[1 : len(words)] = words[1:]
         slot[:1] = words[:1]
 
@@ -236,7 +267,8 @@ def _next(receiver: Receiver) -> bytes:
 
 
 def _found(look: Callable[[], T | None]) -> T:
-    """Looks for what a kernel is going to write until it is there: the sooner again, the shorter it has waited."""
+    """Looks for what a kernel is going to write until it is there: the sooner again, the shorter it
+    has waited."""
     began = time.perf_counter()
     while (found := look()) is None:
         waited = time.perf_counter() - began

@@ -52,7 +52,8 @@ class LastStageRunner(Runner):
 
 @dataclass(slots=True)
 class Awaited:
-    """A message of the last stage: tokens that it samples for a plan, or hidden states that it shows of a step."""
+    """A message of the last stage: tokens that it samples for a plan, or hidden states that it
+    shows of a step."""
 
     rows: Int32Array
     """[S] of the table."""
@@ -65,9 +66,9 @@ class Awaited:
 
 
 class StageRunner(Runner):
-    """A runner of layers before the last stage's. It samples nothing: the hidden states that it computes go to the next
-    stage, and what is sampled after them comes from the last one. A row is computed again when its token is there;
-    other rows need not wait for it."""
+    """A runner of layers before the last stage's. It samples nothing: the hidden states that it
+    computes go to the next stage, and what is sampled after them comes from the last one. A row is
+    computed again when its token is there; other rows need not wait for it."""
 
     def __init__(
         self,
@@ -80,7 +81,8 @@ class StageRunner(Runner):
         sampler: Sampler | None = None,
     ) -> None:
         super().__init__(decoder, config, kv_dtype, platform, sampler)
-        self._writer, self._tokens = writer, tokens
+        self._writer = writer
+        self._tokens = tokens
         self._awaited: deque[Awaited] = deque()
 
     @torch.inference_mode()
@@ -111,8 +113,12 @@ class StageRunner(Runner):
 
     def _stream(self, plan: StepPlan, inputs: LayerInputs) -> torch.Tensor:
         """The residual stream [T, H] behind this stage's layers."""
-        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(self._device)
-        return self._decoder.forward(batch, self._kv_cache, inputs=inputs if inputs.layers else None)
+        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(
+            self._device
+        )
+        return self._decoder.forward(
+            batch, self._kv_cache, inputs=inputs if inputs.layers else None
+        )
 
     def _await_tokens(self, rows: Int32Array, first: Int32Array) -> None:
         self._awaited.append(Awaited(rows, np.ones(len(rows), np.bool_), first=first))
@@ -138,16 +144,21 @@ class StageRunner(Runner):
         assert awaited.first is not None
         token_ids, num_tokens = received_tokens(self._tokens.receive())
         counts = num_tokens * awaited.is_wanted
-        rows, columns = np.repeat(np.arange(len(counts)), counts), places(counts)
-        where = torch.from_numpy(awaited.rows[rows]).long(), torch.from_numpy(awaited.first[rows] + columns).long()
+        rows = np.repeat(np.arange(len(counts)), counts)
+        columns = places(counts)
+        where = (
+            torch.from_numpy(awaited.rows[rows]).long(),
+            torch.from_numpy(awaited.first[rows] + columns).long(),
+        )
         self._token_ids[where] = torch.from_numpy(token_ids[rows, columns])
         kept = awaited.is_wanted
         self._num_known[awaited.rows[kept]] = (awaited.first + num_tokens)[kept]
 
 
 class FirstStageRunner(StageRunner):
-    """A `StageRunner` that guesses, from its own tables. It hands its guesses on before the stream of the step that
-    verifies them, and shows heads the hidden states that come back from the last stage."""
+    """A `StageRunner` that guesses, from its own tables. It hands its guesses on before the stream
+    of the step that verifies them, and shows heads the hidden states that come back from the last
+    stage."""
 
     def __init__(
         self,
@@ -162,7 +173,8 @@ class FirstStageRunner(StageRunner):
     ) -> None:
         """`sampler` draws guesses."""
         super().__init__(decoder, config, kv_dtype, platform, writer, tokens, sampler)
-        self._drafts, self._most_awaited = drafts, 3 * config.async_depth
+        self._drafts = drafts
+        self._most_awaited = 3 * config.async_depth
         first_elsewhere = decoder.config.num_layers
         self._own_layers = tuple(layer for layer in drafts.layers if layer < first_elsewhere)
 
@@ -193,8 +205,9 @@ class FirstStageRunner(StageRunner):
     def _settle(self, plan: StepPlan) -> None:
         if not self._drafts.reads_states:
             return super()._settle(plan)
-        # Heads read a row's part of the embedding together with other ranks: all take a message at the same time,
-        # whether it has come or not. Those that are left over are of steps that have retired.
+        # Heads read a row's part of the embedding together with other ranks: all take a message at
+        # the same time, whether it has come or not. Those that are left over are of steps that have
+        # retired.
         num_needed = max(self._num_needed(plan), len(self._awaited) - self._most_awaited)
         for _ in range(num_needed):
             self._take(self._awaited.popleft())
@@ -202,7 +215,9 @@ class FirstStageRunner(StageRunner):
     def _take(self, awaited: Awaited) -> None:
         if awaited.shown is None:
             return super()._take(awaited)
-        states = received_states(self._tokens, self._decoder.config.hidden_size, self._decoder.dtype)
+        states = received_states(
+            self._tokens, self._decoder.config.hidden_size, self._decoder.dtype
+        )
         if awaited.is_wanted.any():
             assert self._guesser is not None
             self._guesser.see(awaited.shown.computed(self._drafts, states, awaited.is_wanted))

@@ -1,4 +1,5 @@
-"""Inputs of a step on a GPU: words staged in pinned memory, copied at once, and read by all launches of the step."""
+"""Inputs of a step on a GPU: words staged in pinned memory, copied at once, and read by all
+launches of the step."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _HEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Integers of one step, as slices of one buffer: torch's on the device, numpy's in pinned memory."""
+    """Integers of one step, as slices of one buffer: torch's on the device, numpy's in pinned
+    memory."""
 
     rows: Any
     """[T] of the request table."""
@@ -49,7 +51,9 @@ class Words:
 class StepBuffers:
     """One buffer on the device, and a pinned one for each step that is on its way."""
 
-    def __init__(self, config: EngineConfig, max_tiles: int, device: torch.device, num_sends: int) -> None:
+    def __init__(
+        self, config: EngineConfig, max_tiles: int, device: torch.device, num_sends: int
+    ) -> None:
         """`num_sends`: steps that may be sent before the first of them is done."""
         self._draw_stride = aligned(config.max_positions)
         num_tokens = max(config.max_num_batched_tokens, config.max_positions)
@@ -60,16 +64,20 @@ class StepBuffers:
             num_tiles=max_tiles,
             num_ends=config.max_positions,
         )
-        self._row_stride, self._first_row = aligned(config.max_num_seqs), _HEAD + 4 * self._draw_stride
+        self._row_stride = aligned(config.max_num_seqs)
+        self._first_row = _HEAD + 4 * self._draw_stride
         self._first_word = self._first_row + 5 * self._row_stride
         size = self._first_word + most.num_words + 2 * NUM_UPDATES
         self._words = torch.zeros(size, dtype=torch.int32, device=device)
         self._pinned = [
-            torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(num_sends)
+            torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+            for _ in range(num_sends)
         ]
         self._staged: list[Int32Array] = [each.numpy() for each in self._pinned]
-        self.first_result, self.first_results = self._words[:1], self._words[:2]
-        # A row of each: table rows, positions, output indices, and which hidden states of the step are sampled after.
+        self.first_result = self._words[:1]
+        self.first_results = self._words[:2]
+        # A row of each: table rows, positions, output indices, and which hidden states of the step
+        # are sampled after.
         self.draws = self._words[_HEAD : self._first_row].view(4, -1)
         # Words of a step in which the device drafts: see `draft_rows`.
         self.steps = self._words[self._first_row : self._first_word].view(5, -1)
@@ -90,9 +98,9 @@ class StepBuffers:
         steps: Int32Array | None = None,
         num_left: Int32Array | None = None,
     ) -> torch.Tensor | None:
-        """Copies a step to the device, padded to the shape and to `num_draws`; updates are int32 [2, U], `steps` [5, R]
-        as in `draft_rows`, `num_left` [S] as in `guessed_rows`, in place of which hidden states are sampled after.
-        Returns updates on the device, if they went along."""
+        """Copies a step to the device, padded to the shape and to `num_draws`; updates are int32
+        [2, U], `steps` [5, R] as in `draft_rows`, `num_left` [S] as in `guessed_rows`, in place of
+        which hidden states are sampled after. Returns updates on the device, if they went along."""
         turn = plan.step % len(self._staged)
         staged = self._staged[turn]
         staged[:2] = first_results
@@ -116,7 +124,8 @@ class StepBuffers:
         return len(self._words)
 
     def keep(self, shape: StepShape, kept: torch.Tensor) -> None:
-        """Copies the words of the step of this shape, as the device has changed them, to kept int32 [num_words]."""
+        """Copies the words of the step of this shape, as the device has changed them, to kept int32
+        [num_words]."""
         end = self._first_word + shape.num_words
         kept[:end].copy_(self._words[:end])
 
@@ -138,7 +147,8 @@ class StepBuffers:
         self.first_results.zero_()
 
     def _split(self, words: Any, shape: StepShape) -> Words:
-        first, columns = self._first_word, []
+        first = self._first_word
+        columns = []
         for size in shape.sizes:
             columns.append(words[first : first + size])
             first += aligned(size)
@@ -151,23 +161,33 @@ def _stage(plan: StepPlan, shape: StepShape, tiles: Int32Array, words: Words) ->
     last = np.cumsum(plan.counts)
     num_tokens = int(last[-1])
     if n == num_tokens:
-        words.rows[:n], words.positions[:n] = plan.rows, plan.starts
+        words.rows[:n] = plan.rows
+        words.positions[:n] = plan.starts
     else:
         words.rows[:num_tokens] = np.repeat(plan.rows, plan.counts)
         words.positions[:num_tokens] = np.arange(num_tokens) - np.repeat(last - ends, plan.counts)
-    words.rows[num_tokens:], words.positions[num_tokens:] = -1, 0
-    words.seq_lens[:n], words.seq_lens[n:] = ends[:n], 0
-    words.table_rows[:n], words.table_rows[n:] = plan.rows[:n], 0
+    words.rows[num_tokens:] = -1
+    words.positions[num_tokens:] = 0
+    words.seq_lens[:n] = ends[:n]
+    words.seq_lens[n:] = 0
+    words.table_rows[:n] = plan.rows[:n]
+    words.table_rows[n:] = 0
     if shape.num_chunks:
         count = len(plan.rows) - n
-        words.chunk_lens[:count], words.chunk_rows[:count] = ends[n:], plan.rows[n:]
-        words.query_starts[0], words.query_starts[1 : count + 1] = n, last[n:]
-        words.tiles[: tiles.size], words.tiles[tiles.size :] = tiles.reshape(-1), -1
+        words.chunk_lens[:count] = ends[n:]
+        words.chunk_rows[:count] = plan.rows[n:]
+        words.query_starts[0] = n
+        words.query_starts[1 : count + 1] = last[n:]
+        words.tiles[: tiles.size] = tiles.reshape(-1)
+        words.tiles[tiles.size :] = -1
     if shape.num_ends:
         count = len(plan.rows)
-        words.end_tokens[:count], words.end_tokens[count:] = last - 1, 0
-        words.end_lens[:count], words.end_lens[count:] = np.where(plan.samples | plan.holds, ends, 0), 0
-        words.end_rows[:count], words.end_rows[count:] = plan.rows, 0
+        words.end_tokens[:count] = last - 1
+        words.end_tokens[count:] = 0
+        words.end_lens[:count] = np.where(plan.samples | plan.holds, ends, 0)
+        words.end_lens[count:] = 0
+        words.end_rows[:count] = plan.rows
+        words.end_rows[count:] = 0
 
 
 def _stage_draws(plan: StepPlan, shape: StepShape, draws: Int32Array, num_draws: int) -> None:

@@ -13,14 +13,24 @@ from .step_shapes import StepShape, StepShapes
 
 
 class StepSender:
-    def __init__(self, table: DeviceTable, buffers: StepBuffers, shapes: StepShapes, device: torch.device) -> None:
-        self._table, self._buffers, self._shapes, self._device = table, buffers, shapes, device
+    def __init__(
+        self, table: DeviceTable, buffers: StepBuffers, shapes: StepShapes, device: torch.device
+    ) -> None:
+        self._table = table
+        self._buffers = buffers
+        self._shapes = shapes
+        self._device = device
 
     def send(
-        self, whole: StepPlan, plan: StepPlan, own: Int32Array | None, first_results: tuple[int, int] = (0, 0)
+        self,
+        whole: StepPlan,
+        plan: StepPlan,
+        own: Int32Array | None,
+        first_results: tuple[int, int] = (0, 0),
     ) -> tuple[StepShape, int]:
-        """`plan`: the whole one with its drafts spread; `own` and `first_results`: see `StepBuffers.send`. Returns the
-        step's shape and its number of draws, padded; 0: it draws nothing."""
+        """`plan`: the whole one with its drafts spread; `own` and `first_results`: see
+        `StepBuffers.send`. Returns the step's shape and its number of draws, padded; 0: it draws
+        nothing."""
         changes = self._table.changes(whole)
         shape, tiles = self._shapes.of(plan)
         count = int(plan.samples.sum())

@@ -1,4 +1,5 @@
-"""Sizes that launches are made for, so that a few graphs serve all steps. Knows what a step computes, not how."""
+"""Sizes that launches are made for, so that a few graphs serve all steps. Knows what a step
+computes, not how."""
 
 from __future__ import annotations
 
@@ -18,16 +19,18 @@ FIRST_ROWS = (1, 8, 64)
 FEW = 64
 """Decoding rows or chunks beside which a step with prompt tokens has room for few or for all."""
 MOST_PADDED = 2048
-"""Tokens up to which the time to launch a step without a graph shows; past it only the largest step recurs."""
+"""Tokens up to which the time to launch a step without a graph shows; past it only the largest step
+recurs."""
 PROBED_ROWS = (17, 32, 48, 64, 99, 128, 192, 201, 256, 384, 512, 768, 1024, 2048)
-"""Numbers of rows from every range in which a library may choose another algorithm: those of padded steps, and odd ones
-as draws have that are not padded."""
+"""Numbers of rows from every range in which a library may choose another algorithm: those of padded
+steps, and odd ones as draws have that are not padded."""
 NO_TILES: Int32Array = np.empty((0, 2), np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """Shape that launches are made for. A step fills part of it; the rest is padding: rows -1, lengths 0, tiles -1."""
+    """Shape that launches are made for. A step fills part of it; the rest is padding: rows -1,
+    lengths 0, tiles -1."""
 
     num_tokens: int
     num_decodes: int
@@ -35,7 +38,8 @@ class StepShape:
     num_chunks: int = 0
     num_tiles: int = 0
     num_ends: int = 0
-    """Rows of a step with prompt tokens whose last tokens' hidden states are all that comes out; 0: of all tokens."""
+    """Rows of a step with prompt tokens whose last tokens' hidden states are all that comes out; 0:
+    of all tokens."""
     shares: bool = False
     """Whether requests may hold blocks in common."""
 
@@ -46,8 +50,23 @@ class StepShape:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Lengths of the columns of `step_buffers.Words`."""
-        tokens, decodes, chunks, ends = self.num_tokens, self.num_decodes, self.num_chunks, self.num_ends
-        return tokens, tokens, decodes, decodes, chunks, chunks, chunks + 1, ends, ends, ends, 2 * self.num_tiles
+        tokens = self.num_tokens
+        decodes = self.num_decodes
+        chunks = self.num_chunks
+        ends = self.num_ends
+        return (
+            tokens,
+            tokens,
+            decodes,
+            decodes,
+            chunks,
+            chunks,
+            chunks + 1,
+            ends,
+            ends,
+            ends,
+            2 * self.num_tiles,
+        )
 
     @property
     def num_words(self) -> int:
@@ -55,18 +74,28 @@ class StepShape:
 
     def last_states(self, plan: StepPlan) -> Int32Array:
         """[R] Which of the hidden states that come out are those of each row's last token."""
-        return np.arange(len(plan.rows), dtype=np.int32) if self.num_ends else np.cumsum(plan.counts) - 1
+        return (
+            np.arange(len(plan.rows), dtype=np.int32)
+            if self.num_ends
+            else np.cumsum(plan.counts) - 1
+        )
 
 
 class StepShapes:
     """The shapes of one engine's steps."""
 
-    def __init__(self, config: EngineConfig, platform: CudaPlatform, *, looks_at_all: bool = False) -> None:
+    def __init__(
+        self, config: EngineConfig, platform: CudaPlatform, *, looks_at_all: bool = False
+    ) -> None:
         """`looks_at_all`: the hidden states of all tokens are wanted in any step."""
-        self._platform, self._looks_at_all = platform, looks_at_all
-        self._most_rows, self.most_tokens = config.max_positions, config.max_num_batched_tokens
+        self._platform = platform
+        self._looks_at_all = looks_at_all
+        self._most_rows = config.max_positions
+        self.most_tokens = config.max_num_batched_tokens
         self._rows = sorted({size for size in ROWS if size < self._most_rows} | {self._most_rows})
-        self._num_rows_for = np.array([next(r for r in self._rows if r >= n) for n in range(self._most_rows + 1)])
+        self._num_rows_for = np.array(
+            [next(r for r in self._rows if r >= n) for n in range(self._most_rows + 1)]
+        )
         self.max_tiles = platform.max_tiles(self.most_tokens, self._most_rows)
         first = [size for size in self._rows if size in FIRST_ROWS or size == self._most_rows]
         # Large ones first: the small then fit into the memory that those left.
@@ -85,7 +114,8 @@ class StepShapes:
             size = self.num_rows(n)
             return StepShape(num_tokens=size, num_decodes=size, shares=shares), NO_TILES
         tiles = self._platform.list_tiles(plan.counts[n:], plan.starts[n:])
-        num_tokens, num_chunks = plan.num_tokens, len(plan.rows) - n
+        num_tokens = plan.num_tokens
+        num_chunks = len(plan.rows) - n
         if MOST_PADDED < num_tokens < self.most_tokens:
             shape = StepShape(
                 num_tokens=num_tokens,
@@ -100,20 +130,31 @@ class StepShapes:
 
     def recurs(self, shape: StepShape) -> bool:
         """Whether other steps are likely to have this shape too."""
-        return shape.is_decode or shape.num_tokens <= MOST_PADDED or shape.num_tokens == self.most_tokens
+        return (
+            shape.is_decode
+            or shape.num_tokens <= MOST_PADDED
+            or shape.num_tokens == self.most_tokens
+        )
 
     def likely(self) -> Iterator[StepShape]:
-        """Shapes that steps are likely to have, each once; the first `num_first` are made before the engine serves."""
+        """Shapes that steps are likely to have, each once; the first `num_first` are made before
+        the engine serves."""
         return iter(dict.fromkeys(self._all_likely()))
 
     def for_each_kernel(self) -> Iterator[StepShape]:
-        """Yields enough of the likely shapes to launch every kernel of them all; what takes longest to compile comes
-        first."""
+        """Yields enough of the likely shapes to launch every kernel of them all; what takes longest
+        to compile comes first."""
         noted: set[object] = set()
         for shape in sorted(self.likely(), key=lambda shape: (shape.is_decode, -shape.num_tokens)):
-            # The first decides about products, the others about attention, the last of them in the last layer.
+            # The first decides about products, the others about attention, the last of them in the
+            # last layer.
             rows = shape.num_decodes, shape.shares, shape.num_tokens <= DEPENDENT_ROWS
-            parts = {shape.num_tokens, (shape.num_tokens, shape.num_tiles), rows, (shape.num_ends, shape.shares)}
+            parts = {
+                shape.num_tokens,
+                (shape.num_tokens, shape.num_tiles),
+                rows,
+                (shape.num_ends, shape.shares),
+            }
             if not parts <= noted:
                 noted |= parts
                 yield shape
@@ -134,9 +175,13 @@ class StepShapes:
                 if num_decodes < num_tokens <= self.most_tokens:
                     yield self._ending(self._mixed(num_tokens, num_decodes, 1, shares=shares))
             if self._most_rows > FEW:
-                yield self._ending(self._mixed(self.most_tokens, num_decodes, FEW + 1, shares=shares))
+                yield self._ending(
+                    self._mixed(self.most_tokens, num_decodes, FEW + 1, shares=shares)
+                )
 
-    def _mixed(self, num_tokens: int, num_decodes: int, num_chunks: int, *, shares: bool) -> StepShape:
+    def _mixed(
+        self, num_tokens: int, num_decodes: int, num_chunks: int, *, shares: bool
+    ) -> StepShape:
         num_tokens = min(_padded(num_tokens), self.most_tokens)
         num_chunks = min(self._room(num_chunks), num_tokens)
         return StepShape(
@@ -148,8 +193,9 @@ class StepShapes:
         )
 
     def _ending(self, shape: StepShape) -> StepShape:
-        """The same, but only the rows' last tokens leave the last layer, where that is much less. However many chunks
-        there are, their room is one of two: what the last layer launches was launched before."""
+        """The same, but only the rows' last tokens leave the last layer, where that is much less.
+        However many chunks there are, their room is one of two: what the last layer launches was
+        launched before."""
         if self._looks_at_all:
             return shape
         num_rows = shape.num_decodes + self._room(shape.num_chunks)
@@ -160,7 +206,8 @@ class StepShapes:
         return FEW if count <= FEW else self._most_rows
 
     def _room_for(self, num_decodes: int, num_tokens: int) -> int:
-        """Decoding rows of a step with prompt tokens, padded: kernels are compiled for the sizes of decode steps."""
+        """Decoding rows of a step with prompt tokens, padded: kernels are compiled for the sizes of
+        decode steps."""
         return min(self._room(num_decodes), self._most_rows, num_tokens) if num_decodes else 0
 
 

@@ -1,4 +1,5 @@
-"""Launches everything once that a step on a GPU may launch, so that it is compiled and in the compiler's cache."""
+"""Launches everything once that a step on a GPU may launch, so that it is compiled and in the
+compiler's cache."""
 
 from __future__ import annotations
 
@@ -36,14 +37,25 @@ def warm_up(options: ExecutorOptions) -> Iterator[tuple[str, int, int]]:
     while executor.prepare():
         done += 1
         yield "kernels of every size of a step", done, done + 1
-    engine, keys = Engine(config, executor), count()
+    engine = Engine(config, executor)
+    keys = count()
     room = config.max_model_len - 8
-    batches = [(1, PLAIN), (8, PLAIN), (32, PLAIN), (1, FILTERED), (32, FILTERED), (1, EDITED), (32, EDITED)]
+    batches = [
+        (1, PLAIN),
+        (8, PLAIN),
+        (32, PLAIN),
+        (1, FILTERED),
+        (32, FILTERED),
+        (1, EDITED),
+        (32, EDITED),
+    ]
     for done, (num_requests, sampling) in enumerate(batches):
         yield "kernels of sampling and of shared prefixes", done, len(batches)
         for i in range(min(num_requests, config.max_num_seqs)):
             prompt_ids = [7] * min(SHARED_TOKENS, room - 9) + [7 + i] * 9
-            engine.add(NewRequest(key=next(keys), prompt_ids=prompt_ids, output_ids=[], sampling=sampling))
+            engine.add(
+                NewRequest(key=next(keys), prompt_ids=prompt_ids, output_ids=[], sampling=sampling)
+            )
         while engine.has_work():
             engine.step()
     executor.close()

@@ -1,5 +1,6 @@
-"""Plans that no request asked for, alike to those of an engine's first steps: a prompt, one decode row, several at
-once, each way of sampling. Their keys and values go to the scratch block, so nothing of them is left."""
+"""Plans that no request asked for, alike to those of an engine's first steps: a prompt, one decode
+row, several at once, each way of sampling. Their keys and values go to the scratch block, so
+nothing of them is left."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ SAMPLINGS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8, seed=1),
     SamplingParams(temperature=0.8, seed=2, top_p=0.9, top_k=20, min_p=0.01),
-    SamplingParams(temperature=0.8, seed=3, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+    SamplingParams(
+        temperature=0.8, seed=3, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1
+    ),
     SamplingParams(temperature=0.8, seed=4, num_logprobs=2),
     # Its token is drawn apart, under a mask.
     SamplingParams(temperature=0.8, seed=5),
@@ -26,7 +29,9 @@ SAMPLINGS = (
 def warmup_plans(config: EngineConfig, vocab_size: int) -> Iterator[StepPlan | DrawPlan]:
     """To be computed in order; the last gives the rows of the table back."""
     num_rows = min(len(SAMPLINGS), config.max_num_seqs)
-    prompt_len = max(1, min(PROMPT_LEN, config.max_model_len - 2, config.max_num_batched_tokens // num_rows))
+    prompt_len = max(
+        1, min(PROMPT_LEN, config.max_model_len - 2, config.max_num_batched_tokens // num_rows)
+    )
     rows = np.arange(num_rows, dtype=np.int32)
     admitted = [_admitted(row, SAMPLINGS[row], prompt_len, vocab_size) for row in range(num_rows)]
     alone = rows[:1]
@@ -36,15 +41,28 @@ def warmup_plans(config: EngineConfig, vocab_size: int) -> Iterator[StepPlan | D
     masks = np.full((1, num_rows, -(-vocab_size // 32)), -1, np.int32)
     for index in (1, 2)[: config.max_model_len - prompt_len - 1]:
         yield _step(rows, prompt_len + index - 1, 1, index, holds=rows == num_rows - 1)
-        drawn, at = rows[-1:], np.array([prompt_len + index], np.int32)
-        yield DrawPlan(step=0, rows=drawn, positions=at, output_indices=np.array([index], np.int32), masks=masks)
+        drawn = rows[-1:]
+        at = np.array([prompt_len + index], np.int32)
+        yield DrawPlan(
+            step=0,
+            rows=drawn,
+            positions=at,
+            output_indices=np.array([index], np.int32),
+            masks=masks,
+        )
     yield _step(alone, 0, 1, released=rows.tolist())
 
 
 def _admitted(row: int, sampling: SamplingParams, prompt_len: int, vocab_size: int) -> AdmittedRow:
     # Far apart, since embeddings are read from a file that nobody has looked at yet.
     token_ids = ((row * prompt_len + np.arange(prompt_len)) * 7919 % vocab_size).astype(np.int32)
-    return AdmittedRow(row=row, token_ids=token_ids, num_prompt_tokens=prompt_len, sampling=sampling, choice_index=0)
+    return AdmittedRow(
+        row=row,
+        token_ids=token_ids,
+        num_prompt_tokens=prompt_len,
+        sampling=sampling,
+        choice_index=0,
+    )
 
 
 def _step(

@@ -21,18 +21,32 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class HeadsFile:
-    """The first of the files that heads are published in. Raises `ConfigError` where there is none that can be read."""
+    """The first of the files that heads are published in. Raises `ConfigError` where there is none
+    that can be read."""
 
     def __init__(self, folder: Path) -> None:
         found = [name for name in (*SAFETENSORS, *PICKLED) if (folder / name).is_file()]
-        require(found, "checkpoint", str(folder), f"a folder with {', '.join((*SAFETENSORS, *PICKLED))}")
-        self._path, self._pickled = folder / found[0], dict[str, torch.Tensor]()
+        require(
+            found, "checkpoint", str(folder), f"a folder with {', '.join((*SAFETENSORS, *PICKLED))}"
+        )
+        self._path = folder / found[0]
+        self._pickled = dict[str, torch.Tensor]()
         try:
             self.shapes: Shapes = self._read_shapes(is_pickled=found[0] in PICKLED)
         except ConfigError:
             raise
-        except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, ValueError, LookupError) as error:
-            allowed = f"a file of safetensors, or tensors alone as torch.save writes them ({_first_line(error)})"
+        except (
+            SafetensorError,
+            pickle.UnpicklingError,
+            RuntimeError,
+            OSError,
+            ValueError,
+            LookupError,
+        ) as error:
+            allowed = (
+                "a file of safetensors, or tensors alone as torch.save writes them "
+                f"({_first_line(error)})"
+            )
             raise ConfigError("checkpoint", str(self._path), allowed) from None
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -48,9 +62,12 @@ class HeadsFile:
             yield name, self.tensor(name)
 
     def check(self, required: Shapes, optional: Shapes) -> None:
-        """Raises `ConfigError` for a tensor that is missing, has another shape, or belongs to no such heads."""
+        """Raises `ConfigError` for a tensor that is missing, has another shape, or belongs to no
+        such heads."""
         for name in required:
-            require(name in self.shapes, "checkpoint", f"without {name}", "every tensor of such heads")
+            require(
+                name in self.shapes, "checkpoint", f"without {name}", "every tensor of such heads"
+            )
         known = {**required, **optional}
         for name, shape in self.shapes.items():
             require(name in known, "checkpoint tensor", name, "tensors of such heads")
@@ -70,7 +87,9 @@ class HeadsFile:
         return {name: tuple(tensor.shape) for name, tensor in self._pickled.items()}
 
 
-def write_heads(folder: Path, hf_config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+def write_heads(
+    folder: Path, hf_config: Mapping[str, Any], tensors: dict[str, torch.Tensor]
+) -> None:
     """Writes a new folder of heads under their published names."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")

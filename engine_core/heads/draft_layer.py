@@ -1,4 +1,5 @@
-"""The one decoder layer of EAGLE, like Llama's except for its inputs: names, shapes, forward pass."""
+"""The one decoder layer of EAGLE, like Llama's except for its inputs: names, shapes, forward
+pass."""
 
 from __future__ import annotations
 
@@ -22,13 +23,21 @@ from ..weights.layout import Layout, linear, norm, table
 from .checkpoint import Shapes
 
 FUSED = FUSED_NAMES | FUSED_BIASES
-NAMES = {"post_attention_layernorm.weight": "post_norm", "self_attn.o_proj.weight": "o", "mlp.down_proj.weight": "down"}
+NAMES = {
+    "post_attention_layernorm.weight": "post_norm",
+    "self_attn.o_proj.weight": "o",
+    "mlp.down_proj.weight": "down",
+}
 
 
 def published_shapes(config: ModelConfig, in_features: int) -> Shapes:
-    """Shapes by name, behind the layer's prefix. `in_features`: of the projections before attention."""
-    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    """Shapes by name, behind the layer's prefix. `in_features`: of the projections before
+    attention."""
+    hidden = config.hidden_size
+    inner = config.intermediate_size
+    head_dim = config.head_dim
+    q_size = config.num_heads * head_dim
+    kv_size = config.num_kv_heads * head_dim
     return {
         "self_attn.q_proj.weight": (q_size, in_features),
         "self_attn.k_proj.weight": (kv_size, in_features),
@@ -43,13 +52,15 @@ def published_shapes(config: ModelConfig, in_features: int) -> Shapes:
 
 def published_biases(config: ModelConfig) -> Shapes:
     """Shapes of biases, which a layer may lack; otherwise as `published_shapes`."""
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    q_size = config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
     return {f"self_attn.{name}_proj.bias": (q_size if name == "q" else kv_size,) for name in "qkv"}
 
 
 def layout(config: ModelConfig, in_features: int, names: Collection[str]) -> Layout:
     """Layout of the layer under our names. `names`: tensors that the file has."""
-    hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
+    hidden = config.hidden_size
+    q_size = config.num_heads * config.head_dim
     return {
         "layers.0.qkv": linear(config.qkv_size, in_features),
         "layers.0.o": linear(hidden, q_size),
@@ -61,10 +72,15 @@ def layout(config: ModelConfig, in_features: int, names: Collection[str]) -> Lay
 
 
 class DraftLayer:
-    """The layer over T tokens of hidden size H, of which the last few of each row go on behind attention."""
+    """The layer over T tokens of hidden size H, of which the last few of each row go on behind
+    attention."""
 
-    def __init__(self, platform: Platform, config: ModelConfig, weights: Weights, max_model_len: int) -> None:
-        linears, tensors, eps = weights.linears, weights.tensors, config.rms_norm_eps
+    def __init__(
+        self, platform: Platform, config: ModelConfig, weights: Weights, max_model_len: int
+    ) -> None:
+        linears = weights.linears
+        tensors = weights.tensors
+        eps = config.rms_norm_eps
         self._platform = platform
         self._attention = Attention(
             platform,
@@ -91,14 +107,15 @@ class DraftLayer:
         attention_plan: Any = None,
         ends: LastTokens | None = None,
     ) -> torch.Tensor:
-        """Residual stream behind the layer, [T, H], or [E, H] of the last tokens, which have an attention plan of their
-        own, for x [T, in features] and residual [T, H]. kv_cache [2, num_blocks, Hk, block_size, D] takes keys and
-        values."""
+        """Residual stream behind the layer, [T, H], or [E, H] of the last tokens, which have an
+        attention plan of their own, for x [T, in features] and residual [T, H]. kv_cache [2,
+        num_blocks, Hk, block_size, D] takes keys and values."""
         queries = self._attention.queries(x, batch, kv_cache)
         if ends is not None:
             if not len(ends.tokens):
                 return residual[:0]
-            queries, residual = queries.index_select(0, ends.tokens), residual.index_select(0, ends.tokens)
+            queries = queries.index_select(0, ends.tokens)
+            residual = residual.index_select(0, ends.tokens)
             attention_plan = ends.attention_plan
         attended = self._attention.attend(queries, kv_cache, attention_plan)
         return self._mlp(self._post_norm.add(attended, residual)).add_(residual)

@@ -1,5 +1,7 @@
-"""EAGLE: a decoder layer that reads the served model's last hidden state beside the token that followed it, and goes on
-from its own output. Source: Li et al., "EAGLE: Speculative sampling requires rethinking feature uncertainty", 2024,
+"""EAGLE: a decoder layer that reads the served model's last hidden state beside the token that
+followed it, and goes on
+from its own output. Source: Li et al., "EAGLE: Speculative sampling requires rethinking feature
+uncertainty", 2024,
 with the published code: no norm before attention, head and embedding of the served model."""
 
 from __future__ import annotations
@@ -40,11 +42,18 @@ class Eagle:
     looks_at_all = True
 
     def __init__(
-        self, config: HeadsConfig, weights: Weights, platform: Platform, served: Served, max_model_len: int
+        self,
+        config: HeadsConfig,
+        weights: Weights,
+        platform: Platform,
+        served: Served,
+        max_model_len: int,
     ) -> None:
         assert config.layer is not None
-        self.config, self._served = config.layer, served
-        self._fc, self._fc_bias = platform.linear(weights.linears["fc"]), weights.tensors.get("fc_bias")
+        self.config = config.layer
+        self._served = served
+        self._fc = platform.linear(weights.linears["fc"])
+        self._fc_bias = weights.tensors.get("fc_bias")
         self._layer = DraftLayer(platform, config.layer, weights, max_model_len)
 
     @staticmethod
@@ -53,20 +62,27 @@ class Eagle:
         hidden = served.hidden_size
         layer = draft_layer.published_shapes(config.layer, hidden)
         biases = draft_layer.published_biases(config.layer)
-        required = {"fc.weight": (hidden, 2 * hidden), **{PREFIX + name: shape for name, shape in layer.items()}}
+        required = {
+            "fc.weight": (hidden, 2 * hidden),
+            **{PREFIX + name: shape for name, shape in layer.items()},
+        }
         optional = {"fc.bias": (hidden,), "embed_tokens.weight": (served.vocab_size, hidden)}
         return required, optional | {PREFIX + name: shape for name, shape in biases.items()}
 
     @staticmethod
     def collect(file: HeadsFile, config: HeadsConfig, dtype: torch.dtype) -> Tensors:
-        tensors = ((name.replace(PREFIX, "model." + PREFIX), tensor) for name, tensor in file.tensors())
+        tensors = (
+            (name.replace(PREFIX, "model." + PREFIX), tensor) for name, tensor in file.tensors()
+        )
         return NAMES.collect(tensors, dtype, lambda done: None)
 
     @staticmethod
     def layout(config: HeadsConfig, served: ModelConfig, names: Collection[str]) -> Layout:
         assert config.layer is not None
         hidden = served.hidden_size
-        fc = {"fc": linear(hidden, 2 * hidden)} | ({"fc_bias": table(hidden)} if "fc_bias" in names else {})
+        fc = {"fc": linear(hidden, 2 * hidden)} | (
+            {"fc_bias": table(hidden)} if "fc_bias" in names else {}
+        )
         return {**fc, **draft_layer.layout(config.layer, hidden, names)}
 
     def features(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""EAGLE-3: as EAGLE, over hidden states of a low, a middle and a high layer, and with a head of its own over the tokens
-that it guesses among. Source: Li et al., "EAGLE-3: Scaling up inference acceleration of large language models via
-training-time test", 2025, with the published code."""
+"""EAGLE-3: as EAGLE, over hidden states of a low, a middle and a high layer, and with a head of its
+own over the tokens that it guesses among. Source: Li et al., "EAGLE-3: Scaling up inference
+acceleration of large language models via training-time test", 2025, with the published code."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ from .draft_layer import DraftLayer
 from .served import Served
 
 PREFIX = "midlayer."
-TO_TOKENS, TO_DRAFTS = "d2t", "t2d"
-"""Names of the maps: the difference between the id of a token that heads guess among and its number; whether heads
-guess a token."""
+TO_TOKENS = "d2t"
+TO_DRAFTS = "t2d"
+"""Names of the maps: the difference between the id of a token that heads guess among and its
+number; whether heads guess a token."""
 NAMES = CheckpointNames(
     model={"fc.weight": "fc", "norm.weight": "final_norm", "lm_head.weight": "lm_head"},
-    layer=draft_layer.NAMES | {"hidden_norm.weight": "hidden_norm", "input_layernorm.weight": "input_norm"},
+    layer=draft_layer.NAMES
+    | {"hidden_norm.weight": "hidden_norm", "input_layernorm.weight": "input_norm"},
     fused=draft_layer.FUSED,
     ignored=("embed_tokens.weight", TO_TOKENS, TO_DRAFTS),
 )
 NEVER = -1e4
-"""Logit of tokens that the heads do not guess among: finite in every dtype, divided by any temperature too."""
+"""Logit of tokens that the heads do not guess among: finite in every dtype, divided by any
+temperature too."""
 
 
 class Eagle3:
@@ -57,9 +60,14 @@ class Eagle3:
         shard: Shard = WHOLE,
     ) -> None:
         assert config.layer is not None
-        linears, tensors, eps = weights.linears, weights.tensors, config.layer.rms_norm_eps
-        self.config, self.layers, self._served = config.layer, config.input_layers, served
-        self._fc, self._lm_head = platform.linear(linears["fc"]), platform.linear(linears["lm_head"])
+        linears = weights.linears
+        tensors = weights.tensors
+        eps = config.layer.rms_norm_eps
+        self.config = config.layer
+        self.layers = config.input_layers
+        self._served = served
+        self._fc = platform.linear(linears["fc"])
+        self._lm_head = platform.linear(linears["lm_head"])
         self._hidden_norm = RMSNorm(platform, tensors["layers.0.hidden_norm"], eps)
         self._input_norm = RMSNorm(platform, tensors["layers.0.input_norm"], eps)
         self._layer = DraftLayer(platform, config.layer, weights, max_model_len)
@@ -71,21 +79,37 @@ class Eagle3:
     @staticmethod
     def published(config: HeadsConfig, served: ModelConfig) -> tuple[Shapes, Shapes]:
         assert config.layer is not None
-        hidden, guessed, vocabulary = served.hidden_size, config.draft_vocab_size, served.vocab_size
+        hidden = served.hidden_size
+        guessed = config.draft_vocab_size
+        vocabulary = served.vocab_size
         layer = draft_layer.published_shapes(config.layer, 2 * hidden)
         layer = {**layer, "hidden_norm.weight": (hidden,), "input_layernorm.weight": (hidden,)}
-        required: dict[str, tuple[int, ...]] = {PREFIX + name: shape for name, shape in layer.items()}
+        required: dict[str, tuple[int, ...]] = {
+            PREFIX + name: shape for name, shape in layer.items()
+        }
         required |= {"fc.weight": (hidden, NUM_INPUTS * hidden), "norm.weight": (hidden,)}
         required |= {"lm_head.weight": (guessed, hidden)}
         maps: dict[str, tuple[int, ...]] = {TO_TOKENS: (guessed,)}
-        optional: dict[str, tuple[int, ...]] = {TO_DRAFTS: (vocabulary,), "embed_tokens.weight": (vocabulary, hidden)}
-        biases = {PREFIX + name: shape for name, shape in draft_layer.published_biases(config.layer).items()}
+        optional: dict[str, tuple[int, ...]] = {
+            TO_DRAFTS: (vocabulary,),
+            "embed_tokens.weight": (vocabulary, hidden),
+        }
+        biases = {
+            PREFIX + name: shape
+            for name, shape in draft_layer.published_biases(config.layer).items()
+        }
         is_whole = guessed == vocabulary
-        return (required, optional | biases | maps) if is_whole else (required | maps, optional | biases)
+        return (
+            (required, optional | biases | maps)
+            if is_whole
+            else (required | maps, optional | biases)
+        )
 
     @staticmethod
     def collect(file: HeadsFile, config: HeadsConfig, dtype: torch.dtype) -> Tensors:
-        tensors = ((name.replace(PREFIX, "model.layers.0."), tensor) for name, tensor in file.tensors())
+        tensors = (
+            (name.replace(PREFIX, "model.layers.0."), tensor) for name, tensor in file.tensors()
+        )
         collected = NAMES.collect(tensors, dtype, lambda done: None)
         return collected if (ids := token_ids(file)) is None else collected | {"token_ids": ids}
 
@@ -120,8 +144,13 @@ class Eagle3:
         *,
         ends: LastTokens | None = None,
     ) -> torch.Tensor:
-        read = self._input_norm(self._served.embedding(batch.token_ids)), self._hidden_norm(features)
-        return self._layer.forward(torch.cat(read, dim=1), features, batch, kv_cache[0], attention_plan, ends)
+        read = (
+            self._input_norm(self._served.embedding(batch.token_ids)),
+            self._hidden_norm(features),
+        )
+        return self._layer.forward(
+            torch.cat(read, dim=1), features, batch, kv_cache[0], attention_plan, ends
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._lm_head(self._final_norm(hidden))
@@ -153,12 +182,15 @@ class GuessedTokens:
 
 
 def token_ids(file: HeadsFile) -> torch.Tensor | None:
-    """Ids of the tokens that heads guess among, int64; None: the file does not say, so all. Raises `ConfigError`."""
+    """Ids of the tokens that heads guess among, int64; None: the file does not say, so all. Raises
+    `ConfigError`."""
     if TO_TOKENS not in file.shapes:
         return None
     added = file.tensor(TO_TOKENS)
     is_whole = added.dtype in (torch.int64, torch.int32)
-    require(is_whole, f"dtype of tensor {TO_TOKENS}", str(added.dtype), "torch.int64 or torch.int32")
+    require(
+        is_whole, f"dtype of tensor {TO_TOKENS}", str(added.dtype), "torch.int64 or torch.int32"
+    )
     return added.long() + torch.arange(len(added))
 
 
@@ -167,4 +199,6 @@ def check_map(file: HeadsFile, config: HeadsConfig, served: ModelConfig) -> None
     ids = token_ids(file)
     if ids is not None and not ((ids >= 0) & (ids < served.vocab_size)).all():
         found = f"{int(ids.min())}…{int(ids.max())}"
-        raise ConfigError(f"checkpoint tensor {TO_TOKENS}", found, f"token ids 0…{served.vocab_size - 1}")
+        raise ConfigError(
+            f"checkpoint tensor {TO_TOKENS}", found, f"token ids 0…{served.vocab_size - 1}"
+        )

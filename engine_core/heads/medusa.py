@@ -1,6 +1,6 @@
-"""Medusa: heads over the served model's last hidden state, each of which guesses one token further ahead. Source: Cai
-et al., "Medusa: Simple LLM inference acceleration framework with multiple decoding heads", 2024, with the published
-code."""
+"""Medusa: heads over the served model's last hidden state, each of which guesses one token further
+ahead. Source: Cai et al., "Medusa: Simple LLM inference acceleration framework with multiple
+decoding heads", 2024, with the published code."""
 
 from __future__ import annotations
 
@@ -21,21 +21,35 @@ from .served import Served
 
 
 class Medusa:
-    """num_heads heads of some residual blocks, x + silu(W x + b), and a product with the vocabulary."""
+    """num_heads heads of some residual blocks, x + silu(W x + b), and a product with the
+    vocabulary."""
 
     def __init__(
-        self, config: HeadsConfig, weights: Weights, platform: Platform, served: Served, max_model_len: int
+        self,
+        config: HeadsConfig,
+        weights: Weights,
+        platform: Platform,
+        served: Served,
+        max_model_len: int,
     ) -> None:
-        self.num_heads, self.hidden_size = config.num_heads, served.config.hidden_size
-        linears, tensors = weights.linears, weights.tensors
+        self.num_heads = config.num_heads
+        self.hidden_size = served.config.hidden_size
+        linears = weights.linears
+        tensors = weights.tensors
         self._blocks = [
             [
-                (platform.linear(linears[f"{i}.{j}.linear.weight"]), tensors[f"{i}.{j}.linear.bias"])
+                (
+                    platform.linear(linears[f"{i}.{j}.linear.weight"]),
+                    tensors[f"{i}.{j}.linear.bias"],
+                )
                 for j in range(config.num_blocks)
             ]
             for i in range(config.num_heads)
         ]
-        self._heads = [platform.linear(linears[f"{i}.{config.num_blocks}.weight"]) for i in range(config.num_heads)]
+        self._heads = [
+            platform.linear(linears[f"{i}.{config.num_blocks}.weight"])
+            for i in range(config.num_heads)
+        ]
 
     @staticmethod
     def published(config: HeadsConfig, served: ModelConfig) -> tuple[Shapes, Shapes]:
@@ -46,7 +60,10 @@ class Medusa:
         collected = {}
         for name, tensor in file.tensors():
             require(
-                tensor.is_floating_point(), f"dtype of tensor {name}", str(tensor.dtype), "weights in floating point"
+                tensor.is_floating_point(),
+                f"dtype of tensor {name}",
+                str(tensor.dtype),
+                "weights in floating point",
             )
             collected[name] = tensor.to(dtype).contiguous()
         return collected
@@ -54,7 +71,8 @@ class Medusa:
     @staticmethod
     def layout(config: HeadsConfig, served: ModelConfig, names: Collection[str]) -> Layout:
         """Layout under the published names."""
-        hidden, last = served.hidden_size, config.num_blocks
+        hidden = served.hidden_size
+        last = config.num_blocks
         found = {}
         for i in range(config.num_heads):
             for j in range(last):
@@ -64,8 +82,8 @@ class Medusa:
         return found
 
     def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] of the token that stands head + 2 places behind hidden [R, H], normed; on a rank those of its
-        part of the vocabulary."""
+        """Logits [R, V] of the token that stands head + 2 places behind hidden [R, H], normed; on a
+        rank those of its part of the vocabulary."""
         for product, bias in self._blocks[head]:
             hidden = hidden + silu(product(hidden) + bias)
         return self._heads[head](hidden)

@@ -29,8 +29,8 @@ from .served import Served
 
 
 class ChainHeads(Protocol):
-    """Heads that guess one token after another. They read pairs of the hidden state of a position and the token behind
-    it, at the place of the former."""
+    """Heads that guess one token after another. They read pairs of the hidden state of a position
+    and the token behind it, at the place of the former."""
 
     config: ModelConfig
     """Config of their layer, which caches keys and values."""
@@ -40,7 +40,8 @@ class ChainHeads(Protocol):
     """Whether they read the normed hidden states of all tokens."""
 
     def features(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Features of T tokens [T, H], from the hidden states of the served model that the heads named."""
+        """Features of T tokens [T, H], from the hidden states of the served model that the heads
+        named."""
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         """The last num_wanted[r] pairs of each row, [R]."""
@@ -54,9 +55,10 @@ class ChainHeads(Protocol):
         *,
         ends: LastTokens | None = None,
     ) -> torch.Tensor:
-        """Hidden states [T, H], or [E, H] of the last tokens, from which `logits` are made, for pairs of features [T,
-        H] and tokens of the batch; they serve as features of the next position. kv_cache [1, 2, num_blocks, Hk,
-        block_size, D] takes keys and values. Without last tokens the attention plan is of all pairs."""
+        """Hidden states [T, H], or [E, H] of the last tokens, from which `logits` are made, for
+        pairs of features [T, H] and tokens of the batch; they serve as features of the next
+        position. kv_cache [1, 2, num_blocks, Hk, block_size, D] takes keys and values. Without last
+        tokens the attention plan is of all pairs."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [S, V] of hidden [S, H]; on a rank those of its part of the vocabulary."""
@@ -82,8 +84,10 @@ CLASSES: Mapping[str, HeadsClass] = {MEDUSA: Medusa, EAGLE: Eagle, EAGLE3: Eagle
 
 
 def read_heads(folder: Path, served: ModelConfig) -> HeadsConfig:
-    """Reads the config, and names and shapes of tensors. Raises `ConfigError` where they do not fit the model."""
-    config, file = HeadsConfig.from_hf(read_object(folder / "config.json"), served), HeadsFile(folder)
+    """Reads the config, and names and shapes of tensors. Raises `ConfigError` where they do not fit
+    the model."""
+    config = HeadsConfig.from_hf(read_object(folder / "config.json"), served)
+    file = HeadsFile(folder)
     file.check(*CLASSES[config.kind].published(config, served))
     if config.kind == EAGLE3:
         eagle3.check_map(file, config, served)
@@ -98,15 +102,22 @@ def load_heads(
     device: torch.device,
     shard: Shard = WHOLE,
 ) -> Weights:
-    """Loads the heads, with weights in the dtype that the served model computes in. Ranks divide vocabulary heads and
-    nothing else."""
+    """Loads the heads, with weights in the dtype that the served model computes in. Ranks divide
+    vocabulary heads and nothing else."""
     cls = CLASSES[config.kind]
     tensors = cls.collect(HeadsFile(folder), config, dtype)
-    return kinds.load_weights(cls.layout(config, served, tensors.keys()), tensors, dtype, shard, device)
+    return kinds.load_weights(
+        cls.layout(config, served, tensors.keys()), tensors, dtype, shard, device
+    )
 
 
 def chain_heads(
-    config: HeadsConfig, weights: Weights, platform: Platform, served: Served, max_model_len: int, shard: Shard = WHOLE
+    config: HeadsConfig,
+    weights: Weights,
+    platform: Platform,
+    served: Served,
+    max_model_len: int,
+    shard: Shard = WHOLE,
 ) -> ChainHeads:
     if config.kind == EAGLE:
         return Eagle(config, weights, platform, served, max_model_len)

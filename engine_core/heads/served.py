@@ -27,7 +27,8 @@ class Served(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """A rank's part of a served model whose own logits are gathered from all ranks: these are not."""
+    """A rank's part of a served model whose own logits are gathered from all ranks: these are
+    not."""
 
     config: ModelConfig
     embedding: Embedding

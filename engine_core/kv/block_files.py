@@ -1,7 +1,9 @@
-"""KV blocks in files: one each, for the owner alone, checked when read. Called by threads beside the step loop.
+"""KV blocks in files: one each, for the owner alone, checked when read. Called by threads beside
+the step loop.
 
-The folder `<folder>/<key>/<number>` is one engine's as long as it holds the lock in it; below it each namespace has a
-folder, with the names of the tenants that it belongs to. Knows nothing about budgets, slots or requests.
+The folder `<folder>/<key>/<number>` is one engine's as long as it holds the lock in it; below it
+each namespace has a folder, with the names of the tenants that it belongs to. Knows nothing about
+budgets, slots or requests.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from .block_record import HEADER_LEN, BlockId, header_of, read_header
 from .block_source import Owner
 from .prefix_hash import HASH_LEN
 
-OWNER_ONLY, OWN_FOLDER = 0o600, 0o700
+OWNER_ONLY = 0o600
+OWN_FOLDER = 0o700
 TENANTS = "tenants"
 LOCK = "lock"
 PAGE_BYTES = 4096
@@ -37,17 +40,26 @@ class BlockFiles:
     """Methods raise `OSError` where the disk is full or broken."""
 
     def __init__(
-        self, folder: Path, key: bytes, max_bytes: int, lock: int | None, refusal: OSError | None = None
+        self,
+        folder: Path,
+        key: bytes,
+        max_bytes: int,
+        lock: int | None,
+        refusal: OSError | None = None,
     ) -> None:
-        """`folder` is this engine's, by a lock that a descriptor holds; or there is none, and `refusal` says why."""
-        self.folder, self.key, self.max_bytes = folder, key, max_bytes
-        self._lock, self._refusal = lock, refusal
+        """`folder` is this engine's, by a lock that a descriptor holds; or there is none, and
+        `refusal` says why."""
+        self.folder = folder
+        self.key = key
+        self.max_bytes = max_bytes
+        self._lock = lock
+        self._refusal = refusal
         self._tenants: dict[bytes, set[str]] = {}
 
     @classmethod
     def open(cls, root: Path, key: bytes, max_bytes: int) -> BlockFiles:
-        """The first folder of this key that no running engine has, for files of `max_bytes` together. Where the disk is
-        full, none is made, and `scan` says so. Raises `ConfigError`."""
+        """The first folder of this key that no running engine has, for files of `max_bytes`
+        together. Where the disk is full, none is made, and `scan` says so. Raises `ConfigError`."""
         try:
             _own_folder(root)
             _delete_stale(root)
@@ -58,7 +70,9 @@ class BlockFiles:
         except OSError as error:
             if is_disk_full(error):
                 return cls(root / key.hex(), key, max_bytes, None, error)
-            raise ConfigError("kv_disk_dir", str(root), f"a folder that the engine may write to ({error})") from None
+            raise ConfigError(
+                "kv_disk_dir", str(root), f"a folder that the engine may write to ({error})"
+            ) from None
         raise AssertionError("unreachable")
 
     @staticmethod
@@ -89,18 +103,24 @@ class BlockFiles:
         return True
 
     def read(self, namespace: bytes, block_hash: bytes, into: memoryview) -> bool:
-        """False where the file is gone, torn or of something else; `into` then contains anything."""
+        """False where the file is gone, torn or of something else; `into` then contains
+        anything."""
         header = bytearray(HEADER_LEN)
         try:
             with _opened(self._path(namespace, block_hash), os.O_RDONLY) as file:
-                is_read = file.readinto(header) == HEADER_LEN and _read_whole(file, into) and not file.read(1)
+                is_read = (
+                    file.readinto(header) == HEADER_LEN
+                    and _read_whole(file, into)
+                    and not file.read(1)
+                )
         except FileNotFoundError:
             self._check_folder()
             return False
         return is_read and block_record.is_block(header, into, self.key, namespace, block_hash)
 
     def drop(self, namespace: bytes, block_hash: bytes) -> None:
-        """Deletes a block, and with the last one of a namespace its folder: a client may make up one a request."""
+        """Deletes a block, and with the last one of a namespace its folder: a client may make up
+        one a request."""
         path = self._path(namespace, block_hash)
         path.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError), os.scandir(path.parent) as others:
@@ -109,8 +129,8 @@ class BlockFiles:
                 shutil.rmtree(path.parent)
 
     def scan(self) -> Iterator[BlockId]:
-        """Blocks of earlier lives, the least recently used first. What is not a whole file of this key is deleted. A
-        removed tenant's files may be deleted meanwhile: they are not there."""
+        """Blocks of earlier lives, the least recently used first. What is not a whole file of this
+        key is deleted. A removed tenant's files may be deleted meanwhile: they are not there."""
         if self._refusal is not None:
             raise self._refusal
         found = list[tuple[float, BlockId]]()
@@ -129,8 +149,10 @@ class BlockFiles:
 
     def measure(self, block_bytes: int) -> float:
         """Seconds to read and check a block, by files that are written for it and deleted."""
-        owner, payload = Owner(os.urandom(HASH_LEN)), memoryview(os.urandom(block_bytes))
-        hashes, into = [bytes([number]) * 16 for number in range(NUM_PROBES)], memoryview(bytearray(block_bytes))
+        owner = Owner(os.urandom(HASH_LEN))
+        payload = memoryview(os.urandom(block_bytes))
+        hashes = [bytes([number]) * 16 for number in range(NUM_PROBES)]
+        into = memoryview(bytearray(block_bytes))
         for block_hash in hashes:
             self.write(owner, block_hash, b"", payload)
         begin = time.perf_counter()
@@ -147,10 +169,12 @@ class BlockFiles:
             self._lock = None
 
     def _check_folder(self) -> None:
-        """Raises `OSError` where the folder is this engine's no longer: another one would take what is written there
-        for its own, or it lies where another disk was."""
+        """Raises `OSError` where the folder is this engine's no longer: another one would take what
+        is written there for its own, or it lies where another disk was."""
         with contextlib.suppress(FileNotFoundError):
-            if self._lock is not None and os.path.samestat(os.fstat(self._lock), (self.folder / LOCK).stat()):
+            if self._lock is not None and os.path.samestat(
+                os.fstat(self._lock), (self.folder / LOCK).stat()
+            ):
                 return
         raise OSError(f"{self.folder} was deleted, or its disk is mounted no longer")
 
@@ -172,7 +196,8 @@ class BlockFiles:
 
     def _scan(self, folder: Path) -> list[tuple[float, BlockId]]:
         """Raises `FileNotFoundError` where a file or the folder is deleted meanwhile."""
-        blocks, has_owners = list[tuple[float, BlockId]](), bool(tenants_of(folder))
+        blocks = list[tuple[float, BlockId]]()
+        has_owners = bool(tenants_of(folder))
         for path in folder.iterdir():
             if path.name == TENANTS:
                 continue
@@ -188,11 +213,16 @@ class BlockFiles:
     def _look(self, folder: Path, path: Path) -> tuple[float, BlockId] | None:
         """Goes by the header: the bytes behind it are checked when they are read."""
         with _opened(path, os.O_RDONLY) as file:
-            found, stat = read_header(file.read(HEADER_LEN)), os.fstat(file.fileno())
+            found = read_header(file.read(HEADER_LEN))
+            stat = os.fstat(file.fileno())
         if found is None or stat.st_size != HEADER_LEN + found[1]:
             return None
         block = found[0]
-        if (block.key, block.namespace.hex(), block.block_hash.hex()) != (self.key, folder.name, path.name):
+        if (block.key, block.namespace.hex(), block.block_hash.hex()) != (
+            self.key,
+            folder.name,
+            path.name,
+        ):
             return None
         return stat.st_mtime, block
 
@@ -210,7 +240,9 @@ def is_disk_full(error: OSError) -> bool:
 
 
 def _opened(path: Path, how: int) -> FileIO:
-    return FileIO(os.open(path, how | os.O_NOFOLLOW, OWNER_ONLY), "wb" if how & os.O_WRONLY else "rb")
+    return FileIO(
+        os.open(path, how | os.O_NOFOLLOW, OWNER_ONLY), "wb" if how & os.O_WRONLY else "rb"
+    )
 
 
 def _read_whole(file: FileIO, into: memoryview) -> bool:
@@ -231,8 +263,8 @@ def _write_whole(file: FileIO, data: bytes | memoryview) -> None:
 
 
 def _mark_used(path: Path) -> None:
-    """Notes the time. That of the file system stands still for milliseconds, in which many blocks are written: of a
-    sequence the last would be kept, and the first would go."""
+    """Notes the time. That of the file system stands still for milliseconds, in which many blocks
+    are written: of a sequence the last would be kept, and the first would go."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
 
@@ -247,8 +279,8 @@ def _own_folder(path: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that has the folder as long as it is open; None where another process has it, or has just deleted
-    it."""
+    """A descriptor that has the folder as long as it is open; None where another process has it, or
+    has just deleted it."""
     path = folder / LOCK
     try:
         lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, OWNER_ONLY)
@@ -266,18 +298,22 @@ def _lock(folder: Path) -> int | None:
 
 
 def _delete_stale(root: Path) -> None:
-    """Deletes what no engine has used for long: of models that are not served, of older versions."""
+    """Deletes what no engine has used for long: of models that are not served, of older
+    versions."""
     for lock_path in root.glob(f"*/*/{LOCK}"):
         # Engines that start together find the same folders.
         with contextlib.suppress(FileNotFoundError):
             folder = lock_path.parent
-            if time.time() - _last_use(folder) > STALE_SECONDS and (lock := _lock(folder)) is not None:
+            if (
+                time.time() - _last_use(folder) > STALE_SECONDS
+                and (lock := _lock(folder)) is not None
+            ):
                 _delete_held(folder, lock)
 
 
 def _delete_held(folder: Path, lock: int) -> None:
-    """Deletes a folder and lets go of its lock, which goes last: by it the next start finds what this one leaves where
-    it is killed, and until then no other engine takes the folder."""
+    """Deletes a folder and lets go of its lock, which goes last: by it the next start finds what
+    this one leaves where it is killed, and until then no other engine takes the folder."""
     try:
         for path in folder.iterdir():
             if path.name != LOCK:

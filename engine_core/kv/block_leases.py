@@ -1,8 +1,12 @@
-"""Blocks that other engines copy from this one's cache and from the tiers behind it, each under a lease.
+"""Blocks that other engines copy from this one's cache and from the tiers behind it, each under a
+lease.
 
-A lease pins its blocks while they are copied to the link's memory, from where they are sent. It ends when they are
-sent or when the engine that asked is gone, and pins nothing afterwards. Engines of the same host copy from the cache
-itself: see `DirectLeases`. Knows hashes, the block pool and slots; knows nothing about sockets or requests.
+A lease pins its blocks while they are copied to the link's memory, from where they are sent. It
+ends when they are
+sent or when the engine that asked is gone, and pins nothing afterwards. Engines of the same host
+copy from the cache
+itself: see `DirectLeases`. Knows hashes, the block pool and slots; knows nothing about sockets or
+requests.
 """
 
 from __future__ import annotations
@@ -55,13 +59,17 @@ class BlockLeases:
         *,
         lane: Lane | None = None,
     ) -> None:
-        """`swapper` has a slot for each of the link's rows from the first on; `lenders` are asked in their order."""
+        """`swapper` has a slot for each of the link's rows from the first on; `lenders` are asked
+        in their order."""
         self._lenders = tuple(lenders)
         self._direct: DirectLeases | None = None
         if (copies := swapper.direct_copies) is not None:
             self._direct = DirectLeases(copies.handle, link, pool, release, steps, lenders)
         self._steps = steps
-        self._swapper, self._link, self._pool, self._release = swapper, link, pool, release
+        self._swapper = swapper
+        self._link = link
+        self._pool = pool
+        self._release = release
         self._lane = lane or ThreadLane("kv-lend")
         self._free_slots = deque(range(len(swapper.slots)))
         self._leases: dict[int, _Lease] = {}
@@ -75,16 +83,20 @@ class BlockLeases:
         self._results: deque[Callable[[], None]] = deque()
         """Results of jobs, which the step loop applies."""
         self._is_quiet = True
-        """Nothing was asked for since the last `advance`, and no lease waits for a step, a copy or a slot."""
+        """Nothing was asked for since the last `advance`, and no lease waits for a step, a copy or
+        a slot."""
         self._num_lent = self.num_lent_from_tiers = 0
-        """Blocks that were copied for other engines, and those of them that were not in the KV cache."""
+        """Blocks that were copied for other engines, and those of them that were not in the KV
+        cache."""
 
     @property
     def is_busy(self) -> bool:
         """Whether `advance` is to be called soon."""
         if self._is_quiet:
             return False
-        is_busy = bool(self._pinned or self._copying or self._num_writing or (self._asked and self._free_slots))
+        is_busy = bool(
+            self._pinned or self._copying or self._num_writing or (self._asked and self._free_slots)
+        )
         return is_busy or (self._direct is not None and self._direct.is_busy)
 
     @property
@@ -100,7 +112,10 @@ class BlockLeases:
     def pinned_blocks(self) -> list[int]:
         """Blocks that are held, once for each lease."""
         direct = self._direct.pinned_blocks if self._direct is not None else []
-        return [*direct, *(block for lease in (*self._pinned, *self._copying) for block in lease.blocks)]
+        return [
+            *direct,
+            *(block for lease in (*self._pinned, *self._copying) for block in lease.blocks),
+        ]
 
     def lend(self, request: LeaseRequest) -> None:
         self._is_quiet = False
@@ -111,8 +126,8 @@ class BlockLeases:
         self._asked.append(lease)
 
     def end(self, number: int, num_copied: int = 0) -> None:
-        """Ends a lease; one that is not here has ended already. What is being copied is discarded. `num_copied`: blocks
-        that another engine copied directly."""
+        """Ends a lease; one that is not here has ended already. What is being copied is discarded.
+        `num_copied`: blocks that another engine copied directly."""
         self._is_quiet = False
         if self._direct is not None:
             self._direct.end(number, num_copied)
@@ -129,7 +144,8 @@ class BlockLeases:
             self._direct.copied(number)
 
     def advance(self, retired_step: int) -> bool:
-        """Goes on with every lease; steps up to `retired_step` have ended. Returns whether blocks were let go of."""
+        """Goes on with every lease; steps up to `retired_step` have ended. Returns whether blocks
+        were let go of."""
         if self._direct is not None:
             self._direct.publish(retired_step)
         if self._is_quiet:
@@ -192,12 +208,15 @@ class BlockLeases:
         self._swapper.swap(
             SwapPlan(
                 out_blocks=np.array([block for lease in due for block in lease.blocks], np.int32),
-                out_slots=np.array([slot for lease in due for slot in lease.slots[: len(lease.blocks)]], np.int32),
+                out_slots=np.array(
+                    [slot for lease in due for slot in lease.slots[: len(lease.blocks)]], np.int32
+                ),
             )
         )
 
     def _release_copied(self) -> bool:
-        num_saved, has_released = self._swapper.num_saved, False
+        num_saved = self._swapper.num_saved
+        has_released = False
         while self._copying and num_saved - self._num_saved >= len(self._copying[0].blocks):
             lease = self._copying.popleft()
             self._num_saved += len(lease.blocks)
@@ -210,9 +229,13 @@ class BlockLeases:
         return has_released
 
     def _claim(self, lease: _Lease) -> Claim:
-        """The lease's blocks as they are now. A block behind the KV cache has no generation: it does not change."""
-        claim, behind = claim_of(self._link.key, self._pool, lease.blocks), lease.hashes[len(lease.blocks) :]
-        return replace(claim, hashes=claim.hashes + behind, generations=claim.generations + [0] * len(behind))
+        """The lease's blocks as they are now. A block behind the KV cache has no generation: it
+        does not change."""
+        claim = claim_of(self._link.key, self._pool, lease.blocks)
+        behind = lease.hashes[len(lease.blocks) :]
+        return replace(
+            claim, hashes=claim.hashes + behind, generations=claim.generations + [0] * len(behind)
+        )
 
     def _note_written(self, lease: _Lease, after: Claim, num_read: int) -> None:
         self._num_writing -= 1
@@ -222,7 +245,9 @@ class BlockLeases:
         num_lent = len(lease.blocks) + num_read
         self._num_lent += num_lent
         self.num_lent_from_tiers += num_read
-        after = replace(after, hashes=after.hashes[:num_lent], generations=after.generations[:num_lent])
+        after = replace(
+            after, hashes=after.hashes[:num_lent], generations=after.generations[:num_lent]
+        )
         if lease.has_ended:
             self._free_slots.extend(lease.slots)
         else:
@@ -230,15 +255,21 @@ class BlockLeases:
 
     def _answer(self, lease: _Lease, after: Claim) -> None:
         lease.is_copied = True
-        self._link.send(Lent(lease=lease.request.lease, rows=lease.slots, before=lease.before, after=after))
+        self._link.send(
+            Lent(lease=lease.request.lease, rows=lease.slots, before=lease.before, after=after)
+        )
 
     # The methods below run beside the step loop.
 
     def _write(self, lease: _Lease, after: Claim) -> None:
-        wanted, num_read = lease.request.wanted, self._read(lease)
+        wanted = lease.request.wanted
+        num_read = self._read(lease)
         hashes = lease.hashes[: len(lease.blocks) + num_read]
-        for parent, block_hash, slot in zip([wanted.parent, *hashes], hashes, lease.slots, strict=False):
-            payload, record = self._swapper.slots[slot], self._link.records[slot]
+        for parent, block_hash, slot in zip(
+            [wanted.parent, *hashes], hashes, lease.slots, strict=False
+        ):
+            payload = self._swapper.slots[slot]
+            record = self._link.records[slot]
             block = BlockId(self._link.key, wanted.owner.namespace, block_hash, parent)
             record[:HEADER_LEN] = np.frombuffer(header_of(block, memoryview(payload)), np.uint8)
             record[HEADER_LEN:] = payload
@@ -246,7 +277,9 @@ class BlockLeases:
 
     def _read(self, lease: _Lease) -> int:
         """Copies what lenders hold. Returns how many leading ones of these blocks could be read."""
-        for num_read, (read, slot) in enumerate(zip(lease.reads, lease.slots[len(lease.blocks) :], strict=True)):
+        for num_read, (read, slot) in enumerate(
+            zip(lease.reads, lease.slots[len(lease.blocks) :], strict=True)
+        ):
             if not read(memoryview(self._swapper.slots[slot])):
                 return num_read
         return len(lease.reads)

@@ -1,5 +1,5 @@
-"""Blocks between the prefix cache and block sources: picks a source for a prefix, and holds its blocks until they are
-loaded.
+"""Blocks between the prefix cache and block sources: picks a source for a prefix, and holds its
+blocks until they are loaded.
 
 Knows hash chains, the block pool and sources; knows nothing about requests.
 """
@@ -71,10 +71,14 @@ class BlockLoads:
         clock: Callable[[], float],
         compute_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`compute_seconds` says how long the tokens of a block take to compute; 0 where that is not known."""
+        """`compute_seconds` says how long the tokens of a block take to compute; 0 where that is
+        not known."""
         self.num_decoding: Callable[[], int] = lambda: 0
         """Requests that wait while a prompt is computed."""
-        self._pool, self._cache, self._clock, self._compute_seconds = pool, cache, clock, compute_seconds
+        self._pool = pool
+        self._cache = cache
+        self._clock = clock
+        self._compute_seconds = compute_seconds
         self._sources = tuple(sources)
         self._keepers = tuple(source for source in sources if source.keeps_blocks)
         self._is_asked = False
@@ -99,60 +103,69 @@ class BlockLoads:
         return len(self._open)
 
     def is_open(self, ticket: Ticket) -> bool:
-        """Whether the load has not ended. One that was given up is open until its source has let go of its blocks."""
+        """Whether the load has not ended. One that was given up is open until its source has let go
+        of its blocks."""
         return ticket in self._open
 
     @property
     def has_background_work(self) -> bool:
         return any(source.has_background_work for source in self._sources)
 
-    def release(self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b"") -> None:
-        """Lets go of a sequence's blocks, given from first to last, the first of which have these hashes and follow
-        `parent`; sources may copy those that no request uses now."""
+    def release(
+        self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b""
+    ) -> None:
+        """Lets go of a sequence's blocks, given from first to last, the first of which have these
+        hashes and follow `parent`; sources may copy those that no request uses now."""
         self._pool.release(blocks)
         if not self._keepers:
             return
         are_unheld = self._pool.are_unheld(blocks, hashes)
         if True not in are_unheld:
             return
-        kept, unused = list(compress(hashes, are_unheld)), list(compress(blocks, are_unheld))
+        kept = list(compress(hashes, are_unheld))
+        unused = list(compress(blocks, are_unheld))
         parents = list(compress([parent, *hashes], are_unheld))
         self._is_asked = self._are_saves_due = True
         for source in self._keepers:
             source.save(kept, unused, parents, owner)
 
-    def find(self, chain: HashChain, start: int, end: int, excluded: Collection[Loader] = ()) -> Offer | None:
-        """The offer of the source that saves most time, of the chain's blocks from `start` on, up to `end` or the first
-        that is on its way already. Where it is not known how long they take to compute: of the source that has most of
-        them, then of the cheapest. Of equals the first. None where no source has any, or where computing them takes
-        less time."""
+    def find(
+        self, chain: HashChain, start: int, end: int, excluded: Collection[Loader] = ()
+    ) -> Offer | None:
+        """The offer of the source that saves most time, of the chain's blocks from `start` on, up
+        to `end` or the first that is on its way already. Where it is not known how long they take
+        to compute: of the source that has most of them, then of the cheapest. Of equals the first.
+        None where no source has any, or where computing them takes less time."""
         hashes = chain.hashes[start:end] if self._sources else []
         if self._loading:
             hashes = list(takewhile(lambda block_hash: block_hash not in self._loading, hashes))
-        best, most = None, (0.0, 0.0)
+        best = None
+        most = (0.0, 0.0)
         for source in self._sources if hashes else ():
             if source in excluded or not (num_blocks := source.find(hashes)):
                 continue
-            cost, compute_seconds = source.cost(num_blocks), self._compute_seconds()
+            cost = source.cost(num_blocks)
+            compute_seconds = self._compute_seconds()
             num_waiting = 1 + (self.num_decoding() if source.spares_steps else 0)
             saved = num_blocks * compute_seconds * num_waiting - cost
             if compute_seconds and saved < 0:
                 continue
             worth = (saved, 0.0) if compute_seconds else (num_blocks, -cost)
             if best is None or worth > most:
-                best, most = Offer(source, num_blocks, cost), worth
+                best = Offer(source, num_blocks, cost)
+                most = worth
         return best
 
     def load(self, offer: Offer, chain: HashChain, hits: list[int]) -> Ticket:
-        """Asks for the chain's blocks behind `hits`, which are the offer's. They come into the cache in blocks that are
-        taken from the pool now."""
+        """Asks for the chain's blocks behind `hits`, which are the offer's. They come into the
+        cache in blocks that are taken from the pool now."""
         # Before others are taken: these may be free.
         self._pool.share(hits)
         return self._begin(offer, chain, len(hits), hits)
 
     def load_unheld(self, offer: Offer, chain: HashChain, start: int) -> Ticket:
-        """As `load`, of the chain's blocks from `start` on that are not on their way already. Those before them may be
-        evicted meanwhile."""
+        """As `load`, of the chain's blocks from `start` on that are not on their way already. Those
+        before them may be evicted meanwhile."""
         return self._begin(offer, chain, start, held=[])
 
     def give_up(self, ticket: Ticket) -> None:
@@ -163,8 +176,9 @@ class BlockLoads:
     def _begin(self, offer: Offer, chain: HashChain, start: int, held: list[int]) -> Ticket:
         hashes = chain.hashes[start : start + offer.num_blocks]
         if self._are_saves_due:
-            # Several sources may have been asked to copy what these blocks contain. Each launches its copies and its
-            # loads together, so that one would load into a block which the next has yet to copy.
+            # Several sources may have been asked to copy what these blocks contain. Each launches
+            # its copies and its loads together, so that one would load into a block which the next
+            # has yet to copy.
             self.launch()
         blocks = self._pool.allocate(len(hashes))
         ticket = offer.source.load(hashes, blocks)
@@ -194,8 +208,9 @@ class BlockLoads:
                 source.launch()
 
     def poll(self) -> list[SettledLoad]:
-        """Loads that ended or were given up since the last call; those that were given up are named again when they
-        end. What was loaded can be hit, and the other blocks of loads that ended are free."""
+        """Loads that ended or were given up since the last call; those that were given up are named
+        again when they end. What was loaded can be hit, and the other blocks of loads that ended
+        are free."""
         settled: list[SettledLoad] = []
         for source in self._sources:
             for end in source.poll():
@@ -224,7 +239,8 @@ class BlockLoads:
         return SettledLoad(end.ticket, failed, load.source.tier, num_usable)
 
     def _give_up_late(self) -> Iterator[SettledLoad]:
-        """Cancels loads that take far longer than their source said. Their blocks stay held until they have ended."""
+        """Cancels loads that take far longer than their source said. Their blocks stay held until
+        they have ended."""
         now = self._clock()
         for ticket, load in self._open.items():
             if now >= load.give_up_at and not load.is_given_up:

@@ -1,8 +1,9 @@
 """The pool of KV blocks: who holds them, which are free, which hash each caches.
 
-Knows nothing about requests or tokens. Block 0 is the *null block*: it is never handed out, so executors may let
-padding write there, and its links are the two ends of the free list. A freed block keeps its hash until it is taken
-for something else; the list is ordered by worth: blocks without a hash first, then the least recently used.
+Knows nothing about requests or tokens. Block 0 is the *null block*: it is never handed out, so
+executors may let padding write there, and its links are the two ends of the free list. A freed
+block keeps its hash until it is taken for something else; the list is ordered by worth: blocks
+without a hash first, then the least recently used.
 """
 
 from __future__ import annotations
@@ -16,22 +17,25 @@ CachedBlock = tuple[int, bytes, int]
 
 
 class BlockPool:
-    """Blocks 1 … num_blocks - 1, with reference counts, an intrusive free list and a map from hash to block."""
+    """Blocks 1 … num_blocks - 1, with reference counts, an intrusive free list and a map from hash
+    to block."""
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 1
         self.num_usable = self.num_free = num_blocks - 1
         self.ref_counts = [0] * num_blocks
         self.generations: list[int] | memoryview[int] = [0] * num_blocks
-        """How often each block was handed out: what it contained in an earlier generation is gone."""
+        """How often each block was handed out: what it contained in an earlier generation is
+        gone."""
         self._cached: list[CachedBlock] | None = None
-        """Blocks that were cached since the last `take_cached`; None: the engine does not publish its blocks."""
+        """Blocks that were cached since the last `take_cached`; None: the engine does not publish
+        its blocks."""
         self.num_shared = 0
         """Blocks held more than once."""
         self.elsewhere: Collection[bytes] = ()
         """Hashes that block sources of this engine have: cached as long as either has them."""
-        # A ring through the free blocks; NULL_BLOCK's links are its two ends. Lists, because single elements are read
-        # several times faster than from numpy arrays.
+        # A ring through the free blocks; NULL_BLOCK's links are its two ends. Lists, because single
+        # elements are read several times faster than from numpy arrays.
         self._next = [*range(1, num_blocks), NULL_BLOCK]
         self._prev = [num_blocks - 1, *range(num_blocks - 1)]
         self._hash_of: list[bytes | None] = [None] * num_blocks
@@ -48,8 +52,13 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Takes the `count` least worthy free blocks, each held once; what they cached is gone."""
         assert count <= self.num_free
-        ref_counts, following, hash_of, block_of = self.ref_counts, self._next, self._hash_of, self._block_of
-        generations, blocks, block = self.generations, [], NULL_BLOCK
+        ref_counts = self.ref_counts
+        following = self._next
+        hash_of = self._hash_of
+        block_of = self._block_of
+        generations = self.generations
+        blocks = []
+        block = NULL_BLOCK
         for _ in range(count):
             block = following[block]
             blocks.append(block)
@@ -77,8 +86,12 @@ class BlockPool:
             self.ref_counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last is evicted first."""
-        ref_counts, hash_of, following, preceding = self.ref_counts, self._hash_of, self._next, self._prev
+        """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last
+        is evicted first."""
+        ref_counts = self.ref_counts
+        hash_of = self._hash_of
+        following = self._next
+        preceding = self._prev
         for block in reversed(blocks):
             num_holds = ref_counts[block] - 1
             assert num_holds >= 0, f"block {block} freed twice"
@@ -90,7 +103,8 @@ class BlockPool:
                 before = NULL_BLOCK if is_worthless else preceding[NULL_BLOCK]
                 after = following[before]
                 following[before] = preceding[after] = block
-                preceding[block], following[block] = before, after
+                preceding[block] = before
+                following[block] = after
                 self.num_free += 1
 
     def are_unheld(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
@@ -104,7 +118,8 @@ class BlockPool:
         return sum(self.ref_counts[block] == 0 for block in blocks)
 
     def cache(self, block: int, block_hash: bytes) -> bool:
-        """Lets a held block be found by its hash, unless another already is; whether the hash was cached nowhere."""
+        """Lets a held block be found by its hash, unless another already is; whether the hash was
+        cached nowhere."""
         assert self.ref_counts[block] > 0
         assert self._hash_of[block] is None, f"block {block} is cached already"
         if block_hash in self._block_of:
@@ -120,7 +135,8 @@ class BlockPool:
 
     def find_leading(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks of the leading hashes that are cached."""
-        blocks, find = [], self._block_of.get
+        blocks = []
+        find = self._block_of.get
         for block_hash in hashes:
             if (block := find(block_hash)) is None:
                 break
@@ -128,12 +144,13 @@ class BlockPool:
         return blocks
 
     def note_partial(self, block: int, key: bytes) -> None:
-        """Lets a held block be found by the tokens of its first positions, until it is taken for something else. What
-        stands behind them does not count, and is nobody's to read."""
+        """Lets a held block be found by the tokens of its first positions, until it is taken for
+        something else. What stands behind them does not count, and is nobody's to read."""
         assert self.ref_counts[block] > 0
         assert key not in self._partial_of
         self._forget_partial(block)
-        self._partial_of[key], self._partial_key_of[block] = block, key
+        self._partial_of[key] = block
+        self._partial_key_of[block] = key
 
     def find_partial(self, key: bytes) -> int | None:
         return self._partial_of.get(key)
@@ -143,17 +160,22 @@ class BlockPool:
             del self._partial_of[key]
 
     def publish(self, generations: memoryview[int]) -> None:
-        """From now on generations are counted in this memory, which others may read, and `take_cached` has answers."""
+        """From now on generations are counted in this memory, which others may read, and
+        `take_cached` has answers."""
         for block, generation in enumerate(self.generations):
             generations[block] = generation
         self.generations = generations
-        self._cached = [(block, block_hash, generations[block]) for block_hash, block in self._block_of.items()]
+        self._cached = [
+            (block, block_hash, generations[block]) for block_hash, block in self._block_of.items()
+        ]
 
     def take_cached(self) -> list[CachedBlock]:
-        """Blocks that were cached since the last call; what was handed out again is of an older generation."""
+        """Blocks that were cached since the last call; what was handed out again is of an older
+        generation."""
         if not self._cached:
             return []
-        cached, self._cached = self._cached, []
+        cached = self._cached
+        self._cached = []
         return cached
 
     def hash_of(self, block: int) -> bytes | None:
@@ -161,7 +183,10 @@ class BlockPool:
         return self._hash_of[block]
 
     def cached_hashes(self) -> list[bytes]:
-        return [*self._block_of, *(block_hash for block_hash in self.elsewhere if block_hash not in self._block_of)]
+        return [
+            *self._block_of,
+            *(block_hash for block_hash in self.elsewhere if block_hash not in self._block_of),
+        ]
 
     def has(self, block_hash: bytes) -> bool:
         """Whether the device or a block source has a hash."""
@@ -169,7 +194,8 @@ class BlockPool:
 
     def lacking(self, hashes: Sequence[bytes]) -> list[bytes]:
         """Hashes that neither the device nor a block source has."""
-        block_of, elsewhere = self._block_of, self.elsewhere
+        block_of = self._block_of
+        elsewhere = self.elsewhere
         return [each for each in hashes if each not in block_of and each not in elsewhere]
 
     def note_gone(self, block_hash: bytes) -> None:
@@ -178,8 +204,10 @@ class BlockPool:
 
     def take_evicted(self) -> list[bytes]:
         """Hashes that were lost since the last call, in order."""
-        evicted, self._evicted = self._evicted, []
+        evicted = self._evicted
+        self._evicted = []
         return evicted
 
     def _link(self, block: int, after: int) -> None:
-        self._next[block], self._prev[after] = after, block
+        self._next[block] = after
+        self._prev[after] = block

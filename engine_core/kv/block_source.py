@@ -1,6 +1,8 @@
-"""The protocol of a block source: a place, other than the KV cache, from which blocks of a prefix can be loaded.
+"""The protocol of a block source: a place, other than the KV cache, from which blocks of a prefix
+can be loaded.
 
-Host memory is one; a disk, another replica or a prefill worker can be. Knows nothing about slots, devices or requests.
+Host memory is one; a disk, another replica or a prefill worker can be. Knows nothing about slots,
+devices or requests.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class Owner(NamedTuple):
 
 
 NOT_OURS: Collection[bytes] = ()
-"""The hashes that a block source holds whose blocks do not count as this engine's, such as those of another replica."""
+"""The hashes that a block source holds whose blocks do not count as this engine's, such as those of
+another replica."""
 
 
 OnLost = Callable[[Sequence[bytes]], None]
@@ -39,7 +42,8 @@ class Ticket:
 
     hashes: Sequence[bytes]
     blocks: Sequence[int]
-    """KV blocks that the load fills, one for each hash. The source may write to them until the ticket has ended."""
+    """KV blocks that the load fills, one for each hash. The source may write to them until the
+    ticket has ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,15 +53,19 @@ class LoadEnd:
     ticket: Ticket
     outcome: Outcome
     hashes: Sequence[bytes] = ()
-    """Hashes of what the ticket's leading blocks contain now, as the source identified what it read, not as it was
-    asked; fewer than the ticket's where only leading blocks were loaded. Counts for `LOADED` only."""
+    """Hashes of what the ticket's leading blocks contain now, as the source identified what it
+    read, not as it was asked; fewer than the ticket's where only leading blocks were loaded. Counts
+    for `LOADED` only."""
 
     @property
     def num_usable(self) -> int:
-        """Leading blocks that may be cached. A load that ended with a hash other than the one asked for has failed as a
+        """Leading blocks that may be cached. A load that ended with a hash other than the one asked
+        for has failed as a
         whole: the source mixed something up, so that its other claims are not believed either."""
         asked = self.ticket.hashes
-        if self.outcome is not Outcome.LOADED or list(self.hashes) != list(asked[: len(self.hashes)]):
+        if self.outcome is not Outcome.LOADED or list(self.hashes) != list(
+            asked[: len(self.hashes)]
+        ):
             return 0
         return len(self.hashes)
 
@@ -70,62 +78,73 @@ class Loader(Protocol):
         """The word for this kind of place in usage and metrics."""
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
-        """Asks for the contents of `hashes` in `blocks`, which no request uses until the ticket has ended."""
+        """Asks for the contents of `hashes` in `blocks`, which no request uses until the ticket has
+        ended."""
 
     def cancel(self, ticket: Ticket) -> None:
-        """Asks for the early end of a load. Its ticket still ends, in whichever way, once the source has let go of its
-        blocks."""
+        """Asks for the early end of a load. Its ticket still ends, in whichever way, once the
+        source has let go of its blocks."""
 
 
 class BlockSource(Loader, Protocol):
-    """Called by the step loop alone, between steps: no method waits for a device, a disk or a network.
+    """Called by the step loop alone, between steps: no method waits for a device, a disk or a
+    network.
 
-    The engine core does not see what is in a block. It believes a source about contents as far as `LoadEnd.hashes`
+    The engine core does not see what is in a block. It believes a source about contents as far as
+    `LoadEnd.hashes`
     says: a source that stores blocks has to store their hashes with them, and to report those.
     """
 
     @property
     def held(self) -> Collection[bytes]:
-        """Hashes that the engine tells the prefix index it has while this source holds them. Always the same object;
-        `NOT_OURS` for blocks that are not this engine's. A hash joins in `save`, while its block is cached on the
-        device, or later, after a call of `on_gained`."""
+        """Hashes that the engine tells the prefix index it has while this source holds them. Always
+        the same object; `NOT_OURS` for blocks that are not this engine's. A hash joins in `save`,
+        while its block is cached on the device, or later, after a call of `on_gained`."""
 
     @property
     def keeps_blocks(self) -> bool:
-        """Whether the source takes blocks of this engine; `save` is not called where it does not. Does not change."""
+        """Whether the source takes blocks of this engine; `save` is not called where it does not.
+        Does not change."""
 
     @property
     def spares_steps(self) -> bool:
-        """Whether blocks lie there so that steps here need not compute them: what computing takes then counts once more
-        for each request that decodes beside it, as routing counts it."""
+        """Whether blocks lie there so that steps here need not compute them: what computing takes
+        then counts once more for each request that decodes beside it, as routing counts it."""
 
     @property
     def has_background_work(self) -> bool:
         """Whether `poll` is to be called soon although no load is open."""
 
     def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
-        """Called once, before all else. Both are to be called in the step loop: `on_lost` with hashes that have left
-        `held`; `on_gained`, within `poll`, for each that is about to join it, with the hash before it in its chain (or
-        empty) first."""
+        """Called once, before all else. Both are to be called in the step loop: `on_lost` with
+        hashes that have left `held`; `on_gained`, within `poll`, for each that is about to join it,
+        with the hash before it in its chain (or empty) first."""
 
     def find(self, hashes: Sequence[bytes]) -> int:
-        """Leading blocks of `hashes` that could be loaded now. May be wrong: their load fails then."""
+        """Leading blocks of `hashes` that could be loaded now. May be wrong: their load fails
+        then."""
 
     def cost(self, num_blocks: int) -> float:
-        """Estimated seconds until that many blocks were loaded, with what is on its way before them."""
+        """Estimated seconds until that many blocks were loaded, with what is on its way before
+        them."""
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
-        """Offers blocks that no request uses at present, in the order of their sequence; the source may keep copies of
-        all, some or none. Blocks whose hashes it holds were just used. `parents` are the hashes before them in their
-        chain, empty before the first."""
+    def save(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+    ) -> None:
+        """Offers blocks that no request uses at present, in the order of their sequence; the source
+        may keep copies of all, some or none. Blocks whose hashes it holds were just used. `parents`
+        are the hashes before them in their chain, empty before the first."""
 
     def launch(self) -> None:
-        """Begins what `load` and `save` asked for since the last call, which is called after either and between polls
+        """Begins what `load` and `save` asked for since the last call, which is called after either
+        and between polls
         while a load is open. Steps that are submitted later may write to
-        saved blocks: a source that has not read them by then has the executor's swapper hold up such a step."""
+        saved blocks: a source that has not read them by then has the executor's swapper hold up
+        such a step."""
 
     def poll(self) -> Sequence[LoadEnd]:
         """Loads that ended since the last call, in any order. Each ticket ends once."""
 
     def close(self) -> None:
-        """The engine ends: nothing is called any more. The source does not touch the KV cache after this."""
+        """The engine ends: nothing is called any more. The source does not touch the KV cache after
+        this."""

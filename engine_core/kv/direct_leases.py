@@ -1,9 +1,9 @@
 """Blocks of this engine's KV cache that engines of the same host copy from where they lie.
 
-A lease pins its blocks until the other engine says that it has copied them, or until the link says that it is gone.
-Whatever a copy read that outlived its lease, the other engine discards: no second claim is made for it. Where the
-blocks are published, engines begin before their lease is here, and need no second claim. Knows hashes and the block
-pool; knows nothing about sockets or requests.
+A lease pins its blocks until the other engine says that it has copied them, or until the link says
+that it is gone. Whatever a copy read that outlived its lease, the other engine discards: no second
+claim is made for it. Where the blocks are published, engines begin before their lease is here, and
+need no second claim. Knows hashes and the block pool; knows nothing about sockets or requests.
 """
 
 from __future__ import annotations
@@ -36,12 +36,23 @@ class DirectLeases:
     """Leases in the order in which they were asked for."""
 
     def __init__(
-        self, handle: bytes, link: PeerLink, pool: BlockPool, release: Release, steps: Steps, lenders: Sequence[Lender]
+        self,
+        handle: bytes,
+        link: PeerLink,
+        pool: BlockPool,
+        release: Release,
+        steps: Steps,
+        lenders: Sequence[Lender],
     ) -> None:
         """`lenders` hold blocks that are not in the KV cache."""
-        self._handle, self._link, self._pool, self._release = handle, link, pool, release
-        self._steps, self._published = steps, PublishedBlocks.of(pool, steps)
-        self._lenders, self._most_pinned = tuple(lenders), max(1, int(MOST_PINNED * len(pool.ref_counts)))
+        self._handle = handle
+        self._link = link
+        self._pool = pool
+        self._release = release
+        self._steps = steps
+        self._published = PublishedBlocks.of(pool, steps)
+        self._lenders = tuple(lenders)
+        self._most_pinned = max(1, int(MOST_PINNED * len(pool.ref_counts)))
         self._asked: deque[_Lease] = deque()
         self._pinned: dict[int, _Lease] = {}
         """Leases whose blocks are still to be computed by steps in flight."""
@@ -63,7 +74,11 @@ class DirectLeases:
     @property
     def pinned_blocks(self) -> list[int]:
         """Blocks that are held, once for each lease."""
-        return [block for lease in (*self._pinned.values(), *self._open.values()) for block in lease.blocks]
+        return [
+            block
+            for lease in (*self._pinned.values(), *self._open.values())
+            for block in lease.blocks
+        ]
 
     @property
     def _published_handle(self) -> bytes:
@@ -73,8 +88,8 @@ class DirectLeases:
         self._asked.append(_Lease(request))
 
     def copied(self, number: int) -> None:
-        """The other engine has copied the blocks of a lease: they are claimed once more and let go of. A lease that is
-        not here has ended."""
+        """The other engine has copied the blocks of a lease: they are claimed once more and let go
+        of. A lease that is not here has ended."""
         if (lease := self._open.pop(number, None)) is None:
             return
         after = claim_of(self._link.key, self._pool, lease.blocks)
@@ -83,8 +98,8 @@ class DirectLeases:
         self._link.send(Lent(lease=number, rows=[], before=lease.before, after=after))
 
     def end(self, number: int, num_copied: int = 0) -> None:
-        """Ends a lease, of which the other engine copied so many blocks and compared them by itself; one that is not
-        here has ended already."""
+        """Ends a lease, of which the other engine copied so many blocks and compared them by
+        itself; one that is not here has ended already."""
         num_leases = self.num_leases
         self._asked = deque(lease for lease in self._asked if lease.request.lease != number)
         for leases in (self._pinned, self._open):
@@ -93,24 +108,33 @@ class DirectLeases:
         self.num_lent += num_copied if self.num_leases < num_leases else 0
 
     def publish(self, retired_step: int) -> None:
-        """Publishes blocks of steps up to `retired_step`, which have ended. To be called after each step."""
+        """Publishes blocks of steps up to `retired_step`, which have ended. To be called after each
+        step."""
         if self._published is not None:
             self._published.advance(retired_step)
 
     def advance(self, retired_step: int) -> bool:
-        """Goes on with every lease; steps up to `retired_step` have ended. Returns whether blocks were let go of since
-        the last call."""
+        """Goes on with every lease; steps up to `retired_step` have ended. Returns whether blocks
+        were let go of since the last call."""
         while self._asked and self._pin(self._asked[0]):
             self._asked.popleft()
-        for number in [number for number, lease in self._pinned.items() if lease.after_step <= retired_step]:
+        for number in [
+            number for number, lease in self._pinned.items() if lease.after_step <= retired_step
+        ]:
             lease = self._open[number] = self._pinned.pop(number)
-            places = Places(handle=self._handle, blocks=lease.blocks, published=self._published_handle)
-            self._link.send(Lent(lease=number, rows=[], before=lease.before, after=Claim(), places=places))
-        has_released, self._has_released = self._has_released, False
+            places = Places(
+                handle=self._handle, blocks=lease.blocks, published=self._published_handle
+            )
+            self._link.send(
+                Lent(lease=number, rows=[], before=lease.before, after=Claim(), places=places)
+            )
+        has_released = self._has_released
+        self._has_released = False
         return has_released
 
     def _pin(self, lease: _Lease) -> bool:
-        """Pins the leading blocks that are in the KV cache. Returns whether the lease need not wait for others."""
+        """Pins the leading blocks that are in the KV cache. Returns whether the lease need not wait
+        for others."""
         wanted = lease.request.wanted
         hashes = wanted.hashes if wanted.key == self._link.key else []
         found = self._pool.find_leading(hashes)
@@ -121,7 +145,8 @@ class DirectLeases:
         num_free = self._most_pinned - len(self.pinned_blocks)
         if num_free <= 0:
             return False
-        lease.blocks, lease.hashes = found[:num_free], list(hashes[: min(len(found), num_free)])
+        lease.blocks = found[:num_free]
+        lease.hashes = list(hashes[: min(len(found), num_free)])
         self._pool.share(lease.blocks)
         lease.before = claim_of(self._link.key, self._pool, lease.blocks)
         lease.after_step = self._steps.last_to_compute(lease.hashes)

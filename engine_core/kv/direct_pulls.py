@@ -1,11 +1,13 @@
-"""Pulls that copy blocks out of another engine's KV cache into this one's, where both engines are of one host.
+"""Pulls that copy blocks out of another engine's KV cache into this one's, where both engines are
+of one host.
 
-No record is made and nothing is summed up: the other engine pins the blocks and says where they are, this one copies
-them, and the other one says what they are once more. A block is used only where both claims name it.
+No record is made and nothing is summed up: the other engine pins the blocks and says where they
+are, this one copies them, and the other one says what they are once more. A block is used only
+where both claims name it.
 
-Where the other engine publishes its blocks in memory that this one reads, no answer is waited for: the copy begins
-while the lease is still asked for, and whether the blocks were handed out meanwhile is looked up when it has ended.
-Knows hashes and blocks; knows nothing about sockets or requests.
+Where the other engine publishes its blocks in memory that this one reads, no answer is waited for:
+the copy begins while the lease is still asked for, and whether the blocks were handed out meanwhile
+is looked up when it has ended. Knows hashes and blocks; knows nothing about sockets or requests.
 """
 
 from __future__ import annotations
@@ -21,7 +23,17 @@ import numpy as np
 from ..executor import DirectCopies, DirectCopy, Int32Array
 from ..request import Holder
 from .block_source import Ticket
-from .peer_link import Claim, PeerLink, Placed, Places, PullCopied, Pulled, PullEnd, PullRequest, Wanted
+from .peer_link import (
+    Claim,
+    PeerLink,
+    Placed,
+    Places,
+    PullCopied,
+    Pulled,
+    PullEnd,
+    PullRequest,
+    Wanted,
+)
 from .prefix_hash import num_common
 from .published_blocks import BlocksView, Found
 
@@ -36,7 +48,8 @@ class DirectEnd(NamedTuple):
     """Leading blocks that are in their places here."""
     is_cancelled: bool
     goes_by_records: bool
-    """Whether the blocks have to come as records, if at all: nothing was copied, and that is not for want of them."""
+    """Whether the blocks have to come as records, if at all: nothing was copied, and that is not
+    for want of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,12 +60,14 @@ class _Pull:
     copy: DirectCopy | None = None
     num_copied: int = 0
     check: _Check | None = None
-    """How the copy is compared without an answer; None: the other engine claims its blocks once more."""
+    """How the copy is compared without an answer; None: the other engine claims its blocks once
+    more."""
     is_told: bool = False
     """Whether the other engine knows that the blocks were copied."""
     answer: Pulled | None = None
     num_unchanged: int | None = None
-    """Leading blocks that the check found to be what they were before the copy; None: it was not made."""
+    """Leading blocks that the check found to be what they were before the copy; None: it was not
+    made."""
     is_cancelled: bool = False
 
     @property
@@ -73,7 +88,8 @@ class _Pull:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the pull is over: nothing writes to the ticket's blocks any more, and no message about it follows."""
+        """Whether the pull is over: nothing writes to the ticket's blocks any more, and no message
+        about it follows."""
         is_answered = self.answer is not None or self.num_unchanged is not None
         return is_answered and (self.copy is None or self.copy.is_done)
 
@@ -95,7 +111,8 @@ class DirectPulls:
     """Pulls by their numbers, which their owner gives."""
 
     def __init__(self, copies: DirectCopies, link: PeerLink) -> None:
-        self._copies, self._link = copies, link
+        self._copies = copies
+        self._link = link
         self._open_view: Callable[[bytes], BlocksView] = BlocksView
         self._pulls: dict[int, _Pull] = {}
         self._new = deque[_Pull]()
@@ -105,7 +122,8 @@ class DirectPulls:
         self._engines: dict[tuple[str, int], _Engine] = {}
         """Engines whose memory is open."""
         self._left: set[tuple[str, int]] = set()
-        """Engines to which there is no session any more, and whose blocks are still being copied."""
+        """Engines to which there is no session any more, and whose blocks are still being
+        copied."""
 
     def __len__(self) -> int:
         return len(self._pulls)
@@ -115,28 +133,33 @@ class DirectPulls:
         return (holder.address, holder.epoch) not in self._unreachable
 
     def pull(self, number: int, ticket: Ticket, holder: Holder, wanted: Wanted) -> None:
-        """Asks for a lease. Where the other engine publishes all of the blocks, they are copied meanwhile, from
-        `launch` on."""
+        """Asks for a lease. Where the other engine publishes all of the blocks, they are copied
+        meanwhile, from `launch` on."""
         pull = self._pulls[number] = _Pull(number, ticket, holder)
         self._new.append(pull)
-        self._link.send(PullRequest(pull=number, holder=holder, wanted=wanted, rows=[], is_direct=True))
+        self._link.send(
+            PullRequest(pull=number, holder=holder, wanted=wanted, rows=[], is_direct=True)
+        )
 
     def launch(self) -> None:
-        """Begins copies of published blocks. What the targets contained before may have to be copied first: other
-        sources launch before this one."""
+        """Begins copies of published blocks. What the targets contained before may have to be
+        copied first: other sources launch before this one."""
         while self._new:
             pull = self._new.popleft()
             engine = self._engines.get((pull.holder.address, pull.holder.epoch))
             if engine is None or engine.view is None or not pull.is_waiting:
                 continue
             found = engine.view.find(pull.ticket.hashes)
-            # Blocks that are not there yet, or in a tier behind the KV cache, are the other engine's to find.
-            if len(found.blocks) == len(pull.ticket.hashes) and self._copy(pull, engine.handle, found.blocks):
+            # Blocks that are not there yet, or in a tier behind the KV cache, are the other
+            # engine's to find.
+            if len(found.blocks) == len(pull.ticket.hashes) and self._copy(
+                pull, engine.handle, found.blocks
+            ):
                 pull.check = _Check(engine.view, found)
 
     def placed(self, message: Placed) -> None:
-        """Copies the blocks that the other engine has pinned; a second word of one pull does not count, nor one of
-        blocks that are being copied already."""
+        """Copies the blocks that the other engine has pinned; a second word of one pull does not
+        count, nor one of blocks that are being copied already."""
         pull = self._pulls.get(message.pull)
         if pull is None or not pull.is_waiting:
             return
@@ -157,17 +180,22 @@ class DirectPulls:
         """Takes the link's answer; a second one to the same pull does not count."""
         if (pull := self._pulls.get(answer.pull)) is not None and pull.answer is None:
             # A claim made before the copy ended says nothing of the bytes that the copy read.
-            pull.answer = answer if pull.is_told else Pulled(pull=answer.pull, before=answer.before, after=Claim())
+            pull.answer = (
+                answer
+                if pull.is_told
+                else Pulled(pull=answer.pull, before=answer.before, after=Claim())
+            )
 
     def left(self, holder: Holder) -> None:
-        """Lets go of the memory of an engine to which there is no session any more: it may be dead, and its successor
-        needs the room."""
+        """Lets go of the memory of an engine to which there is no session any more: it may be dead,
+        and its successor needs the room."""
         if (holder.address, holder.epoch) in self._engines:
             self._left.add((holder.address, holder.epoch))
             self._close_left()
 
     def nearly_copied(self) -> list[Ticket]:
-        """Tickets whose blocks are all copied soon, of published blocks. Whether they count is known afterwards."""
+        """Tickets whose blocks are all copied soon, of published blocks. Whether they count is
+        known afterwards."""
         if not (self._pulls and self._copies.precede_steps):
             return []
         return [pull.ticket for pull in self._pulls.values() if pull.is_nearly_copied]
@@ -233,7 +261,8 @@ class DirectPulls:
         return True
 
     def _end_copy(self, pull: _Pull) -> None:
-        """Compares what was copied with what it is now, or asks the other engine to claim it again."""
+        """Compares what was copied with what it is now, or asks the other engine to claim it
+        again."""
         if pull.check is None:
             self._link.send(PullCopied(pull=pull.number))
             return
@@ -243,16 +272,26 @@ class DirectPulls:
 
     def _end_of(self, pull: _Pull) -> DirectEnd:
         if pull.num_unchanged is not None:
-            return DirectEnd(pull.ticket, pull.num_unchanged, pull.is_cancelled, goes_by_records=False)
-        answer, num_usable = pull.answer, 0
+            return DirectEnd(
+                pull.ticket, pull.num_unchanged, pull.is_cancelled, goes_by_records=False
+            )
+        answer = pull.answer
+        num_usable = 0
         assert answer is not None
         if pull.copy is not None and not pull.is_cancelled:
             is_ours = answer.after.key == self._link.key
-            num_common = min(self._num_claimed(pull, answer.before), answer.before.num_common(answer.after))
+            num_common = min(
+                self._num_claimed(pull, answer.before), answer.before.num_common(answer.after)
+            )
             num_usable = min(num_common, pull.num_copied) if is_ours else 0
-        by_records = pull.copy is None and (answer.before.key == self._link.key or not self.reaches(pull.holder))
-        return DirectEnd(pull.ticket, num_usable, pull.is_cancelled, by_records and not pull.is_cancelled)
+        by_records = pull.copy is None and (
+            answer.before.key == self._link.key or not self.reaches(pull.holder)
+        )
+        return DirectEnd(
+            pull.ticket, num_usable, pull.is_cancelled, by_records and not pull.is_cancelled
+        )
 
     def _num_claimed(self, pull: _Pull, claim: Claim) -> int:
-        """Leading blocks of those that are wanted that the other engine says it has, of the same key."""
+        """Leading blocks of those that are wanted that the other engine says it has, of the same
+        key."""
         return num_common(claim.hashes, pull.ticket.hashes) if claim.key == self._link.key else 0

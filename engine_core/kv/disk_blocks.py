@@ -1,8 +1,9 @@
 """The block source on a disk: more room than in memory, and there again after a restart.
 
-A block is copied to a slot of host memory when no request uses it any more, and written from there; the least recently
-used goes first. Threads write and read, so that no step waits. When the disk fails or is full this source gives up: it
-has nothing from then on, and says why. Knows hashes, blocks and slots; knows nothing about requests.
+A block is copied to a slot of host memory when no request uses it any more, and written from there;
+the least recently used goes first. Threads write and read, so that no step waits. When the disk
+fails or is full this source gives up: it has nothing from then on, and says why. Knows hashes,
+blocks and slots; knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ NUM_READERS = 3
 MOST_FOUND = 256
 """Blocks of an earlier life that one poll takes in."""
 TOUCH_SECONDS = 60.0
-"""Time between two notes in files of when their blocks were used. Most blocks are used often, on the device."""
+"""Time between two notes in files of when their blocks were used. Most blocks are used often, on
+the device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,11 +65,15 @@ class DiskBlocks:
         writes: Lane | None = None,
         reads: Lane | None = None,
     ) -> None:
-        """`swapper` has the slots through which blocks pass. `writes` runs one job after another."""
-        self._swapper, self._files, self._block_size = swapper, files, block_size
+        """`swapper` has the slots through which blocks pass. `writes` runs one job after
+        another."""
+        self._swapper = swapper
+        self._files = files
+        self._block_size = block_size
         self._block_bytes = swapper.slots.shape[1]
         self._file_bytes = files.file_bytes(self._block_bytes)
-        self._writes, self._reads = writes or ThreadLane("kv-write"), reads or ThreadLane("kv-read", NUM_READERS)
+        self._writes = writes or ThreadLane("kv-write")
+        self._reads = reads or ThreadLane("kv-read", NUM_READERS)
         self._namespace_of: OrderedDict[bytes, bytes] = OrderedDict()
         """By hash, in order of use: what `held` is."""
         self._used: dict[bytes, None] = {}
@@ -91,7 +97,8 @@ class DiskBlocks:
         self._is_scanning = True
         self._num_written = self._num_read = self._num_damaged = 0
         self._failure = ""
-        self._clock, self._costs = clock, ReadCosts(clock)
+        self._clock = clock
+        self._costs = ReadCosts(clock)
         self._on_lost: OnLost = lambda _: None
         self._on_gained: OnGained = lambda parent, block_hash: None
         self._writes.submit(self._scan_files)
@@ -117,7 +124,8 @@ class DiskBlocks:
         return bool(self._is_scanning or self._found or self._saving or self._results)
 
     def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
-        self._on_lost, self._on_gained = on_lost, on_gained
+        self._on_lost = on_lost
+        self._on_gained = on_gained
 
     def find(self, hashes: Sequence[bytes]) -> int:
         return num_leading(hashes, self._namespace_of)
@@ -134,7 +142,9 @@ class DiskBlocks:
         self._costs.begin(ticket)
         return ticket
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
+    def save(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+    ) -> None:
         if self._failure:
             return
         known = {block_hash: None for block_hash in hashes if block_hash in self._namespace_of}
@@ -144,7 +154,11 @@ class DiskBlocks:
             if block_hash in self._namespace_of or block_hash in self._saving:
                 continue
             # Where slots or bytes are too few, the first blocks are worth most.
-            if len(self._saving) >= self._num_save_slots or not self._free_slots or not self._make_room(known):
+            if (
+                len(self._saving) >= self._num_save_slots
+                or not self._free_slots
+                or not self._make_room(known)
+            ):
                 break
             save = _Save(owner, block_hash, parent, self._free_slots.popleft())
             self._saving[block_hash] = save
@@ -157,7 +171,9 @@ class DiskBlocks:
             pairs = np.array([(block, save.slot) for save, block in self._asked], np.int32)
             self._leaving += (save for save, _ in self._asked)
             self._asked.clear()
-            self._swapper.swap(SwapPlan(out_blocks=pairs[:, 0].copy(), out_slots=pairs[:, 1].copy()))
+            self._swapper.swap(
+                SwapPlan(out_blocks=pairs[:, 0].copy(), out_slots=pairs[:, 1].copy())
+            )
         self._loads.launch()
 
     def cancel(self, ticket: Ticket) -> None:
@@ -188,7 +204,10 @@ class DiskBlocks:
     def hold(self, hashes: Sequence[bytes]) -> list[Read]:
         held = hashes[: self.find(hashes)]
         self._reading.update(held)
-        return [partial(self._read_lent, self._namespace_of[block_hash], block_hash) for block_hash in held]
+        return [
+            partial(self._read_lent, self._namespace_of[block_hash], block_hash)
+            for block_hash in held
+        ]
 
     def let_go(self, hashes: Sequence[bytes]) -> None:
         for block_hash in hashes:
@@ -199,7 +218,9 @@ class DiskBlocks:
     def _settle(self, end: LoadEnd) -> None:
         self.let_go(end.ticket.hashes)
         self._num_read += end.num_usable
-        self._touch([block_hash for block_hash in end.ticket.hashes if block_hash in self._namespace_of])
+        self._touch(
+            [block_hash for block_hash in end.ticket.hashes if block_hash in self._namespace_of]
+        )
         self._costs.end(end)
 
     def _write_copied(self) -> None:
@@ -210,7 +231,8 @@ class DiskBlocks:
         self._num_copied = num_copied
 
     def _take_found(self) -> None:
-        """Blocks of an earlier life join as the least recently used, the oldest of them first of all."""
+        """Blocks of an earlier life join as the least recently used, the oldest of them first of
+        all."""
         for _ in range(min(MOST_FOUND, len(self._found))):
             block = self._found.pop()
             is_known = block.block_hash in self._namespace_of or block.block_hash in self._saving
@@ -225,7 +247,11 @@ class DiskBlocks:
     def _make_room(self, kept: Collection[bytes]) -> bool:
         """Deletes what was used least recently until another file fits. Whether it does."""
         while self._num_used_bytes + self._file_bytes > self._files.max_bytes:
-            unused = (each for each in self._namespace_of if each not in kept and each not in self._reading)
+            unused = (
+                each
+                for each in self._namespace_of
+                if each not in kept and each not in self._reading
+            )
             if (oldest := next(unused, None)) is None:
                 return False
             self._lose(oldest)
@@ -245,7 +271,8 @@ class DiskBlocks:
 
     def _touch_used(self) -> None:
         """Has the order of use noted in files, from which a later life takes it."""
-        held, used = self._namespace_of, self._used
+        held = self._namespace_of
+        used = self._used
         self._used, self._touch_at = {}, self._clock() + TOUCH_SECONDS
         namespace_of = {block_hash: held[block_hash] for block_hash in used if block_hash in held}
         self._writes.submit(partial(self._touch_files, namespace_of))
@@ -262,7 +289,8 @@ class DiskBlocks:
         self._loads.note_read(part, num_read)
         if num_read < len(part.slots) and not self._failure:
             self._num_damaged += 1
-            # The blocks behind it may be as good as those before it: they wait for a sequence that gets there.
+            # The blocks behind it may be as good as those before it: they wait for a sequence that
+            # gets there.
             if (damaged := part.hashes[num_read]) in self._namespace_of:
                 self._lose(damaged)
 
@@ -271,7 +299,9 @@ class DiskBlocks:
         if self._failure:
             return
         self._failure = reason
-        log.error("kv blocks on disk: %s; the disk is not used until the engine starts again", reason)
+        log.error(
+            "kv blocks on disk: %s; the disk is not used until the engine starts again", reason
+        )
         lost = list(self._namespace_of)
         self._namespace_of.clear()
         self._found.clear()
@@ -310,9 +340,15 @@ class DiskBlocks:
     def _read_part(self, part: Part, namespaces: Sequence[bytes | None]) -> None:
         num_read = 0
         with self._ends_use("read"):
-            for namespace, block_hash, slot in zip(namespaces, part.hashes, part.slots, strict=True):
+            for namespace, block_hash, slot in zip(
+                namespaces, part.hashes, part.slots, strict=True
+            ):
                 into = memoryview(self._swapper.slots[slot])
-                if self._failure or namespace is None or not self._files.read(namespace, block_hash, into):
+                if (
+                    self._failure
+                    or namespace is None
+                    or not self._files.read(namespace, block_hash, into)
+                ):
                     break
                 num_read += 1
         self._results.append(partial(self._note_read, part, num_read))

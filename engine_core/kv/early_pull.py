@@ -1,4 +1,5 @@
-"""Loads blocks from one engine while it may still compute them. Knows nothing about when to ask, or for how many."""
+"""Loads blocks from one engine while it may still compute them. Knows nothing about when to ask, or
+for how many."""
 
 from __future__ import annotations
 
@@ -10,14 +11,18 @@ from .peer_blocks import PeerBlocks
 
 
 class EarlyPull:
-    """A `Loader` of one load. A request that waits for it, and finds that blocks are missing, still asks the block
+    """A `Loader` of one load. A request that waits for it, and finds that blocks are missing, still
+    asks the block
     sources: this loader is none of them."""
 
     tier = PeerBlocks.tier
 
     def __init__(self, peers: PeerBlocks, owner: Owner, holder: Holder, parent: bytes) -> None:
         """`parent`: the hash before the first block, or empty."""
-        self._peers, self._owner, self._holder, self._parent = peers, owner, holder, parent
+        self._peers = peers
+        self._owner = owner
+        self._holder = holder
+        self._parent = parent
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         return self._peers.load_early(hashes, blocks, self._owner, self._holder, self._parent)

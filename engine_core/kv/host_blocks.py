@@ -1,7 +1,8 @@
 """The block source in host memory: more room than on the device, and faster than computing.
 
-A block is copied when no request uses it any more; that is long before the cache evicts it, unless running requests
-have nearly all blocks. Knows hashes, blocks and slots; knows nothing about requests or how copies are made.
+A block is copied when no request uses it any more; that is long before the cache evicts it, unless
+running requests have nearly all blocks. Knows hashes, blocks and slots; knows nothing about
+requests or how copies are made.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .prefix_hash import num_leading
 
 
 class HostBlocks:
-    """See `BlockSource` and `Lender`. Slots of host memory, each with a copy of a cached block; the least recently used
-    goes first.
+    """See `BlockSource` and `Lender`. Slots of host memory, each with a copy of a cached block; the
+    least recently used goes first.
 
     Loads end in the order in which they were asked for, and never fail.
     """
@@ -41,7 +42,8 @@ class HostBlocks:
         self._free_slots = list(reversed(range(num_slots)))
         """The last are taken first."""
         self._loads: deque[tuple[int, Ticket]] = deque()
-        """Each with the number of blocks that will have come back, of all loads so far, when it is done."""
+        """Each with the number of blocks that will have come back, of all loads so far, when it is
+        done."""
         self._num_asked = 0
         """Blocks that loads asked for so far."""
         self._cancelled: set[Ticket] = set()
@@ -82,13 +84,17 @@ class HostBlocks:
         self._loads.append((self._num_asked, ticket))
         return ticket
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
-        slot_of, kept = self._slot_of, set[bytes]()
+    def save(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+    ) -> None:
+        slot_of = self._slot_of
+        kept = set[bytes]()
         if known := list(filter(slot_of.__contains__, hashes)):
             kept = set(known)
             self._touch(known)
             is_fresh = [block_hash not in kept for block_hash in hashes]
-            hashes, blocks = list(compress(hashes, is_fresh)), list(compress(blocks, is_fresh))
+            hashes = list(compress(hashes, is_fresh))
+            blocks = list(compress(blocks, is_fresh))
         # In order, neighbours are one copy when they come back.
         slots = sorted(self._take_slots(len(hashes), kept))
         # Where there are too few slots, the first blocks are worth most.
@@ -102,13 +108,20 @@ class HostBlocks:
             return
         places = [np.array(each, np.int32) for each in (*self._saves, *self._fetches)]
         out_blocks, out_slots, in_slots, in_blocks = places
-        self._saves, self._fetches = ([], []), ([], [])
+        self._saves = ([], [])
+        self._fetches = ([], [])
         # Neighbouring slots are one copy. Of a slot that was taken twice, the last save comes last.
         order = out_slots.argsort(kind="stable")
-        out_blocks, out_slots = out_blocks[order], out_slots[order]
+        out_blocks = out_blocks[order]
+        out_slots = out_slots[order]
         self._save_number[out_slots] = np.arange(self.num_saved - order.size, self.num_saved) + 1
-        self._swapper.swap(SwapPlan(out_blocks=out_blocks, out_slots=out_slots, in_slots=in_slots, in_blocks=in_blocks))
-        # Also where no other engine asks for blocks: a swapper keeps what it knows of a copy until that is counted.
+        self._swapper.swap(
+            SwapPlan(
+                out_blocks=out_blocks, out_slots=out_slots, in_slots=in_slots, in_blocks=in_blocks
+            )
+        )
+        # Also where no other engine asks for blocks: a swapper keeps what it knows of a copy until
+        # that is counted.
         _ = self._swapper.num_saved
 
     def cancel(self, ticket: Ticket) -> None:
@@ -136,7 +149,9 @@ class HostBlocks:
 
     def hold(self, hashes: Sequence[bytes]) -> list[Read]:
         """Blocks whose copies to their slots are not made yet are not here yet."""
-        num_saved, unlaunched, reads = self._swapper.num_saved, set(self._saves[1]), list[Read]()
+        num_saved = self._swapper.num_saved
+        unlaunched = set(self._saves[1])
+        reads = list[Read]()
         for block_hash in hashes:
             slot = self._slot_of.get(block_hash)
             if slot is None or slot in unlaunched or self._save_number[slot] > num_saved:

@@ -1,5 +1,5 @@
-"""The protocol of a lender: a block source of this engine whose blocks other engines may copy, as they copy those of
-the KV cache.
+"""The protocol of a lender: a block source of this engine whose blocks other engines may copy, as
+they copy those of the KV cache.
 
 Knows hashes and bytes; knows nothing about leases or links.
 """
@@ -12,16 +12,16 @@ from typing import Protocol
 from .block_source import Owner
 
 Read = Callable[[memoryview], bool]
-"""Copies the bytes of one held block. Called beside the step loop. Returns False where they cannot be read; what was
-copied then is anything."""
+"""Copies the bytes of one held block. Called beside the step loop. Returns False where they cannot
+be read; what was copied then is anything."""
 
 
 class Lender(Protocol):
     """Both methods are called by the step loop."""
 
     def hold(self, hashes: Sequence[bytes]) -> list[Read]:
-        """Holds the leading blocks of `hashes` that are here, as many as there are reads. They stay what they are until
-        `let_go`."""
+        """Holds the leading blocks of `hashes` that are here, as many as there are reads. They stay
+        what they are until `let_go`."""
 
     def let_go(self, hashes: Sequence[bytes]) -> None:
         """Ends one hold of each of these blocks. No read of them may run or follow."""
@@ -39,5 +39,7 @@ class Steps(Protocol):
 
 
 class Release(Protocol):
-    def __call__(self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b"") -> None:
+    def __call__(
+        self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b""
+    ) -> None:
         """See `BlockLoads.release`."""

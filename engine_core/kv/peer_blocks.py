@@ -1,9 +1,10 @@
 """The block source that pulls blocks from other engines.
 
-A request says which engine is thought to hold the beginning of its prompt. That is advice: a pull brings records with
-a header and a checksum each, and claims of the other engine from before and after it copied them. A block is used only
-where all of that fits; the others are computed. Where both engines are of one host, blocks are copied out of the other
-one's KV cache instead: see `DirectPulls`. Knows hashes and slots; knows nothing about sockets or requests.
+A request says which engine is thought to hold the beginning of its prompt. That is advice: a pull
+brings records with a header and a checksum each, and claims of the other engine from before and
+after it copied them. A block is used only where all of that fits; the others are computed. Where
+both engines are of one host, blocks are copied out of the other one's KV cache instead: see
+`DirectPulls`. Knows hashes and slots; knows nothing about sockets or requests.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ from .staged_loads import Part, StagedLoads
 MOST_HINTS = 1 << 16
 """Blocks whose holders are remembered; the oldest go first."""
 HINT_SECONDS = 60.0
-"""Seconds after which a hint counts no more: its blocks have come or were computed, and its holder may be gone."""
+"""Seconds after which a hint counts no more: its blocks have come or were computed, and its holder
+may be gone."""
 ASSUMED_BYTES_PER_SECOND = 200e6
-"""Speed of a pull before the first one was measured. Two processes on two busy cores reached 250 to 300 MB/s, without
-the copies at either end (2026-11-23)."""
+"""Speed of a pull before the first one was measured. Two processes on two busy cores reached 250 to
+300 MB/s, without the copies at either end (2026-11-23)."""
 
 
 class _Hint(NamedTuple):
-    """Where the blocks of a chain are thought to be. One object for all of them: a prompt has hundreds."""
+    """Where the blocks of a chain are thought to be. One object for all of them: a prompt has
+    hundreds."""
 
     holder: Holder
     owner: Owner
@@ -74,7 +77,10 @@ class PeerBlocks:
         lane: Lane | None = None,
     ) -> None:
         """`swapper` has a slot for each of the link's rows from `first_row` on."""
-        self._swapper, self._link, self._first_row, self._clock = swapper, link, first_row, clock
+        self._swapper = swapper
+        self._link = link
+        self._first_row = first_row
+        self._clock = clock
         self._lane = lane or ThreadLane("kv-pull")
         self._hints: OrderedDict[bytes, _Hint] = OrderedDict()
         self._free_slots = deque(range(len(swapper.slots)))
@@ -90,7 +96,8 @@ class PeerBlocks:
         self._numbers = count(1)
         self._results: deque[Callable[[], None]] = deque()
         """Results of jobs, which the step loop applies."""
-        self._costs, self._direct_costs = ReadCosts(clock), ReadCosts(clock)
+        self._costs = ReadCosts(clock)
+        self._direct_costs = ReadCosts(clock)
         self._costs.assume(swapper.slots.shape[1] / ASSUMED_BYTES_PER_SECOND)
         self._costs_of: dict[Ticket, ReadCosts] = {}
         """Costs of its way, for each load that has not ended."""
@@ -101,8 +108,8 @@ class PeerBlocks:
         self._is_direct = False
         """Whether the way to the engine that `find` spoke of last is direct."""
         self.num_pulled = self.num_direct = self.num_discarded = 0
-        """Blocks that came and were used, those of them that came directly, and those that were asked for and did not
-        come whole."""
+        """Blocks that came and were used, those of them that came directly, and those that were
+        asked for and did not come whole."""
 
     @property
     def has_background_work(self) -> bool:
@@ -118,7 +125,8 @@ class PeerBlocks:
 
     def expect(self, hashes: Sequence[bytes], owner: Owner, holder: Holder) -> None:
         """Notes that another engine is thought to hold these blocks, the first of a chain."""
-        hint, hints = _Hint(holder, owner, hashes, self._clock() + HINT_SECONDS), self._hints
+        hint = _Hint(holder, owner, hashes, self._clock() + HINT_SECONDS)
+        hints = self._hints
         for block_hash in hashes:
             hints[block_hash] = hint
             hints.move_to_end(block_hash)
@@ -129,7 +137,11 @@ class PeerBlocks:
         """Does nothing: no block here counts as this engine's."""
 
     def find(self, hashes: Sequence[bytes]) -> int:
-        if not self._hints or (first := self._hints.get(hashes[0])) is None or first.until <= self._clock():
+        if (
+            not self._hints
+            or (first := self._hints.get(hashes[0])) is None
+            or first.until <= self._clock()
+        ):
             return 0
         self._is_direct = self._reaches(first.holder)
         get = self._hints.get
@@ -140,7 +152,8 @@ class PeerBlocks:
         return len(hashes)
 
     def cost(self, num_blocks: int) -> float:
-        """By the time that pulls took lately; blocks that others wait for come first. Speaks of what `find` found."""
+        """By the time that pulls took lately; blocks that others wait for come first. Speaks of
+        what `find` found."""
         num_before = 0 if self._is_direct else self._loads.num_waiting_blocks
         return (num_before + num_blocks) * self.seconds_per_block
 
@@ -148,25 +161,34 @@ class PeerBlocks:
         ticket = Ticket(hashes, blocks)
         hint = self._hints[hashes[0]]
         at = hint.hashes.index(hashes[0])
-        self._start(ticket, _Origin(hint.holder, hint.owner, parent=hint.hashes[at - 1] if at else b""))
+        self._start(
+            ticket, _Origin(hint.holder, hint.owner, parent=hint.hashes[at - 1] if at else b"")
+        )
         return ticket
 
     def load_early(
-        self, hashes: Sequence[bytes], blocks: Sequence[int], owner: Owner, holder: Holder, parent: bytes
+        self,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        owner: Owner,
+        holder: Holder,
+        parent: bytes,
     ) -> Ticket:
-        """As `load`, from an engine that may still compute the blocks: its time, and blocks that do not come, say
-        nothing of pulls. Advice about these blocks stays as it is."""
+        """As `load`, from an engine that may still compute the blocks: its time, and blocks that do
+        not come, say nothing of pulls. Advice about these blocks stays as it is."""
         ticket = Ticket(hashes, blocks)
         self._early.add(ticket)
         self._start(ticket, _Origin(holder, owner, parent))
         return ticket
 
     def most_early(self, holder: Holder) -> int:
-        """Blocks of early loads that may be on their way from an engine at once: half of the slots, as the others are
-        for requests that wait. What comes directly needs none."""
+        """Blocks of early loads that may be on their way from an engine at once: half of the slots,
+        as the others are for requests that wait. What comes directly needs none."""
         return sys.maxsize if self._reaches(holder) else max(1, len(self._swapper.slots) // 2)
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
+    def save(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+    ) -> None:
         """Other engines ask for what they want: see `BlockLeases`."""
 
     def launch(self) -> None:
@@ -202,7 +224,8 @@ class PeerBlocks:
             self._direct.placed(message)
 
     def nearly_loaded(self) -> list[Ticket]:
-        """Loads of requests whose blocks will soon be here, by copies behind which the executor can compute."""
+        """Loads of requests whose blocks will soon be here, by copies behind which the executor can
+        compute."""
         if self._direct is None:
             return []
         return [ticket for ticket in self._direct.nearly_copied() if ticket not in self._early]
@@ -213,7 +236,9 @@ class PeerBlocks:
             self._direct.left(holder)
 
     def poll(self) -> list[LoadEnd]:
-        if not (self._origins or self._results or (self._direct is not None and self._direct.is_busy)):
+        if not (
+            self._origins or self._results or (self._direct is not None and self._direct.is_busy)
+        ):
             return []
         while self._results:
             self._results.popleft()()
@@ -229,7 +254,8 @@ class PeerBlocks:
         """The link ends with the engine."""
 
     def _settle(self, end: LoadEnd) -> None:
-        """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest is not there."""
+        """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest
+        is not there."""
         del self._origins[end.ticket]
         self.num_pulled += end.num_usable
         costs = self._costs_of.pop(end.ticket)
@@ -265,7 +291,8 @@ class PeerBlocks:
         found: list[DirectEnd] = self._direct.poll() if self._direct is not None else []
         ends = list[LoadEnd]()
         for end in found:
-            hashes, is_early = end.ticket.hashes[: end.num_usable], end.ticket in self._early
+            hashes = end.ticket.hashes[: end.num_usable]
+            is_early = end.ticket in self._early
             # An engine that has not computed blocks yet has no records of them either.
             if end.goes_by_records and not is_early:
                 self._costs_of.pop(end.ticket).forget(end.ticket)
@@ -275,14 +302,17 @@ class PeerBlocks:
             else:
                 self.num_direct += len(hashes)
                 self.num_discarded += 0 if is_early else len(end.ticket.hashes) - len(hashes)
-                ends.append(LoadEnd(end.ticket, Outcome.LOADED if hashes else Outcome.FAILED, hashes))
+                ends.append(
+                    LoadEnd(end.ticket, Outcome.LOADED if hashes else Outcome.FAILED, hashes)
+                )
         return ends
 
     def _wanted(self, owner: Owner, parent: bytes, hashes: Sequence[bytes]) -> Wanted:
         return Wanted(key=self._link.key, owner=owner, parent=parent, hashes=list(hashes))
 
     def _pull(self, part: Part) -> None:
-        number, origin = next(self._numbers), self._origins[part.load.ticket]
+        number = next(self._numbers)
+        origin = self._origins[part.load.ticket]
         self._pulls[number] = part
         parent = part.load.ticket.hashes[part.start - 1] if part.start else origin.parent
         wanted = self._wanted(origin.owner, parent, part.hashes)
@@ -290,10 +320,13 @@ class PeerBlocks:
         self._link.send(PullRequest(pull=number, holder=origin.holder, wanted=wanted, rows=rows))
 
     def _num_claimed(self, part: Part, answer: Pulled) -> int:
-        """Leading blocks that the other engine held, of the same key and unchanged, until they were copied."""
+        """Leading blocks that the other engine held, of the same key and unchanged, until they were
+        copied."""
         if part.load.is_cancelled or not answer.before.key == answer.after.key == self._link.key:
             return 0
-        return min(answer.before.num_common(answer.after), num_common(answer.before.hashes, part.hashes))
+        return min(
+            answer.before.num_common(answer.after), num_common(answer.before.hashes, part.hashes)
+        )
 
     def _note_taken(self, part: Part, num_read: int) -> None:
         self._num_taking -= 1
@@ -311,11 +344,14 @@ class PeerBlocks:
         """Copies records to slots, as far as they are the blocks that were asked for."""
         num_read = 0
         for block_hash, slot in zip(part.hashes[:num_claimed], part.slots, strict=False):
-            record, copied = self._link.records[self._first_row + slot], self._swapper.slots[slot]
+            record = self._link.records[self._first_row + slot]
+            copied = self._swapper.slots[slot]
             # First copied, then checked: nothing can change in between.
             copied[:] = record[HEADER_LEN:]
             header = bytes(record[:HEADER_LEN])
-            if not block_record.is_block(header, memoryview(copied), self._link.key, namespace, block_hash):
+            if not block_record.is_block(
+                header, memoryview(copied), self._link.key, namespace, block_hash
+            ):
                 break
             num_read += 1
         self._results.append(partial(self._note_taken, part, num_read))

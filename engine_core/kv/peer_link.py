@@ -1,7 +1,9 @@
-"""Messages between an engine core and its link to other engines, when one of them pulls blocks from another.
+"""Messages between an engine core and its link to other engines, when one of them pulls blocks from
+another.
 
-The link moves records of blocks from one engine's buffers into another's. It is trusted with nothing else: which blocks
-a pull brought, and whether they are whole, is verified in the core that asked for them.
+The link moves records of blocks from one engine's buffers into another's. It is trusted with
+nothing else: which blocks a pull brought, and whether they are whole, is verified in the core that
+asked for them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Blocks that an engine lends. It claims them before and after the copy: blocks in both were not overwritten."""
+    """Blocks that an engine lends. It claims them before and after the copy: blocks in both were
+    not overwritten."""
 
     key: bytes = b""
     hashes: list[bytes] = field(default_factory=list)
@@ -38,10 +41,8 @@ class Claim:
 
     def num_common(self, other: Claim) -> int:
         """Leading blocks that are the same in both."""
-        same_hashes, same_generations = (
-            num_common(self.hashes, other.hashes),
-            num_common(self.generations, other.generations),
-        )
+        same_hashes = num_common(self.hashes, other.hashes)
+        same_generations = num_common(self.generations, other.generations)
         return min(same_hashes, same_generations)
 
 
@@ -56,8 +57,9 @@ class PullRequest:
     rows: list[int]
     """Rows of the buffers for the records; the link may write to them until it has answered."""
     is_direct: bool = False
-    """Whether no records are wanted but places, from which this engine copies by itself: the link says `Placed`, hears
-    `PullCopied` and answers then. It answers at once where there are no places."""
+    """Whether no records are wanted but places, from which this engine copies by itself: the link
+    says `Placed`, hears `PullCopied` and answers then. It answers at once where there are no
+    places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +95,14 @@ class Places:
     """Handle by which the cache is opened: see `DirectCopies`."""
     blocks: list[int]
     published: bytes = b""
-    """Handle of the memory in which the engine publishes its blocks: see `PublishedBlocks`. Empty: there is none."""
+    """Handle of the memory in which the engine publishes its blocks: see `PublishedBlocks`. Empty:
+    there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """From the link: the blocks of a direct pull lie at these places, and stay there while the pull is open."""
+    """From the link: the blocks of a direct pull lie at these places, and stay there while the pull
+    is open."""
 
     pull: int
     before: Claim
@@ -107,15 +111,17 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderLeft:
-    """From the link: the session with an engine is over, since nothing was pulled for long or since it is gone."""
+    """From the link: the session with an engine is over, since nothing was pulled for long or since
+    it is gone."""
 
     holder: Holder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRequest:
-    """From the link: another engine asks for blocks. Answered by one `Lent`, unless the lease ends before; a direct
-    one by one with places, and a second one behind `LeaseCopied`, or by one without."""
+    """From the link: another engine asks for blocks. Answered by one `Lent`, unless the lease ends
+    before; a direct one by one with places, and a second one behind `LeaseCopied`, or by one
+    without."""
 
     lease: int
     """Names the lease; never used again."""
@@ -125,7 +131,8 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lent:
-    """To the link: the records are in these rows of the buffers and stay there until the lease ends."""
+    """To the link: the records are in these rows of the buffers and stay there until the lease
+    ends."""
 
     lease: int
     rows: list[int]
@@ -144,7 +151,8 @@ class LeaseCopied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseEnd:
-    """From the link: the records are sent, or the engine that asked needs nothing more or is gone."""
+    """From the link: the records are sent, or the engine that asked needs nothing more or is
+    gone."""
 
     lease: int
     num_copied: int = 0
@@ -162,8 +170,8 @@ class PeerLink:
     key: bytes
     """Key of this engine's blocks: numerics and layout."""
     records: UInt8Array
-    """[rows, HEADER_LEN + bytes of a block], shared with the link: the first half for blocks that are lent, the others
-    for blocks that are pulled."""
+    """[rows, HEADER_LEN + bytes of a block], shared with the link: the first half for blocks that
+    are lent, the others for blocks that are pulled."""
     send: Callable[[ToLink], None]
     """Called in the step loop."""
 

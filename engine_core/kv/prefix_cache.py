@@ -20,7 +20,8 @@ from .prefix_hash import block_hashes, next_block_hash, num_common
 
 @dataclass(slots=True)
 class HashChain:
-    """The hashes of a sequence's full blocks; the first `num_cached` blocks were offered to the cache."""
+    """The hashes of a sequence's full blocks; the first `num_cached` blocks were offered to the
+    cache."""
 
     namespace: bytes
     tenant: str = ""
@@ -41,8 +42,11 @@ class HashChain:
         return self.hashes[idx - 1] if idx else b""
 
     def cover(self, token_ids: npt.NDArray[np.int32], block_size: int) -> None:
-        """Adds the hashes of the blocks that `token_ids`, the whole sequence, fills beyond what is hashed."""
-        self.hashes += block_hashes(self.tip, token_ids[len(self.hashes) * block_size :], block_size)
+        """Adds the hashes of the blocks that `token_ids`, the whole sequence, fills beyond what is
+        hashed."""
+        self.hashes += block_hashes(
+            self.tip, token_ids[len(self.hashes) * block_size :], block_size
+        )
 
     def num_shared(self, other: HashChain) -> int:
         """Leading blocks that two sequences have in common."""
@@ -60,36 +64,46 @@ class PrefixCache:
         self._pool = pool
         self._stored: list[StoredChain] = []
         self._gained: dict[bytes, bytes] = {}
-        """Parents by hash of blocks that a source got since the last events, and that were cached nowhere before."""
+        """Parents by hash of blocks that a source got since the last events, and that were cached
+        nowhere before."""
 
     def match(self, chain: HashChain, max_blocks: int) -> list[int]:
         """The cached blocks that the sequence starts with, at most `max_blocks`; not held yet."""
         return self._pool.find_leading(chain.hashes[: max(max_blocks, 0)])
 
     def count(self, num_tokens: int, num_hits: int, by_tier: Mapping[str, int]) -> None:
-        """Notes that a prompt of `num_tokens` found `num_hits` of them, and how many of these block sources brought."""
+        """Notes that a prompt of `num_tokens` found `num_hits` of them, and how many of these block
+        sources brought."""
         self.num_queried_tokens += num_tokens
         self.num_hit_tokens += num_hits
         self.num_hits_by_tier.update(by_tier)
 
     def offer(self, chain: HashChain, blocks: Sequence[int]) -> list[StoredChain]:
-        """Caches the sequence's next `blocks`; returns what is new, to be announced once it is computed.
+        """Caches the sequence's next `blocks`; returns what is new, to be announced once it is
+        computed.
 
         A block whose hash another block already has stays out: one copy is enough to hit.
         """
-        start, end = chain.num_cached, chain.num_cached + len(blocks)
+        start = chain.num_cached
+        end = chain.num_cached + len(blocks)
         chain.num_cached = end
-        return self._cache_run(chain.hashes[start - 1] if start else b"", chain.hashes[start:end], blocks)
+        return self._cache_run(
+            chain.hashes[start - 1] if start else b"", chain.hashes[start:end], blocks
+        )
 
     def adopt(self, parent: bytes, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Caches and announces loaded blocks that continue `parent` (a block hash, or empty). No block may be allocated
-        before the next `take_events`: an eviction would be told before them."""
+        """Caches and announces loaded blocks that continue `parent` (a block hash, or empty). No
+        block may be allocated before the next `take_events`: an eviction would be told before
+        them."""
         self._stored += self._cache_run(parent, hashes, blocks)
 
     def append(self, chains: Iterable[HashChain], data: bytes, blocks: Sequence[int]) -> None:
-        """Hashes, caches and announces the next block of each of some sequences, which is computed; `data` are the
-        tokens of these blocks, one block after another."""
-        cache, announce, stride, start = self._pool.cache, self._stored.append, len(data) // len(blocks), 0
+        """Hashes, caches and announces the next block of each of some sequences, which is computed;
+        `data` are the tokens of these blocks, one block after another."""
+        cache = self._pool.cache
+        announce = self._stored.append
+        stride = len(data) // len(blocks)
+        start = 0
         for chain, block in zip(chains, blocks, strict=True):
             hashes = chain.hashes
             parent = hashes[-1] if hashes else b""
@@ -115,9 +129,12 @@ class PrefixCache:
         """Lets chains that are computed now go out with the next events."""
         self._stored += stored
 
-    def _cache_run(self, parent: bytes, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[StoredChain]:
+    def _cache_run(
+        self, parent: bytes, hashes: Sequence[bytes], blocks: Sequence[int]
+    ) -> list[StoredChain]:
         stored: list[StoredChain] = []
-        cache, run = self._pool.cache, None
+        cache = self._pool.cache
+        run = None
         for block_hash, block in zip(hashes, blocks, strict=True):
             if not cache(block, block_hash):
                 run = None
@@ -134,7 +151,11 @@ class PrefixCache:
         removed = self._pool.take_evicted()
         if not removed and not self._stored and not self._gained:
             return None
-        stored, self._stored = self._stored, []
-        stored += [StoredChain(parent=parent, hashes=[block_hash]) for block_hash, parent in self._gained.items()]
+        stored = self._stored
+        self._stored = []
+        stored += [
+            StoredChain(parent=parent, hashes=[block_hash])
+            for block_hash, parent in self._gained.items()
+        ]
         self._gained.clear()
         return CacheEvents(stored=stored, removed=removed)

@@ -1,6 +1,8 @@
-"""The chained hash of KV blocks: equal hash, equal tokens up to and including the block, in one namespace.
+"""The chained hash of KV blocks: equal hash, equal tokens up to and including the block, in one
+namespace.
 
-The processor, the engine and the gateway compute the same chain from this file. Imports neither torch nor numpy.
+The processor, the engine and the gateway compute the same chain from this file. Imports neither
+torch nor numpy.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class TokenArray(Protocol):
 
 
 def next_block_hash(parent: bytes, data: bytes) -> bytes:
-    """Hash of a full block whose prefix hashes to `parent` (the namespace for the first block); `data` are its tokens,
-    as `token_bytes` gives them."""
+    """Hash of a full block whose prefix hashes to `parent` (the namespace for the first block);
+    `data` are its tokens, as `token_bytes` gives them."""
     assert len(parent) == HASH_LEN
     hasher = _EMPTY_HASHER.copy()
     hasher.update(parent + data)
@@ -39,7 +41,8 @@ def next_block_hash(parent: bytes, data: bytes) -> bytes:
 
 
 def token_bytes(token_ids: Sequence[int] | TokenArray) -> bytes:
-    """Bytes that are hashed: ids as little-endian int32. Raises `OverflowError` for an id that is no int32."""
+    """Bytes that are hashed: ids as little-endian int32. Raises `OverflowError` for an id that is
+    no int32."""
     ids = array("i", token_ids) if isinstance(token_ids, Sequence) else token_ids
     assert ids.itemsize == TOKEN_BYTES, "token ids are int32"
     if sys.byteorder == "little":
@@ -49,12 +52,15 @@ def token_bytes(token_ids: Sequence[int] | TokenArray) -> bytes:
     return swapped.tobytes()
 
 
-def block_hashes(namespace: bytes, token_ids: Sequence[int] | TokenArray, block_size: int) -> list[bytes]:
+def block_hashes(
+    namespace: bytes, token_ids: Sequence[int] | TokenArray, block_size: int
+) -> list[bytes]:
     """Hashes of the full blocks of `token_ids`, in order; a partial last block has none."""
     assert len(namespace) == HASH_LEN
     data = token_bytes(token_ids)
     stride = TOKEN_BYTES * block_size
-    hashes, parent = [], namespace
+    hashes = []
+    parent = namespace
     for start in range(0, len(data) - stride + 1, stride):
         parent = next_block_hash(parent, data[start : start + stride])
         hashes.append(parent)
@@ -78,5 +84,6 @@ def num_leading(hashes: Sequence[bytes], held: Container[bytes]) -> int:
 
 
 def expected_cached_tokens(common_prefix_len: int, prompt_len: int, block_size: int) -> int:
-    """Tokens of a prompt that a cache holding `common_prefix_len` of them serves: one token is always computed."""
+    """Tokens of a prompt that a cache holding `common_prefix_len` of them serves: one token is
+    always computed."""
     return min(common_prefix_len, prompt_len - 1) // block_size * block_size

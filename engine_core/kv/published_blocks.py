@@ -1,8 +1,10 @@
-"""The contents of an engine's KV cache, published in memory that the other engines of its host read: for each block its
-generation (how often it was handed out) and the hash of its tokens.
+"""The contents of an engine's KV cache, published in memory that the other engines of its host
+read: for each block its generation (how often it was handed out) and the hash of its tokens.
 
-A reader needs no answer from the owner. It reads hashes and generations, copies blocks, and reads the generations once
-more: a copied block counts only if it was not handed out in between, as in a seqlock. Knows hashes and blocks; knows
+A reader needs no answer from the owner. It reads hashes and generations, copies blocks, and reads
+the generations once
+more: a copied block counts only if it was not handed out in between, as in a seqlock. Knows hashes
+and blocks; knows
 nothing about leases or copies.
 """
 
@@ -29,18 +31,24 @@ from .lending import Steps
 
 BoolArray = npt.NDArray[np.bool_]
 UInt64Array = npt.NDArray[np.uint64]
-TOKEN_LEN, HEADER_LEN, HASH_LEN = 16, 64, 16
+TOKEN_LEN = 16
+HEADER_LEN = 64
+HASH_LEN = 16
 ORDERED_MACHINES = ("x86_64", "AMD64", "i686")
-"""Processors on which other cores see stores in the order in which they were made, and loads are made in order. The
-protocol needs that: Python has no barriers. Elsewhere nothing is published, and owners are asked."""
+"""Processors on which other cores see stores in the order in which they were made, and loads are
+made in order. The
+protocol needs that: Python has no barriers. Elsewhere nothing is published, and owners are
+asked."""
 
 
 class PublishedBlocks:
-    """The owner's end. The pool counts generations in the shared memory itself, so that a block is out of date for
-    readers before anything new is written to it; `advance` publishes hashes of blocks once they are computed."""
+    """The owner's end. The pool counts generations in the shared memory itself, so that a block is
+    out of date for readers before anything new is written to it; `advance` publishes hashes of
+    blocks once they are computed."""
 
     def __init__(self, pool: BlockPool, steps: Steps) -> None:
-        self._pool, self._steps = pool, steps
+        self._pool = pool
+        self._steps = steps
         self._token = secrets.token_bytes(TOKEN_LEN)
         self._name = f"headwater-published-{self._token.hex()}"
         num_blocks = len(pool.generations)
@@ -68,11 +76,13 @@ class PublishedBlocks:
     @classmethod
     def of(cls, pool: BlockPool, steps: Steps) -> PublishedBlocks | None:
         """None on systems and processors on which this does not work."""
-        return cls(pool, steps) if is_shareable() and platform.machine() in ORDERED_MACHINES else None
+        return (
+            cls(pool, steps) if is_shareable() and platform.machine() in ORDERED_MACHINES else None
+        )
 
     def advance(self, retired_step: int) -> None:
-        """Publishes the hashes of blocks that are computed now; steps up to `retired_step` have ended. To be called
-        after each step."""
+        """Publishes the hashes of blocks that are computed now; steps up to `retired_step` have
+        ended. To be called after each step."""
         if cached := self._pool.take_cached():
             self._computing.append((self._steps.youngest, cached))
         while self._computing and self._computing[0][0] <= retired_step:
@@ -80,7 +90,9 @@ class PublishedBlocks:
 
     def _publish(self, cached: list[CachedBlock]) -> None:
         # Blocks of a step are few: written one by one, they take less time than as arrays.
-        generations, hashes, stamps = self._pool.generations, self._hashes, self._stamps
+        generations = self._pool.generations
+        hashes = self._hashes
+        stamps = self._stamps
         for block, block_hash, number in cached:
             if generations[block] == number:
                 start = HASH_LEN * block
@@ -102,12 +114,13 @@ class BlocksView:
     """The reader's end, which maps what another engine publishes for as long as it exists."""
 
     def __init__(self, handle: bytes) -> None:
-        """Raises `OSError` where the memory cannot be opened, or is not that of the incarnation that made the
-        handle."""
+        """Raises `OSError` where the memory cannot be opened, or is not that of the incarnation
+        that made the handle."""
         described: dict[str, Any] = json.loads(handle) if handle else {}
         if described.get("host") != host_id():
             raise OSError("the engine publishes nothing on this host")
-        num_blocks, name = int(described["num_blocks"]), described["name"]
+        num_blocks = int(described["num_blocks"])
+        name = described["name"]
         found = open_memory(described["process"], described["descriptor"], name)
         try:
             mapped = mmap.mmap(found, _num_bytes(num_blocks), prot=mmap.PROT_READ)
@@ -115,16 +128,17 @@ class BlocksView:
             raise OSError(f"{name} has not {num_blocks} blocks") from error
         finally:
             os.close(found)
-        # Between the look at the name and the opening, the process and its successor may have changed places.
+        # Between the look at the name and the opening, the process and its successor may have
+        # changed places.
         if not _is_of(mapped, bytes.fromhex(described["token"])):
             raise OSError(f"{name} is of another incarnation")
         self._generations, self._stamps, self._hashes = _columns(mapped, num_blocks)
 
     def find(self, hashes: Sequence[bytes]) -> Found:
-        """Blocks of the leading hashes that are computed and cached now. They may be handed out at any time: see
-        `num_unchanged`."""
-        # The stamps first: a hash that is read later is of the stamp's generation, or of a younger one, which the
-        # comparison of generations finds out.
+        """Blocks of the leading hashes that are computed and cached now. They may be handed out at
+        any time: see `num_unchanged`."""
+        # The stamps first: a hash that is read later is of the stamp's generation, or of a younger
+        # one, which the comparison of generations finds out.
         stamps = self._read(self._stamps)
         words = self._read(self._hashes)
         current = np.flatnonzero((stamps == self._generations) & (stamps > 0))
@@ -134,8 +148,8 @@ class BlocksView:
         return Found(found, stamps[found])
 
     def num_unchanged(self, found: Found) -> int:
-        """Leading blocks that were not handed out again since they were found. To be asked when whatever read them has
-        ended."""
+        """Leading blocks that were not handed out again since they were found. To be asked when
+        whatever read them has ended."""
         changed = np.flatnonzero(self._generations[found.blocks] != found.generations)
         return int(changed[0]) if changed.size else len(found.blocks)
 
@@ -154,15 +168,22 @@ def _num_bytes(num_blocks: int) -> int:
 
 
 def _columns(mapped: mmap.mmap, num_blocks: int) -> tuple[UInt64Array, UInt64Array, UInt64Array]:
-    """Generations [blocks]; the generation that each hash belongs to [blocks], 0: none; hashes [blocks, 2]."""
-    generations, stamps, hashes = (np.frombuffer(each, np.uint64) for each in _memory(mapped, num_blocks))
+    """Generations [blocks]; the generation that each hash belongs to [blocks], 0: none; hashes
+    [blocks, 2]."""
+    generations, stamps, hashes = (
+        np.frombuffer(each, np.uint64) for each in _memory(mapped, num_blocks)
+    )
     return generations, stamps, hashes.reshape(-1, 2)
 
 
-def _memory(mapped: mmap.mmap, num_blocks: int) -> tuple[memoryview[int], memoryview[int], memoryview[int]]:
+def _memory(
+    mapped: mmap.mmap, num_blocks: int
+) -> tuple[memoryview[int], memoryview[int], memoryview[int]]:
     """The bytes of the columns, in their order."""
-    whole, end = memoryview(mapped), _num_bytes(num_blocks)
-    stamps, hashes = HEADER_LEN + 8 * num_blocks, HEADER_LEN + 16 * num_blocks
+    whole = memoryview(mapped)
+    end = _num_bytes(num_blocks)
+    stamps = HEADER_LEN + 8 * num_blocks
+    hashes = HEADER_LEN + 16 * num_blocks
     return whole[HEADER_LEN:stamps], whole[stamps:hashes], whole[hashes:end]
 
 
@@ -172,8 +193,9 @@ def _words(hashes: Sequence[bytes]) -> UInt64Array:
 
 
 def _leading(wanted: UInt64Array, words: UInt64Array, blocks: npt.NDArray[np.intp]) -> Int32Array:
-    """Blocks [N] of the leading hashes that blocks with the hashes `words` [blocks, 2] have; `wanted` is uint64
-    [hashes, 2]. Hashes that begin with the same word count as one, of which only the first is found."""
+    """Blocks [N] of the leading hashes that blocks with the hashes `words` [blocks, 2] have;
+    `wanted` is uint64 [hashes, 2]. Hashes that begin with the same word count as one, of which only
+    the first is found."""
     order = np.argsort(wanted[:, 0])
     place = np.searchsorted(wanted[order, 0], words[:, 0])
     place[place == len(order)] = 0
@@ -186,7 +208,8 @@ def _leading(wanted: UInt64Array, words: UInt64Array, blocks: npt.NDArray[np.int
 
 
 def _may_be_among(words: UInt64Array, wanted: UInt64Array) -> BoolArray:
-    """By 16 bits of each word: nearly all blocks that are not wanted are sorted out without a search."""
+    """By 16 bits of each word: nearly all blocks that are not wanted are sorted out without a
+    search."""
     marks: BoolArray = np.zeros(1 << 16, np.bool_)
     marks[wanted & 0xFFFF] = True
     is_marked: BoolArray = marks[words & 0xFFFF]

@@ -1,4 +1,5 @@
-"""How long blocks take from a place whose speed is not constant: what was measured at the start, and loads since."""
+"""How long blocks take from a place whose speed is not constant: what was measured at the start,
+and loads since."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from .block_source import LoadEnd, Outcome, Ticket
 WEIGHT = 0.25
 """Weight of the newest load in the mean."""
 HALF_LIFE_SECONDS = 30.0
-"""Time in which a mean above the first measurement fades half the way back: a source that was slow is tried again."""
+"""Time in which a mean above the first measurement fades half the way back: a source that was slow
+is tried again."""
 
 
 class ReadCosts:
@@ -37,8 +39,10 @@ class ReadCosts:
         self._begins[ticket] = self._clock()
 
     def end(self, end: LoadEnd) -> None:
-        """A load ended. One that was given up took longer than that; one that failed tells nothing."""
-        begun, last_end = self._begins[end.ticket], self._last_end
+        """A load ended. One that was given up took longer than that; one that failed tells
+        nothing."""
+        begun = self._begins[end.ticket]
+        last_end = self._last_end
         self.forget(end.ticket)
         if end.outcome is Outcome.CANCELLED:
             self._note(self._last_end - begun, len(end.ticket.hashes))
@@ -51,5 +55,7 @@ class ReadCosts:
         self._last_end = self._clock()
 
     def _note(self, seconds: float, num_blocks: int) -> None:
-        self._mean = self.seconds_per_block + WEIGHT * (seconds / num_blocks - self.seconds_per_block)
+        self._mean = self.seconds_per_block + WEIGHT * (
+            seconds / num_blocks - self.seconds_per_block
+        )
         self._noted_at = self._last_end

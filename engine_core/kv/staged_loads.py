@@ -1,5 +1,6 @@
-"""Loads that come in two moves: a lane reads blocks into slots of host memory, then the swapper copies them into the KV
-cache. No thread but the step loop's touches the cache, so that a load can end at once when it is given up.
+"""Loads that come in two moves: a lane reads blocks into slots of host memory, then the swapper
+copies them into the KV cache. No thread but the step loop's touches the cache, so that a load can
+end at once when it is given up.
 
 Knows tickets and slots; knows nothing about files, sockets or what is cached.
 """
@@ -53,9 +54,13 @@ class Part:
 class StagedLoads:
     """`read` begins to read a part; `note_read` is called in the step loop when that has ended."""
 
-    def __init__(self, swapper: Swapper, free_slots: deque[int], read: Callable[[Part], None]) -> None:
+    def __init__(
+        self, swapper: Swapper, free_slots: deque[int], read: Callable[[Part], None]
+    ) -> None:
         """`free_slots` may be shared: others take some and bring them back."""
-        self._swapper, self._free_slots, self._read = swapper, free_slots, read
+        self._swapper = swapper
+        self._free_slots = free_slots
+        self._read = read
         self._loads: deque[StagedLoad] = deque()
         """Loads that have not ended, in the order in which they were asked for."""
         self._fetches: list[tuple[StagedLoad, int, int]] = []
@@ -71,7 +76,9 @@ class StagedLoads:
     @property
     def num_waiting_blocks(self) -> int:
         """Blocks that were asked for and are not read."""
-        return sum(load.num_good - load.num_assigned for load in self._loads if not load.is_assigned)
+        return sum(
+            load.num_good - load.num_assigned for load in self._loads if not load.is_assigned
+        )
 
     def load(self, ticket: Ticket) -> None:
         load = StagedLoad(ticket, num_good=len(ticket.hashes))
@@ -88,13 +95,16 @@ class StagedLoads:
         for load in self._loads:
             while not load.is_assigned and self._free_slots:
                 count = min(PART_BLOCKS, load.num_good - load.num_assigned, len(self._free_slots))
-                part = Part(load, load.num_assigned, [self._free_slots.popleft() for _ in range(count)])
+                part = Part(
+                    load, load.num_assigned, [self._free_slots.popleft() for _ in range(count)]
+                )
                 load.num_assigned += count
                 load.num_reading += 1
                 self._read(part)
 
     def note_read(self, part: Part, num_read: int) -> None:
-        """The leading `num_read` blocks of a part are in their slots, the others could not be read."""
+        """The leading `num_read` blocks of a part are in their slots, the others could not be
+        read."""
         load = part.load
         load.num_reading -= 1
         if num_read < len(part.slots):
@@ -102,7 +112,9 @@ class StagedLoads:
         if load.is_cancelled:
             num_read = 0
         blocks = load.ticket.blocks[part.start :]
-        self._fetches += ((load, slot, block) for slot, block in zip(part.slots[:num_read], blocks, strict=False))
+        self._fetches += (
+            (load, slot, block) for slot, block in zip(part.slots[:num_read], blocks, strict=False)
+        )
         load.num_swapping += num_read
         self._free_slots.extend(part.slots[num_read:])
 

@@ -14,11 +14,13 @@ class SwapperParts:
     def __init__(self, swapper: Swapper) -> None:
         self.swapper = swapper
         self._num_slots = 0
-        self.saves, self.loads = _Shares(), _Shares()
+        self.saves = _Shares()
+        self.loads = _Shares()
 
     def part(self, num_slots: int) -> SwapperPart:
         """The next `num_slots` slots, as a swapper."""
-        first, self._num_slots = self._num_slots, self._num_slots + num_slots
+        first = self._num_slots
+        self._num_slots = self._num_slots + num_slots
         assert self._num_slots <= len(self.swapper.slots)
         return SwapperPart(self, first, num_slots)
 
@@ -27,7 +29,8 @@ class SwapperPart:
     """See `Swapper`."""
 
     def __init__(self, whole: SwapperParts, first: int, num_slots: int) -> None:
-        self._whole, self._first = whole, first
+        self._whole = whole
+        self._first = first
         self.slots: UInt8Array = whole.swapper.slots[first : first + num_slots]
 
     @property
@@ -40,7 +43,8 @@ class SwapperPart:
 
     def swap(self, plan: SwapPlan) -> None:
         if self._first:
-            out_slots, in_slots = plan.out_slots + self._first, plan.in_slots + self._first
+            out_slots = plan.out_slots + self._first
+            in_slots = plan.in_slots + self._first
             plan = replace(plan, out_slots=out_slots, in_slots=in_slots)
         self._whole.saves.add(self, plan.out_blocks.size)
         self._whole.loads.add(self, plan.in_blocks.size)

@@ -1,4 +1,5 @@
-"""Blocks of tenants below a disk folder, whichever engine wrote them: whose there are, and their deletion."""
+"""Blocks of tenants below a disk folder, whichever engine wrote them: whose there are, and their
+deletion."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ def tenants_below(root: Path) -> set[str]:
 
 
 def delete_tenants(root: Path, tenants: Collection[str]) -> int:
-    """Deletes every namespace that belongs to one of these, also where it shares it. Engines that run find their files
-    gone and compute. Returns the number of namespaces; raises `OSError` where one cannot be deleted, behind the
-    others."""
-    num_deleted, failure = 0, None
+    """Deletes every namespace that belongs to one of these, also where it shares it. Engines that
+    run find their files gone and compute. Returns the number of namespaces; raises `OSError` where
+    one cannot be deleted, behind the others."""
+    num_deleted = 0
+    failure = None
     for folder in _namespaces(root):
         try:
             if not tenants_of(folder).isdisjoint(tenants):

@@ -1,4 +1,5 @@
-"""The tiers of one engine behind its device's cache: host memory, then a disk, then the caches of other engines."""
+"""The tiers of one engine behind its device's cache: host memory, then a disk, then the caches of
+other engines."""
 
 from __future__ import annotations
 
@@ -17,7 +18,16 @@ from .disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
 from .lending import Lender, Release, Steps
 from .peer_blocks import PeerBlocks
-from .peer_link import FromLink, HolderLeft, LeaseCopied, LeaseEnd, LeaseRequest, PeerLink, Placed, Pulled
+from .peer_link import (
+    FromLink,
+    HolderLeft,
+    LeaseCopied,
+    LeaseEnd,
+    LeaseRequest,
+    PeerLink,
+    Placed,
+    Pulled,
+)
 from .swapper_parts import SwapperParts
 
 
@@ -32,13 +42,15 @@ class Tiers:
         link: PeerLink | None,
         clock: Callable[[], float],
     ) -> None:
-        """`files`: where blocks on a disk are kept, if they are. `link`: the way to other engines, if there is one."""
+        """`files`: where blocks on a disk are kept, if they are. `link`: the way to other engines,
+        if there is one."""
         self.host: HostBlocks | None = None
         self.disk: DiskBlocks | None = None
         self.peers: PeerBlocks | None = None
         self.leases: BlockLeases | None = None
         """Set once the blocks to be lent exist: see `open_leases`."""
-        self._block_size, self._link = config.block_size, link
+        self._block_size = config.block_size
+        self._link = link
         if not config.num_swap_slots:
             return
         assert executor.swapper is not None
@@ -56,8 +68,8 @@ class Tiers:
             self.peers = PeerBlocks(pulled, link, num_lent, clock=clock)
 
     def open_leases(self, pool: BlockPool, release: Release, steps: Steps) -> None:
-        """From now on other engines may copy blocks of the pool and of this engine's tiers, if there is a way to
-        them."""
+        """From now on other engines may copy blocks of the pool and of this engine's tiers, if
+        there is a way to them."""
         if self._link is not None:
             tiers: list[Lender | None] = [self.host, self.disk]
             lenders = [tier for tier in tiers if tier is not None]
@@ -94,7 +106,8 @@ class Tiers:
     def describe(self, load: EngineLoad) -> None:
         """Fills in what the tiers hold and did."""
         if self.host is not None:
-            load.num_used_host_blocks, load.num_total_host_blocks = self.host.num_used_slots, self.host.num_slots
+            load.num_used_host_blocks = self.host.num_used_slots
+            load.num_total_host_blocks = self.host.num_slots
             load.num_swapped_out = self.host.num_saved * self._block_size
             load.num_swapped_in = self.host.num_loaded * self._block_size
         if self.disk is not None:
@@ -125,10 +138,14 @@ def open_disk(
     return BlockFiles.open(options.kv_disk_dir, key, options.kv_disk_memory)
 
 
-def key_of(options: ExecutorOptions, config: EngineConfig, facts: ModelFacts, executor: Executor) -> bytes:
+def key_of(
+    options: ExecutorOptions, config: EngineConfig, facts: ModelFacts, executor: Executor
+) -> bytes:
     """Equal for engines whose blocks are interchangeable."""
     drafts = [str(each) for each in (options.draft_model, options.draft_heads) if each is not None]
-    return kv_key(facts.numerics_id, config.block_size, block_bytes_of(executor), facts.vocab_size, *drafts)
+    return kv_key(
+        facts.numerics_id, config.block_size, block_bytes_of(executor), facts.vocab_size, *drafts
+    )
 
 
 def block_bytes_of(executor: Executor) -> int:

@@ -1,4 +1,5 @@
-"""Input of one forward pass: token rows, their places in the KV cache, and which of them are sampled."""
+"""Input of one forward pass: token rows, their places in the KV cache, and which of them are
+sampled."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ class ForwardBatch:
     block_tables: torch.Tensor
     """int32 [R, blocks]; entries beyond a request's blocks name the scratch block 0."""
     sampled: torch.Tensor
-    """int64 [S] token rows after which a token is sampled, now or by a draw: of each request its last ones, as many as
-    it has drafts and one more."""
+    """int64 [S] token rows after which a token is sampled, now or by a draw: of each request its
+    last ones, as many as it has drafts and one more."""
 
     def to(self, device: torch.device) -> ForwardBatch:
         """The same with its tensors on a device."""
@@ -46,8 +47,8 @@ class ForwardBatch:
 
 
 def last_tokens(batch: ForwardBatch, num_kept: Int32Array) -> ForwardBatch:
-    """The last num_kept[r] tokens of each request, each as a request of one token; `sampled` names them in the batch
-    that they are from."""
+    """The last num_kept[r] tokens of each request, each as a request of one token; `sampled` names
+    them in the batch that they are from."""
     at = torch.from_numpy(last_elements(batch.counts, num_kept)).to(batch.token_ids.device)
     first = batch.starts + batch.counts - num_kept
     return replace(
@@ -57,6 +58,8 @@ def last_tokens(batch: ForwardBatch, num_kept: Int32Array) -> ForwardBatch:
         slots=batch.slots[at],
         starts=np.repeat(first, num_kept) + places(num_kept),
         counts=np.ones(len(at), np.int32),
-        block_tables=batch.block_tables.repeat_interleave(torch.from_numpy(num_kept).to(at.device), dim=0),
+        block_tables=batch.block_tables.repeat_interleave(
+            torch.from_numpy(num_kept).to(at.device), dim=0
+        ),
         sampled=at,
     )

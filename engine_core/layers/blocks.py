@@ -13,7 +13,16 @@ from headwater.kernels.block_formats import BlockWeight
 from headwater.kernels.block_linear import block_linear
 
 from ..config import ConfigError
-from ..weights.blocks import BLOCKS, PARTS, Parts, cut_parts, facts_of, named, num_bytes, stored_parts
+from ..weights.blocks import (
+    BLOCKS,
+    PARTS,
+    Parts,
+    cut_parts,
+    facts_of,
+    named,
+    num_bytes,
+    stored_parts,
+)
 from .linear import Cut, Parameter, StoredLinear
 
 LookUp = Callable[[BlockWeight, torch.Tensor, torch.dtype], torch.Tensor]
@@ -27,15 +36,22 @@ def parameters_of_parts(
     in_features: int,
     stored: Mapping[str, torch.Tensor],
 ) -> tuple[Parameter, ...]:
-    """Parameters of a weight whose bytes, under `suffix`, are those of the parts stored beside it. The number of parts
-    and their formats are as stored. Raises `ConfigError` for parts of another shape."""
+    """Parameters of a weight whose bytes, under `suffix`, are those of the parts stored beside it.
+    The number of parts and their formats are as stored. Raises `ConfigError` for parts of another
+    shape."""
     facts = facts_of(stored[PARTS])
     shape = sum(rows for _, rows, _ in facts), {inputs for _, _, inputs in facts}
     if shape != (out_features, {in_features}):
-        raise ConfigError("parts of block weights", facts, f"{out_features} rows of {in_features} inputs")
+        raise ConfigError(
+            "parts of block weights", facts, f"{out_features} rows of {in_features} inputs"
+        )
     return (
-        Parameter(suffix=suffix, shape=(size_of(facts),), dtype=torch.uint8, out_axis=None, in_axis=None),
-        Parameter(suffix=PARTS, shape=(len(facts), 3), dtype=torch.int32, out_axis=None, in_axis=None),
+        Parameter(
+            suffix=suffix, shape=(size_of(facts),), dtype=torch.uint8, out_axis=None, in_axis=None
+        ),
+        Parameter(
+            suffix=PARTS, shape=(len(facts), 3), dtype=torch.int32, out_axis=None, in_axis=None
+        ),
     )
 
 
@@ -48,17 +64,26 @@ class BlockLinear(StoredLinear):
     def __init__(self, parts: Parts) -> None:
         """Outputs of the parts follow one another."""
         self.parts = parts
-        self.out_features, self.in_features = sum(part.num_rows for part in parts), parts[0].shape[1]
+        self.out_features = sum(part.num_rows for part in parts)
+        self.in_features = parts[0].shape[1]
 
     @classmethod
     def parameters(
-        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+        cls,
+        out_features: int,
+        in_features: int,
+        dtype: torch.dtype,
+        stored: Mapping[str, torch.Tensor],
     ) -> tuple[Parameter, ...]:
         return parameters_of_parts(BLOCKS, num_bytes, out_features, in_features, stored)
 
     @classmethod
     def cut(
-        cls, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype, cut: Cut
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        cut: Cut,
     ) -> dict[str, torch.Tensor]:
         parts = cut_parts(stored_parts(tensors[BLOCKS], tensors[PARTS]), cut.outputs, cut.inputs)
         return named(parts, "")

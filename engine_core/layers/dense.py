@@ -23,9 +23,17 @@ class DenseLinear(StoredLinear):
 
     @classmethod
     def parameters(
-        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+        cls,
+        out_features: int,
+        in_features: int,
+        dtype: torch.dtype,
+        stored: Mapping[str, torch.Tensor],
     ) -> tuple[Parameter, ...]:
-        return (Parameter(suffix="", shape=(out_features, in_features), dtype=dtype, out_axis=0, in_axis=1),)
+        return (
+            Parameter(
+                suffix="", shape=(out_features, in_features), dtype=dtype, out_axis=0, in_axis=1
+            ),
+        )
 
     @classmethod
     def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:

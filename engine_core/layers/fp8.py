@@ -15,13 +15,15 @@ class Fp8Linear(GroupedLinear):
 
     kind = numbers = "fp8"
     suffixes = (FP8, SCALES)
-    values_dtype, scale_dtypes = torch.float8_e4m3fn, (torch.float32,)
+    values_dtype = torch.float8_e4m3fn
+    scale_dtypes = (torch.float32,)
     weight: Fp8Weight
 
 
 class Fp8TokensLinear(Fp8Linear):
-    """The weights are made for activations in 8 bits, each token with a scale of its own. A platform without such a
-    product multiplies activations as they are; ranks that divide the inputs round their own."""
+    """The weights are made for activations in 8 bits, each token with a scale of its own. A
+    platform without such a product multiplies activations as they are; ranks that divide the inputs
+    round their own."""
 
     kind = "f8a8"
     suffixes = (FP8_TOKENS, SCALES)

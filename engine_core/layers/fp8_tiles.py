@@ -1,4 +1,5 @@
-"""Weights of e4m3 numbers as a CPU's kernels read them. Made when a model is loaded; a model's file has none."""
+"""Weights of e4m3 numbers as a CPU's kernels read them. Made when a model is loaded; a model's file
+has none."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Fp8TileLayout(TileShape):
 
     @classmethod
     def of(cls, weight: Fp8Weight, dtype: torch.dtype) -> Fp8TileLayout | None:
-        """None: its groups cannot be tiles, it holds a number that is none, or is expanded to another type."""
+        """None: its groups cannot be tiles, it holds a number that is none, or is expanded to
+        another type."""
         n, k = weight.shape
         num_groups = len(weight.scales)
         size = k // num_groups

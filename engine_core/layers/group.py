@@ -8,19 +8,21 @@ import torch
 
 
 class Group(Protocol):
-    """Ranks that call the same methods in the same order, with tensors of the same shape and type."""
+    """Ranks that call the same methods in the same order, with tensors of the same shape and
+    type."""
 
     index: int
     """Number of this rank, 0 … size − 1."""
     size: int
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of the ranks' tensors, added in float32 in the order of the ranks and rounded to the type of x once.
-        An element's bits depend on the elements in its place alone."""
+        """The sum of the ranks' tensors, added in float32 in the order of the ranks and rounded to
+        the type of x once. An element's bits depend on the elements in its place alone."""
 
     def tree_sum(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The sum of the ranks' tensors, float32 [T, N], whose number is a power of two: neighbours are added until one
-        is left, as `kernels.tree_sum` does, which is rounded to the dtype once."""
+        """The sum of the ranks' tensors, float32 [T, N], whose number is a power of two: neighbours
+        are added until one is left, as `kernels.tree_sum` does, which is rounded to the dtype
+        once."""
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, N] of each rank → [R, size * N], side by side in the order of the ranks."""
@@ -29,7 +31,8 @@ class Group(Protocol):
 class Alone:
     """The group of one rank."""
 
-    index, size = 0, 1
+    index = 0
+    size = 1
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return x

@@ -1,5 +1,5 @@
-"""Weights of four and eight bits in groups as a CPU's kernels read them. Made when a model is loaded; a model's file
-has none."""
+"""Weights of four and eight bits in groups as a CPU's kernels read them. Made when a model is
+loaded; a model's file has none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ class TileShape:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return -(-self.num_rows // TILE_ROWS), self.num_groups, self.format.group_bytes(self.group_size)
+        return (
+            -(-self.num_rows // TILE_ROWS),
+            self.num_groups,
+            self.format.group_bytes(self.group_size),
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -55,7 +59,9 @@ class TileLayout(TileShape):
         size = k // num_groups
         if size % BLOCK or weight.scales.dtype not in SCALE_DTYPES:
             return None
-        if weight.groups is not None and set(weight.groups.bincount(minlength=num_groups).tolist()) != {size}:
+        if weight.groups is not None and set(
+            weight.groups.bincount(minlength=num_groups).tolist()
+        ) != {size}:
             return None
         is_int4 = isinstance(weight, Int4Weight)
         format = GroupFormat(4 if is_int4 else 8, weight.scales.dtype)
@@ -78,7 +84,8 @@ def _order(groups: torch.Tensor) -> torch.Tensor:
 
 
 class TileLinear(Linear):
-    """Multiplies activations that are rounded to 8 bits in blocks of 32 inputs, or token by token."""
+    """Multiplies activations that are rounded to 8 bits in blocks of 32 inputs, or token by
+    token."""
 
     kind = "tiles"
 

@@ -13,8 +13,8 @@ from .linear import ExpandableLinear, Parameter
 
 
 class GroupedLinear(ExpandableLinear):
-    """A rank's share of the inputs is whole groups, or lies in one. Inputs that name their groups may name any of them,
-    so each rank has all scales then."""
+    """A rank's share of the inputs is whole groups, or lies in one. Inputs that name their groups
+    may name any of them, so each rank has all scales then."""
 
     numbers: ClassVar[str]
     """Name of the numbers in errors."""
@@ -26,33 +26,50 @@ class GroupedLinear(ExpandableLinear):
     """Number that the inputs divide by."""
 
     def __init__(self, weight: GroupedWeight, dtype: torch.dtype) -> None:
-        self.weight, self.dtype = weight, dtype
+        self.weight = weight
+        self.dtype = dtype
         self.out_features, self.in_features = weight.shape
 
     @classmethod
     def parameters(
-        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+        cls,
+        out_features: int,
+        in_features: int,
+        dtype: torch.dtype,
+        stored: Mapping[str, torch.Tensor],
     ) -> tuple[Parameter, ...]:
-        """Number of groups, dtype of scales, and whether there are zero points and inputs name their groups are as
-        stored."""
+        """Number of groups, dtype of scales, and whether there are zero points and inputs name
+        their groups are as stored."""
         scales = stored[SCALES]
-        num_groups, dtypes = len(scales), cls.scale_dtypes
+        num_groups = len(scales)
+        dtypes = cls.scale_dtypes
         if in_features % cls.unit or not num_groups or in_features % num_groups:
             allowed = f"equal ones, by {cls.unit}" if cls.unit > 1 else "equal ones"
-            raise ConfigError(f"groups of {cls.numbers} weights", f"{num_groups} of {in_features} inputs", allowed)
-        whole, of_groups = (out_features, in_features // cls.values_a_word), (num_groups, out_features)
+            raise ConfigError(
+                f"groups of {cls.numbers} weights", f"{num_groups} of {in_features} inputs", allowed
+            )
+        whole = (out_features, in_features // cls.values_a_word)
+        of_groups = (num_groups, out_features)
         scale_dtype = scales.dtype if scales.dtype in dtypes else dtypes[0]
         parts = (
-            Parameter(suffix=cls.suffixes[0], shape=whole, dtype=cls.values_dtype, out_axis=0, in_axis=1),
+            Parameter(
+                suffix=cls.suffixes[0], shape=whole, dtype=cls.values_dtype, out_axis=0, in_axis=1
+            ),
             Parameter(suffix=SCALES, shape=of_groups, dtype=scale_dtype, out_axis=1, in_axis=0),
             Parameter(suffix=ZEROS, shape=of_groups, dtype=torch.uint8, out_axis=1, in_axis=0),
-            Parameter(suffix=GROUPS, shape=(in_features,), dtype=torch.int32, out_axis=None, in_axis=0),
+            Parameter(
+                suffix=GROUPS, shape=(in_features,), dtype=torch.int32, out_axis=None, in_axis=0
+            ),
         )
         return tuple(part for part in parts if part.suffix in cls.suffixes or part.suffix in stored)
 
     @classmethod
     def cut_inputs(
-        cls, tensors: Mapping[str, torch.Tensor], axes: Mapping[str, int | None], inputs: range, num_inputs: int
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        axes: Mapping[str, int | None],
+        inputs: range,
+        num_inputs: int,
     ) -> dict[str, torch.Tensor]:
         others = {suffix: axis for suffix, axis in axes.items() if suffix not in (SCALES, ZEROS)}
         found = super().cut_inputs(tensors, others, inputs, num_inputs)
@@ -70,10 +87,13 @@ class GroupedLinear(ExpandableLinear):
 
 
 def _groups_of(of_groups: torch.Tensor, inputs: range, num_inputs: int) -> torch.Tensor:
-    """Rows of a tensor [groups, N] for some inputs. Raises `ConfigError` where they begin or end inside a group and are
-    in more than one."""
+    """Rows of a tensor [groups, N] for some inputs. Raises `ConfigError` where they begin or end
+    inside a group and are in more than one."""
     size = num_inputs // len(of_groups)
-    first, last = inputs.start // size, (inputs.stop - 1) // size
+    first = inputs.start // size
+    last = (inputs.stop - 1) // size
     if first != last and (inputs.start % size or inputs.stop % size):
-        raise ConfigError("inputs of a rank", len(inputs), f"a part or a multiple of {size}, the size of a group")
+        raise ConfigError(
+            "inputs of a rank", len(inputs), f"a part or a multiple of {size}, the size of a group"
+        )
     return of_groups[first : last + 1]

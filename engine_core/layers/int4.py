@@ -1,4 +1,5 @@
-"""Weights of four bits in groups, each with a scale and a zero point, packed from the file to the kernel."""
+"""Weights of four bits in groups, each with a scale and a zero point, packed from the file to the
+kernel."""
 
 from __future__ import annotations
 
@@ -19,12 +20,19 @@ class Int4Linear(GroupedLinear):
     kind = numbers = "int4"
     suffixes = (INT4, SCALES)
     optional_suffixes = (ZEROS, GROUPS)
-    values_dtype, values_a_word, scale_dtypes, unit = torch.int32, WORD, SCALE_DTYPES, BLOCK
+    values_dtype = torch.int32
+    values_a_word = WORD
+    scale_dtypes = SCALE_DTYPES
+    unit = BLOCK
     weight: Int4Weight
 
     @classmethod
     def cut_inputs(
-        cls, tensors: Mapping[str, torch.Tensor], axes: Mapping[str, int | None], inputs: range, num_inputs: int
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        axes: Mapping[str, int | None],
+        inputs: range,
+        num_inputs: int,
     ) -> dict[str, torch.Tensor]:
         if inputs.start % BLOCK or inputs.stop % BLOCK:
             raise ConfigError("inputs of a rank", len(inputs), f"multiples of {BLOCK}")

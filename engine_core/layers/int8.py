@@ -19,20 +19,25 @@ class Int8Linear(GroupedLinear):
     kind = numbers = "int8"
     suffixes = (INT8, SCALES, ZEROS)
     optional_suffixes = (GROUPS,)
-    values_dtype, scale_dtypes = torch.uint8, WIDE_SCALE_DTYPES
+    values_dtype = torch.uint8
+    scale_dtypes = WIDE_SCALE_DTYPES
     weight: Int8Weight
 
 
 class W8A8Linear(Int8Linear):
-    """Linear layer of a checkpoint that was made for activations in 8 bits, each token with a scale of its own. A
-    platform without such a product multiplies activations as they are."""
+    """Linear layer of a checkpoint that was made for activations in 8 bits, each token with a scale
+    of its own. A platform without such a product multiplies activations as they are."""
 
     kind = "w8a8"
     suffixes = (W8A8, SCALES, ZEROS)
 
     @classmethod
     def cut_inputs(
-        cls, tensors: Mapping[str, torch.Tensor], axes: Mapping[str, int | None], inputs: range, num_inputs: int
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        axes: Mapping[str, int | None],
+        inputs: range,
+        num_inputs: int,
     ) -> dict[str, torch.Tensor]:
         """Refused: a token's scale is that of all its inputs, and a rank has a part of them."""
         allowed = "1 with weights whose tokens are rounded to 8 bits"

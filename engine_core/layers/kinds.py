@@ -1,4 +1,5 @@
-"""From the tensors of a model's file to its weights: each linear layer is of the kind that its tensors belong to."""
+"""From the tensors of a model's file to its weights: each linear layer is of the kind that its
+tensors belong to."""
 
 from __future__ import annotations
 
@@ -59,7 +60,11 @@ class Weights:
 
     def looked_up_by(self, kind: type[Table], look_up: Callable[..., torch.Tensor]) -> Weights:
         """The weights, with that kernel for rows of their packed tables of a kind."""
-        changed = {name: replace(each, look_up=look_up) for name, each in self.tables.items() if isinstance(each, kind)}
+        changed = {
+            name: replace(each, look_up=look_up)
+            for name, each in self.tables.items()
+            if isinstance(each, kind)
+        }
         return replace(self, tables={**self.tables, **changed})
 
 
@@ -77,10 +82,10 @@ def load_weights(
     device: torch.device | None = None,
     ready: Callable[[Tensors], Tensors] | None = None,
 ) -> Weights:
-    """dtype is the one that the model computes in. Of weights that ranks divide, the shard's part, which alone goes to
-    the device; None: tensors stay where they are. `ready` changes the tensors of a weight, by suffix, when they are
-    there. Raises `ConfigError` for a tensor that is missing, has another shape
-    or dtype, or is not in the layout, and for one that cannot be divided."""
+    """dtype is the one that the model computes in. Of weights that ranks divide, the shard's part,
+    which alone goes to the device; None: tensors stay where they are. `ready` changes the tensors
+    of a weight, by suffix, when they are there. Raises `ConfigError` for a tensor that is missing,
+    has another shape or dtype, or is not in the layout, and for one that cannot be divided."""
     linears: dict[str, Linear] = {}
     plain: dict[str, torch.Tensor] = {}
     tables: dict[str, Table] = {}
@@ -92,7 +97,13 @@ def load_weights(
             plain[name] = _cut_rows(_tensor(tensors, source, spec.shape), spec, shard).to(device)
             used.add(source)
             continue
-        kind = _kind_of(source, tensors) if spec.is_linear else BlockLinear if in_blocks else PlanesLinear
+        kind = (
+            _kind_of(source, tensors)
+            if spec.is_linear
+            else BlockLinear
+            if in_blocks
+            else PlanesLinear
+        )
         own = _own_tensors(kind, source, spec, tensors, dtype)
         used |= {source + suffix for suffix in own}
         there = _on(device, _cut(kind, own, source, spec, dtype, shard), ready)
@@ -105,14 +116,18 @@ def load_weights(
     return Weights(linears=linears, tensors=plain, tables=tables)
 
 
-def _on(device: torch.device | None, tensors: Tensors, ready: Callable[[Tensors], Tensors] | None) -> Tensors:
+def _on(
+    device: torch.device | None, tensors: Tensors, ready: Callable[[Tensors], Tensors] | None
+) -> Tensors:
     there = {suffix: tensor.to(device) for suffix, tensor in tensors.items()}
     return there if ready is None else ready(there)
 
 
 def _table(source: str, tensors: Tensors, dtype: torch.dtype) -> Table:
     """The packed embedding of its tensors by suffix. Raises `ConfigError`."""
-    require(len(tensors[PARTS]) == 1, f"parts of {source}", len(tensors[PARTS]), "1, as of every table")
+    require(
+        len(tensors[PARTS]) == 1, f"parts of {source}", len(tensors[PARTS]), "1, as of every table"
+    )
     if PLANES in tensors:
         [planes] = stored_planes(tensors[PLANES], tensors[PARTS])
         return PlanesTable(planes, dtype)
@@ -127,7 +142,8 @@ def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
         return (range(num_rows),)
     if spec.split is Split.VOCABULARY:
         return (shard.vocabulary(num_rows),)
-    found, first = [], 0
+    found = []
+    first = 0
     for size in spec.parts:
         part = shard.part(size)
         found.append(range(first + part.start, first + part.stop))
@@ -136,8 +152,9 @@ def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
 
 
 def keeps_divided(layout: Layout, shard: Shard, keeps_bytes: Keeps = keeps_none) -> Keeps:
-    """Keeps weights in block formats whose parts of every rank are whole in blocks, and those of eight bits that
-    `keeps_bytes` keeps as well as the parts of every rank. All ranks say the same of a weight."""
+    """Keeps weights in block formats whose parts of every rank are whole in blocks, and those of
+    eight bits that `keeps_bytes` keeps as well as the parts of every rank. All ranks say the same
+    of a weight."""
     ranks = [Shard(index, shard.size) for index in range(shard.size)]
 
     def keeps(name: str, weight: ByteWeight | Parts) -> bool:
@@ -210,13 +227,18 @@ def _own_tensors(
     if missing := [suffix for suffix in kind.suffixes if suffix not in stored]:
         raise _missing(source + missing[0])
     try:
-        parts = {part.suffix: part for part in kind.parameters(spec.shape[0], spec.shape[1], dtype, stored)}
+        parts = {
+            part.suffix: part
+            for part in kind.parameters(spec.shape[0], spec.shape[1], dtype, stored)
+        }
     except ConfigError as error:
         raise error.of(source) from None
     own = {suffix: _tensor(tensors, source + suffix, part.shape) for suffix, part in parts.items()}
     for suffix, part in parts.items():
         if own[suffix].dtype != part.dtype:
-            raise ConfigError(f"dtype of tensor {source + suffix}", own[suffix].dtype, str(part.dtype))
+            raise ConfigError(
+                f"dtype of tensor {source + suffix}", own[suffix].dtype, str(part.dtype)
+            )
     return own
 
 
@@ -231,7 +253,9 @@ def _tensor(tensors: Tensors, name: str, shape: tuple[int, ...]) -> torch.Tensor
     tensor = tensors.get(name)
     if tensor is None:
         raise _missing(name)
-    require(tuple(tensor.shape) == shape, f"checkpoint tensor {name}", tuple(tensor.shape), str(shape))
+    require(
+        tuple(tensor.shape) == shape, f"checkpoint tensor {name}", tuple(tensor.shape), str(shape)
+    )
     return tensor
 
 

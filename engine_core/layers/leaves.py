@@ -1,9 +1,10 @@
 """Products of fixed leaves, whatever number of tensor-parallel ranks there is: `numerics` tree.
 
-Every weight that ranks divide is eight matrices. Where its inputs are divided, the leaves' products are added in
-float32 in a tree, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), and rounded once; a rank has a whole part of the tree.
-Where its outputs are divided, they stand side by side. A leaf has the same shape on any number of ranks, so it has the
-same bits. Packed weights are expanded. `leaf_matrix` is for platforms that need no such cuts.
+Every weight that ranks divide is eight matrices. Where its inputs are divided, the leaves' products
+are added in float32 in a tree, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), and rounded once; a rank
+has a whole part of the tree. Where its outputs are divided, they stand side by side. A leaf has the
+same shape on any number of ranks, so it has the same bits. Packed weights are expanded.
+`leaf_matrix` is for platforms that need no such cuts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from .platform import Platform
 from .staged import AbsentLinear
 
 WithLeaves = Callable[[Weights, Layout, Shard], Weights]
-"""`cut_leaves`, or another function that makes a rank's weights those that a platform multiplies."""
+"""`cut_leaves`, or another function that makes a rank's weights those that a platform
+multiplies."""
 
 
 class SummedLeaves(Linear):
@@ -36,13 +38,20 @@ class SummedLeaves(Linear):
     kind = "summed leaves"
 
     def __init__(self, leaves: Sequence[Linear], products: Sequence[Product], group: Group) -> None:
-        self._products, self._group = products, group
-        self.out_features, self.in_features = leaves[0].out_features, sum(leaf.in_features for leaf in leaves)
+        self._products = products
+        self._group = group
+        self.out_features = leaves[0].out_features
+        self.in_features = sum(leaf.in_features for leaf in leaves)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K / ranks] → [T, N]"""
         pieces = x.float().chunk(len(self._products), dim=1)
-        own = tree_sum([product(piece.contiguous()) for product, piece in zip(self._products, pieces, strict=True)])
+        own = tree_sum(
+            [
+                product(piece.contiguous())
+                for product, piece in zip(self._products, pieces, strict=True)
+            ]
+        )
         return self._group.tree_sum(own, x.dtype)
 
 
@@ -51,10 +60,15 @@ class JoinedLeaves(Linear):
 
     kind = "joined leaves"
 
-    def __init__(self, leaves: Sequence[Linear], products: Sequence[Product], num_parts: Sequence[int]) -> None:
-        """`num_parts`: outputs of each part that a leaf has; empty: a leaf is one part, of any size."""
-        self._products, self._num_parts = products, list(num_parts)
-        self.out_features, self.in_features = sum(leaf.out_features for leaf in leaves), leaves[0].in_features
+    def __init__(
+        self, leaves: Sequence[Linear], products: Sequence[Product], num_parts: Sequence[int]
+    ) -> None:
+        """`num_parts`: outputs of each part that a leaf has; empty: a leaf is one part, of any
+        size."""
+        self._products = products
+        self._num_parts = list(num_parts)
+        self.out_features = sum(leaf.out_features for leaf in leaves)
+        self.in_features = leaves[0].in_features
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] → [T, N]"""
@@ -66,8 +80,8 @@ class JoinedLeaves(Linear):
 
 
 def cut_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
-    """A rank's weights with the leaves of every one that ranks divide, each under a name of its own. `layout` is the
-    whole model's. Raises `ConfigError` where a weight has no such leaves."""
+    """A rank's weights with the leaves of every one that ranks divide, each under a name of its
+    own. `layout` is the whole model's. Raises `ConfigError` where a weight has no such leaves."""
     linears: dict[str, Linear] = {}
     for name, linear in weights.linears.items():
         if layout[name].split is Split.NONE or isinstance(linear, AbsentLinear):
@@ -94,7 +108,9 @@ def of_leaves(weights: Weights, layout: Layout, platform: Platform, group: Group
         if spec.split is Split.INPUTS:
             linears[name] = SummedLeaves(leaves, products, group)
         else:
-            linears[name] = JoinedLeaves(leaves, products, [size // NUM_LEAVES for size in spec.parts])
+            linears[name] = JoinedLeaves(
+                leaves, products, [size // NUM_LEAVES for size in spec.parts]
+            )
     return replace(weights, linears=linears)
 
 
@@ -118,11 +134,19 @@ def _leaves(name: str, weight: torch.Tensor, spec: WeightSpec, shard: Shard) -> 
     if spec.split is Split.VOCABULARY:
         ids = [Shard(i, NUM_LEAVES).vocabulary(spec.shape[0]) for i in range(NUM_LEAVES)]
         own = shard.vocabulary(spec.shape[0])
-        own_ids = [each for each in ids if each and each.start >= own.start and each.stop <= own.stop]
+        own_ids = [
+            each for each in ids if each and each.start >= own.start and each.stop <= own.stop
+        ]
         if sum(map(len, own_ids)) != len(own):
-            raise ConfigError("numerics", "tree", f"default for a vocabulary of {spec.shape[0]} on {shard.size} ranks")
+            raise ConfigError(
+                "numerics",
+                "tree",
+                f"default for a vocabulary of {spec.shape[0]} on {shard.size} ranks",
+            )
         return [weight[each.start - own.start : each.stop - own.start] for each in own_ids]
     for size in spec.parts:
         check_leaves(name, size)
     parts = torch.split(weight, [size // shard.size for size in spec.parts])
-    return [torch.cat(pieces) for pieces in zip(*(part.chunk(num_own) for part in parts), strict=True)]
+    return [
+        torch.cat(pieces) for pieces in zip(*(part.chunk(num_own) for part in parts), strict=True)
+    ]

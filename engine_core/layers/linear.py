@@ -1,7 +1,8 @@
 """A weight that multiplies, whatever its bits look like: x · Wᵀ.
 
-A kind is a file beside this one: the tensors that it is made of, how it is loaded, and its product in plain torch,
-which is its specification. A platform may have a faster product for a kind; see `Platform.linear`.
+A kind is a file beside this one: the tensors that it is made of, how it is loaded, and its product
+in plain torch, which is its specification. A platform may have a faster product for a kind; see
+`Platform.linear`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from headwater.kernels.token_rounding import Rounding
 from ..config import ConfigError
 
 Tokens = Any
-"""[T, K] as a product reads them: a tensor, or, of a layer with `rounds_to`, what its platform rounds one to."""
+"""[T, K] as a product reads them: a tensor, or, of a layer with `rounds_to`, what its platform
+rounds one to."""
 Product = Callable[[Tokens], torch.Tensor]
 """The product with one weight: x [T, K] → [T, N]."""
 
@@ -68,29 +70,44 @@ class StoredLinear(Linear):
     """A kind that a model's file can hold."""
 
     suffixes: ClassVar[tuple[str, ...]]
-    """Names of its tensors, behind the layer's name; a layer is of the kind whose suffixes its tensors have."""
+    """Names of its tensors, behind the layer's name; a layer is of the kind whose suffixes its
+    tensors have."""
     optional_suffixes: ClassVar[tuple[str, ...]] = ()
     """Names of tensors that some layers of the kind have beside these."""
 
     @classmethod
     @abstractmethod
     def parameters(
-        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+        cls,
+        out_features: int,
+        in_features: int,
+        dtype: torch.dtype,
+        stored: Mapping[str, torch.Tensor],
     ) -> tuple[Parameter, ...]:
-        """The tensors of such a layer. dtype is the one that the model computes in. `stored` are the layer's own by
-        suffix: they decide what the kind leaves open, as the size of groups. Raises `ConfigError`."""
+        """The tensors of such a layer. dtype is the one that the model computes in. `stored` are
+        the layer's own by
+        suffix: they decide what the kind leaves open, as the size of groups. Raises
+        `ConfigError`."""
 
     @classmethod
     def cut(
-        cls, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype, cut: Cut
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        cut: Cut,
     ) -> dict[str, torch.Tensor]:
-        """The tensors of a part of a layer [N, K], by suffix. Reads nothing of mapped tensors but that part. Raises
-        `ConfigError` where the layer cannot be cut there."""
-        found, axes = {}, {}
+        """The tensors of a part of a layer [N, K], by suffix. Reads nothing of mapped tensors but
+        that part. Raises `ConfigError` where the layer cannot be cut there."""
+        found = {}
+        axes = {}
         for part in cls.parameters(*shape, dtype, tensors):
-            tensor, axes[part.suffix] = tensors[part.suffix], part.in_axis
+            tensor = tensors[part.suffix]
+            axes[part.suffix] = part.in_axis
             if part.out_axis is not None:
-                pieces = [narrowed(tensor, part.out_axis, outputs, shape[0]) for outputs in cut.outputs]
+                pieces = [
+                    narrowed(tensor, part.out_axis, outputs, shape[0]) for outputs in cut.outputs
+                ]
                 tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces, part.out_axis)
             found[part.suffix] = tensor
         if len(cut.inputs) < shape[1]:
@@ -99,10 +116,14 @@ class StoredLinear(Linear):
 
     @classmethod
     def cut_inputs(
-        cls, tensors: Mapping[str, torch.Tensor], axes: Mapping[str, int | None], inputs: range, num_inputs: int
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        axes: Mapping[str, int | None],
+        inputs: range,
+        num_inputs: int,
     ) -> dict[str, torch.Tensor]:
-        """The tensors that some inputs change, by suffix, as these inputs need them. `axes` are the tensors'
-        axes of inputs. Raises `ConfigError`."""
+        """The tensors that some inputs change, by suffix, as these inputs need them. `axes` are the
+        tensors' axes of inputs. Raises `ConfigError`."""
         return {
             suffix: narrowed(tensors[suffix], axis, inputs, num_inputs)
             for suffix, axis in axes.items()
@@ -116,8 +137,8 @@ class StoredLinear(Linear):
 
 
 class ExpandableLinear(StoredLinear):
-    """A kind of few bits whose weights are rounded to the model's dtype: what is made of them then is what a dense
-    layer of these weights makes, to the bit."""
+    """A kind of few bits whose weights are rounded to the model's dtype: what is made of them then
+    is what a dense layer of these weights makes, to the bit."""
 
     dtype: torch.dtype
     """The one that the model computes in."""
@@ -131,11 +152,12 @@ class ExpandableLinear(StoredLinear):
 
 
 def narrowed(tensor: torch.Tensor, axis: int, features: range, num_features: int) -> torch.Tensor:
-    """The view of a tensor that belongs to some features, where its axis has an element for every few of them. Raises
-    `ConfigError` where an element belongs to two parts."""
+    """The view of a tensor that belongs to some features, where its axis has an element for every
+    few of them. Raises `ConfigError` where an element belongs to two parts."""
     size = tensor.shape[axis]
     if (features.start * size) % num_features or (features.stop * size) % num_features:
         allowed = f"multiples of {num_features // size}, as the weights are stored"
         raise ConfigError("features of a rank", len(features), allowed)
-    start, stop = features.start * size // num_features, features.stop * size // num_features
+    start = features.start * size // num_features
+    stop = features.stop * size // num_features
     return tensor.narrow(axis, start, stop - start)

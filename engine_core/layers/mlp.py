@@ -1,4 +1,5 @@
-"""Two products with a gate between them. Source: Shazeer, "GLU variants improve transformer", 2020."""
+"""Two products with a gate between them. Source: Shazeer, "GLU variants improve transformer",
+2020."""
 
 from __future__ import annotations
 
@@ -11,15 +12,18 @@ from .platform import Platform, RoundingPlatform
 
 
 class Mlp:
-    """down(activation(gates) * ups). One launch makes gates, ups and their product where the platform has such a kernel
-    for the kind of `gate_up`."""
+    """down(activation(gates) * ups). One launch makes gates, ups and their product where the
+    platform has such a kernel for the kind of `gate_up`."""
 
     def __init__(self, platform: Platform, gate_up: Linear, down: Linear, activation: str) -> None:
         """gate_up [2 I, H], gates first; down [H, I]; activation as in `Platform.gate`."""
-        self.gate_up, self.down = gate_up, down
-        self._platform, self._activation = platform, activation
+        self.gate_up = gate_up
+        self.down = down
+        self._platform = platform
+        self._activation = activation
         self._fused = platform.gated_linear(gate_up, activation)
-        self._product, self._down = platform.linear(gate_up), platform.linear(down)
+        self._product = platform.linear(gate_up)
+        self._down = platform.linear(down)
 
     def __call__(self, x: Tokens) -> torch.Tensor:
         """x [T, H] → [T, H]"""
@@ -27,7 +31,10 @@ class Mlp:
 
     def _gated(self, x: Tokens) -> Tokens:
         """x [T, H] → [T, I], as `down` reads it."""
-        product, rounds_to = self._product(x), self.down.rounds_to
+        product = self._product(x)
+        rounds_to = self.down.rounds_to
         if rounds_to is None:
             return self._platform.gate(product, self._activation)
-        return cast(RoundingPlatform, self._platform).rounded_gate(product, self._activation, rounds_to)
+        return cast(RoundingPlatform, self._platform).rounded_gate(
+            product, self._activation, rounds_to
+        )

@@ -13,7 +13,8 @@ from .platform import Platform, RoundingPlatform
 class RMSNorm:
     def __init__(self, platform: Platform, weight: torch.Tensor, eps: float) -> None:
         """weight [H]"""
-        self.weight, self._eps = weight, eps
+        self.weight = weight
+        self._eps = eps
         self._platform = platform
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -28,10 +29,15 @@ class RMSNorm:
 class InputNorm:
     """The norm that one linear layer reads, as its product reads it."""
 
-    def __init__(self, platform: Platform, weight: torch.Tensor, eps: float, reader: Linear) -> None:
+    def __init__(
+        self, platform: Platform, weight: torch.Tensor, eps: float, reader: Linear
+    ) -> None:
         """weight [H]"""
-        self.weight, self._eps, self._rounds_to = weight, eps, reader.rounds_to
-        self._platform, self._rounding = platform, cast(RoundingPlatform, platform)
+        self.weight = weight
+        self._eps = eps
+        self._rounds_to = reader.rounds_to
+        self._platform = platform
+        self._rounding = cast(RoundingPlatform, platform)
 
     def __call__(self, x: torch.Tensor) -> Tokens:
         """x [T, H] → [T, H]"""
@@ -43,4 +49,6 @@ class InputNorm:
         """residual += x in place; the norm of the sum, [T, H]."""
         if self._rounds_to is None:
             return self._platform.add_rms_norm(x, residual, self.weight, self._eps)
-        return self._rounding.rounded_add_rms_norm(x, residual, self.weight, self._eps, self._rounds_to)
+        return self._rounding.rounded_add_rms_norm(
+            x, residual, self.weight, self._eps, self._rounds_to
+        )

@@ -1,5 +1,5 @@
-"""Weights of eight bits in the order in which Hopper's kernel reads them, made when a model is loaded; a model's file
-has none."""
+"""Weights of eight bits in the order in which Hopper's kernel reads them, made when a model is
+loaded; a model's file has none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .rounded import RoundedLinear
 
 
 class OrderedLinear(Linear):
-    """A weight is rounded to the model's dtype: what is made of it is what a dense layer of these weights makes."""
+    """A weight is rounded to the model's dtype: what is made of it is what a dense layer of these
+    weights makes."""
 
     kind = "ordered"
 
@@ -35,8 +36,8 @@ class OrderedLinear(Linear):
 
 
 def order_linears(weights: Weights, *, rounds_tokens: bool) -> Weights:
-    """The weights with those of eight bits put in order, in place; `rounds_tokens`: those made for rounded tokens are
-    multiplied with such."""
+    """The weights with those of eight bits put in order, in place; `rounds_tokens`: those made for
+    rounded tokens are multiplied with such."""
     linears: dict[str, Linear] = {}
     for name, each in weights.linears.items():
         if not isinstance(each, Int8Linear | Fp8Linear):

@@ -1,5 +1,5 @@
-"""Weights as a CPU's kernels and its library read them: in an order of their own, made when a model is loaded; a
-model's file has none."""
+"""Weights as a CPU's kernels and its library read them: in an order of their own, made when a model
+is loaded; a model's file has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from pathlib import Path
 import torch
 
 from headwater.kernels.byte_weights import Fp8Weight
-from headwater.kernels.packed_linear import PackedLayout, can_pack, copy_packed, linear, pack, packed_view
+from headwater.kernels.packed_linear import (
+    PackedLayout,
+    can_pack,
+    copy_packed,
+    linear,
+    pack,
+    packed_view,
+)
 
 from ..weights.blocks import dense
 from ..weights.packed import Matrix, packed_memory
@@ -54,12 +61,14 @@ def pack_linears(
     *,
     expands_fp8: bool = False,
 ) -> Weights:
-    """The weights with every matrix packed, where this machine can. Progress is told in matrices. Those in block
-    formats are expanded to a dtype and packed like the others, and so are integers in groups; None: these stay packed.
-    `expands_fp8`: numbers of eight bits are expanded to the model's dtype.
+    """The weights with every matrix packed, where this machine can. Progress is told in matrices.
+    Those in block formats are expanded to a dtype and packed like the others, and so are integers
+    in groups; None: these stay packed. `expands_fp8`: numbers of eight bits are expanded to the
+    model's dtype.
 
-    `folder` is the one that the weights were loaded from; there the packed matrices are kept. None: the weights come
-    from no folder. `part` names the part of the folder's weights that these are; empty: all of them.
+    `folder` is the one that the weights were loaded from; there the packed matrices are kept. None:
+    the weights come from no folder. `part` names the part of the folder's weights that these are;
+    empty: all of them.
     """
     matrices: dict[str, Matrix] = {}
     made: dict[str, Callable[[torch.Tensor], Linear]] = {}
@@ -75,7 +84,10 @@ def pack_linears(
             made[name] = partial(PackedLinear, layout=layout)
         else:
             others[name] = DenseLinear(read())
-    packed = {name: made[name](memory) for name, memory in packed_memory(matrices, folder, progress, part).items()}
+    packed = {
+        name: made[name](memory)
+        for name, memory in packed_memory(matrices, folder, progress, part).items()
+    }
     return replace(weights, linears={**others, **packed})
 
 
@@ -87,8 +99,8 @@ def _write(read: Read, memory: torch.Tensor) -> None:
 
 
 def _tiles(linear: Linear, keeps_integers: bool, keeps_fp8: bool) -> Packed | None:
-    """How weights of few bits that are kept are packed, and what is made of them; None: it has none, or none that can
-    be tiles."""
+    """How weights of few bits that are kept are packed, and what is made of them; None: it has
+    none, or none that can be tiles."""
     if keeps_fp8 and isinstance(linear, Fp8Linear):
         return _fp8_tiles(linear.weight, linear.dtype)
     if keeps_integers and isinstance(linear, Int4Linear | Int8Linear):
@@ -99,7 +111,9 @@ def _tiles(linear: Linear, keeps_integers: bool, keeps_fp8: bool) -> Packed | No
 def _fp8_tiles(weight: Fp8Weight, dtype: torch.dtype) -> Packed | None:
     if (layout := Fp8TileLayout.of(weight, dtype)) is None:
         return None
-    return Matrix(layout, layout.num_bytes, partial(write_fp8_tiles, weight, layout)), partial(Fp8TileLinear, layout)
+    return Matrix(layout, layout.num_bytes, partial(write_fp8_tiles, weight, layout)), partial(
+        Fp8TileLinear, layout
+    )
 
 
 def _integer_tiles(weight: IntWeight) -> Packed | None:

@@ -1,5 +1,5 @@
-"""Weights in GGUF's block formats as a GPU's kernels read them. They are made when a model is loaded, from the blocks
-of its file."""
+"""Weights in GGUF's block formats as a GPU's kernels read them. They are made when a model is
+loaded, from the blocks of its file."""
 
 from __future__ import annotations
 
@@ -21,19 +21,26 @@ LookUp = Callable[[BlockPlanes, torch.Tensor, torch.dtype], torch.Tensor]
 
 
 class PlanesLinear(ExpandableLinear):
-    """A weight is rounded to the model's dtype: what is made of it is what a dense layer of these weights makes."""
+    """A weight is rounded to the model's dtype: what is made of it is what a dense layer of these
+    weights makes."""
 
     kind = "planes"
     suffixes = (PLANES, PARTS)
 
     def __init__(self, parts: tuple[BlockPlanes, ...], dtype: torch.dtype) -> None:
         """Outputs of the parts follow one another."""
-        self.parts, self.dtype = parts, dtype
-        self.out_features, self.in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        self.parts = parts
+        self.dtype = dtype
+        self.out_features = sum(part.shape[0] for part in parts)
+        self.in_features = parts[0].shape[1]
 
     @classmethod
     def parameters(
-        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+        cls,
+        out_features: int,
+        in_features: int,
+        dtype: torch.dtype,
+        stored: Mapping[str, torch.Tensor],
     ) -> tuple[Parameter, ...]:
         return parameters_of_parts(PLANES, num_bytes, out_features, in_features, stored)
 

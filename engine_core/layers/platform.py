@@ -1,4 +1,5 @@
-"""Contract of a device: each operation of a decoder, with the implementation chosen in one place a device."""
+"""Contract of a device: each operation of a decoder, with the implementation chosen in one place a
+device."""
 
 from __future__ import annotations
 
@@ -20,23 +21,27 @@ class Platform(Protocol):
     sampling: SamplingOperations
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> Any:
-        """Plan of a batch for `attention`, made once for all layers; `of_ends`: for the last layer alone, where some
-        tokens of a batch that has a plan already decode."""
+        """Plan of a batch for `attention`, made once for all layers; `of_ends`: for the last layer
+        alone, where some tokens of a batch that has a plan already decode."""
 
     def linear(self, linear: Linear) -> Product:
-        """The product with one weight: the platform's own for the weight's kind, else the kind's."""
+        """The product with one weight: the platform's own for the weight's kind, else the
+        kind's."""
 
     def gated_linear(self, linear: Linear, activation: str) -> Product | None:
-        """x [T, K] → [T, I]: `gate` of the product with a weight [2 I, K], in one launch or nearly; None: the platform
-        has no such kernel for the weight's kind, or for the activation."""
+        """x [T, K] → [T, I]: `gate` of the product with a weight [2 I, K], in one launch or nearly;
+        None: the platform has no such kernel for the weight's kind, or for the activation."""
 
     def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """x [T, 2 I], gates first → [T, I]: activation(gates) * ups. Activations: silu, gelu_tanh."""
+        """x [T, 2 I], gates first → [T, I]: activation(gates) * ups. Activations: silu,
+        gelu_tanh."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [T, H] → [T, H]; weight [H] of x's dtype or float32, here and below."""
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
         """residual += x in place; the norm of the sum."""
 
     def qk_norm_rope_store_kv(
@@ -63,20 +68,27 @@ class Platform(Protocol):
         scale: float | None = None,
         window: int = 0,
     ) -> torch.Tensor:
-        """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this step too. scale is that
-        of the softmax, 1 / sqrt(D) by default. A position sees the last `window` keys, its own included, which is 0 for
-        all or the model's `sliding_window`."""
+        """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this
+        step too. scale is that of the softmax, 1 / sqrt(D) by default. A position sees the last
+        `window` keys, its own included, which is 0 for all or the model's `sliding_window`."""
 
 
 class RoundingPlatform(Platform, Protocol):
-    """A platform that makes layers whose products round tokens to 8 bits; it also rounds what they read as it is made.
-    The bits are those of the operation and the rounding one after another."""
+    """A platform that makes layers whose products round tokens to 8 bits; it also rounds what they
+    read as it is made. The bits are those of the operation and the rounding one after another."""
 
-    def rounded_rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding) -> Tokens:
+    def rounded_rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
+    ) -> Tokens:
         """As `rms_norm`."""
 
     def rounded_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        rounds_to: Rounding,
     ) -> Tokens:
         """As `add_rms_norm`."""
 

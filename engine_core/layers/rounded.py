@@ -1,5 +1,5 @@
-"""Weights of eight bits that are multiplied with tokens of eight bits, made when a model is loaded onto a Hopper GPU; a
-model's file has none."""
+"""Weights of eight bits that are multiplied with tokens of eight bits, made when a model is loaded
+onto a Hopper GPU; a model's file has none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .linear import Linear
 
 
 class RoundedLinear(Linear):
-    """Each token has a scale of its own, or one for every 128 inputs where the weight is in blocks. Its values are
-    numbers of 8 bits, as those of the weights."""
+    """Each token has a scale of its own, or one for every 128 inputs where the weight is in blocks.
+    Its values are numbers of 8 bits, as those of the weights."""
 
     kind = "rounded"
 

@@ -1,4 +1,5 @@
-"""Layers of which a tensor-parallel rank has a part: their results are those of the whole layer, on every rank.
+"""Layers of which a tensor-parallel rank has a part: their results are those of the whole layer, on
+every rank.
 
 A model is composed of them as of whole layers. Source: Shoeybi et al., "Megatron-LM", 2019.
 """
@@ -26,8 +27,10 @@ class SummedLinear(Linear):
     kind = "summed"
 
     def __init__(self, platform: Platform, part: Linear, group: Group) -> None:
-        self.part, self._group = part, group
-        self.out_features, self.in_features = part.out_features, part.in_features
+        self.part = part
+        self._group = group
+        self.out_features = part.out_features
+        self.in_features = part.in_features
         self._product = platform.linear(part)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -40,10 +43,15 @@ class JoinedLinear(Linear):
 
     kind = "joined"
 
-    def __init__(self, platform: Platform, part: Linear, out_features: int, num_outputs: int, group: Group) -> None:
-        """`num_outputs`: those of a rank, where the last rank may have fewer; `out_features` of all ranks."""
-        self.part, self._group = part, group
-        self.out_features, self.in_features = out_features, part.in_features
+    def __init__(
+        self, platform: Platform, part: Linear, out_features: int, num_outputs: int, group: Group
+    ) -> None:
+        """`num_outputs`: those of a rank, where the last rank may have fewer; `out_features` of all
+        ranks."""
+        self.part = part
+        self._group = group
+        self.out_features = out_features
+        self.in_features = part.in_features
         self._num_missing = num_outputs - part.out_features
         self._product = platform.linear(part)
 
@@ -58,7 +66,9 @@ class ShardedEmbedding(Embedding):
     """Rows of some tokens: the rank that has a token's row gives it to the others."""
 
     def __init__(self, part: Embedding, token_ids: range, group: Group) -> None:
-        self._part, self._token_ids, self._group = part, token_ids, group
+        self._part = part
+        self._token_ids = token_ids
+        self._group = group
         self.dtype = part.dtype
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -78,8 +88,9 @@ def over_group(
     joins_vocabulary: bool = True,
     sums_products: bool = True,
 ) -> Weights:
-    """A shard's weights as a model reads whole ones. `layout` is the whole model's. Unless the vocabulary is joined, a
-    rank's logits are those of its own tokens; unless products are summed, the platform sums their parts."""
+    """A shard's weights as a model reads whole ones. `layout` is the whole model's. Unless the
+    vocabulary is joined, a rank's logits are those of its own tokens; unless products are summed,
+    the platform sums their parts."""
     linears = dict(weights.linears)
     for name, part in weights.linears.items() if shard.size > 1 else ():
         spec = layout[name]

@@ -1,8 +1,9 @@
-"""Sampling from logits of which each tensor-parallel rank has those of some tokens; see `SamplingOperations`.
+"""Sampling from logits of which each tensor-parallel rank has those of some tokens; see
+`SamplingOperations`.
 
-Plain draws gather one score and one token of each rank and row; draws under filters some candidates, and what a rank's
-tokens weigh; log probabilities the likeliest tokens, and that weight. Rows whose logits are edited need the logits of
-all tokens, which are gathered for them alone.
+Plain draws gather one score and one token of each rank and row; draws under filters some
+candidates, and what a rank's tokens weigh; log probabilities the likeliest tokens, and that weight.
+Rows whose logits are edited need the logits of all tokens, which are gathered for them alone.
 """
 
 from __future__ import annotations
@@ -23,25 +24,42 @@ class ShardedSampling:
     """See `SamplingOperations`. Logits may be whole as well: then nothing is gathered."""
 
     def __init__(
-        self, operations: SamplingOperations, parts: PartSampling | None, shard: Shard, vocab_size: int, group: Group
+        self,
+        operations: SamplingOperations,
+        parts: PartSampling | None,
+        shard: Shard,
+        vocab_size: int,
+        group: Group,
     ) -> None:
-        """`parts`: draws from logits of some tokens; None: the platform has none, so that every draw gathers all."""
-        self._operations, self._parts, self._group = operations, parts, group
-        self._vocab_size, self._token_ids = vocab_size, shard.vocabulary(vocab_size)
+        """`parts`: draws from logits of some tokens; None: the platform has none, so that every
+        draw gathers all."""
+        self._operations = operations
+        self._parts = parts
+        self._group = group
+        self._vocab_size = vocab_size
+        self._token_ids = shard.vocabulary(vocab_size)
         self._width = len(Shard(0, shard.size).vocabulary(vocab_size))
-        self._slice = JoinedSlice(first_token=self._token_ids.start, vocab_size=vocab_size, join=group.join)
+        self._slice = JoinedSlice(
+            first_token=self._token_ids.start, vocab_size=vocab_size, join=group.join
+        )
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of all tokens."""
         if logits.shape[1] == self._vocab_size:
             return logits
-        return self._group.join(pad(logits, (0, self._width - logits.shape[1])))[:, : self._vocab_size].contiguous()
+        return self._group.join(pad(logits, (0, self._width - logits.shape[1])))[
+            :, : self._vocab_size
+        ].contiguous()
 
-    def draw(self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
+    def draw(
+        self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         if self._parts is None or self._slice.is_whole(logits):
             return self._operations.draw(self.whole(logits), draws, masks)
         first = self._token_ids.start
-        tokens, scores = self._parts.draw_part(logits, draws, first, None if masks is None else self._own(masks))
+        tokens, scores = self._parts.draw_part(
+            logits, draws, first, None if masks is None else self._own(masks)
+        )
         # One message a rank: the bits of a token are carried as a float's.
         said = torch.stack((scores, (tokens + first).int().view(torch.float32)), dim=1)
         of_ranks = self._group.join(said).view(len(said), -1, 2)

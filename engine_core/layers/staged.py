@@ -1,7 +1,8 @@
 """Weights of a pipeline stage: some layers of a model, numbered from 0 as a smaller model's own.
 
-The first stage has tables outside the layers (the embedding), the last one norms and linear layers outside them. A
-model is built of a stage as of a whole model; what stands in the place of weights that are elsewhere is never used.
+The first stage has tables outside the layers (the embedding), the last one norms and linear layers
+outside them. A model is built of a stage as of a whole model; what stands in the place of weights
+that are elsewhere is never used.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def local_names(layout: Layout, stage: Stage) -> Layout:
 
 
 def stage_weights(weights: Weights, layout: Layout, stage: Stage, dtype: torch.dtype) -> Weights:
-    """A stage's weights with its layers numbered from 0 and something in the place of what other stages have."""
+    """A stage's weights with its layers numbered from 0 and something in the place of what other
+    stages have."""
     linears: dict[str, Linear] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, spec in layout.items():
@@ -68,8 +70,12 @@ def stage_weights(weights: Weights, layout: Layout, stage: Stage, dtype: torch.d
         elif spec.is_linear:
             linears[local] = AbsentLinear(spec.shape)
         else:
-            tensors[local] = torch.zeros(spec.shape if spec.is_norm else (0, *spec.shape[1:]), dtype=dtype)
-    tables = {name: table for name, table in weights.tables.items() if _has(stage, name, layout[name])}
+            tensors[local] = torch.zeros(
+                spec.shape if spec.is_norm else (0, *spec.shape[1:]), dtype=dtype
+            )
+    tables = {
+        name: table for name, table in weights.tables.items() if _has(stage, name, layout[name])
+    }
     return Weights(linears=linears, tensors=tensors, tables=tables)
 
 

@@ -1,4 +1,5 @@
-"""From a checkpoint to a folder that engines read: `config.json`, and weights in the layout that kernels read."""
+"""From a checkpoint to a folder that engines read: `config.json`, and weights in the layout that
+kernels read."""
 
 from __future__ import annotations
 
@@ -52,24 +53,31 @@ def convert(
     quantization: str = AUTO,
     calibrated: bool = False,
 ) -> Converted:
-    """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face folder. Progress is
-    told in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are not packed are rounded to a kind;
+    """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face
+    folder. Progress is
+    told in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are not packed are
+    rounded to a kind;
     `calibrated`: the source is what `calibrate` made of that kind.
 
-    Raises `ConfigError` for an architecture or a tensor that is not served, for a dtype that does not hold the model's
-    hidden states, and for a checkpoint that is packed by another method than `quantization` says.
+    Raises `ConfigError` for an architecture or a tensor that is not served, for a dtype that does
+    not hold the model's hidden states, and for a checkpoint that is packed by another method than
+    `quantization` says.
     """
     checkpoint = HuggingFaceFolder(source) if source.is_dir() else GgufFile(source)
     hf_config = checkpoint.hf_config()
-    config, total = registry.config_of(hf_config), len(checkpoint) + 1
+    config = registry.config_of(hf_config)
+    total = len(checkpoint) + 1
     config.check_dtype(dtype)
-    found, rounding, cost = _method(checkpoint, config), None, ""
+    found = _method(checkpoint, config)
+    rounding = None
+    cost = ""
     rounds = found == NONE and quantization in ROUNDINGS
     if rounds or calibrated:
         hf_config |= {KEY: {"quant_method": ROUNDED, "kind": quantization}}
     else:
         check_quantization(quantization, found, "the checkpoint")
-    layout, computed_in = model_class(config).layout(config), model_file.DTYPES[dtype]
+    layout = model_class(config).layout(config)
+    computed_in = model_file.DTYPES[dtype]
     counted = _counted(checkpoint.tensors(), lambda done: progress(done, total))
     tensors = _collected(counted, config, layout, computed_in)
     if rounds:
@@ -85,15 +93,21 @@ def convert(
     return Converted(quantization=packed_by, rounding=rounding, cost=cost)
 
 
-def _collected(published: Published, config: ModelConfig, layout: Layout, dtype: torch.dtype) -> model_file.Tensors:
-    """The tensors of a checkpoint under the names of the layout. Raises `ConfigError` for a head of its own beside a
-    config that ties it to the embedding: other tools serve either."""
+def _collected(
+    published: Published, config: ModelConfig, layout: Layout, dtype: torch.dtype
+) -> model_file.Tensors:
+    """The tensors of a checkpoint under the names of the layout. Raises `ConfigError` for a head of
+    its own beside a config that ties it to the embedding: other tools serve either."""
     names = model_class(config).names
-    tensors = names.collect(unpacked(published, config.quantization), dtype, lambda done: None, layout)
+    tensors = names.collect(
+        unpacked(published, config.quantization), dtype, lambda done: None, layout
+    )
     for name, spec in layout.items():
         own = tensors.pop(name, None) if spec.tied_to else None
         if own is not None and not torch.equal(own, tensors.get(spec.tied_to, own)):
-            raise ConfigError("tie_word_embeddings", True, f"false, or a {name} of the embedding's numbers")
+            raise ConfigError(
+                "tie_word_embeddings", True, f"false, or a {name} of the embedding's numbers"
+            )
     _drop_idle_biases(tensors, layout)
     return tensors
 
@@ -119,8 +133,9 @@ def _counted(tensors: Published, progress: Callable[[int], None]) -> Published:
 
 
 def pack_folder(folder: Path, progress: Callable[[int, int], None]) -> Weights:
-    """Packs the dense matrices of a converted model into a file beside them, for machines on which the engines may not
-    write its folder. Returns the weights as a CPU serves them. Progress is told in matrices."""
+    """Packs the dense matrices of a converted model into a file beside them, for machines on which
+    the engines may not write its folder. Returns the weights as a CPU serves them. Progress is told
+    in matrices."""
     config = registry.read_config(folder)
     layout = model_class(config).layout(config)
     tensors = model_file.load(folder, torch.device("cpu"), keeps_packed=True)

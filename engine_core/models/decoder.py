@@ -44,8 +44,11 @@ class Decoder(LayeredModel):
         fused=FUSED_NAMES | FUSED_BIASES,
     )
 
-    def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
-        self.config, self._platform = config, platform
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
+    ) -> None:
+        self.config = config
+        self._platform = platform
         self.cos_sin = cos_sin_table(config, max_model_len).to(platform.device)
         self.embedding = Embedding(weights.table("embed"))
         self.dtype = self.embedding.dtype
@@ -64,10 +67,14 @@ class Decoder(LayeredModel):
         return layered.layout_of(config, layer)
 
     def _layer(self, weights: Weights, prefix: str) -> Layer:
-        linears, tensors = weights.linears, weights.tensors
-        platform, eps = self._platform, self.config.rms_norm_eps
+        linears = weights.linears
+        tensors = weights.tensors
+        platform = self._platform
+        eps = self.config.rms_norm_eps
         return Layer(
-            input_norm=InputNorm(platform, tensors[prefix + "input_norm"], eps, linears[prefix + "qkv"]),
+            input_norm=InputNorm(
+                platform, tensors[prefix + "input_norm"], eps, linears[prefix + "qkv"]
+            ),
             attention=Attention(
                 platform,
                 linears[prefix + "qkv"],
@@ -78,6 +85,8 @@ class Decoder(LayeredModel):
                 k_norm=tensors.get(prefix + "k_norm"),
                 eps=eps,
             ),
-            post_norm=InputNorm(platform, tensors[prefix + "post_norm"], eps, linears[prefix + "gate_up"]),
+            post_norm=InputNorm(
+                platform, tensors[prefix + "post_norm"], eps, linears[prefix + "gate_up"]
+            ),
             mlp=Mlp(platform, linears[prefix + "gate_up"], linears[prefix + "down"], "silu"),
         )

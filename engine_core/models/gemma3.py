@@ -54,14 +54,19 @@ class Gemma3(LayeredModel):
         fused=FUSED_NAMES,
     )
 
-    def __init__(self, config: Gemma3Config, weights: Weights, platform: Platform, max_model_len: int) -> None:
-        self.config, self._platform = config, platform
+    def __init__(
+        self, config: Gemma3Config, weights: Weights, platform: Platform, max_model_len: int
+    ) -> None:
+        self.config = config
+        self._platform = platform
         local = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
         tables = [cos_sin_table(own, max_model_len).to(platform.device) for own in (config, local)]
         self._cos_sin, self._local_cos_sin = tables
         self.embedding = Embedding(weights.table("embed"), scale=config.hidden_size**0.5)
         self.dtype = self.embedding.dtype
-        self.layers = [self._layer(weights, f"layers.{i}.", kind) for i, kind in enumerate(config.is_windowed)]
+        self.layers = [
+            self._layer(weights, f"layers.{i}.", kind) for i, kind in enumerate(config.is_windowed)
+        ]
         self.final_norm = self._norm(weights, "final_norm")
         self.lm_head = LMHead(platform, weights.linears["lm_head"])
 

@@ -11,13 +11,21 @@ from ..model_config import NORM_EPS, ModelConfig, check_sizes, checked_rope, map
 from ..quantization import read_quantization
 
 ACTIVATION = "gelu_pytorch_tanh"
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING = "sliding_attention"
+FULL = "full_attention"
 MAX_WINDOW = 1 << 28
 PATTERN = 6
 """By default every so many-th layer sees all keys, the others a window of them."""
-GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
-"""Bases of rotary positions in layers that see all keys and in layers with a window, where a config does not say."""
-UNSERVED = ("use_bidirectional_attention", "attn_logit_softcapping", "final_logit_softcapping", "attention_bias")
+GLOBAL_THETA = 1_000_000.0
+LOCAL_THETA = 10_000.0
+"""Bases of rotary positions in layers that see all keys and in layers with a window, where a config
+does not say."""
+UNSERVED = (
+    "use_bidirectional_attention",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "attention_bias",
+)
 """Switches of other models of this architecture."""
 
 
@@ -57,7 +65,9 @@ def read_config(config: Mapping[str, Any]) -> Gemma3Config:
         max_position_embeddings=config["max_position_embeddings"],
         rms_norm_eps=positive_of(config, "rms_norm_eps", NORM_EPS),
         rope_theta=positive_of(rope, "rope_theta", GLOBAL_THETA),
-        rope_scaling=checked_rope({key: value for key, value in rope.items() if key != "rope_theta"}),
+        rope_scaling=checked_rope(
+            {key: value for key, value in rope.items() if key != "rope_theta"}
+        ),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
         qk_norm=True,
         sliding_window=_whole(config, "sliding_window", 4096),
@@ -69,12 +79,21 @@ def read_config(config: Mapping[str, Any]) -> Gemma3Config:
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Parameters of rotary positions in layers that see all keys, and in the others; old configs have them flat."""
-    given, scaling = mapping_of(config, "rope_parameters"), mapping_of(config, "rope_scaling")
-    require(given.keys() <= {FULL, SLIDING}, "rope_parameters", given, f"parameters of {FULL} and {SLIDING}")
+    """Parameters of rotary positions in layers that see all keys, and in the others; old configs
+    have them flat."""
+    given = mapping_of(config, "rope_parameters")
+    scaling = mapping_of(config, "rope_scaling")
+    require(
+        given.keys() <= {FULL, SLIDING},
+        "rope_parameters",
+        given,
+        f"parameters of {FULL} and {SLIDING}",
+    )
     nested = mapping_of(given, FULL)
     if nested and scaling and nested != scaling:
-        raise ConfigError("rope_scaling", scaling, f"none beside rope_parameters.{FULL}, or the same")
+        raise ConfigError(
+            "rope_scaling", scaling, f"none beside rope_parameters.{FULL}, or the same"
+        )
     rope = {"rope_theta": positive_of(config, "rope_theta", GLOBAL_THETA), **(nested or scaling)}
     local_theta = positive_of(config, "rope_local_base_freq", LOCAL_THETA)
     local = {"rope_theta": local_theta, **mapping_of(given, SLIDING)}
@@ -88,7 +107,11 @@ def _is_windowed(config: Mapping[str, Any]) -> tuple[bool, ...]:
     if (types := config.get("layer_types")) is None:
         pattern = _whole(config, "sliding_window_pattern", PATTERN)
         return tuple((i + 1) % pattern != 0 for i in range(num_layers))
-    if not isinstance(types, list) or len(types) != num_layers or any(kind not in (SLIDING, FULL) for kind in types):
+    if (
+        not isinstance(types, list)
+        or len(types) != num_layers
+        or any(kind not in (SLIDING, FULL) for kind in types)
+    ):
         raise ConfigError("layer_types", types, f"{num_layers} of {SLIDING} and {FULL}")
     return tuple(kind == SLIDING for kind in types)
 

@@ -1,4 +1,5 @@
-"""The pass over a decoder's layers, whatever these compute behind their attention, and the weights that all have."""
+"""The pass over a decoder's layers, whatever these compute behind their attention, and the weights
+that all have."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ from ..model_config import ModelConfig
 from ..weights.layout import Layout, Split, WeightSpec, joined_linear, linear, norm, table
 from .model import LastNorm, LastTokens, LayerInputs
 
-MODEL_NAMES = {"model.embed_tokens.weight": "embed", "model.norm.weight": "final_norm", "lm_head.weight": "lm_head"}
+MODEL_NAMES = {
+    "model.embed_tokens.weight": "embed",
+    "model.norm.weight": "final_norm",
+    "lm_head.weight": "lm_head",
+}
 FUSED_NAMES = {
     "self_attn.q_proj.weight": ("qkv", 0),
     "self_attn.k_proj.weight": ("qkv", 1),
@@ -45,8 +50,8 @@ class Layer(ABC):
 
     @abstractmethod
     def behind_attention(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Adds what attention made of the layer's input, x, to the residual stream in place; returns what the next norm
-        adds to it."""
+        """Adds what attention made of the layer's input, x, to the residual stream in place;
+        returns what the next norm adds to it."""
 
 
 class LayeredModel:
@@ -81,9 +86,12 @@ class LayeredModel:
             if i == last and ends is not None:
                 if not len(ends.tokens):
                     return residual[:0]
-                queries, residual = queries.index_select(0, ends.tokens), residual.index_select(0, ends.tokens)
+                queries = queries.index_select(0, ends.tokens)
+                residual = residual.index_select(0, ends.tokens)
                 attention_plan = ends.attention_plan
-            x = layer.behind_attention(layer.attention.attend(queries, kv_cache[i], attention_plan), residual)
+            x = layer.behind_attention(
+                layer.attention.attend(queries, kv_cache[i], attention_plan), residual
+            )
             x = (self.final_norm if i == last else self.layers[i + 1].input_norm).add(x, residual)
         # Nothing rounds what the last norm makes.
         assert isinstance(x, torch.Tensor)
@@ -97,7 +105,8 @@ class LayeredModel:
         return self.lm_head(hidden)
 
     def _some_layers(self, num_layers: int) -> Iterable[int]:
-        """Layers of a pass of fewer than there are, which launch what all launch, in their order; the last is one."""
+        """Layers of a pass of fewer than there are, which launch what all launch, in their order;
+        the last is one."""
         last = len(self.layers) - 1
         return [*range(min(num_layers - 1, last)), last]
 
@@ -107,7 +116,9 @@ def products_of(config: ModelConfig) -> dict[str, WeightSpec]:
     return {
         "qkv": joined_linear(config.qkv_sizes, config.hidden_size),
         "o": linear(config.hidden_size, config.num_heads * config.head_dim, split=Split.INPUTS),
-        "gate_up": joined_linear((config.intermediate_size, config.intermediate_size), config.hidden_size),
+        "gate_up": joined_linear(
+            (config.intermediate_size, config.intermediate_size), config.hidden_size
+        ),
         "down": linear(config.hidden_size, config.intermediate_size, split=Split.INPUTS),
     }
 
@@ -118,6 +129,12 @@ def layout_of(config: ModelConfig, layer: Mapping[str, WeightSpec]) -> Layout:
     return {
         "embed": table(config.vocab_size, config.hidden_size, split=Split.VOCABULARY),
         "final_norm": norm(config.hidden_size),
-        "lm_head": linear(config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY),
-        **{f"layers.{i}.{name}": spec for i in range(config.num_layers) for name, spec in layer.items()},
+        "lm_head": linear(
+            config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
+        ),
+        **{
+            f"layers.{i}.{name}": spec
+            for i in range(config.num_layers)
+            for name, spec in layer.items()
+        },
     }

@@ -22,8 +22,9 @@ from . import registry
 
 @dataclass(frozen=True, slots=True)
 class LastTokens:
-    """The tokens of a batch whose hidden states are wanted. What the last layer makes of the others but keys and values
-    is no part of anything, so it is left out: a layer's share of every prompt."""
+    """The tokens of a batch whose hidden states are wanted. What the last layer makes of the others
+    but keys and values is no part of anything, so it is left out: a layer's share of every
+    prompt."""
 
     tokens: torch.Tensor
     """Integers [E] into the batch."""
@@ -33,7 +34,8 @@ class LastTokens:
 
 @dataclass(slots=True)
 class LayerInputs:
-    """Hidden states that a forward pass hands out beside its result, of every token of its batch."""
+    """Hidden states that a forward pass hands out beside its result, of every token of its
+    batch."""
 
     layers: tuple[int, ...]
     """Layers whose inputs are wanted, 0 … layers of the model − 1."""
@@ -41,7 +43,8 @@ class LayerInputs:
     """The residual stream [T, H] before each of them, a copy; there when the pass has returned."""
 
     def take(self, layer: int, residual: torch.Tensor) -> None:
-        """To be called before each layer. Layers add to the residual stream in place, hence the copy."""
+        """To be called before each layer. Layers add to the residual stream in place, hence the
+        copy."""
         if layer in self.layers:
             self.states[layer] = residual.clone()
 
@@ -58,15 +61,17 @@ class Model(Protocol):
 
     names: ClassVar[CheckpointNames]
     adds_products: ClassVar[bool]
-    """Whether `RMSNorm.add` takes every product whose inputs ranks divide (`Split.INPUTS`), and nothing else: then a
-    platform may sum the ranks' parts as it adds them."""
+    """Whether `RMSNorm.add` takes every product whose inputs ranks divide (`Split.INPUTS`), and
+    nothing else: then a platform may sum the ranks' parts as it adds them."""
     config: ModelConfig
     embedding: Embedding
     dtype: torch.dtype
     lm_head: LMHead
     final_norm: LastNorm
 
-    def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
+    ) -> None:
         """The platform is prepared for these weights."""
 
     @staticmethod
@@ -83,12 +88,13 @@ class Model(Protocol):
         num_layers: int | None = None,
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
-        """Normed hidden states [T, H], or [E, H] of the ends. kv_cache [layers, 2, num_blocks, Hk, block_size, D] takes
-        the batch's keys and values. The attention plan is the platform's, made here when it is not given. With fewer
-        layers than there are, the first ones and the last: it launches what the whole model launches, and the result is
-        of no use. `inputs` takes the hidden states that it names; without it nothing else is launched. Python reads no
-        numbers of the batch here: an executor may record the pass, and compute other batches of its shape without
-        Python."""
+        """Normed hidden states [T, H], or [E, H] of the ends. kv_cache [layers, 2, num_blocks, Hk,
+        block_size, D] takes the batch's keys and values. The attention plan is the platform's, made
+        here when it is not given. With fewer layers than there are, the first ones and the last: it
+        launches what the whole model launches, and the result is of no use. `inputs` takes the
+        hidden states that it names; without it nothing else is launched. Python reads no numbers of
+        the batch here: an executor may record the pass, and compute other batches of its shape
+        without Python."""
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         """The last num_wanted[r] tokens of each request, [R]."""

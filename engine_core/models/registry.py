@@ -1,8 +1,8 @@
 """Model classes of architectures, by the name in `config.json`.
 
-A distribution of its own adds one through the entry-point group `headwater.models`: the entry's name is the
-architecture's, its value an `Architecture`. Imports no model before it is asked for, so that a process which needs a
-config alone starts without torch.
+A distribution of its own adds one through the entry-point group `headwater.models`: the entry's
+name is the architecture's, its value an `Architecture`. Imports no model before it is asked for, so
+that a process which needs a config alone starts without torch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": Architecture(model=_GEMMA3, read_config=gemma3_config.read_config),
     "LlamaForCausalLM": Architecture(model=_DECODER, read_config=ModelConfig.from_hf),
     "MistralForCausalLM": Architecture(model=_DECODER, read_config=ModelConfig.from_hf),
-    "Qwen2ForCausalLM": Architecture(model=_DECODER, read_config=partial(ModelConfig.from_hf, qkv_bias=True)),
-    "Qwen3ForCausalLM": Architecture(model=_DECODER, read_config=partial(ModelConfig.from_hf, qk_norm=True)),
+    "Qwen2ForCausalLM": Architecture(
+        model=_DECODER, read_config=partial(ModelConfig.from_hf, qkv_bias=True)
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        model=_DECODER, read_config=partial(ModelConfig.from_hf, qk_norm=True)
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""Numpy arrays in one message: numbers first, then arrays of known types, any of which may be missing."""
+"""Numpy arrays in one message: numbers first, then arrays of known types, any of which may be
+missing."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ def pack(numbers: Sequence[int], arrays: Sequence[Array | None]) -> bytes:
 
 
 def unpack(message: bytes, dtypes: Sequence[type]) -> tuple[list[int], list[Array | None]]:
-    """The numbers and the arrays [N] of these types, in the order in which they were packed. Arrays may be written."""
+    """The numbers and the arrays [N] of these types, in the order in which they were packed. Arrays
+    may be written."""
     memory = bytearray(message)
     count = int(np.frombuffer(memory, np.int64, 1)[0])
     head = np.frombuffer(memory, np.int64, 1 + count + len(dtypes)).tolist()
-    at, arrays = 8 * len(head), list[Array | None]()
+    at = 8 * len(head)
+    arrays = list[Array | None]()
     for dtype, size in zip(dtypes, head[1 + count :], strict=True):
         if size == _MISSING:
             arrays.append(None)

@@ -1,4 +1,5 @@
-"""Progress of each rank of an engine, in memory that the ranks write and the executor reads. Knows no plans."""
+"""Progress of each rank of an engine, in memory that the ranks write and the executor reads. Knows
+no plans."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from ..ring import anonymous_memory
 IDLE, COMPUTES, WAITS = range(3)
 """States of a rank: it waits for a plan, it computes one, it waits for another rank."""
 STATE_NAMES = ("waits for a plan", "computes", "waits for another rank")
-_STATE, _NUM_PLANS, _BUSY_NS, _WAITED_NS, _NUM_WAITS, _NUM_SAVED, _NUM_LOADED, _NUM_COLUMNS = range(8)
+_STATE, _NUM_PLANS, _BUSY_NS, _WAITED_NS, _NUM_WAITS, _NUM_SAVED, _NUM_LOADED, _NUM_COLUMNS = range(
+    8
+)
 _Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -24,12 +27,14 @@ def create_board(num_ranks: int) -> int:
 
 
 class Board:
-    """A row of numbers for each rank, which that rank alone writes, or the host that it is on. A number is written at
-    once."""
+    """A row of numbers for each rank, which that rank alone writes, or the host that it is on. A
+    number is written at once."""
 
     def __init__(self, memory: int) -> None:
         size = os.fstat(memory).st_size
-        self._rows: _Rows = np.frombuffer(mmap.mmap(memory, size), np.int64).reshape(-1, _NUM_COLUMNS)
+        self._rows: _Rows = np.frombuffer(mmap.mmap(memory, size), np.int64).reshape(
+            -1, _NUM_COLUMNS
+        )
 
     def state(self, rank: int) -> int:
         return int(self._rows[rank, _STATE])
@@ -52,7 +57,8 @@ class Board:
 
     def note_copies(self, rank: int, num_saved: int, num_loaded: int) -> None:
         """Blocks that the rank has copied to host memory and back, so far."""
-        self._rows[rank, _NUM_SAVED], self._rows[rank, _NUM_LOADED] = num_saved, num_loaded
+        self._rows[rank, _NUM_SAVED] = num_saved
+        self._rows[rank, _NUM_LOADED] = num_loaded
 
     def rows(self, first_rank: int, count: int) -> bytes:
         """All that is known of some ranks, for another host."""
@@ -62,7 +68,9 @@ class Board:
         """Takes the rows of another host's ranks. False: they have another size."""
         if len(rows) != 8 * count * _NUM_COLUMNS:
             return False
-        self._rows[first_rank : first_rank + count] = np.frombuffer(rows, np.int64).reshape(count, _NUM_COLUMNS)
+        self._rows[first_rank : first_rank + count] = np.frombuffer(rows, np.int64).reshape(
+            count, _NUM_COLUMNS
+        )
         return True
 
     @property
@@ -77,4 +85,6 @@ class Board:
 
     def figures(self) -> list[RankFigures]:
         rows: list[list[int]] = self._rows.tolist()
-        return [RankFigures(row[_NUM_PLANS], row[_BUSY_NS] / 1e9, row[_WAITED_NS] / 1e9) for row in rows]
+        return [
+            RankFigures(row[_NUM_PLANS], row[_BUSY_NS] / 1e9, row[_WAITED_NS] / 1e9) for row in rows
+        ]

@@ -1,4 +1,5 @@
-"""A child process that is a copy of this one, with what it has imported. Knows nothing of what it does."""
+"""A child process that is a copy of this one, with what it has imported. Knows nothing of what it
+does."""
 
 from __future__ import annotations
 
@@ -12,17 +13,19 @@ import traceback
 from collections.abc import Callable, Collection
 
 POLL_SECONDS = 0.005
-STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
+STANDARD_OUTPUT = 1
+STANDARD_ERROR = 2
 
 
 class CopiedProcess:
     """The methods of `subprocess.Popen` that `Ranks` uses."""
 
     def __init__(self, run: Callable[[], None], descriptors: Collection[int]) -> None:
-        """The child calls `run` and ends. Of this process's descriptors it has those given, standard output and error.
+        """The child calls `run` and ends. Of this process's descriptors it has those given,
+        standard output and error.
 
-        NOTE: a copy has one thread. It must be made before anything here has computed: libgomp's threads would be
-        missing in the child, which waits for them for ever.
+        NOTE: a copy has one thread. It must be made before anything here has computed: libgomp's
+        threads would be missing in the child, which waits for them for ever.
         """
         self._status: int | None = None
         # `wait` is called by two threads.
@@ -34,7 +37,8 @@ class CopiedProcess:
             _run_and_exit(run, descriptors)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, negative where a signal ended the process. Raises `subprocess.TimeoutExpired`."""
+        """The exit status, negative where a signal ended the process. Raises
+        `subprocess.TimeoutExpired`."""
         end = None if timeout is None else time.monotonic() + timeout
         while (status := self._poll()) is None:
             if end is not None and time.monotonic() > end:
@@ -76,8 +80,9 @@ def _run_and_exit(run: Callable[[], None], descriptors: Collection[int]) -> None
 
 
 def drop_descriptors(kept: Collection[int]) -> None:
-    """Leaves nothing of the parent's open in a child but `kept`: what another rank holds would hide the parent's end
-    from it. The numbers stay taken, by the null device, since objects of the parent that are collected close them."""
+    """Leaves nothing of the parent's open in a child but `kept`: what another rank holds would hide
+    the parent's end from it. The numbers stay taken, by the null device, since objects of the
+    parent that are collected close them."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in [int(name) for name in os.listdir("/dev/fd")]:
         if number not in kept and number != null and _is_open(number):

@@ -41,8 +41,12 @@ def listen(name: str, text: str) -> socket.socket:
         listening = socket.create_server(place, family=family)
     except OSError as error:
         # The system's own words: Python adds the address to them.
-        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise ConfigError(name, text, f"an address of this host whose port is free ({why})") from None
+        why = (
+            error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        )
+        raise ConfigError(
+            name, text, f"an address of this host whose port is free ({why})"
+        ) from None
     listening.setblocking(False)
     return listening
 

@@ -1,5 +1,5 @@
-"""A connection to an engine from what may be a host for one of its stages: proves that it knows the secret, gets an
-offer and accepts or refuses it. Never waits."""
+"""A connection to an engine from what may be a host for one of its stages: proves that it knows the
+secret, gets an offer and accepts or refuses it. Never waits."""
 
 from __future__ import annotations
 
@@ -30,19 +30,28 @@ RECEIVE_BYTES = 64 << 10
 
 
 class ApplicantLeft(Exception):
-    """The connection comes to nothing, and why: to be closed. An empty reason is not worth a word."""
+    """The connection comes to nothing, and why: to be closed. An empty reason is not worth a
+    word."""
 
 
 class Applicant:
     """Methods raise `ApplicantLeft` and `ProofError`."""
 
-    def __init__(self, connection: socket.socket, host: str, secret: bytes, offer: Callable[[Applicant], bytes | None]):
-        """`host`: where it comes from. `offer` is asked once it is believed: the bytes of an offer, or None where no
-        stage is missing."""
+    def __init__(
+        self,
+        connection: socket.socket,
+        host: str,
+        secret: bytes,
+        offer: Callable[[Applicant], bytes | None],
+    ):
+        """`host`: where it comes from. `offer` is asked once it is believed: the bytes of an offer,
+        or None where no stage is missing."""
         connection.setblocking(False)
-        self.connection, self.host = connection, host
+        self.connection = connection
+        self.host = host
         self.frames = FrameReader()
-        self._secret, self._offer = secret, offer
+        self._secret = secret
+        self._offer = offer
         self._stage_hello = b""
         self._proof = b""
         self._engine_hello = new_hello()
@@ -83,7 +92,8 @@ class Applicant:
         except ProofError:
             self._send(REFUSED + bytes(PROOF_BYTES))
             raise
-        self.is_believed, self.seconds_left = True, CHECK_SECONDS
+        self.is_believed = True
+        self.seconds_left = CHECK_SECONDS
         self._send(BELIEVED + proof(self._secret, ENGINE_ROLE, *hellos))
         offer = self._offer(self)
         if offer is None:

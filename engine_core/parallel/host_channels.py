@@ -1,7 +1,8 @@
-"""Channels of a link between hosts: each carries the messages of one ring, and waits for its own reader alone.
+"""Channels of a link between hosts: each carries the messages of one ring, and waits for its own
+reader alone.
 
-A sender has a window of bytes that the other side has not taken yet, as large as a ring. So a full ring is backpressure
-here as between processes of one host, and no channel waits for another.
+A sender has a window of bytes that the other side has not taken yet, as large as a ring. So a full
+ring is backpressure here as between processes of one host, and no channel waits for another.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class IncomingChannel:
         """Bytes that the sender is to be told of now; 0: not yet."""
         if self._num_consumed < WINDOW_BYTES // 8:
             return 0
-        count, self._num_consumed = self._num_consumed, 0
+        count = self._num_consumed
+        self._num_consumed = 0
         return count
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""Frames between an engine and a host of one of its stages: a head of kind, channel and length, and so many bytes.
-Nothing that is read can run code."""
+"""Frames between an engine and a host of one of its stages: a head of kind, channel and length, and
+so many bytes. Nothing that is read can run code."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import struct
 from typing import NamedTuple
 
 PIECE, LAST_PIECE, CONSUMED, BEAT, LOST, OFFER, ACCEPT, REFUSE, FULL = range(9)
-"""Kinds of frames. Those of a channel: a piece of a message that goes on, its last piece, and the number of bytes that
-were taken. Those of the link: a heartbeat, the end of a rank, what a stage is to compute, whether the host does so, and
-that no stage is missing."""
+"""Kinds of frames. Those of a channel: a piece of a message that goes on, its last piece, and the
+number of bytes that were taken. Those of the link: a heartbeat, the end of a rank, what a stage is
+to compute, whether the host does so, and that no stage is missing."""
 PIECE_BYTES = 256 << 10
 """Most bytes of a channel's message in one frame."""
 OTHER_BYTES = 64 << 10
@@ -47,7 +47,8 @@ class FrameReader:
         self._buffer += data
 
     def next(self) -> Frame | None:
-        """None: the next frame is not complete. Raises `FrameError` as soon as its head is there."""
+        """None: the next frame is not complete. Raises `FrameError` as soon as its head is
+        there."""
         if len(self._buffer) < HEAD.size:
             return None
         kind, channel, length = HEAD.unpack_from(self._buffer)

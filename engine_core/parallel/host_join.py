@@ -1,5 +1,5 @@
-"""How a host joins an engine: connects, proves that it knows the secret, has the engine prove it too, and gets the
-offer of a stage."""
+"""How a host joins an engine: connects, proves that it knows the secret, has the engine prove it
+too, and gets the offer of a stage."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class Waiting:
 
 
 def join(address: str, secret: bytes, waiting: Waiting) -> Joined:
-    """Raises `Stopped`, `EngineAway` and `JoinRefused`, and `ConfigError` for what is no address."""
+    """Raises `Stopped`, `EngineAway` and `JoinRefused`, and `ConfigError` for what is no
+    address."""
     connection = _connected(address, waiting)
     try:
         receiver = _Receiver(connection, address, waiting, time.monotonic() + PROOF_SECONDS)
@@ -108,7 +109,8 @@ def join(address: str, secret: bytes, waiting: Waiting) -> Joined:
 
 
 def _connected(address: str, waiting: Waiting) -> socket.socket:
-    """A connection to the first of the name's addresses where something listens: an engine listens at one of them."""
+    """A connection to the first of the name's addresses where something listens: an engine listens
+    at one of them."""
     host, port = parse_address(SETTING, address)
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -123,14 +125,18 @@ def _connected(address: str, waiting: Waiting) -> socket.socket:
     raise EngineAway(f"no engine is at {address} ({failed})")
 
 
-def _connected_to(place: tuple[Any, ...], connection: socket.socket, waiting: Waiting) -> socket.socket:
+def _connected_to(
+    place: tuple[Any, ...], connection: socket.socket, waiting: Waiting
+) -> socket.socket:
     """Raises `OSError`."""
     try:
         connection.setblocking(False)
         tune(connection)
         failed = connection.connect_ex(place)
         if failed == errno.EINPROGRESS:
-            if not waiting.until(connection.fileno(), select.POLLOUT, time.monotonic() + CONNECT_SECONDS):
+            if not waiting.until(
+                connection.fileno(), select.POLLOUT, time.monotonic() + CONNECT_SECONDS
+            ):
                 failed = errno.ETIMEDOUT
             else:
                 failed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -145,10 +151,14 @@ def _connected_to(place: tuple[Any, ...], connection: socket.socket, waiting: Wa
 class _Receiver:
     """Reads exactly what is due, within one time for all of it."""
 
-    def __init__(self, connection: socket.socket, address: str, waiting: Waiting, deadline: float) -> None:
-        self.connection, self.address = connection, address
+    def __init__(
+        self, connection: socket.socket, address: str, waiting: Waiting, deadline: float
+    ) -> None:
+        self.connection = connection
+        self.address = address
         self.frames = FrameReader()
-        self._waiting, self._deadline = waiting, deadline
+        self._waiting = waiting
+        self._deadline = deadline
 
     def some(self, most: int) -> bytes:
         if not self._waiting.until(self.connection.fileno(), select.POLLIN, self._deadline):

@@ -1,5 +1,6 @@
-"""One connection between an engine and a host of one of its stages: rings of this host on one side of it, those of the
-other host on the other. Never waits: its owner polls what it names and calls it."""
+"""One connection between an engine and a host of one of its stages: rings of this host on one side
+of it, those of the other host on the other. Never waits: its owner polls what it names and calls
+it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ from itertools import islice
 
 from ..ring import RingEnd
 from .host_channels import IncomingChannel, OutgoingChannel
-from .host_frames import BEAT, CONSUMED, LAST_PIECE, LOST, PIECE, FrameError, FrameReader, head, printable
+from .host_frames import (
+    BEAT,
+    CONSUMED,
+    LAST_PIECE,
+    LOST,
+    PIECE,
+    FrameError,
+    FrameReader,
+    head,
+    printable,
+)
 from .rank_rings import RankRings
 
 LEAST_SILENCE = 2.0
@@ -22,8 +33,8 @@ LEAST_SILENCE = 2.0
 BEAT_SECONDS = 0.2
 """Between two heartbeats, also while nothing is computed."""
 MOST_ELAPSED = 2 * BEAT_SECONDS
-"""Most seconds of one wait that count as silence of the other host. A longer wait means that this machine stood still,
-and it suspects no other."""
+"""Most seconds of one wait that count as silence of the other host. A longer wait means that this
+machine stood still, and it suspects no other."""
 CLOSED = "has closed its connection"
 OUT_BYTES = 1 << 20
 """Bytes of frames that wait for the socket, before rings are left alone."""
@@ -38,7 +49,8 @@ Interest = tuple[int, int, Callable[[], object]]
 
 
 class LinkLost(Exception):
-    """The other host is gone, silent, or breaks the protocol. `reason` goes on a sentence about it."""
+    """The other host is gone, silent, or breaks the protocol. `reason` goes on a sentence about
+    it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -56,12 +68,17 @@ def upward_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
 
 
 def _by_channel(of_shards: list[list[RingEnd | None]], first: int) -> dict[int, RingEnd]:
-    ends = {RANK_CHANNELS * i + first + j: end for i, each in enumerate(of_shards) for j, end in enumerate(each)}
+    ends = {
+        RANK_CHANNELS * i + first + j: end
+        for i, each in enumerate(of_shards)
+        for j, end in enumerate(each)
+    }
     return {channel: end for channel, end in ends.items() if end is not None}
 
 
 class HostLink:
-    """Owns the connection and the ends of rings. Methods raise `LinkLost`; then it can only be closed."""
+    """Owns the connection and the ends of rings. Methods raise `LinkLost`; then it can only be
+    closed."""
 
     def __init__(
         self,
@@ -73,13 +90,16 @@ class HostLink:
         beat: Callable[[], bytes],
         on_beat: Callable[[HostLink, bytes], None],
     ) -> None:
-        """`outgoing` and `incoming`: rings whose messages go to the other host, and come from there, by channel. `beat`
-        is what a heartbeat of this side says; `on_beat` is told what the other side's say, and raises `LinkLost`."""
+        """`outgoing` and `incoming`: rings whose messages go to the other host, and come from
+        there, by channel. `beat` is what a heartbeat of this side says; `on_beat` is told what the
+        other side's say, and raises `LinkLost`."""
         connection.setblocking(False)
-        self._socket, self._frames = connection, frames
+        self._socket = connection
+        self._frames = frames
         self._outgoing = {number: OutgoingChannel(end) for number, end in outgoing.items()}
         self._incoming = {number: IncomingChannel(end) for number, end in incoming.items()}
-        self._beat, self._on_beat = beat, on_beat
+        self._beat = beat
+        self._on_beat = on_beat
         self._out: deque[bytes | memoryview] = deque()
         self._num_out = 0
         self._silent = self._since_beat = 0.0
@@ -100,7 +120,8 @@ class HostLink:
                 yield incoming.fileno(), select.POLLIN, partial(self._on_room, incoming)
 
     def tick(self, elapsed: float) -> None:
-        """Takes the seconds since the last call. To be called after each round of `interests`. Raises `LinkLost`."""
+        """Takes the seconds since the last call. To be called after each round of `interests`.
+        Raises `LinkLost`."""
         self._silent += min(elapsed, MOST_ELAPSED)
         if self._silent > max(LEAST_SILENCE, self.allowed_silence):
             raise LinkLost(f"has been silent for {self._silent:.1f} s")
@@ -124,7 +145,8 @@ class HostLink:
         return not self._out
 
     def take_frames(self) -> None:
-        """Does what has come says. Called once by the owner, for what came before this object was made."""
+        """Does what has come says. Called once by the owner, for what came before this object was
+        made."""
         while (frame := self._next()) is not None:
             kind, channel, payload = frame
             if kind in (PIECE, LAST_PIECE):
@@ -136,7 +158,9 @@ class HostLink:
             elif kind == LOST:
                 self.lost_rank = _lost_rank(payload)
             else:
-                raise LinkLost(f"broke the protocol: it sent a frame of kind {kind} for channel {channel}")
+                raise LinkLost(
+                    f"broke the protocol: it sent a frame of kind {kind} for channel {channel}"
+                )
 
     def close(self) -> None:
         self._socket.close()
@@ -195,7 +219,8 @@ class HostLink:
         self._num_out += len(first) + len(payload)
 
     def _fill(self, most: int) -> None:
-        """Takes a piece of each channel in turn, so that a long message does not hold up the others."""
+        """Takes a piece of each channel in turn, so that a long message does not hold up the
+        others."""
         is_more = True
         while is_more and self._num_out < most:
             is_more = False
@@ -237,7 +262,8 @@ def _lost_rank(payload: bytes) -> tuple[int, str]:
 
 
 def poll_once(interests: list[Interest], seconds: float) -> list[Callable[[], object]]:
-    """Waits until some descriptor is ready, or so many seconds; returns the callbacks of those that are ready."""
+    """Waits until some descriptor is ready, or so many seconds; returns the callbacks of those that
+    are ready."""
     poll = select.poll()
     for fd, events, _ in interests:
         poll.register(fd, events)

@@ -1,6 +1,6 @@
-"""How an engine and a host of one of its stages prove to each other that they have one secret, before either reads
-anything else. The secret never travels: each side sends a code (HMAC-SHA256) of both sides' random numbers and of its
-own role."""
+"""How an engine and a host of one of its stages prove to each other that they have one secret,
+before either reads anything else. The secret never travels: each side sends a code (HMAC-SHA256) of
+both sides' random numbers and of its own role."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ NONCE_BYTES = PROOF_BYTES = 32
 HELLO_BYTES = len(MAGIC) + NONCE_BYTES
 REPLY_BYTES = 1 + PROOF_BYTES
 """Length of the engine's last message: whether it believes the other side, and its own proof."""
-BELIEVED, REFUSED = b"\1", b"\0"
-ENGINE, STAGE = b"engine", b"stage"
+BELIEVED = b"\1"
+REFUSED = b"\0"
+ENGINE = b"engine"
+STAGE = b"stage"
 PROOF_SECONDS = 5.0
 """Time that a new connection has to prove that it knows the secret."""
 MIN_SECRET_BYTES = 32
@@ -41,9 +43,13 @@ def read_secret(path: Path) -> bytes:
                 raise ConfigError(SETTING, str(path), allowed)
             secret = file.read().strip()
     except OSError as error:
-        raise ConfigError(SETTING, str(path), f"a file that can be read ({error.strerror})") from None
+        raise ConfigError(
+            SETTING, str(path), f"a file that can be read ({error.strerror})"
+        ) from None
     if len(secret) < MIN_SECRET_BYTES:
-        allowed = f"a file with at least {MIN_SECRET_BYTES} bytes, such as `openssl rand -hex 32` writes"
+        allowed = (
+            f"a file with at least {MIN_SECRET_BYTES} bytes, such as `openssl rand -hex 32` writes"
+        )
         raise ConfigError(SETTING, str(path), allowed)
     return secret
 
@@ -54,7 +60,8 @@ def new_hello() -> bytes:
 
 
 def check_hello(hello: bytes) -> None:
-    """Raises `ProofError` for the beginning of another protocol. `hello` may be the first bytes of a message."""
+    """Raises `ProofError` for the beginning of another protocol. `hello` may be the first bytes of
+    a message."""
     if hello[: len(MAGIC)] != MAGIC[: len(hello)]:
         raise ProofError("speaks another protocol, or that of another version of Headwater")
 
@@ -63,7 +70,9 @@ def proof(secret: bytes, role: bytes, stage_hello: bytes, engine_hello: bytes) -
     return hmac.digest(secret, _CONTEXT + role + b"\0" + stage_hello + engine_hello, "sha256")
 
 
-def check_proof(given: bytes, secret: bytes, role: bytes, stage_hello: bytes, engine_hello: bytes) -> None:
+def check_proof(
+    given: bytes, secret: bytes, role: bytes, stage_hello: bytes, engine_hello: bytes
+) -> None:
     """Raises `ProofError`."""
     if not hmac.compare_digest(given, proof(secret, role, stage_hello, engine_hello)):
         raise ProofError("has another secret")

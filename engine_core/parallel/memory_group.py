@@ -1,8 +1,12 @@
-"""A group of tensor-parallel ranks that exchange tensors through memory that they share. See `layers.group.Group`.
+"""A group of tensor-parallel ranks that exchange tensors through memory that they share. See
+`layers.group.Group`.
 
-Every rank has a slot of the memory, twice: what it writes for one exchange stays there while others read it, and the
-next exchange uses the other slot. A byte in a pipe says that a slot is written, so that no rank polls, the byte orders
-the memory on any processor, and the death of a rank ends the wait of the others. No order of additions depends on
+Every rank has a slot of the memory, twice: what it writes for one exchange stays there while others
+read it, and the
+next exchange uses the other slot. A byte in a pipe says that a slot is written, so that no rank
+polls, the byte orders
+the memory on any processor, and the death of a rank ends the wait of the others. No order of
+additions depends on
 sizes: every rank adds the slots in the order of the ranks, or in a tree where it is asked to.
 """
 
@@ -62,9 +66,12 @@ def create_group(size: int, slot_bytes: int = SLOT_BYTES) -> list[GroupEnd]:
 class MemoryGroup:
     """See `Group`. Owns its descriptors."""
 
-    def __init__(self, index: int, end: GroupEnd, say_waits: Callable[[bool], None] = lambda waits: None) -> None:
+    def __init__(
+        self, index: int, end: GroupEnd, say_waits: Callable[[bool], None] = lambda waits: None
+    ) -> None:
         """`say_waits` is told when this rank begins to wait for others and when it goes on."""
-        self.index, self.size = index, len(end.to_peers) + 1
+        self.index = index
+        self.size = len(end.to_peers) + 1
         self._say_waits = say_waits
         self.seconds_waited = 0.0
         """Time in which this rank waited for others, of all exchanges so far."""
@@ -110,8 +117,10 @@ class MemoryGroup:
         return self._end.slot_bytes // x.itemsize
 
     def _exchange(self, piece: torch.Tensor) -> list[torch.Tensor]:
-        """The pieces of all ranks, in their order, views that stand until the exchange after the next."""
-        slots, self._half = self._slots[self._half], 1 - self._half
+        """The pieces of all ranks, in their order, views that stand until the exchange after the
+        next."""
+        slots = self._slots[self._half]
+        self._half = 1 - self._half
         slots[self.index][: piece.nbytes].view(piece.dtype).copy_(piece)
         self._meet()
         return [slot[: piece.nbytes].view(piece.dtype) for slot in slots]

@@ -44,14 +44,18 @@ def encode_step(plan: StepPlan) -> bytes:
     assert not plan.awaits_copies
     columns: list[Array | None] = [getattr(plan, name) for name in STEP_COLUMNS]
     columns += [np.array(getattr(plan, name), np.int32) for name in LISTS]
-    facts, token_ids = b"", np.empty(0, np.int32)
+    facts = b""
+    token_ids = np.empty(0, np.int32)
     if plan.admitted:
         told = [
-            [a.row, len(a.token_ids), a.num_prompt_tokens, a.choice_index, _asked(a.sampling)] for a in plan.admitted
+            [a.row, len(a.token_ids), a.num_prompt_tokens, a.choice_index, _asked(a.sampling)]
+            for a in plan.admitted
         ]
         facts = json.dumps(told).encode()
         token_ids = np.concatenate([admitted.token_ids for admitted in plan.admitted])
-    return pack([STEP, plan.step, int(plan.shares)], [*columns, token_ids, np.frombuffer(facts, np.uint8)])
+    return pack(
+        [STEP, plan.step, int(plan.shares)], [*columns, token_ids, np.frombuffer(facts, np.uint8)]
+    )
 
 
 def encode_draw(plan: DrawPlan) -> bytes:
@@ -89,18 +93,23 @@ def decode_step(message: bytes) -> StepPlan:
     token_ids, facts = arrays[-2:]
     assert token_ids is not None
     assert facts is not None
-    return StepPlan(step=step, shares=bool(shares), admitted=_admitted(token_ids, facts.tobytes()), **columns)
+    return StepPlan(
+        step=step, shares=bool(shares), admitted=_admitted(token_ids, facts.tobytes()), **columns
+    )
 
 
 def decode_draw(message: bytes, masks: Int32Array | None) -> DrawPlan:
-    """`masks` is the table of the plan before, which this one's are written into; None: there was none."""
+    """`masks` is the table of the plan before, which this one's are written into; None: there was
+    none."""
     (_, step, *shape), arrays = unpack(message, (*(np.int32 for _ in DRAW_COLUMNS), np.int32))
     columns: dict[str, Any] = dict(zip(DRAW_COLUMNS, arrays[:-1], strict=True))
     table: Int32Array = np.zeros(shape, np.int32) if masks is None else masks
     num_positions = positions_of(columns["num_drafts"], len(columns["rows"]))
     own = arrays[-1]
     assert own is not None
-    table[places(num_positions), np.repeat(columns["rows"], num_positions)] = own.reshape(-1, shape[-1])
+    table[places(num_positions), np.repeat(columns["rows"], num_positions)] = own.reshape(
+        -1, shape[-1]
+    )
     return DrawPlan(step=step, masks=table, **columns)
 
 
@@ -112,7 +121,9 @@ def decode_swap(message: bytes) -> SwapPlan:
 
 def _asked(sampling: SamplingParams) -> dict[str, Any]:
     """Fields that differ from the defaults."""
-    fields = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(SamplingParams)}
+    fields = {
+        field.name: getattr(sampling, field.name) for field in dataclasses.fields(SamplingParams)
+    }
     return {name: value for name, value in fields.items() if value != getattr(_DEFAULTS, name)}
 
 
@@ -130,7 +141,8 @@ def _tuples(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _admitted(token_ids: Int32Array, facts: bytes) -> list[AdmittedRow]:
-    found, at = [], 0
+    found = []
+    at = 0
     for row, length, num_prompt_tokens, choice_index, asked in json.loads(facts) if facts else ():
         found.append(
             AdmittedRow(

@@ -1,6 +1,8 @@
-"""The processes of an engine's ranks on this host: started, watched, ended. Knows nothing of what they compute.
+"""The processes of an engine's ranks on this host: started, watched, ended. Knows nothing of what
+they compute.
 
-Everything between processes is inherited, memory without a name and pipes, so that no other process can reach it.
+Everything between processes is inherited, memory without a name and pipes, so that no other process
+can reach it.
 """
 
 from __future__ import annotations
@@ -48,13 +50,14 @@ class RankProcesses:
         *,
         copies: bool,
     ) -> None:
-        """`rings`: those of each rank, by its number; they are closed here. `options.num_threads`: those that compute,
-        of these ranks together. `variables` of each rank's environment come beside those of this process. `copies`:
-        ranks are copies of this process, which saves what they would import; else each has an interpreter of its
-        own."""
+        """`rings`: those of each rank, by its number; they are closed here. `options.num_threads`:
+        those that compute, of these ranks together. `variables` of each rank's environment come
+        beside those of this process. `copies`: ranks are copies of this process, which saves what
+        they would import; else each has an interpreter of its own."""
         self.ranks = list(rings)
         options = replace(options, num_threads=max(1, options.num_threads // len(self.ranks)))
-        lifelines, lives = [os.pipe() for _ in rings], [os.pipe() for _ in rings]
+        lifelines = [os.pipe() for _ in rings]
+        lives = [os.pipe() for _ in rings]
         groups = _groups(options, self.ranks)
         begin = _copied if copies else _started
         self._processes: list[Process] = []
@@ -78,7 +81,8 @@ class RankProcesses:
             os.close(fd)
         self._lifelines = [held for _, held in lifelines]
         self.lives = [watched for watched, _ in lives]
-        """Descriptors that reach end of file when the process of a rank is gone, in the order of `ranks`."""
+        """Descriptors that reach end of file when the process of a rank is gone, in the order of
+        `ranks`."""
 
     @property
     def pids(self) -> list[int]:
@@ -114,7 +118,10 @@ class RankProcesses:
 def _groups(options: ExecutorOptions, ranks: list[int]) -> list[GroupEnd]:
     """The end of each rank: those of one stage are one group."""
     layout = options.layout
-    of_stages = {stage: create_group(layout.tensor) for stage in sorted({layout.stage_index(rank) for rank in ranks})}
+    of_stages = {
+        stage: create_group(layout.tensor)
+        for stage in sorted({layout.stage_index(rank) for rank in ranks})
+    }
     return [of_stages[layout.stage_index(rank)][layout.shard(rank).index] for rank in ranks]
 
 
@@ -141,4 +148,6 @@ def _end_of(process: Process) -> str:
     if status >= 0:
         return f"ended with status {status}"
     # Real-time signals have no names.
-    return "was ended by " + next((each.name for each in signal.Signals if each == -status), f"signal {-status}")
+    return "was ended by " + next(
+        (each.name for each in signal.Signals if each == -status), f"signal {-status}"
+    )

@@ -39,8 +39,10 @@ class RankRings:
 
 def create_rank_rings(layout: ParallelLayout, rank: int) -> tuple[RankRings, RankRings]:
     """New rings of a rank whose other stages are elsewhere: its ends, and the opposite ones."""
-    own, opposite = StageRings(), StageRings()
-    stage, last = layout.stage_index(rank), layout.pipeline - 1
+    own = StageRings()
+    opposite = StageRings()
+    stage = layout.stage_index(rank)
+    last = layout.pipeline - 1
     if stage > 0:
         opposite.stream_in, own.stream_in = create_ring()
     if stage < last:
@@ -53,4 +55,6 @@ def create_rank_rings(layout: ParallelLayout, rank: int) -> tuple[RankRings, Ran
             opposite.tokens_out.append(reader)
     plan_writer, plan_reader = create_ring()
     report_writer, report_reader = create_ring()
-    return RankRings(plan_reader, report_writer, own), RankRings(plan_writer, report_reader, opposite)
+    return RankRings(plan_reader, report_writer, own), RankRings(
+        plan_writer, report_reader, opposite
+    )

@@ -24,11 +24,13 @@ class SharedMemory(NamedTuple):
     slots: int
     """Memory for blocks outside the KV cache; empty until a rank knows its size."""
     exchange: int
-    """Memory through which ranks exchange tensors where GPUs do not reach one another's; empty where they do."""
+    """Memory through which ranks exchange tensors where GPUs do not reach one another's; empty
+    where they do."""
 
     @classmethod
     def create(cls, num_ranks: int) -> SharedMemory:
-        """None of it is inherited unless it is asked for. Ranks that use the last two set their sizes."""
+        """None of it is inherited unless it is asked for. Ranks that use the last two set their
+        sizes."""
         empty = [anonymous_memory(f"headwater-{name}", 0) for name in ("slots", "exchange")]
         return cls(create_board(num_ranks), *empty)
 
@@ -56,15 +58,21 @@ class RankStart:
     @classmethod
     def from_json(cls, text: str) -> RankStart:
         told = json.loads(text)
-        options, rings, stages = told["options"], told["rings"], told["rings"]["stages"]
+        options = told["options"]
+        rings = told["rings"]
+        stages = told["rings"]["stages"]
         paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
         tokens_out = [RingEnd(*end) for end in stages.pop("tokens_out")]
         of_stages = {name: None if end is None else RingEnd(*end) for name, end in stages.items()}
         found = RankRings(
-            RingEnd(*rings["plans"]), RingEnd(*rings["reports"]), StageRings(**of_stages, tokens_out=tokens_out)
+            RingEnd(*rings["plans"]),
+            RingEnd(*rings["reports"]),
+            StageRings(**of_stages, tokens_out=tokens_out),
         )
         told |= {"options": ExecutorOptions(**options | paths), "rings": found}
-        return cls(**told | {"group": GroupEnd(*told["group"]), "memory": SharedMemory(*told["memory"])})
+        return cls(
+            **told | {"group": GroupEnd(*told["group"]), "memory": SharedMemory(*told["memory"])}
+        )
 
 
 def _text(value: Any) -> str:

@@ -1,8 +1,9 @@
-"""The processes of an engine's ranks: started, told plans, heard, watched, ended. Knows nothing of what they compute.
+"""The processes of an engine's ranks: started, told plans, heard, watched, ended. Knows nothing of
+what they compute.
 
-One thread watches them. A rank whose process ends, and one that says nothing for too long, ends all of them: what the
-others compute without it is of no use. Everything between processes is inherited, memory without a name and pipes, so
-that nobody else can reach it.
+One thread watches them. A rank whose process ends, and one that says nothing for too long, ends all
+of them: what the others compute without it is of no use. Everything between processes is inherited,
+memory without a name and pipes, so that nobody else can reach it.
 """
 
 from __future__ import annotations
@@ -40,19 +41,23 @@ class Ranks:
         copies: bool = False,
         hosts: StageHosts | None = None,
     ) -> None:
-        """`num_threads`: those that compute, of all ranks on this host together. `variables` of each of these, and
-        `copies`: see `RankProcesses`. `hosts` computes the last stages, where some are on other hosts."""
+        """`num_threads`: those that compute, of all ranks on this host together. `variables` of
+        each of these, and
+        `copies`: see `RankProcesses`. `hosts` computes the last stages, where some are on other
+        hosts."""
         self.layout = layout = options.layout
         self.size = layout.num_ranks
         self.allowed_silence = 0.0
         self._num_told = 0
         self._is_closing = False
         self._lost: RankLost | None = None
-        self._losing, self._settled = threading.Lock(), threading.Event()
+        self._losing = threading.Lock()
+        self._settled = threading.Event()
         self._on_lost: Callable[[RankLost], None] | None = None
         self._wake_read, self._wake_write = os.pipe()
         memory = SharedMemory.create(self.size)
-        self.slots, self.board = memory.slots, Board(memory.board)
+        self.slots = memory.slots
+        self.board = Board(memory.board)
         writers, rings, reports = _create_rings(layout)
         self._plans = BroadcastWriter(writers, self._await_room)
         num_local = len(variables)
@@ -98,9 +103,10 @@ class Ranks:
             raise self._loss() from None
 
     def _await_room(self, fd: int, event: int) -> None:
-        """Takes what ranks report until the ring of plans has room. A rank that waits for room itself, behind a long
-        result, reads no plan meanwhile."""
-        poll, rank_of = select.poll(), {reader.fileno(): rank for rank, reader in enumerate(self._reports)}
+        """Takes what ranks report until the ring of plans has room. A rank that waits for room
+        itself, behind a long result, reads no plan meanwhile."""
+        poll = select.poll()
+        rank_of = {reader.fileno(): rank for rank, reader in enumerate(self._reports)}
         poll.register(fd, event)
         for report in rank_of:
             poll.register(report, select.POLLIN)
@@ -120,8 +126,8 @@ class Ranks:
         return self.receive_any([rank])[1]
 
     def receive_any(self, ranks: Sequence[int]) -> tuple[int, bytes]:
-        """Waits for the next message of any of these ranks, and says which one's it is. Raises `RankLost` when all that
-        came before the loss is read."""
+        """Waits for the next message of any of these ranks, and says which one's it is. Raises
+        `RankLost` when all that came before the loss is read."""
         poll = select.poll()
         for fd in (self._wake_read, *(self._reports[rank].fileno() for rank in ranks)):
             poll.register(fd, select.POLLIN)
@@ -150,8 +156,8 @@ class Ranks:
         return is_gone
 
     def allow_silence(self, seconds: float) -> None:
-        """From now on, while ranks owe an answer, all of them are ended when none of them gets on for so long; 0: they
-        may be silent for ever."""
+        """From now on, while ranks owe an answer, all of them are ended when none of them gets on
+        for so long; 0: they may be silent for ever."""
         self.allowed_silence = seconds
 
     def on_lost(self, tell: Callable[[RankLost], None]) -> None:
@@ -178,15 +184,18 @@ class Ranks:
             os.close(fd)
 
     def _loss(self) -> RankLost:
-        """Why a rank does not answer. The watch says so once it knows how the process ended, for which it waits."""
+        """Why a rank does not answer. The watch says so once it knows how the process ended, for
+        which it waits."""
         self._settled.wait(10 * EXIT_SECONDS)
         return self._lost or RankLost(-1, "has closed its channel")
 
     def _watch_ranks(self) -> None:
-        poll, lives = select.poll(), self._processes.lives
+        poll = select.poll()
+        lives = self._processes.lives
         for fd in (*lives, self._wake_read):
             poll.register(fd, select.POLLIN | select.POLLHUP)
-        silence, seen = 0.0, self._progress()
+        silence = 0.0
+        seen = self._progress()
         while not self._is_closing:
             ended = [fd for fd, _ in poll.poll(1000 * TICK_SECONDS) if fd in lives]
             if self._is_closing or self._lost is not None:
@@ -201,19 +210,24 @@ class Ranks:
             if 0 < self.allowed_silence < silence:
                 state = STATE_NAMES[self.board.state(late[0])]
                 place = "" if self._hosts is None else self._hosts.place_of(late[0])
-                return self.lose(late[0], f"{place}{state} and has computed no plan for {silence:.1f} s")
+                return self.lose(
+                    late[0], f"{place}{state} and has computed no plan for {silence:.1f} s"
+                )
 
     def _progress(self) -> list[int]:
         return [figures.num_plans for figures in self.board.figures()]
 
     def _late_ranks(self, num_plans: list[int]) -> list[int]:
-        """Ranks that were told plans which they have not computed. First those that others wait for: they do not wait
-        themselves, or have not noticed yet that their wait is over."""
+        """Ranks that were told plans which they have not computed. First those that others wait
+        for: they do not wait themselves, or have not noticed yet that their wait is over."""
         late = [rank for rank in range(self.size) if num_plans[rank] < self._num_told]
-        return sorted(late, key=lambda rank: (self.board.state(rank) == WAITS, self.board.num_waits(rank)))
+        return sorted(
+            late, key=lambda rank: (self.board.state(rank) == WAITS, self.board.num_waits(rank))
+        )
 
     def lose(self, rank: int, reason: str) -> None:
-        """Ends all ranks, in any thread. What comes after the first loss, or while they are closed, changes nothing."""
+        """Ends all ranks, in any thread. What comes after the first loss, or while they are closed,
+        changes nothing."""
         with self._losing:
             if self._lost is not None or self._is_closing:
                 return
@@ -226,9 +240,12 @@ class Ranks:
 
 
 def _create_rings(layout: ParallelLayout) -> tuple[list[RingEnd], list[RankRings], list[RingEnd]]:
-    """The ends of the ring of plans that are written, those of each rank, and those that reports are read from."""
+    """The ends of the ring of plans that are written, those of each rank, and those that reports
+    are read from."""
     writers, plans = create_broadcast(layout.num_ranks)
     reports = [create_ring() for _ in plans]
     stages = create_stage_rings(layout)
-    rings = [RankRings(plans[rank], reports[rank][0], stages[rank]) for rank in range(layout.num_ranks)]
+    rings = [
+        RankRings(plans[rank], reports[rank][0], stages[rank]) for rank in range(layout.num_ranks)
+    ]
     return writers, rings, [end for _, end in reports]

@@ -112,7 +112,12 @@ def encode_result(result: StepResult) -> bytes:
 def decode_result(message: bytes) -> StepResult:
     shape, arrays = unpack(message, _RESULT_TYPES)
     token_ids, num_tokens, num_drafts, keys, *rest = arrays
-    scores, (prompt_rows, prompt_counts), prompt_scores, pooled = rest[:4], rest[4:6], rest[6:10], rest[10:]
+    scores, (prompt_rows, prompt_counts), prompt_scores, pooled = (
+        rest[:4],
+        rest[4:6],
+        rest[6:10],
+        rest[10:],
+    )
     assert token_ids is not None
     assert num_tokens is not None
     return StepResult(
@@ -137,10 +142,13 @@ def _columns(entries: Sequence[TokenLogprobs]) -> tuple[Array, ...]:
 
 def _entries(columns: Sequence[Array | None]) -> list[TokenLogprobs]:
     logprobs, counts, ids, values = map(_list, columns)
-    entries, at = [], 0
+    entries = []
+    at = 0
     for logprob, count in zip(logprobs, counts, strict=True):
         end = at + count
-        entries.append(TokenLogprobs(logprob=logprob, top_ids=ids[at:end], top_logprobs=values[at:end]))
+        entries.append(
+            TokenLogprobs(logprob=logprob, top_ids=ids[at:end], top_logprobs=values[at:end])
+        )
         at = end
     return entries
 
@@ -148,7 +156,8 @@ def _entries(columns: Sequence[Array | None]) -> list[TokenLogprobs]:
 def _by_row(
     rows: Array | None, counts: Array | None, entries: Sequence[TokenLogprobs]
 ) -> dict[int, list[TokenLogprobs]]:
-    found, at = {}, 0
+    found = {}
+    at = 0
     for row, count in zip(_list(rows), _list(counts), strict=True):
         found[row] = list(entries[at : at + count])
         at += count
@@ -157,7 +166,9 @@ def _by_row(
 
 def _embeddings(rows: Array | None, sizes: Array | None, values: Array | None) -> dict[int, bytes]:
     assert values is not None
-    found, at, whole = {}, 0, values.tobytes()
+    found = {}
+    at = 0
+    whole = values.tobytes()
     for row, size in zip(_list(rows), _list(sizes), strict=True):
         found[row] = whole[at : at + size]
         at += size

@@ -1,5 +1,6 @@
-"""The hosts that compute an engine's last pipeline stages: they join over sockets, and a thread moves messages between
-these and the rings of their ranks. Knows nothing of what the messages mean."""
+"""The hosts that compute an engine's last pipeline stages: they join over sockets, and a thread
+moves messages between these and the rings of their ranks. Knows nothing of what the messages
+mean."""
 
 from __future__ import annotations
 
@@ -21,12 +22,21 @@ from .board import Board
 from .host_address import tune
 from .host_applicant import Applicant, ApplicantLeft
 from .host_frames import FrameError
-from .host_link import BEAT_SECONDS, HostLink, Interest, LinkLost, downward_ends, poll_once, upward_ends
+from .host_link import (
+    BEAT_SECONDS,
+    HostLink,
+    Interest,
+    LinkLost,
+    downward_ends,
+    poll_once,
+    upward_ends,
+)
 from .host_proof import ProofError
 from .rank_rings import RankRings
 
 MOST_APPLICANTS = 16
-"""Connections that have not joined yet; of more, the oldest is closed that has not proved the secret. No more than one
+"""Connections that have not joined yet; of more, the oldest is closed that has not proved the
+secret. No more than one
 a stage has proved it: others are told that no stage is missing."""
 WARN_SECONDS = 60.0
 """Between two words about connections that come to nothing for the same reason."""
@@ -44,13 +54,22 @@ class RankWatch(Protocol):
 
 
 class StageHosts:
-    """One host a stage. `lose` is told of a host that is lost, and then nothing of it is good any more."""
+    """One host a stage. `lose` is told of a host that is lost, and then nothing of it is good any
+    more."""
 
     def __init__(
-        self, listening: socket.socket, secret: bytes, layout: ParallelLayout, num_hosts: int, offer: str
+        self,
+        listening: socket.socket,
+        secret: bytes,
+        layout: ParallelLayout,
+        num_hosts: int,
+        offer: str,
     ) -> None:
         """`offer`: what a host is to compute and to compare, for it to read."""
-        self._listening, self._secret, self._layout, self._offer = listening, secret, layout, offer
+        self._listening = listening
+        self._secret = secret
+        self._layout = layout
+        self._offer = offer
         self.stages = range(layout.pipeline - num_hosts, layout.pipeline)
         self._offered: dict[int, Applicant] = {}
         self._hosts: dict[int, str] = {}
@@ -109,8 +128,12 @@ class StageHosts:
             self._move()
         finally:
             if not self._is_closing:
-                # A fault of ours, which the thread's trace shows. Without it the engine would wait for ever.
-                self._lose(self.stages.start * self._layout.tensor, "is lost: no messages are moved any more")
+                # A fault of ours, which the thread's trace shows. Without it the engine would wait
+                # for ever.
+                self._lose(
+                    self.stages.start * self._layout.tensor,
+                    "is lost: no messages are moved any more",
+                )
 
     def _move(self) -> None:
         last = time.monotonic()
@@ -118,7 +141,8 @@ class StageHosts:
             for call in poll_once(list(self._interests()), BEAT_SECONDS / 2):
                 call()
             now = time.monotonic()
-            elapsed, last = now - last, now
+            elapsed = now - last
+            last = now
             for applicant in list(self._applicants):
                 self._guard_applicant(applicant, partial(applicant.tick, elapsed))
             for stage, link in self._links.items():
@@ -130,7 +154,9 @@ class StageHosts:
         yield self._wake_read, select.POLLIN, lambda: None
         yield self._listening.fileno(), select.POLLIN, self._accept
         for applicant in self._applicants:
-            yield applicant.interest(partial(self._guard_applicant, applicant, applicant.on_readable))
+            yield applicant.interest(
+                partial(self._guard_applicant, applicant, applicant.on_readable)
+            )
         for stage, link in self._links.items():
             for fd, events, call in link.interests():
                 yield fd, events, partial(self._guard_link, stage, call)
@@ -146,7 +172,9 @@ class StageHosts:
         if len(self._applicants) == MOST_APPLICANTS:
             oldest = next(each for each in self._applicants if not each.is_believed)
             self._drop(oldest, "was closed, because many others wait")
-        self._applicants.append(Applicant(connection, str(address[0]), self._secret, self._offer_to))
+        self._applicants.append(
+            Applicant(connection, str(address[0]), self._secret, self._offer_to)
+        )
 
     def _offer_to(self, applicant: Applicant) -> bytes | None:
         free = [stage for stage in self.stages if stage not in self._offered]
@@ -169,10 +197,14 @@ class StageHosts:
     def _drop(self, applicant: Applicant, reason: str) -> None:
         self._applicants.remove(applicant)
         applicant.connection.close()
-        self._offered = {stage: each for stage, each in self._offered.items() if each is not applicant}
+        self._offered = {
+            stage: each for stage, each in self._offered.items() if each is not applicant
+        }
         now = time.monotonic()
         if reason and now - self._warned.get(reason, -WARN_SECONDS) >= WARN_SECONDS:
-            self._warned = {known: at for known, at in self._warned.items() if now - at < WARN_SECONDS}
+            self._warned = {
+                known: at for known, at in self._warned.items() if now - at < WARN_SECONDS
+            }
             self._warned[reason] = now
             log.warning("a connection for a pipeline stage from %s %s", applicant.host, reason)
 
@@ -202,7 +234,8 @@ class StageHosts:
         """Whether the link is still good."""
         if self._is_closing:
             return False
-        first, link = stage * self._layout.tensor, self._links[stage]
+        first = stage * self._layout.tensor
+        link = self._links[stage]
         try:
             call()
         except LinkLost as lost:

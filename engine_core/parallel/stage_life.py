@@ -1,4 +1,5 @@
-"""One stage of an engine, computed on this host for as long as both live: its ranks, and the link to the engine."""
+"""One stage of an engine, computed on this host for as long as both live: its ranks, and the link
+to the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from ..options import ExecutorOptions
 from ..rank_facts import RankLost
 from .board import Board
 from .host_join import Joined, Stopped
-from .host_link import BEAT_SECONDS, HostLink, Interest, LinkLost, downward_ends, poll_once, upward_ends
+from .host_link import (
+    BEAT_SECONDS,
+    HostLink,
+    Interest,
+    LinkLost,
+    downward_ends,
+    poll_once,
+    upward_ends,
+)
 from .rank_processes import EXIT_SECONDS, RankProcesses
 from .rank_rings import RankRings, create_rank_rings
 from .rank_start import SharedMemory
@@ -24,18 +33,27 @@ class StageLife:
     """Owns the connection, the ranks and all that is between them."""
 
     def __init__(
-        self, joined: Joined, options: ExecutorOptions, variables: Sequence[Mapping[str, str]], *, copies: bool
+        self,
+        joined: Joined,
+        options: ExecutorOptions,
+        variables: Sequence[Mapping[str, str]],
+        *,
+        copies: bool,
     ) -> None:
-        """`options` of the engine, with this host's model folder and threads; `variables` and `copies` as in
-        `RankProcesses`. NOTE: where ranks are copies, nothing in this process has computed yet."""
+        """`options` of the engine, with this host's model folder and threads; `variables` and
+        `copies` as in `RankProcesses`. NOTE: where ranks are copies, nothing in this process has
+        computed yet."""
         layout = options.layout
         ranks = range(joined.stage * layout.tensor, (joined.stage + 1) * layout.tensor)
-        own, opposite = dict[int, RankRings](), list[RankRings]()
+        own = dict[int, RankRings]()
+        opposite = list[RankRings]()
         for rank in ranks:
             own[rank], other = create_rank_rings(layout, rank)
             opposite.append(other)
         memory = SharedMemory.create(layout.num_ranks)
-        self._processes = RankProcesses(options, own, memory, dict(zip(ranks, variables, strict=True)), copies=copies)
+        self._processes = RankProcesses(
+            options, own, memory, dict(zip(ranks, variables, strict=True)), copies=copies
+        )
         self._link = HostLink(
             joined.connection,
             joined.frames,
@@ -48,15 +66,18 @@ class StageLife:
             os.close(fd)
 
     def run(self, stops: Sequence[int]) -> None:
-        """Raises `LinkLost` when the engine is gone, `RankLost` when a rank of this host is, and `Stopped` when one of
-        the descriptors `stops` is readable."""
+        """Raises `LinkLost` when the engine is gone, `RankLost` when a rank of this host is, and
+        `Stopped` when one of the descriptors `stops` is readable."""
         self._link.take_frames()
         last = time.monotonic()
         while True:
-            for call in poll_once([*self._own_interests(stops), *self._link.interests()], BEAT_SECONDS / 2):
+            for call in poll_once(
+                [*self._own_interests(stops), *self._link.interests()], BEAT_SECONDS / 2
+            ):
                 call()
             now = time.monotonic()
-            elapsed, last = now - last, now
+            elapsed = now - last
+            last = now
             self._link.tick(elapsed)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""The rings between pipeline stages: for each shard a chain from stage to stage, and one back from the last stage to
-each of the others."""
+"""The rings between pipeline stages: for each shard a chain from stage to stage, and one back from
+the last stage to each of the others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Flags of a platform for what it serves beyond the operations that every platform has. They are compared with an
-engine's options before any weight is read; a model or an option that they exclude is refused by name."""
+"""Flags of a platform for what it serves beyond the operations that every platform has. They are
+compared with an engine's options before any weight is read; a model or an option that they exclude
+is refused by name."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ class Capabilities:
     block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block."""
     int8_activations: bool = False
-    """Products of weights in block formats with activations in 8 bits (`--activation-dtype int8`)."""
+    """Products of weights in block formats with activations in 8 bits (`--activation-dtype
+    int8`)."""
     rounded_tokens: bool = False
-    """Products of weights made for activations in 8 bits with tokens in 8 bits, each with one scale."""
+    """Products of weights made for activations in 8 bits with tokens in 8 bits, each with one
+    scale."""
     windows: bool = False
     """Attention over a window of the last keys."""
     fp8_kv: bool = False
@@ -43,25 +46,29 @@ class Capabilities:
     draft_heads: bool = False
     """Heads over the served model's hidden states draft tokens (`--draft-heads`)."""
     parallel: bool = False
-    """Several ranks compute one model (`--tensor-parallel-size`); needs `build_rank`, `max_ranks` and
-    `rank_variables`."""
+    """Several ranks compute one model (`--tensor-parallel-size`); needs `build_rank`, `max_ranks`
+    and `rank_variables`."""
     copied_ranks: bool = False
-    """Ranks may be copies (`fork`) of a process that has loaded the platform and computed nothing."""
+    """Ranks may be copies (`fork`) of a process that has loaded the platform and computed
+    nothing."""
     rank_slots: bool = False
-    """Ranks keep KV blocks in host memory that they share: `--kv-swap-memory`, `--kv-disk-dir` and `--kv-peer-memory`
-    need it where there are several ranks."""
+    """Ranks keep KV blocks in host memory that they share: `--kv-swap-memory`, `--kv-disk-dir` and
+    `--kv-peer-memory` need it where there are several ranks."""
     rank_drafts: bool = False
-    """Ranks build what drafts as well: `--draft-model` and `--draft-heads` need it where there are several ranks."""
+    """Ranks build what drafts as well: `--draft-model` and `--draft-heads` need it where there are
+    several ranks."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
     stage_drafts: bool = False
-    """The first stage drafts by a model and hands its guesses on: `--draft-model` needs it beside stages."""
-    stage_heads: bool = False
-    """The first stage drafts by heads, to which later stages show hidden states: `--draft-heads` needs it beside
+    """The first stage drafts by a model and hands its guesses on: `--draft-model` needs it beside
     stages."""
+    stage_heads: bool = False
+    """The first stage drafts by heads, to which later stages show hidden states: `--draft-heads`
+    needs it beside stages."""
     stage_hosts: bool = False
     """Stages may be on other hosts (`--stage-hosts`)."""
     tree_numerics: bool = False
-    """Products of fixed leaves, for bits that do not depend on the number of ranks (`--numerics tree`)."""
+    """Products of fixed leaves, for bits that do not depend on the number of ranks (`--numerics
+    tree`)."""
     prompt_logprobs: bool = True
     """Log probabilities of prompts."""

@@ -8,7 +8,14 @@ import torch
 
 from headwater.kernels.block_formats import FORMATS
 from headwater.kernels.cpu import attention as attention_kernel
-from headwater.kernels.cpu import block_activations, block_linear, block_rows, fp8_linear, group_linear, tile_product
+from headwater.kernels.cpu import (
+    block_activations,
+    block_linear,
+    block_rows,
+    fp8_linear,
+    group_linear,
+    tile_product,
+)
 from headwater.kernels.cpu import draw as draw_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
 from headwater.kernels.cpu import rms_norm as norm_kernel
@@ -22,7 +29,14 @@ from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
 from headwater.kernels.fp8_tiles import FP8_FORMATS
 from headwater.kernels.group_tiles import GROUP_FORMATS
-from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule, row_rule, row_stable_linear
+from headwater.kernels.row_stable_linear import (
+    PACKED,
+    PLAIN,
+    Library,
+    RowRule,
+    row_rule,
+    row_stable_linear,
+)
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
@@ -58,7 +72,8 @@ class CpuPlatform:
         return cls(model, config.block_size)
 
     def prepare(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
-        """Does what the first step would otherwise wait for: kernels are loaded, products are probed."""
+        """Does what the first step would otherwise wait for: kernels are loaded, products are
+        probed."""
         dtype = weights.table("embed").dtype
         compile_kernels(dtype, progress, packed_kernels(weights))
         for linear in weights.linears.values():
@@ -95,7 +110,9 @@ class CpuPlatform:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
         return add_rms_norm(x, residual, weight, eps)
 
     def qk_norm_rope_store_kv(
@@ -111,7 +128,15 @@ class CpuPlatform:
         eps: float,
     ) -> torch.Tensor:
         return qk_norm_rope_store_kv(
-            qkv, batch.positions, batch.slots, cos_sin, kv_cache, bias=bias, q_norm=q_norm, k_norm=k_norm, eps=eps
+            qkv,
+            batch.positions,
+            batch.slots,
+            cos_sin,
+            kv_cache,
+            bias=bias,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=eps,
         )
 
     def attention(
@@ -123,12 +148,16 @@ class CpuPlatform:
         scale: float | None = None,
         window: int = 0,
     ) -> torch.Tensor:
-        return attention(q, kv_cache, attention_plan, scale or q.shape[2] ** -0.5, window=window).flatten(1)
+        return attention(
+            q, kv_cache, attention_plan, scale or q.shape[2] ** -0.5, window=window
+        ).flatten(1)
 
     def _row_rule(self, kind: str, weight: torch.Tensor) -> RowRule:
         key = (kind, weight.dtype, tuple(weight.shape))
         if key not in self._row_rules:
-            self._row_rules[key] = row_rule(weight.shape[0], weight.shape[1], weight.dtype, self._libraries[kind])
+            self._row_rules[key] = row_rule(
+                weight.shape[0], weight.shape[1], weight.dtype, self._libraries[kind]
+            )
         return self._row_rules[key]
 
 
@@ -139,13 +168,25 @@ def with_cpu_look_up(weights: Weights) -> Weights:
 
 def packed_kernels(weights: Weights) -> list[Kernel]:
     """Kernels that multiply and look up these packed weights."""
-    linears, tables = weights.linears.values(), weights.tables.values()
-    of_blocks = [part.format for linear in linears if isinstance(linear, BlockLinear) for part in linear.parts]
+    linears = weights.linears.values()
+    tables = weights.tables.values()
+    of_blocks = [
+        part.format
+        for linear in linears
+        if isinstance(linear, BlockLinear)
+        for part in linear.parts
+    ]
     in_groups = [linear.tiles for linear in linears if isinstance(linear, TileLinear)]
     used = [tile_product.kernel_of(each) for each in of_blocks]
-    used += [tile_product.kernel_of(each.format, rounds_tokens=each.rounds_tokens) for each in in_groups]
+    used += [
+        tile_product.kernel_of(each.format, rounds_tokens=each.rounds_tokens) for each in in_groups
+    ]
     used += [block_rows.kernel_of(table.weight.format) for table in tables]
-    used += [tile_product.kernel_of(linear.tiles.format) for linear in linears if isinstance(linear, Fp8TileLinear)]
+    used += [
+        tile_product.kernel_of(linear.tiles.format)
+        for linear in linears
+        if isinstance(linear, Fp8TileLinear)
+    ]
     if of_blocks or not all(each.rounds_tokens for each in in_groups):
         used.append(block_activations.KERNEL)
     if any(each.rounds_tokens for each in in_groups):
@@ -156,7 +197,9 @@ def packed_kernels(weights: Weights) -> list[Kernel]:
 def _every_packed_kernel() -> list[Kernel]:
     """Kernels that multiply and look up packed weights of any format."""
     of_blocks = [
-        kernel_of(each) for each in FORMATS.values() for kernel_of in (tile_product.kernel_of, block_rows.kernel_of)
+        kernel_of(each)
+        for each in FORMATS.values()
+        for kernel_of in (tile_product.kernel_of, block_rows.kernel_of)
     ]
     in_groups = [
         tile_product.kernel_of(each, rounds_tokens=rounds_tokens)
@@ -164,12 +207,20 @@ def _every_packed_kernel() -> list[Kernel]:
         for rounds_tokens in (False, True)
     ]
     of_fp8 = [tile_product.kernel_of(each) for each in FP8_FORMATS]
-    return [*of_blocks, *in_groups, *of_fp8, block_activations.KERNEL, block_activations.TOKEN_KERNEL]
+    return [
+        *of_blocks,
+        *in_groups,
+        *of_fp8,
+        block_activations.KERNEL,
+        block_activations.TOKEN_KERNEL,
+    ]
 
 
-def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None], of_blocks: Sequence[Kernel] = ()) -> None:
-    """Compiles what most models of this type need, unless it was compiled before; the rest is compiled when an engine
-    warms up. float16 is served on GPUs only."""
+def compile_kernels(
+    dtype: torch.dtype, progress: Callable[[int, int], None], of_blocks: Sequence[Kernel] = ()
+) -> None:
+    """Compiles what most models of this type need, unless it was compiled before; the rest is
+    compiled when an engine warms up. float16 is served on GPUs only."""
     modules = (attention_kernel, qk_kernel, norm_kernel, silu_kernel, draw_kernel, weights_kernel)
     kernels = [*(module.KERNEL for module in modules), *of_blocks]
     walker()
@@ -180,7 +231,8 @@ def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None], of
 
 
 def compile_for_every_model() -> Iterator[tuple[str, int, int]]:
-    """(phase, done, total): compiles what models of each type that CPUs compute in need, packed weights included."""
+    """(phase, done, total): compiles what models of each type that CPUs compute in need, packed
+    weights included."""
     # Packed weights go with bfloat16 elsewhere in the model, unless --dtype says otherwise.
     for dtype, packed in ((torch.float32, []), (torch.bfloat16, _every_packed_kernel())):
         yield f"kernels for {str(dtype).removeprefix('torch.')}", 0, 1

@@ -21,7 +21,11 @@ class CpuSampling:
     logprobs = logprobs_part = staticmethod(joined_logprobs)
 
     def draw_part(
-        self, logits: torch.Tensor, draws: Draws, first_token: int, masks: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        draws: Draws,
+        first_token: int,
+        masks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = draw_tokens(logits, draws, masks, first_token=first_token)
         return tokens, scores_of(logits, tokens, draws, masks, first_token=first_token)

@@ -1,6 +1,8 @@
-"""Operations on an NVIDIA GPU: the Triton kernels, and cuBLASLt where it is faster; what is chosen is chosen here.
+"""Operations on an NVIDIA GPU: the Triton kernels, and cuBLASLt where it is faster; what is chosen
+is chosen here.
 
-Every choice keeps a row's bits independent of its batch; see `kernels.gemm` and `kernels.online_softmax`.
+Every choice keeps a row's bits independent of its batch; see `kernels.gemm` and
+`kernels.online_softmax`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from headwater.kernels.prefill_attention import list_tiles, prefill_attention, t
 from headwater.kernels.product_probe import Product as ProbedProduct
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.reduce_splits import reduce_splits
-from headwater.kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm
+from headwater.kernels.rms_norm import (
+    add_rms_norm,
+    rms_norm,
+    rounded_add_rms_norm,
+    rounded_rms_norm,
+)
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import gelu_tanh_mul, rounded_mul, silu_mul
 from headwater.kernels.token_rounding import RoundedTokens, Rounding
@@ -50,7 +57,13 @@ from .cuda_packed import (
     rounded_product,
 )
 from .cuda_sampling import CudaSampling
-from .dense_products import ProductChoice, dense_matrices, dense_product, dense_silu_product, matrix_of
+from .dense_products import (
+    ProductChoice,
+    dense_matrices,
+    dense_product,
+    dense_silu_product,
+    matrix_of,
+)
 from .product_verdicts import ProductVerdicts, own_products
 
 DEPENDENT_ROWS = 8
@@ -64,10 +77,11 @@ SHARING_ROWS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """The first tokens of a batch decode, one a request; the others are chunks of any size. Tensors are on the device.
+    """The first tokens of a batch decode, one a request; the others are chunks of any size. Tensors
+    are on the device.
 
-    A plan of fixed size serves many steps: a decode of length 0 and a tile of a negative chunk are nobody's, and the
-    tokens that they name are left to others.
+    A plan of fixed size serves many steps: a decode of length 0 and a tile of a negative chunk are
+    nobody's, and the tokens that they name are left to others.
     """
 
     num_decodes: int
@@ -93,17 +107,25 @@ class AttentionPlan:
 
 
 class CudaPlatform:
-    """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of launches."""
+    """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of
+    launches."""
 
     def __init__(
-        self, model: ModelConfig, block_size: int, *, max_decodes: int, max_model_len: int, device: torch.device
+        self,
+        model: ModelConfig,
+        block_size: int,
+        *,
+        max_decodes: int,
+        max_model_len: int,
+        device: torch.device,
     ) -> None:
         configure_blas()
         self.device = device
         self.sampling: SamplingOperations = CudaSampling()
         self._block_size = block_size
-        # Scale of an fp8 cache for each head: it stores value / scale. Keys and values of the models served lie well
-        # within the range of e4m3, whose precision is the same at every scale.
+        # Scale of an fp8 cache for each head: it stores value / scale. Keys and values of the
+        # models served lie well within the range of e4m3, whose precision is the same at every
+        # scale.
         self._kv_scale = torch.ones(model.num_kv_heads, device=device)
         self._tokens_per_tile = tokens_per_tile(model.num_heads // model.num_kv_heads, device)
         self._decode_plans = [
@@ -121,8 +143,12 @@ class CudaPlatform:
         self._ends_plan = self._decode_plans[-1].beside()
         self._window = model.sliding_window
         # Without a window nobody asks for these.
-        self._windowed_plans = [plan.without_folds().beside() if self._window else plan for plan in self._decode_plans]
-        self._windowed_ends_plan = self._ends_plan.without_folds().beside() if self._window else self._ends_plan
+        self._windowed_plans = [
+            plan.without_folds().beside() if self._window else plan for plan in self._decode_plans
+        ]
+        self._windowed_ends_plan = (
+            self._ends_plan.without_folds().beside() if self._window else self._ends_plan
+        )
         self._early = False
         """Whether products of few tokens fill rings with weights before their tokens are there."""
         self._choices: dict[ProbedProduct, ProductChoice] = {}
@@ -147,17 +173,25 @@ class CudaPlatform:
 
     @property
     def own_products(self) -> frozenset[ProbedProduct]:
-        """Products that the library makes with other bits, see `prepare`, and those of expanded matrices."""
+        """Products that the library makes with other bits, see `prepare`, and those of expanded
+        matrices."""
         return frozenset(product for product, choice in self._choices.items() if choice.is_own)
 
-    def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
-        """Probes products of these weights with so many rows, where this machine has not done so before: what the
-        library makes with other bits than our kernels is made by ours from now on, also by layers that are there."""
+    def prepare(
+        self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]
+    ) -> None:
+        """Probes products of these weights with so many rows, where this machine has not done so
+        before: what the library makes with other bits than our kernels is made by ours from now on,
+        also by layers that are there."""
         dense = dense_matrices(weights)
         products = {name: ProbedProduct.of(weight) for name, weight in dense.items()}
-        counts = {product: head_row_counts for name, product in products.items() if name == "lm_head"}
+        counts = {
+            product: head_row_counts for name, product in products.items() if name == "lm_head"
+        }
         counts |= {product: row_counts for name, product in products.items() if name != "lm_head"}
-        verdicts = ProductVerdicts(kernel_cache_dir() / "products", product_probe.facts(self.device))
+        verdicts = ProductVerdicts(
+            kernel_cache_dir() / "products", product_probe.facts(self.device)
+        )
         matrices = {products[name]: weight for name, weight in dense.items()}
         probe = partial(product_probe.differing, device=self.device, weights=matrices)
         for product in own_products(counts, verdicts, probe):
@@ -170,13 +204,20 @@ class CudaPlatform:
 
     def launch_probe(self, weights: Weights) -> None:
         """Once with each kernel that `prepare` compares with."""
-        for weight in {weight.dtype: weight for weight in dense_matrices(weights).values()}.values():
+        for weight in {
+            weight.dtype: weight for weight in dense_matrices(weights).values()
+        }.values():
             product_probe.launch_reference(weight)
 
     def launch_own_products(self, weights: Weights) -> None:
-        """Once with all kernels that serve where the library does not, so that no step compiles them."""
+        """Once with all kernels that serve where the library does not, so that no step compiles
+        them."""
         dense = {ProbedProduct.of(weight): weight for weight in dense_matrices(weights).values()}
-        expanders = {expanded_product(each): expander(each) for each in weights.linears.values() if is_packed(each)}
+        expanders = {
+            expanded_product(each): expander(each)
+            for each in weights.linears.values()
+            if is_packed(each)
+        }
         for product in self.own_products:
             weight = dense.get(product)
             launch_all_tiles(expanders[product]() if weight is None else weight)
@@ -184,8 +225,8 @@ class CudaPlatform:
         launch_rounded(weights.linears.values())
 
     def decode_plan(self, num_rows: int, *, folds: bool = False) -> DecodePlan:
-        """The workspace for this many decoding rows: a single row has one of its own, which needs no work list. With
-        `folds`, first splits are folded: of rows that share nothing."""
+        """The workspace for this many decoding rows: a single row has one of its own, which needs
+        no work list. With `folds`, first splits are folded: of rows that share nothing."""
         plan = next(plan for plan in self._decode_plans if num_rows <= plan.max_rows)
         return plan if folds else plan.without_folds()
 
@@ -194,13 +235,16 @@ class CudaPlatform:
         return next(plan for plan in self._windowed_plans if num_rows <= plan.max_rows)
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
-        """Rows of one token at the front of the batch take the decode kernels; one elsewhere is a chunk of one."""
+        """Rows of one token at the front of the batch take the decode kernels; one elsewhere is a
+        chunk of one."""
         if of_ends:
-            lens, rows = self._to_device(batch.starts + 1), self._to_device(np.arange(len(batch.starts)))
+            lens = self._to_device(batch.starts + 1)
+            rows = self._to_device(np.arange(len(batch.starts)))
             return self.plan_ends(lens, rows, batch.block_tables, shares=len(rows) >= SHARING_ROWS)
         longer = np.flatnonzero(batch.counts != 1)
         n = int(longer[0]) if len(longer) else len(batch.counts)
-        seq_lens, table_rows = batch.starts + batch.counts, np.arange(len(batch.counts))
+        seq_lens = batch.starts + batch.counts
+        table_rows = np.arange(len(batch.counts))
         plan = AttentionPlan(
             num_decodes=n,
             seq_lens=self._to_device(seq_lens[:n]),
@@ -227,7 +271,8 @@ class CudaPlatform:
         shares: bool,
         folds: bool = False,
     ) -> AttentionPlan:
-        """Plan of the last layer, where every row that is looked at decodes; beside that of the other layers."""
+        """Plan of the last layer, where every row that is looked at decodes; beside that of the
+        other layers."""
         nothing = seq_lens[:0]
         plan = AttentionPlan(
             num_decodes=len(seq_lens),
@@ -255,7 +300,8 @@ class CudaPlatform:
         return num_tokens // self._tokens_per_tile + num_chunks
 
     def refresh(self, plan: AttentionPlan) -> None:
-        """Launches what follows a change of lengths or block tables; in a graph, it goes before the first layer."""
+        """Launches what follows a change of lengths or block tables; in a graph, it goes before the
+        first layer."""
         n = plan.num_decodes
         if n and not plan.decode.is_direct:
             where = plan.seq_lens, plan.table_rows, plan.block_tables, self._block_size
@@ -277,14 +323,23 @@ class CudaPlatform:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x), early=self._early)
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
         return add_rms_norm(x, residual, weight, eps, dependent=_is_early(x), early=self._early)
 
-    def rounded_rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding) -> RoundedTokens:
+    def rounded_rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
+    ) -> RoundedTokens:
         return rounded_rms_norm(x, weight, eps, rounds_to, dependent=_is_early(x))
 
     def rounded_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        rounds_to: Rounding,
     ) -> RoundedTokens:
         return rounded_add_rms_norm(x, residual, weight, eps, rounds_to, dependent=_is_early(x))
 
@@ -303,7 +358,8 @@ class CudaPlatform:
         k_norm: torch.Tensor | None,
         eps: float,
     ) -> torch.Tensor:
-        num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
+        num_kv_heads = kv_cache.shape[2]
+        head_dim = kv_cache.shape[4]
         q = qkv.new_empty(qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads, head_dim)
         qk_norm_rope_store_kv(
             qkv,
@@ -332,20 +388,41 @@ class CudaPlatform:
         window: int = 0,
     ) -> torch.Tensor:
         assert window in (0, self._window)
-        plan, n = attention_plan, attention_plan.num_decodes
-        scales, out = self._scales(kv_cache), torch.empty_like(q)
-        k_scale, v_scale = scales.get("k_scale"), scales.get("v_scale")
+        plan = attention_plan
+        n = attention_plan.num_decodes
+        scales = self._scales(kv_cache)
+        out = torch.empty_like(q)
+        k_scale = scales.get("k_scale")
+        v_scale = scales.get("v_scale")
         if n:
             decode = plan.windowed if window else plan.decode
-            where = kv_cache[0], kv_cache[1], plan.seq_lens, plan.table_rows, plan.block_tables, decode, out[:n]
+            where = (
+                kv_cache[0],
+                kv_cache[1],
+                plan.seq_lens,
+                plan.table_rows,
+                plan.block_tables,
+                decode,
+                out[:n],
+            )
             if plan.shares and not window:
-                shared_prefix_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale, scale=scale)
+                shared_prefix_attention(
+                    q[:n], *where, k_scale=k_scale, v_scale=v_scale, scale=scale
+                )
             dependent = plan.dependent or not decode.is_direct
             if decode_attention(
-                q[:n], *where, k_scale=k_scale, v_scale=v_scale, scale=scale, window=window, dependent=dependent
+                q[:n],
+                *where,
+                k_scale=k_scale,
+                v_scale=v_scale,
+                scale=scale,
+                window=window,
+                dependent=dependent,
             ):
                 parts = plan.seq_lens, decode, out[:n]
-                reduce_splits(*parts, v_scale=v_scale, window=window, dependent=dependent, early=self._early)
+                reduce_splits(
+                    *parts, v_scale=v_scale, window=window, dependent=dependent, early=self._early
+                )
         if len(plan.tiles):
             prefill_attention(
                 q,
@@ -380,7 +457,8 @@ class CudaPlatform:
     def _packed(self, linear: Linear) -> Product:
         assert is_packed(linear)
         self._early = True
-        # Only our kernels multiply the matrix that many rows are worth, so that there is nothing to probe.
+        # Only our kernels multiply the matrix that many rows are worth, so that there is nothing to
+        # probe.
         if is_expanded(linear):
             self._choice(expanded_product(linear)).is_own = True
         return packed_product(linear, EARLY_ROWS)
@@ -389,7 +467,11 @@ class CudaPlatform:
         return self._choices.setdefault(product, ProductChoice())
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self.device, non_blocking=True)
+        return (
+            torch.from_numpy(values.astype(np.int32))
+            .pin_memory()
+            .to(self.device, non_blocking=True)
+        )
 
 
 def _is_early(x: torch.Tensor) -> bool:

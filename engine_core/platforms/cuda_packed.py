@@ -42,7 +42,9 @@ def packed_product(linear: PackedLinear, early_rows: int) -> Product:
 
 def is_expanded(linear: PackedLinear) -> bool:
     """Whether many rows are multiplied by an expanded matrix."""
-    return not isinstance(linear, PlanesLinear) or block_gemm.is_expanded(linear.parts, linear.dtype)
+    return not isinstance(linear, PlanesLinear) or block_gemm.is_expanded(
+        linear.parts, linear.dtype
+    )
 
 
 def expander(linear: PackedLinear) -> Callable[[], torch.Tensor]:
@@ -77,8 +79,8 @@ def with_look_up(weights: Weights) -> Weights:
 
 
 def launch_planes(linears: Iterable[Linear], early_rows: int) -> None:
-    """Once with all kernels of the products of weights in planes. Layers of a model differ in their formats, so that
-    those of its first and last layer are not all of them."""
+    """Once with all kernels of the products of weights in planes. Layers of a model differ in their
+    formats, so that those of its first and last layer are not all of them."""
     known = {}
     for each in linears:
         if isinstance(each, PlanesLinear):

@@ -13,8 +13,8 @@ from .peer_group import PeerGroup
 
 
 class SummingPlatform(CudaPlatform):
-    """See `Platform`. What is added to a residual stream is a part of a product: the ranks' parts are summed in the
-    launch that adds them. For models that say so, see `Model.adds_products`."""
+    """See `Platform`. What is added to a residual stream is a part of a product: the ranks' parts
+    are summed in the launch that adds them. For models that say so, see `Model.adds_products`."""
 
     _group: PeerGroup
 
@@ -26,12 +26,19 @@ class SummingPlatform(CudaPlatform):
         platform._group = group
         return platform
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
         dependent = x.shape[0] <= EARLY_ROWS
         return self._group.sum_add_rms_norm(x, residual, weight, eps, dependent=dependent)
 
     def rounded_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        rounds_to: Rounding,
     ) -> RoundedTokens:
         normed = self.add_rms_norm(x, residual, weight, eps)
         return round_tokens(normed, rounds_to, dependent=x.shape[0] <= EARLY_ROWS)

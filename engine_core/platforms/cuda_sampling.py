@@ -1,4 +1,5 @@
-"""Sampling on an NVIDIA GPU, a launch or two an operation: the kernels that `DeviceSampler` launches in its graphs."""
+"""Sampling on an NVIDIA GPU, a launch or two an operation: the kernels that `DeviceSampler`
+launches in its graphs."""
 
 from __future__ import annotations
 
@@ -13,10 +14,17 @@ from headwater.kernels.token_mask import mask_tokens
 class CudaSampling:
     """See `SamplingOperations`."""
 
-    def draw(self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
+    def draw(
+        self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         logits = logits if masks is None else self.mask_tokens(logits, masks)
         tokens = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
-        sample(logits, draws, Candidates.allocate(logits.shape[0], logits.shape[1], logits.device), tokens)
+        sample(
+            logits,
+            draws,
+            Candidates.allocate(logits.shape[0], logits.shape[1], logits.device),
+            tokens,
+        )
         return tokens
 
     def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Operations of a GPU with `numerics` tree: the bits of a row depend neither on the number of ranks nor on a library.
+"""Operations of a GPU with `numerics` tree: the bits of a row depend neither on the number of ranks
+nor on a library.
 
-Headwater's products have the same bits for any number of outputs, attention and norms for any number of heads. Products
-whose inputs ranks divide are those of `kernels.tree_gemm`.
+Headwater's products have the same bits for any number of outputs, attention and norms for any
+number of heads. Products whose inputs ranks divide are those of `kernels.tree_gemm`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class TreePlatform(CudaPlatform):
     def probes(self, weights: Weights) -> bool:
         return False
 
-    def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
+    def prepare(
+        self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]
+    ) -> None:
         pass
 
     def launch_own_products(self, weights: Weights) -> None:
@@ -37,7 +40,11 @@ class TreePlatform(CudaPlatform):
             launch_all_tiles(each.weight, each.num_leaves, _out_dtype(each))
 
     def linear(self, linear: Linear) -> Product:
-        return partial(_leaf_product, linear) if isinstance(linear, LeafLinear) else super().linear(linear)
+        return (
+            partial(_leaf_product, linear)
+            if isinstance(linear, LeafLinear)
+            else super().linear(linear)
+        )
 
     def _choice(self, product: ProbedProduct) -> ProductChoice:
         return self._choices.setdefault(product, ProductChoice(is_own=True))

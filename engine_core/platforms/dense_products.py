@@ -1,4 +1,5 @@
-"""Products of matrices in the model's dtype on a GPU: cuBLASLt's, or ours where a probe found other bits in those."""
+"""Products of matrices in the model's dtype on a GPU: cuBLASLt's, or ours where a probe found other
+bits in those."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from ..layers.linear import Linear, Product
 
 @dataclass(slots=True)
 class ProductChoice:
-    """Whether our kernel makes a product that the library would be asked for. Layers hold it before it is known."""
+    """Whether our kernel makes a product that the library would be asked for. Layers hold it before
+    it is known."""
 
     is_own: bool = False
 
@@ -28,7 +30,11 @@ def matrix_of(linear: Linear) -> torch.Tensor:
 
 def dense_matrices(weights: Weights) -> dict[str, torch.Tensor]:
     """Matrices of linear layers, by name."""
-    return {name: matrix_of(each) for name, each in weights.linears.items() if each.kind == DenseLinear.kind}
+    return {
+        name: matrix_of(each)
+        for name, each in weights.linears.items()
+        if each.kind == DenseLinear.kind
+    }
 
 
 def dense_product(weight: torch.Tensor, choice: ProductChoice, early_rows: int) -> Product:
@@ -41,9 +47,13 @@ def dense_silu_product(weight: torch.Tensor, choice: ProductChoice, early_rows: 
     return partial(_linear_silu_mul, weight=weight, choice=choice, early_rows=early_rows)
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice, early_rows: int) -> torch.Tensor:
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice, early_rows: int
+) -> torch.Tensor:
     return linear(x, weight, dependent=x.shape[0] <= early_rows, is_own=choice.is_own)
 
 
-def _linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice, early_rows: int) -> torch.Tensor:
+def _linear_silu_mul(
+    x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice, early_rows: int
+) -> torch.Tensor:
     return linear_silu_mul(x, weight, dependent=x.shape[0] <= early_rows, is_own=choice.is_own)

@@ -1,4 +1,5 @@
-"""Devices that keep the contract, loaded by name. Loads a module only when its device is asked for."""
+"""Devices that keep the contract, loaded by name. Loads a module only when its device is asked
+for."""
 
 from __future__ import annotations
 
@@ -27,11 +28,16 @@ class LoadedDevice:
 
 
 def load(name: str) -> LoadedDevice:
-    """The device of this name, or the first available one for `auto`. Raises `ConfigError` for a name that nobody
-    registered, another version of the contract, a module that lacks something, and a device that is not here."""
+    """The device of this name, or the first available one for `auto`. Raises `ConfigError` for a
+    name that nobody registered, another version of the contract, a module that lacks something, and
+    a device that is not here."""
     known = registrations()
     if name == AUTO:
-        return next(_loaded(known[each]) for each in BUILT_IN if import_module(BUILT_IN[each]).is_available())
+        return next(
+            _loaded(known[each])
+            for each in BUILT_IN
+            if import_module(BUILT_IN[each]).is_available()
+        )
     require(name in known, "device", name, " or ".join((AUTO, *known)))
     return _loaded(known[name])
 
@@ -39,7 +45,9 @@ def load(name: str) -> LoadedDevice:
 def check_contract(name: str, module: Any) -> Device:
     """The module as a device that is here. Raises `ConfigError` that names what it lacks."""
     api = getattr(module, "api", None)
-    require(api == API, f"api of the platform {name!r}", api, f"{API}, the version of this Headwater")
+    require(
+        api == API, f"api of the platform {name!r}", api, f"{API}, the version of this Headwater"
+    )
     # Looked for before the rest: what a module offers may need libraries of its device.
     if hasattr(module, "is_available") and not module.is_available():
         raise ConfigError("device", name, f"a device that is available on this machine, or {AUTO}")
@@ -51,28 +59,43 @@ def check_contract(name: str, module: Any) -> Device:
         hooks = [hook for flag, hooks in BY_FLAG.items() if getattr(flags, flag) for hook in hooks]
         missing = [hook for hook in hooks if not hasattr(module, hook)]
     if missing:
-        by_flag = [f"{hook} with the flag {flag}" for flag, hooks in BY_FLAG.items() for hook in hooks]
+        by_flag = [
+            f"{hook} with the flag {flag}" for flag, hooks in BY_FLAG.items() for hook in hooks
+        ]
         needed = ", ".join((*REQUIRED, *by_flag))
-        raise ConfigError(f"platform {name!r}", f"without {', '.join(missing)}", f"a module that offers {needed}")
-    require(module.name == name, f"name of the platform {name!r}", module.name, f"{name}, as its entry point says")
+        raise ConfigError(
+            f"platform {name!r}", f"without {', '.join(missing)}", f"a module that offers {needed}"
+        )
+    require(
+        module.name == name,
+        f"name of the platform {name!r}",
+        module.name,
+        f"{name}, as its entry point says",
+    )
     return cast("Device", module)
 
 
 def _loaded(registration: Registration) -> LoadedDevice:
-    name, origin = registration.name, registration.distribution or "headwater"
+    name = registration.name
+    origin = registration.distribution or "headwater"
     if registration.others:
         rivals = ", ".join((origin, *registration.others))
         raise ConfigError("device", name, f"a name that one distribution registers, not {rivals}")
     try:
         module = import_module(registration.module)
     except ImportError as error:
-        raise ConfigError("device", name, f"a platform whose module can be imported; {origin}: {error}") from error
+        raise ConfigError(
+            "device", name, f"a platform whose module can be imported; {origin}: {error}"
+        ) from error
     device = check_contract(name, module)
-    return LoadedDevice(registration, device, () if registration.is_built_in else (_source(module, sys.modules),))
+    return LoadedDevice(
+        registration, device, () if registration.is_built_in else (_source(module, sys.modules),)
+    )
 
 
 def _source(module: ModuleType, modules: Mapping[str, ModuleType]) -> Path:
-    """The outermost package of a module that has files of its own, or the module's file where it is in none."""
+    """The outermost package of a module that has files of its own, or the module's file where it is
+    in none."""
     parts = module.__name__.split(".")
     for end in range(1, len(parts) + 1):
         package = modules[".".join(parts[:end])]

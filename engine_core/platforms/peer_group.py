@@ -1,5 +1,5 @@
-"""Ranks of one machine with a GPU each, which exchange tensors through memory of all of their GPUs. Launches only, so
-that graphs can hold them."""
+"""Ranks of one machine with a GPU each, which exchange tensors through memory of all of their GPUs.
+Launches only, so that graphs can hold them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class PeerGroup:
     """See `Group`."""
 
     def __init__(self, memory: PeerMemory) -> None:
-        self.index, self.size = memory.index, memory.size
+        self.index = memory.index
+        self.size = memory.size
         self._memory = memory
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -35,7 +36,13 @@ class PeerGroup:
         return peer_join(self._memory, x)
 
     def sum_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bool
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        dependent: bool,
     ) -> torch.Tensor:
         """residual += the sum of the ranks' x, in place; the norm of that."""
         return peer_sum_add_rms_norm(self._memory, x, residual, weight, eps, dependent=dependent)
@@ -45,12 +52,14 @@ class PeerGroup:
         peer_best(self._memory, candidates, num_stretches, out)
 
     def slice_of(self, first_token: int, vocab_size: int) -> VocabularySlice:
-        """The tokens from `first_token` on of this rank, for kernels that draw and score beside those of the others."""
+        """The tokens from `first_token` on of this rank, for kernels that draw and score beside
+        those of the others."""
         return VocabularySlice(memory=self._memory, first_token=first_token, vocab_size=vocab_size)
 
 
 def open_peer_group(host: Group, row_bytes: int) -> PeerGroup:
-    """The group of the ranks that `host` has, over memory that they allocate now; their GPUs reach one another's.
+    """The group of the ranks that `host` has, over memory that they allocate now; their GPUs reach
+    one another's.
     `row_bytes`: those of the longest row that is summed. Raises `PeerError`."""
     own = OwnMemory(host.size, slot_bytes_of(max(GROUP_ROWS * row_bytes, LEAST_SLOT)))
     handle = own.handle()

@@ -1,7 +1,8 @@
-"""Products that the library makes with our kernels' bits, as it was found on this machine before: one file a product.
+"""Products that the library makes with our kernels' bits, as it was found on this machine before:
+one file a product.
 
-A file is written whole or not at all, and what cannot be read counts as unknown; so any number of engines may use a
-folder at once.
+A file is written whole or not at all, and what cannot be read counts as unknown; so any number of
+engines may use a folder at once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ RowCounts = Mapping[Product, Sequence[int]]
 class ProductVerdicts:
     folder: Path
     facts: Mapping[str, str]
-    """Facts about the device, its libraries and our kernels. Verdicts kept under other facts are not found."""
+    """Facts about the device, its libraries and our kernels. Verdicts kept under other facts are
+    not found."""
 
     def find(self, product: Product, row_counts: Sequence[int]) -> bool | None:
         """Whether the library's product differs; None: not known."""
@@ -37,8 +39,14 @@ class ProductVerdicts:
         except (OSError, ValueError) as error:
             log.warning("the verdict on a product cannot be read, so it is probed again: %s", error)
             return None
-        if not isinstance(kept, dict) or kept.get("key") != key or not isinstance(kept.get("differs"), bool):
-            log.warning("the verdict on a product is not whole, so it is probed again: %s", self._path(key))
+        if (
+            not isinstance(kept, dict)
+            or kept.get("key") != key
+            or not isinstance(kept.get("differs"), bool)
+        ):
+            log.warning(
+                "the verdict on a product is not whole, so it is probed again: %s", self._path(key)
+            )
             return None
         return bool(kept["differs"])
 
@@ -66,10 +74,13 @@ class ProductVerdicts:
 def own_products(
     row_counts: RowCounts, verdicts: ProductVerdicts, probe: Callable[[RowCounts], set[Product]]
 ) -> frozenset[Product]:
-    """Products that the library makes with other bits, probed where it is not known; logs what came of it."""
+    """Products that the library makes with other bits, probed where it is not known; logs what came
+    of it."""
     begin = time.perf_counter()
     known = {product: verdicts.find(product, counts) for product, counts in row_counts.items()}
-    unknown = {product: row_counts[product] for product, differs in known.items() if differs is None}
+    unknown = {
+        product: row_counts[product] for product, differs in known.items() if differs is None
+    }
     found = probe(unknown) if unknown else set()
     for product, counts in unknown.items():
         verdicts.keep(product, counts, product in found)
@@ -78,6 +89,9 @@ def own_products(
     log.info("products: %d of %d shapes probed, %.2f s", len(unknown), len(row_counts), seconds)
     for n, k, dtype in sorted(differing, key=str):
         log.warning(
-            "products: the library's bits differ for weights [%d, %d] of %s: our kernel takes them", n, k, dtype
+            "products: the library's bits differ for weights [%d, %d] of %s: our kernel takes them",
+            n,
+            k,
+            dtype,
         )
     return differing

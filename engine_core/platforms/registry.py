@@ -1,7 +1,8 @@
-"""Devices by name: those built in, and those of installed distributions that register an entry point.
+"""Devices by name: those built in, and those of installed distributions that register an entry
+point.
 
-An installed package changes nothing for other devices. Imports neither torch nor numpy, so that the command line can
-list devices.
+An installed package changes nothing for other devices. Imports neither torch nor numpy, so that the
+command line can list devices.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from importlib.metadata import EntryPoint, entry_points
 
 GROUP = "headwater.platforms"
 AUTO = "auto"
-BUILT_IN = {"cuda": "headwater.engine_core.devices.cuda", "cpu": "headwater.engine_core.devices.cpu"}
-"""Known without an installed distribution. `auto` takes the first of them that is available, in this order, and never a
-device of another distribution: a package that is installed must not change what an engine computes on."""
+BUILT_IN = {
+    "cuda": "headwater.engine_core.devices.cuda",
+    "cpu": "headwater.engine_core.devices.cpu",
+}
+"""Known without an installed distribution. `auto` takes the first of them that is available, in
+this order, and never a device of another distribution: a package that is installed must not change
+what an engine computes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +39,22 @@ class Registration:
 
 
 def registrations() -> dict[str, Registration]:
-    """Every registered device by name, built-in ones first. A name of a built-in device stays with it."""
+    """Every registered device by name, built-in ones first. A name of a built-in device stays with
+    it."""
     found = {name: Registration(name, module) for name, module in BUILT_IN.items()}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, _distribution(point))):
+    for point in sorted(
+        entry_points(group=GROUP), key=lambda point: (point.name, _distribution(point))
+    ):
         if point.name in BUILT_IN or point.name == AUTO:
             continue
         known = found.get(point.name)
         others = (*known.others, _distribution(point)) if known is not None else ()
-        origin = known or Registration(point.name, point.value, _distribution(point), _version(point))
-        found[point.name] = Registration(origin.name, origin.module, origin.distribution, origin.version, others)
+        origin = known or Registration(
+            point.name, point.value, _distribution(point), _version(point)
+        )
+        found[point.name] = Registration(
+            origin.name, origin.module, origin.distribution, origin.version, others
+        )
     return found
 
 
@@ -52,7 +64,8 @@ def device_names() -> tuple[str, ...]:
 
 
 def is_registered(name: str) -> bool:
-    """Whether `--device` may be this. Asks the installed distributions only for a name that is not built in."""
+    """Whether `--device` may be this. Asks the installed distributions only for a name that is not
+    built in."""
     return name == AUTO or name in BUILT_IN or name in registrations()
 
 

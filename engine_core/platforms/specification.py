@@ -1,9 +1,9 @@
-"""Specification of each operation of a platform: a twin in plain torch, on a CPU, in float64, that of a kernel where
-there is one. No twin rounds where a platform may not: keys and values are rounded to the cache's type and the residual
-to its own, everything else is compared within a tolerance.
+"""Specification of each operation of a platform: a twin in plain torch, on a CPU, in float64, that
+of a kernel where there is one. No twin rounds where a platform may not: keys and values are rounded
+to the cache's type and the residual to its own, everything else is compared within a tolerance.
 
-Shapes as in `kernels`: T tokens, H hidden, Hq and Hk query and key heads, D head size, R rows, V tokens of a
-vocabulary.
+Shapes as in `kernels`: T tokens, H hidden, Hq and Hk query and key heads, D head size, R rows, V
+tokens of a vocabulary.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def gate(x: Tensor, activation: str) -> Tensor:
-    """x [T, 2 I], gates first → [T, I]: activation(gate) * up. gelu_tanh is Hendrycks and Gimpel's approximation."""
+    """x [T, 2 I], gates first → [T, I]: activation(gate) * up. gelu_tanh is Hendrycks and Gimpel's
+    approximation."""
     return (silu_mul_twin if activation == "silu" else gelu_tanh_mul_twin)(x.double())
 
 
@@ -51,7 +52,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm of the sum, and the sum, rounded to the residual's type, that takes the residual's place."""
+    """The norm of the sum, and the sum, rounded to the residual's type, that takes the residual's
+    place."""
     total = (x.double() + residual.double()).to(residual.dtype)
     return rms_norm(total, weight, eps), total
 
@@ -67,15 +69,16 @@ def qk_norm_rope(
     k_norm: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """qkv [T, (Hq + 2 Hk) D], cos_sin [positions, D] → q [T, Hq, D], k and v [T, Hk, D]: bias, norm of each head of
-    queries and keys, rotation of their halves."""
+    """qkv [T, (Hq + 2 Hk) D], cos_sin [positions, D] → q [T, Hq, D], k and v [T, Hk, D]: bias, norm
+    of each head of queries and keys, rotation of their halves."""
     num_q_heads = qkv.shape[1] // cos_sin.shape[1] - 2 * num_kv_heads
     heads = qkv.double(), positions.long(), cos_sin, num_q_heads, num_kv_heads
     return qk_norm_rope_twin(*heads, bias=bias, q_norm=q_norm, k_norm=k_norm, eps=eps)
 
 
 def store_kv(k: Tensor, v: Tensor, slots: Tensor, kv_cache: Tensor) -> None:
-    """k and v [T, Hk, D] to the slots [T] of kv_cache [2, num_blocks, Hk, block_size, D], rounded to its type."""
+    """k and v [T, Hk, D] to the slots [T] of kv_cache [2, num_blocks, Hk, block_size, D], rounded
+    to its type."""
     for values, side in zip((k, v), kv_cache, strict=True):
         store_kv_twin(values, slots, side)
 
@@ -90,9 +93,9 @@ def attention(
     scale: float | None = None,
     window: int = 0,
 ) -> Tensor:
-    """q [T, Hq, D] → [T, Hq D]. Request i computes positions starts[i] … starts[i] + counts[i] − 1, a decode one, a
-    chunk of a prompt several; each position reads the keys and values up to its own through block_tables[i], with a
-    window the last so many of them."""
+    """q [T, Hq, D] → [T, Hq D]. Request i computes positions starts[i] … starts[i] + counts[i] − 1,
+    a decode one, a chunk of a prompt several; each position reads the keys and values up to its own
+    through block_tables[i], with a window the last so many of them."""
     keys, values = kv_cache
     chunks = zip(torch.split(q.double(), list(counts)), block_tables, starts, counts, strict=True)
     rows = [
@@ -108,10 +111,17 @@ def gather(hidden: Tensor, rows: Tensor) -> Tensor:
 
 
 def penalties(
-    logits: Tensor, prompt_ids: Tensor, output_ids: Tensor, repetition: float, presence: float, frequency: float
+    logits: Tensor,
+    prompt_ids: Tensor,
+    output_ids: Tensor,
+    repetition: float,
+    presence: float,
+    frequency: float,
 ) -> Tensor:
-    """One row [V]: repetition for tokens of the prompt or the output, presence and frequency for the output's."""
-    out, counts = logits.double().clone(), torch.bincount(output_ids.long(), minlength=len(logits))
+    """One row [V]: repetition for tokens of the prompt or the output, presence and frequency for
+    the output's."""
+    out = logits.double().clone()
+    counts = torch.bincount(output_ids.long(), minlength=len(logits))
     for token in {*prompt_ids.tolist(), *output_ids.tolist()}:
         out[token] = out[token] / repetition if out[token] > 0 else out[token] * repetition
     return out - frequency * counts - presence * (counts > 0)
@@ -125,17 +135,23 @@ def mask_tokens(logits: Tensor, masks: Tensor) -> Tensor:
 
 
 def scores(logits: Tensor, draws: Draws) -> Tensor:
-    """[R, V]; the drawn token has the highest: logits of a greedy row, else logits / temperature + Gumbel noise, which
-    is a function of seed, choice, output index and token."""
+    """[R, V]; the drawn token has the highest: logits of a greedy row, else logits / temperature +
+    Gumbel noise, which is a function of seed, choice, output index and token."""
     keys = noise_keys(draws.seeds, draws.choice_indices, draws.output_indices)
     noise = gumbel_noise(keys, torch.arange(logits.shape[1], dtype=torch.int32)).double()
-    is_greedy, temperatures = draws.temperatures[:, None] == 0, draws.temperatures[:, None].double()
-    return torch.where(is_greedy, logits.double(), logits.double() / torch.where(is_greedy, 1, temperatures) + noise)
+    is_greedy = draws.temperatures[:, None] == 0
+    temperatures = draws.temperatures[:, None].double()
+    return torch.where(
+        is_greedy,
+        logits.double(),
+        logits.double() / torch.where(is_greedy, 1, temperatures) + noise,
+    )
 
 
 def filtered(logits: Tensor, draws: Draws, filters: Filters) -> Tensor:
-    """Bools [R, V], which tokens the filters leave: p ≥ min_p * the highest p, then the top_k likeliest, then the
-    fewest of these, likeliest first, whose mass reaches top_p; equals stay together."""
+    """Bools [R, V], which tokens the filters leave: p ≥ min_p * the highest p, then the top_k
+    likeliest, then the fewest of these, likeliest first, whose mass reaches top_p; equals stay
+    together."""
     return filter_twin(logits, draws, filters)
 
 
@@ -145,10 +161,14 @@ def logprobs(logits: Tensor) -> Tensor:
 
 
 def pool(hidden: Tensor, pooling: str) -> Tensor:
-    """hidden [T, H] of a whole prompt → [H]: the last token's, the first one's (cls), or the mean."""
+    """hidden [T, H] of a whole prompt → [H]: the last token's, the first one's (cls), or the
+    mean."""
     return {"last": hidden[-1], "cls": hidden[0], "mean": hidden.double().mean(0)}[pooling].double()
 
 
-def copy_blocks(source: Tensor, target: Tensor, source_blocks: Tensor, target_blocks: Tensor) -> None:
-    """Block source_blocks[i] of every plane of source [planes, blocks, words] to target_blocks[i] of target."""
+def copy_blocks(
+    source: Tensor, target: Tensor, source_blocks: Tensor, target_blocks: Tensor
+) -> None:
+    """Block source_blocks[i] of every plane of source [planes, blocks, words] to target_blocks[i]
+    of target."""
     copy_blocks_twin(source, target, source_blocks, target_blocks)

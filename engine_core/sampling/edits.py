@@ -11,15 +11,17 @@ from ..executor import AdmittedRow, Int32Array
 
 
 class RequestEdits:
-    """Edits the logits of one request: on a CPU by a compiled kernel, on other devices in plain torch."""
+    """Edits the logits of one request: on a CPU by a compiled kernel, on other devices in plain
+    torch."""
 
     def __init__(self, edits: Edits) -> None:
         self._edits = edits
         self._packed: Int32Array | None = None
 
     def apply(self, logits: torch.Tensor, output_index: int, output_ids: Int32Array) -> None:
-        """Edits logits float32 [P, V], contiguous, in place: of P positions, each behind one more token. output_index
-        is the first one's; output_ids [n] are the outputs, and drafts, before the last one."""
+        """Edits logits float32 [P, V], contiguous, in place: of P positions, each behind one more
+        token. output_index is the first one's; output_ids [n] are the outputs, and drafts, before
+        the last one."""
         if logits.is_cpu:
             if self._packed is None:
                 self._packed = self._edits.packed(logits.shape[1])

@@ -8,8 +8,8 @@ from ..executor import AdmittedRow, StepPlan
 
 POOLINGS = ("last", "mean", "cls")
 ONE = float(1 << 30)
-"""The number 1 in sums of states, which are whole numbers: how a prompt was cut into chunks, which depends on the
-requests beside it, changes no bit of them."""
+"""The number 1 in sums of states, which are whole numbers: how a prompt was cut into chunks, which
+depends on the requests beside it, changes no bit of them."""
 SUMMED_AT_ONCE = 256
 """Tokens whose states are whole numbers, of eight bytes, at the same time."""
 
@@ -29,13 +29,15 @@ class Pools:
         self._num_prompt[admitted.row] = admitted.num_prompt_tokens
 
     def take(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Reads the hidden states [T, H] of a step; returns the vectors, float32 [H], of prompts that are complete."""
+        """Reads the hidden states [T, H] of a step; returns the vectors, float32 [H], of prompts
+        that are complete."""
         firsts = plan.counts.cumsum() - plan.counts
         places = {row: i for i, row in enumerate(plan.rows.tolist())} if plan.pooled_rows else {}
         vectors = {}
         for row in plan.pooled_rows:
             i = places[row]
-            first, count = int(firsts[i]), int(plan.counts[i])
+            first = int(firsts[i])
+            count = int(plan.counts[i])
             self._add(row, hidden[first : first + count], is_first=int(plan.starts[i]) == 0)
             if int(plan.starts[i]) + count == self._num_prompt[row]:
                 vectors[row] = self._vector(row)
@@ -54,7 +56,11 @@ class Pools:
 
     def _vector(self, row: int) -> torch.Tensor:
         part = self._parts.pop(row)
-        return (part.double() / (ONE * self._num_prompt[row])).float() if self._pooling[row] == "mean" else part
+        return (
+            (part.double() / (ONE * self._num_prompt[row])).float()
+            if self._pooling[row] == "mean"
+            else part
+        )
 
 
 def _copied(state: torch.Tensor) -> torch.Tensor:

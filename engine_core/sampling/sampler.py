@@ -1,9 +1,9 @@
-"""Samples tokens from logits under each row's sampling contract, by a platform's operations. Knows nothing about
-scheduling or the model.
+"""Samples tokens from logits under each row's sampling contract, by a platform's operations. Knows
+nothing about scheduling or the model.
 
-Order: log probabilities from raw logits; then allowed ids, bad words, minimum length, bias, penalties; the mask of a
-grammar; then greedy, or temperature, min-p, top-k, top-p and Gumbel noise that is a pure function of seed, choice,
-output index and token.
+Order: log probabilities from raw logits; then allowed ids, bad words, minimum length, bias,
+penalties; the mask of a grammar; then greedy, or temperature, min-p, top-k, top-p and Gumbel noise
+that is a pure function of seed, choice, output index and token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .edits import RequestEdits, edits_of
 from .operations import SamplingOperations
 
 Known = Callable[[int], Int32Array]
-"""Function from the index of a sampled token to the ids of the outputs before it [n], of which drafts are the last."""
+"""Function from the index of a sampled token to the ids of the outputs before it [n], of which
+drafts are the last."""
 
 
 Whole = Callable[[torch.Tensor], torch.Tensor]
@@ -35,10 +36,16 @@ class Sampler:
     """Sampler with the contract of each row of the request table."""
 
     def __init__(
-        self, num_rows: int, operations: SamplingOperations, device: torch.device, whole: Whole | None = None
+        self,
+        num_rows: int,
+        operations: SamplingOperations,
+        device: torch.device,
+        whole: Whole | None = None,
     ) -> None:
         """`whole` is there where logits are those of some tokens alone."""
-        self._operations, self._device, self._whole = operations, device, whole
+        self._operations = operations
+        self._device = device
+        self._whole = whole
         self._edits: list[RequestEdits | None] = [None] * num_rows
         self._num_prompt_logprobs = np.zeros(num_rows, np.int32)
         self._seeds = np.zeros(num_rows, np.int64)
@@ -51,12 +58,16 @@ class Sampler:
         self._num_logprobs = np.full(num_rows, -1, np.int32)
 
     def admit(self, admitted: AdmittedRow) -> None:
-        row, params = admitted.row, admitted.sampling
+        row = admitted.row
+        params = admitted.sampling
         edits = edits_of(admitted)
         self._edits[row] = None if edits is None else RequestEdits(edits)
-        self._seeds[row], self._choices[row] = params.seed, admitted.choice_index
+        self._seeds[row] = params.seed
+        self._choices[row] = admitted.choice_index
         self._temperatures[row] = 0.0 if params.is_greedy else params.temperature
-        self._top_ks[row], self._top_ps[row], self._min_ps[row] = max(params.top_k, 0), params.top_p, params.min_p
+        self._top_ks[row] = max(params.top_k, 0)
+        self._top_ps[row] = params.top_p
+        self._min_ps[row] = params.min_p
         self._is_edited[row] = edits is not None
         self._num_prompt_logprobs[row] = params.num_prompt_logprobs or 0
         self._num_logprobs[row] = -1 if params.num_logprobs is None else params.num_logprobs
@@ -69,14 +80,17 @@ class Sampler:
         known: Known,
         masks: Int32Array | None = None,
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
-        """Samples from logits [S, V] after some token of table rows [S], under masks [S, words] if given; returns int32
-        [S] and log probabilities by index. Positions of one row stand side by side, each behind one more token."""
+        """Samples from logits [S, V] after some token of table rows [S], under masks [S, words] if
+        given; returns int32 [S] and log probabilities by index. Positions of one row stand side by
+        side, each behind one more token."""
         tokens = self.draw(logits, rows, output_indices, known, masks)
         wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
         if not wanted.size:
             return tokens, {}
         chosen = self._on_device(tokens[wanted])
-        entries = self._score(logits[self._on_device(wanted)], chosen, self._num_logprobs[rows[wanted]].tolist())
+        entries = self._score(
+            logits[self._on_device(wanted)], chosen, self._num_logprobs[rows[wanted]].tolist()
+        )
         return tokens, dict(zip(wanted.tolist(), entries, strict=True))
 
     def draw(
@@ -90,17 +104,25 @@ class Sampler:
         """As `sample`, for the tokens alone."""
         if self._is_edited[rows].any():
             logits = logits if self._whole is None else self._whole(logits)
-            edited = torch.empty_like(logits, dtype=torch.float32, memory_format=torch.contiguous_format)
+            edited = torch.empty_like(
+                logits, dtype=torch.float32, memory_format=torch.contiguous_format
+            )
             logits = edited.copy_(logits)
             self._edit(logits, rows, output_indices, known)
-        return self._draw(logits, rows, output_indices, None if masks is None else self._on_device(masks))
+        return self._draw(
+            logits, rows, output_indices, None if masks is None else self._on_device(masks)
+        )
 
-    def score_prompt(self, logits: torch.Tensor, token_ids: torch.Tensor, row: int) -> list[TokenLogprobs]:
+    def score_prompt(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, row: int
+    ) -> list[TokenLogprobs]:
         """Log probabilities of prompt tokens int32 [N] under the logits [N, V] before each."""
         num_top = int(self._num_prompt_logprobs[row])
         return self._score(logits, token_ids, [num_top] * len(token_ids))
 
-    def _edit(self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array, known: Known) -> None:
+    def _edit(
+        self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array, known: Known
+    ) -> None:
         ends = np.cumsum(run_lengths(rows))
         for first, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
             edits = self._edits[rows[first]]
@@ -108,27 +130,44 @@ class Sampler:
                 edits.apply(logits[first:end], int(output_indices[first]), known(end - 1))
 
     def _draw(
-        self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array, masks: torch.Tensor | None
+        self,
+        logits: torch.Tensor,
+        rows: Int32Array,
+        output_indices: Int32Array,
+        masks: torch.Tensor | None,
     ) -> Int32Array:
         is_filtered = (self._top_ks[rows] > 0) | (self._top_ps[rows] < 1) | (self._min_ps[rows] > 0)
         is_filtered &= self._temperatures[rows] > 0
         if not is_filtered.any():
-            return self._on_host(self._operations.draw(logits, self._draws(rows, output_indices), masks))
+            return self._on_host(
+                self._operations.draw(logits, self._draws(rows, output_indices), masks)
+            )
         tokens = np.empty(len(rows), np.int32)
-        plain, filtered = np.flatnonzero(~is_filtered), np.flatnonzero(is_filtered)
+        plain = np.flatnonzero(~is_filtered)
+        filtered = np.flatnonzero(is_filtered)
         if plain.size:
-            at, draws = self._on_device(plain), self._draws(rows[plain], output_indices[plain])
+            at = self._on_device(plain)
+            draws = self._draws(rows[plain], output_indices[plain])
             tokens[plain] = self._on_host(
                 self._operations.draw(logits[at], draws, None if masks is None else masks[at])
             )
-        at, draws = self._on_device(filtered), self._draws(rows[filtered], output_indices[filtered])
-        some = logits[at].float() if masks is None else self._operations.mask_tokens(logits[at], masks[at])
-        tokens[filtered] = self._on_host(self._operations.draw_filtered(some, draws, self._filters(rows[filtered])))
+        at = self._on_device(filtered)
+        draws = self._draws(rows[filtered], output_indices[filtered])
+        some = (
+            logits[at].float()
+            if masks is None
+            else self._operations.mask_tokens(logits[at], masks[at])
+        )
+        tokens[filtered] = self._on_host(
+            self._operations.draw_filtered(some, draws, self._filters(rows[filtered]))
+        )
         return tokens
 
-    def _score(self, logits: torch.Tensor, token_ids: torch.Tensor, num_tops: list[int]) -> list[TokenLogprobs]:
-        """Log probabilities of token_ids int32 [R] and of the likeliest num_tops[i] ids of each row of logits [R,
-        V]."""
+    def _score(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num_tops: list[int]
+    ) -> list[TokenLogprobs]:
+        """Log probabilities of token_ids int32 [R] and of the likeliest num_tops[i] ids of each row
+        of logits [R, V]."""
         chosen, top_ids, top_logprobs = self._operations.logprobs(logits, token_ids, max(num_tops))
         columns = (chosen.tolist(), top_ids.tolist(), top_logprobs.tolist())
         return [

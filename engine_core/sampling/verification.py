@@ -1,9 +1,10 @@
-"""Compares drafted tokens with the tokens that were sampled in their places, to find how many of them stand.
+"""Compares drafted tokens with the tokens that were sampled in their places, to find how many of
+them stand.
 
-Every position is sampled as if the drafts before it stood, with its own noise, mask and penalties. Up to the first
-draft that differs from what was sampled in its place that is true, so what a row gains, the sampled tokens up to and
-with that place, is what it would have gained one token at a time. Nothing is accepted by chance, so the distribution is
-the plain one as well.
+Every position is sampled as if the drafts before it stood, with its own noise, mask and penalties.
+Up to the first draft that differs from what was sampled in its place that is true, so what a row
+gains, the sampled tokens up to and with that place, is what it would have gained one token at a
+time. Nothing is accepted by chance, so the distribution is the plain one as well.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def positions_of(num_drafts: Int32Array | None, num_rows: int) -> Int32Array:
 
 
 def drafts_in_place(num_drafts: Int32Array, draft_ids: Int32Array) -> Int32Array:
-    """Draft in the place of each sampled token, int32 [sum of num_drafts + 1], of draft_ids [sum of num_drafts]; in the
-    place of a row's last token there is none."""
+    """Draft in the place of each sampled token, int32 [sum of num_drafts + 1], of draft_ids [sum of
+    num_drafts]; in the place of a row's last token there is none."""
     num_positions = num_drafts + 1
     drafts = np.full(num_positions.sum(), NO_TOKEN, np.int32)
     drafts[places(num_positions) < np.repeat(num_drafts, num_positions)] = draft_ids
@@ -50,14 +51,16 @@ def drafts_in_place(num_drafts: Int32Array, draft_ids: Int32Array) -> Int32Array
 
 
 def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -> Gained:
-    """Tokens that rows gain. sampled and drafts are [sum of num_positions], row by row: a row's sampled tokens, and the
-    draft in the place of each; in the place of a row's last token there is none, and its value is ignored."""
+    """Tokens that rows gain. sampled and drafts are [sum of num_positions], row by row: a row's
+    sampled tokens, and the draft in the place of each; in the place of a row's last token there is
+    none, and its value is ignored."""
     num_rows = len(num_positions)
     if len(sampled) == num_rows:
         # A row has at least one position, so each has one.
         return Gained(sampled[:, None], num_positions)
     most = int(num_positions.max(initial=1))
-    rows, columns = np.repeat(np.arange(num_rows), num_positions), places(num_positions)
+    rows = np.repeat(np.arange(num_rows), num_positions)
+    columns = places(num_positions)
     token_ids = np.full((num_rows, most), NO_TOKEN, np.int32)
     token_ids[rows, columns] = sampled
     ends = (sampled != drafts) | (columns + 1 == num_positions[rows])
@@ -69,10 +72,12 @@ def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -
 def by_entry(
     found: Gained, num_positions: Int32Array, logprobs: Mapping[int, TokenLogprobs]
 ) -> dict[int, TokenLogprobs]:
-    """Log probabilities of tokens that count, as `StepResult` has them, from those by position, row by row."""
+    """Log probabilities of tokens that count, as `StepResult` has them, from those by position, row
+    by row."""
     if not logprobs:
         return {}
     rows, columns = found.places
-    first, most = np.cumsum(num_positions) - num_positions, found.token_ids.shape[1]
+    first = np.cumsum(num_positions) - num_positions
+    most = found.token_ids.shape[1]
     flat = zip((first[rows] + columns).tolist(), (rows * most + columns).tolist(), strict=True)
     return {entry: logprobs[position] for position, entry in flat if position in logprobs}

@@ -1,9 +1,14 @@
-"""Drafts tokens where that brings more of them a second, and else lets plain steps run ahead of their results.
+"""Drafts tokens where that brings more of them a second, and else lets plain steps run ahead of
+their results.
 
-Guesses from here need results: a row's next plan waits for the last one's, which costs a gap. So either all rows wait
-or none: rows that do not wait would be computed beside those that do in every second step only. An executor that
-drafts by itself needs none, so where it serves all rows they may run ahead, and only lengths come from here. Whatever
-rows do, guesses are made on the side and compared with what is sampled, so that acceptance is known before it counts.
+Guesses from here need results: a row's next plan waits for the last one's, which costs a gap. So
+either all rows wait
+or none: rows that do not wait would be computed beside those that do in every second step only. An
+executor that
+drafts by itself needs none, so where it serves all rows they may run ahead, and only lengths come
+from here. Whatever
+rows do, guesses are made on the side and compared with what is sampled, so that acceptance is known
+before it counts.
 """
 
 from __future__ import annotations
@@ -27,17 +32,19 @@ from .side_guesses import SideGuesses
 WORTHWHILE = 1.05
 """Gain from which on rows wait or run ahead, over what they do now."""
 PACE_MEMORY = 0.75
-"""Weight of the gain of the steps before. One step without a match does not tell that none will come: to begin anew
-costs more than to wait once in vain."""
+"""Weight of the gain of the steps before. One step without a match does not tell that none will
+come: to begin anew costs more than to wait once in vain."""
 MOST_PACE = 2.0
-"""Gains count as this much at most: however good drafts were, a few steps without any are enough to stop waiting."""
+"""Gains count as this much at most: however good drafts were, a few steps without any are enough to
+stop waiting."""
 NO_DRAFTS = 0.95
-"""Gain of a step for which the executor is asked for no drafts: without them nothing is learned about them."""
+"""Gain of a step for which the executor is asked for no drafts: without them nothing is learned
+about them."""
 REVIEWED_STEPS = 32
 """After which rows wait no more: whether it is better to run ahead is decided anew."""
 WATCHED_STEPS = 4
-"""Interval in steps of looks at drafters that are not in use: at the other ones while rows run ahead; at all of them
-where none was worth it for long."""
+"""Interval in steps of looks at drafters that are not in use: at the other ones while rows run
+ahead; at all of them where none was worth it for long."""
 BARREN_STEPS = 16
 """Looks in vain that count as long."""
 
@@ -55,8 +62,8 @@ class AdaptiveSpeculator:
         vocab_size: int,
         executor_drafts: str = "",
     ) -> None:
-        """`num_rows`: of the request table; `executor_drafts`: which of the drafters the executor has as well, if any,
-        for rows without a grammar."""
+        """`num_rows`: of the request table; `executor_drafts`: which of the drafters the executor
+        has as well, if any, for rows without a grammar."""
         self.max_drafts = max_drafts
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)
@@ -64,13 +71,20 @@ class AdaptiveSpeculator:
         self._ahead = self._names.index(executor_drafts) if executor_drafts in self._names else ANY
         """Number of the drafter that the executor has."""
         self._others = [i for i in range(len(drafters)) if i != self._ahead]
-        self._costs, self._costs_ahead = costs, replace(costs, gap=0.0)
-        self._guesses = SideGuesses(drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
+        self._costs = costs
+        self._costs_ahead = replace(costs, gap=0.0)
+        self._guesses = SideGuesses(
+            drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size
+        )
         self._by_executor = ExecutorDrafts(num_rows)
-        self._is_waiting, self._is_ahead = False, False
-        self._pace, self._num_steps, self._num_barren = 1.0, 0, 0
+        self._is_waiting = False
+        self._is_ahead = False
+        self._pace = 1.0
+        self._num_steps = 0
+        self._num_barren = 0
         self._gain_ahead = self._gain_waiting = 1.0
-        """Recent gains of a step while rows run ahead: of running ahead, and of waiting for other drafters."""
+        """Recent gains of a step while rows run ahead: of running ahead, and of waiting for other
+        drafters."""
         self._is_seated: BoolArray = np.zeros(num_rows, np.bool_)
         """Rows that a request has: those that wait when rows wait."""
         self._may_run_ahead: BoolArray = np.zeros(num_rows, np.bool_)
@@ -84,9 +98,13 @@ class AdaptiveSpeculator:
         return self._guesses.num_bytes
 
     def seat(self, request: RequestState) -> None:
-        row, asked, names = request.row, request.speculation, self._names
+        row = request.row
+        asked = request.speculation
+        names = self._names
         is_served = asked.is_on and asked.drafter in ("", *names)
-        self._most[row] = min(asked.max_tokens or self.max_drafts, self.max_drafts) if is_served else 0
+        self._most[row] = (
+            min(asked.max_tokens or self.max_drafts, self.max_drafts) if is_served else 0
+        )
         self._wanted[row] = names.index(asked.drafter) if is_served and asked.drafter else ANY
         self._is_seated[row] = True
         is_ahead = self._ahead != ANY and self._wanted[row] in (ANY, self._ahead)
@@ -99,11 +117,15 @@ class AdaptiveSpeculator:
         self._guesses.seat(row, request.chain.namespace, request.num_prompt_tokens)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        self.needs_result[row] = self.runs_ahead[row] = self._is_seated[row] = self._may_run_ahead[row] = False
+        self.needs_result[row] = self.runs_ahead[row] = self._is_seated[row] = self._may_run_ahead[
+            row
+        ] = False
         self._most[row] = 0
         self._guesses.vacate(row, token_ids)
 
-    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+    def settle_drafts(
+        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+    ) -> None:
         self._by_executor.note(rows, most, num_drafts, num_accepted)
         self._guesses.note_drafted(rows, num_drafts, num_accepted)
 
@@ -130,7 +152,9 @@ class AdaptiveSpeculator:
             self._stop()
         return num_drafts
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array]:
         most = np.minimum(most, self._most[rows])
         num_drafts, gain = self._guesses.choose(table, rows, most, self._wanted, self._costs, total)
         if not num_drafts.any():
@@ -143,8 +167,10 @@ class AdaptiveSpeculator:
         return num_drafts, self._guesses.token_ids[rows]
 
     def _watch(self, table: RequestTable, rows: Rows) -> None:
-        """Guesses on the side while rows do neither, and lets them run ahead or wait if that pays."""
-        unguessed, ahead = self._guesses.unguessed(rows, self._most), 1.0
+        """Guesses on the side while rows do neither, and lets them run ahead or wait if that
+        pays."""
+        unguessed = self._guesses.unguessed(rows, self._most)
+        ahead = 1.0
         asked = table, unguessed, self._most[unguessed], self._wanted[unguessed]
         own = [] if self._ahead == ANY else [self._ahead]
         if unguessed.size:
@@ -162,10 +188,13 @@ class AdaptiveSpeculator:
             self._start_waiting(waiting)
 
     def _watch_others(self, table: RequestTable, rows: Rows) -> None:
-        """Guesses on the side while rows run ahead, and lets them wait instead if that pays better."""
+        """Guesses on the side while rows run ahead, and lets them wait instead if that pays
+        better."""
         unguessed = self._guesses.unguessed(rows, self._most)
         if unguessed.size:
-            self._guesses.make(table, unguessed, self._most[unguessed], self._wanted[unguessed], self._others)
+            self._guesses.make(
+                table, unguessed, self._most[unguessed], self._wanted[unguessed], self._others
+            )
         gain = self._guesses.gain(table, rows, self._costs)
         self._gain_waiting = PACE_MEMORY * self._gain_waiting + (1 - PACE_MEMORY) * gain
         if self._gain_waiting > WORTHWHILE * self._gain_ahead:
@@ -176,13 +205,18 @@ class AdaptiveSpeculator:
         self._pace = PACE_MEMORY * self._pace + (1 - PACE_MEMORY) * min(gain, MOST_PACE)
 
     def _start_ahead(self, gain: float) -> None:
-        self._is_ahead, self._pace, self._num_steps = True, min(gain, MOST_PACE), 0
-        self._gain_ahead, self._gain_waiting = gain, 1.0
+        self._is_ahead = True
+        self._pace = min(gain, MOST_PACE)
+        self._num_steps = 0
+        self._gain_ahead = gain
+        self._gain_waiting = 1.0
         self._guesses.end(np.flatnonzero(self._is_seated))
         self.runs_ahead[:] = self._is_seated & self._may_run_ahead
 
     def _start_waiting(self, gain: float) -> None:
-        self._is_waiting, self._pace, self._num_steps = True, min(gain, MOST_PACE), 0
+        self._is_waiting = True
+        self._pace = min(gain, MOST_PACE)
+        self._num_steps = 0
         self.needs_result[:] = self._is_seated
 
     def _stop(self) -> None:

@@ -1,7 +1,8 @@
-"""Drafts by the executor's draft model, of rows that run ahead of their results, and by look-up where it pays to wait.
+"""Drafts by the executor's draft model, of rows that run ahead of their results, and by look-up
+where it pays to wait.
 
-For executors that compute while the next step is planned: a row whose drafts are looked up waits for its last result,
-and nothing runs meanwhile.
+For executors that compute while the next step is planned: a row whose drafts are looked up waits
+for its last result, and nothing runs meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .request_table import RequestTable
 WORTHWHILE = 1.05
 """Gain from which on rows wait or run ahead, over what they do now."""
 MEMORY = 0.75
-"""Weight of the steps before in what a step gains. Steps differ, and to change costs a few of them."""
+"""Weight of the steps before in what a step gains. Steps differ, and to change costs a few of
+them."""
 REVIEWED_STEPS = 8
 """Interval in steps of looks whether the draft model would pay, while it drafts nothing."""
 WATCHED_STEPS = 4
@@ -30,7 +32,8 @@ WATCHED_STEPS = 4
 
 
 class AheadModelSpeculator(ModelSpeculator):
-    """See `Speculator`. All rows wait or none: others would be computed beside those that wait in every second step."""
+    """See `Speculator`. All rows wait or none: others would be computed beside those that wait in
+    every second step."""
 
     def __init__(
         self,
@@ -48,9 +51,11 @@ class AheadModelSpeculator(ModelSpeculator):
         super().__init__(drafters, costs, pass_costs, **sizes, name=name, most=most)
         self._costs = costs
         self._is_seated: BoolArray = np.zeros(num_rows, np.bool_)
-        self._is_waiting, self._num_steps = False, 0
+        self._is_waiting = False
+        self._num_steps = 0
         self._gain_ahead = self._gain_waiting = 1.0
-        """Averages over the last steps: gain of the model's drafts while rows run ahead, and of look-up."""
+        """Averages over the last steps: gain of the model's drafts while rows run ahead, and of
+        look-up."""
 
     def seat(self, request: RequestState) -> None:
         super().seat(request)
@@ -97,7 +102,9 @@ class AheadModelSpeculator(ModelSpeculator):
         most = self._most[0]
         unguessed = self._guesses.unguessed(rows, most)
         if unguessed.size:
-            self._guesses.make(table, unguessed, most[unguessed], self._wanted[unguessed], range(len(self._names)))
+            self._guesses.make(
+                table, unguessed, most[unguessed], self._wanted[unguessed], range(len(self._names))
+            )
         gain = self._guesses.gain(table, rows, self._costs)
         self._gain_waiting = MEMORY * self._gain_waiting + (1 - MEMORY) * gain
         if self._gain_waiting > WORTHWHILE * self._gain_ahead:

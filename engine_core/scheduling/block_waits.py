@@ -1,4 +1,5 @@
-"""Waiting requests whose next blocks are on their way: another request computes them, or a block source loads them.
+"""Waiting requests whose next blocks are on their way: another request computes them, or a block
+source loads them.
 
 Decides what a request waits for and when it goes on; knows nothing about rows, seats and steps.
 """
@@ -26,23 +27,31 @@ class BlockWaits:
         block_size: int,
     ) -> None:
         """`prefilling`: the requests that compute known tokens, now and later."""
-        self._loads, self._cache, self._waiting, self._prefilling = loads, cache, waiting, prefilling
-        self._hits, self._block_size = hits, block_size
+        self._loads = loads
+        self._cache = cache
+        self._waiting = waiting
+        self._prefilling = prefilling
+        self._hits = hits
+        self._block_size = block_size
 
     def follow(self, request: RequestState, num_hits: int, max_hits: int) -> bool:
-        """Holds a request whose first missing block is computed or fetched for another, until it is there."""
+        """Holds a request whose first missing block is computed or fetched for another, until it is
+        there."""
         missed = request.chain.hashes[num_hits]
         for leader in self._prefilling.values():
             hashes = leader.chain.hashes
             if leader.chain.num_cached <= num_hits < len(hashes) and hashes[num_hits] == missed:
-                self._waiting.follow(leader, request, min(max_hits, request.chain.num_shared(leader.chain)))
+                self._waiting.follow(
+                    leader, request, min(max_hits, request.chain.num_shared(leader.chain))
+                )
                 return True
         if (ticket := self._loads.ticket(missed, request.failed_sources)) is not None:
             self._await(request, ticket)
         return ticket is not None
 
     def load(self, request: RequestState, offer: Offer, hits: list[int]) -> None:
-        """Holds a request until a source has loaded what it offers, which follows on the cached blocks `hits`."""
+        """Holds a request until a source has loaded what it offers, which follows on the cached
+        blocks `hits`."""
         self._await(request, self._loads.load(offer, request.chain, hits))
 
     def settle(self) -> list[SettledLoad]:

@@ -16,28 +16,44 @@ from .step_builder import StepBuilder
 
 class DecodeAhead:
     def __init__(
-        self, table: RequestTable, pool: BlockPool, speculator: Speculator | None, config: EngineConfig
+        self,
+        table: RequestTable,
+        pool: BlockPool,
+        speculator: Speculator | None,
+        config: EngineConfig,
     ) -> None:
-        self._table, self._pool, self._speculator = table, pool, speculator
-        self._decode_steps, self._max_positions = config.decode_steps, config.max_positions
+        self._table = table
+        self._pool = pool
+        self._speculator = speculator
+        self._decode_steps = config.decode_steps
+        self._max_positions = config.max_positions
 
     def plan_steps(self, step: StepBuilder) -> None:
-        """Several steps at once, if all rows decode plainly and their blocks are there. Nobody may wait."""
-        table, rows = self._table, step.decode_rows
-        if step.num_drafts is not None or not (table.is_plain[rows] & ~table.needs_result[rows]).all():
+        """Several steps at once, if all rows decode plainly and their blocks are there. Nobody may
+        wait."""
+        table = self._table
+        rows = step.decode_rows
+        if (
+            step.num_drafts is not None
+            or not (table.is_plain[rows] & ~table.needs_result[rows]).all()
+        ):
             return
         if table.num_uncertain[rows].any():
             return
-        row_steps = np.minimum(table.compute_end[rows] - table.num_computed[rows], self._decode_steps)
+        row_steps = np.minimum(
+            table.compute_end[rows] - table.num_computed[rows], self._decode_steps
+        )
         full_rows = rows[table.num_computed[rows] + row_steps > table.capacity[rows]]
         if (table.credit[rows] >= row_steps).all() and full_rows.size <= self._pool.num_free:
             step.grow(full_rows, table, self._pool)
             step.row_steps = row_steps
 
     def add_drafts(self, step: StepBuilder, num_running: int) -> None:
-        """Guesses for rows that decode, the speculator's or the executor's own, with the budget that is left and blocks
-        that no other row can need."""
-        table, rows, speculator = self._table, step.decode_rows, self._speculator
+        """Guesses for rows that decode, the speculator's or the executor's own, with the budget
+        that is left and blocks that no other row can need."""
+        table = self._table
+        rows = step.decode_rows
+        speculator = self._speculator
         if speculator is None:
             return
         runs_ahead = bool(table.runs_ahead[rows].any())
@@ -45,18 +61,23 @@ class DecodeAhead:
         if not may_draft.any():
             return
         total = min(step.budget, self._max_positions - step.num_requests)
-        most = np.minimum(table.compute_end[rows] - table.num_computed[rows], table.credit[rows]) - 1
+        most = (
+            np.minimum(table.compute_end[rows] - table.num_computed[rows], table.credit[rows]) - 1
+        )
         most = np.minimum(most, min(speculator.max_drafts, total)) * may_draft
         room = table.capacity[rows] - table.num_computed[rows] - 1
         if np.count_nonzero(most > room) + num_running > self._pool.num_free:
             most = np.minimum(most, room)
-        most, draft_ids = most.astype(np.int32), None
+        most = most.astype(np.int32)
+        draft_ids = None
         if runs_ahead:
             num_drafts = speculator.lengths(rows, most, total)
         else:
             num_drafts, draft_ids = speculator.draft(table, rows, most, total)
         if (num_all := int(num_drafts.sum())) > total:
-            num_drafts = np.clip(total - (np.cumsum(num_drafts) - num_drafts), 0, num_drafts).astype(np.int32)
+            num_drafts = np.clip(
+                total - (np.cumsum(num_drafts) - num_drafts), 0, num_drafts
+            ).astype(np.int32)
             num_all = int(num_drafts.sum())
         if num_all:
             step.grow(rows[num_drafts > room], table, self._pool)

@@ -1,8 +1,10 @@
-"""Sequences that begin alike to the token: the partly filled last block of one is copied for the next, which would
-otherwise compute it again.
+"""Sequences that begin alike to the token: the partly filled last block of one is copied for the
+next, which would otherwise compute it again.
 
-A fork waits until the sequence before it has its prompt in a step, and gets a copy of that one's last block with the
-next step: executors compute steps in order, so that the copy finds what was written. Knows nothing about budgets.
+A fork waits until the sequence before it has its prompt in a step, and gets a copy of that one's
+last block with the
+next step: executors compute steps in order, so that the copy finds what was written. Knows nothing
+about budgets.
 """
 
 from __future__ import annotations
@@ -36,11 +38,16 @@ NO_PARTIAL = PartialBlock(NULL_BLOCK, 0)
 class Forks:
     """Copies that were planned hold their blocks until the step has retired."""
 
-    def __init__(self, pool: BlockPool, table: RequestTable, waiting: WaitingQueue, *, is_on: bool) -> None:
+    def __init__(
+        self, pool: BlockPool, table: RequestTable, waiting: WaitingQueue, *, is_on: bool
+    ) -> None:
         """`is_on`: the executor copies blocks."""
         self.num_copies = 0
         """Blocks that were copied, so far."""
-        self._pool, self._table, self._waiting, self._is_on = pool, table, waiting, is_on
+        self._pool = pool
+        self._table = table
+        self._waiting = waiting
+        self._is_on = is_on
         self._block_size = table.block_size
         self._whole: list[RequestState] = []
         """Requests whose last known tokens are in the step that was planned last."""
@@ -63,7 +70,8 @@ class Forks:
         self._whole.clear()
 
     def waits(self, request: RequestState, prefilling: Iterable[RequestState]) -> bool:
-        """Holds a request whose tokens begin another's that is being computed, until all of these are."""
+        """Holds a request whose tokens begin another's that is being computed, until all of these
+        are."""
         if not (self._is_on and request.forks):
             return False
         for leader in (*prefilling, *self._whole):
@@ -72,11 +80,18 @@ class Forks:
                 return True
         return False
 
-    def take(self, request: RequestState, hits: Sequence[int], num_other_blocks: int, step: int) -> PartialBlock:
-        """The block that `step` copies for the tokens behind `hits`, held from now on. One token is left to
-        compute. `NO_PARTIAL` where there is none, or no room to hold a free one beside `num_other_blocks`."""
+    def take(
+        self, request: RequestState, hits: Sequence[int], num_other_blocks: int, step: int
+    ) -> PartialBlock:
+        """The block that `step` copies for the tokens behind `hits`, held from now on. One token is
+        left to compute. `NO_PARTIAL` where there is none, or no room to hold a free one beside
+        `num_other_blocks`."""
         num_tokens = request.num_tokens - len(hits) * self._block_size
-        if not (self._is_on and request.forks) or not 1 < num_tokens <= self._block_size or request.looks_at_all:
+        if (
+            not (self._is_on and request.forks)
+            or not 1 < num_tokens <= self._block_size
+            or request.looks_at_all
+        ):
             return NO_PARTIAL
         last = request.token_ids[len(hits) * self._block_size :]
         for count in (num_tokens, num_tokens - 1):
@@ -113,8 +128,11 @@ class Forks:
             self._fresh.add(key)
 
 
-def _key(request: RequestState, idx: int, token_ids: np.ndarray[tuple[int], np.dtype[np.int32]]) -> bytes:
-    """Names the beginning of a sequence up to the last of these tokens, the first of which fill block `idx`."""
+def _key(
+    request: RequestState, idx: int, token_ids: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> bytes:
+    """Names the beginning of a sequence up to the last of these tokens, the first of which fill
+    block `idx`."""
     chain = request.chain
     parent = chain.hashes[idx - 1] if idx else chain.namespace
     return next_block_hash(parent, token_bytes(token_ids))

@@ -22,15 +22,21 @@ UNKNOWN = -1
 
 
 class Guesses:
-    """Each row has one guess at most, which is over with its last token or the first that is wrong."""
+    """Each row has one guess at most, which is over with its last token or the first that is
+    wrong."""
 
-    def __init__(self, drafters: Sequence[Drafter], *, num_rows: int, most: int, vocab_size: int) -> None:
+    def __init__(
+        self, drafters: Sequence[Drafter], *, num_rows: int, most: int, vocab_size: int
+    ) -> None:
         """`most`: tokens of a guess."""
         # Compiled here, so that no step waits for it.
         for compiled in (better_taker, comparer, length_chooser, standing):
             compiled()
-        self._drafters, self._vocab_size, self._most = tuple(drafters), vocab_size, most
-        self._acceptance, self._num_bytes = Acceptance(num_rows), UNKNOWN
+        self._drafters = tuple(drafters)
+        self._vocab_size = vocab_size
+        self._most = most
+        self._acceptance = Acceptance(num_rows)
+        self._num_bytes = UNKNOWN
         self.token_ids: Int32Array = np.zeros((num_rows, most), np.int32)
         self.num_tokens: Int32Array = np.zeros(num_rows, np.int32)
         """Tokens of the row's last guess; 0 once it is over."""
@@ -63,27 +69,50 @@ class Guesses:
         return self._num_bytes
 
     def make(
-        self, table: RequestTable, rows: Rows, most: Int32Array, wanted: Int32Array, drafters: Collection[int]
+        self,
+        table: RequestTable,
+        rows: Rows,
+        most: Int32Array,
+        wanted: Int32Array,
+        drafters: Collection[int],
     ) -> None:
-        """Replaces guesses by those after all known tokens that promise most, of these drafters or the one that a row
-        wants."""
+        """Replaces guesses by those after all known tokens that promise most, of these drafters or
+        the one that a row wants."""
         self.end(rows)
-        self._from[rows], self._match_lens[rows] = table.num_known[rows], 0
+        self._from[rows] = table.num_known[rows]
+        self._match_lens[rows] = 0
         self.improve(table, rows, most, wanted, drafters)
 
     def improve(
-        self, table: RequestTable, rows: Rows, most: Int32Array, wanted: Int32Array, drafters: Collection[int]
+        self,
+        table: RequestTable,
+        rows: Rows,
+        most: Int32Array,
+        wanted: Int32Array,
+        drafters: Collection[int],
     ) -> None:
-        """Takes guesses of these drafters as well where they promise more than those that were just made."""
+        """Takes guesses of these drafters as well where they promise more than those that were just
+        made."""
         is_any = wanted == ANY
         for i in drafters:
             asked = is_any | (wanted == i)
             some, few = (rows, most) if asked.all() else (rows[asked], most[asked])
             if not some.size:
                 continue
-            found = self._drafters[i].propose(some.astype(np.int32), table.token_ids, table.num_known[some], few)
+            found = self._drafters[i].propose(
+                some.astype(np.int32), table.token_ids, table.num_known[some], few
+            )
             guesses = self.token_ids, self.num_tokens, self._match_lens
-            better_taker()(some, *found, few, self._vocab_size, self._acceptance.by_match, *guesses, i, self.guessed_by)
+            better_taker()(
+                some,
+                *found,
+                few,
+                self._vocab_size,
+                self._acceptance.by_match,
+                *guesses,
+                i,
+                self.guessed_by,
+            )
 
     def compare(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         """Notes which guessed tokens were sampled, those of `rows` from position first[i] on."""
@@ -106,7 +135,8 @@ class Guesses:
         return num_left
 
     def stands(self, rows: Rows, num_offered: Int32Array) -> Float64Array:
-        """[R, most] the probability that a row's i-th guessed token is right, as are all before it."""
+        """[R, most] the probability that a row's i-th guessed token is right, as are all before
+        it."""
         return expected(self._acceptance.of(rows, self._match_lens[rows]), num_offered, self._most)
 
     def end(self, rows: Rows, is_wrong: BoolArray | None = None) -> None:
@@ -116,5 +146,7 @@ class Guesses:
         is_noted = is_wrong | (self._num_right[rows] > 0)
         noted = rows[is_noted]
         if noted.size:
-            self._acceptance.note(noted, self._match_lens[noted], self._num_right[noted], is_wrong[is_noted])
+            self._acceptance.note(
+                noted, self._match_lens[noted], self._num_right[noted], is_wrong[is_noted]
+            )
         self.num_tokens[rows] = self._num_right[rows] = 0

@@ -13,7 +13,8 @@ class StepsInFlight:
     """Up to `depth` steps, and draws beside them; see `Executor`."""
 
     def __init__(self, executor: Executor, depth: int) -> None:
-        self._executor, self._depth = executor, depth
+        self._executor = executor
+        self._depth = depth
         self._queue: deque[tuple[int, PlannedStep]] = deque()
         self._num_steps = 0
         """Plans in the queue that are steps; the others are draws."""
@@ -26,7 +27,8 @@ class StepsInFlight:
 
     @property
     def has_room_for_step(self) -> bool:
-        # Masks that come together may be too many for one draw: several are in flight then, with no step between.
+        # Masks that come together may be too many for one draw: several are in flight then, with no
+        # step between.
         return self._num_steps < self._depth and len(self._queue) <= 2 * self._depth
 
     @property
@@ -40,7 +42,8 @@ class StepsInFlight:
 
     @property
     def is_computing(self) -> bool:
-        """Whether there is a step that the device has not come to the end of, as far as the oldest plan tells."""
+        """Whether there is a step that the device has not come to the end of, as far as the oldest
+        plan tells."""
         return self._num_steps > 0 and not self.is_oldest_ready
 
     @property
@@ -53,10 +56,13 @@ class StepsInFlight:
         return self._queue[-1][1].plan.step if self._queue else 0
 
     def last_to_compute(self, hashes: Collection[bytes]) -> int:
-        """Number of the youngest step that computes one of these blocks; 0: they are computed. A block is cached from
-        when its step is planned."""
+        """Number of the youngest step that computes one of these blocks; 0: they are computed. A
+        block is cached from when its step is planned."""
         wanted = set(hashes)
-        return max((planned.plan.step for planned in self if not wanted.isdisjoint(planned.cached)), default=0)
+        return max(
+            (planned.plan.step for planned in self if not wanted.isdisjoint(planned.cached)),
+            default=0,
+        )
 
     def submit(self, planned: PlannedStep) -> None:
         """Launches the plan on the executor."""

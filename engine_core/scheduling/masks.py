@@ -21,8 +21,8 @@ NO_OUTPUT = -1
 
 
 class HeldRows:
-    """Columns with one entry a row of the request table. A row that is held has logits of one or more positions, of
-    which each is drawn under a mask of its own."""
+    """Columns with one entry a row of the request table. A row that is held has logits of one or
+    more positions, of which each is drawn under a mask of its own."""
 
     def __init__(self, num_rows: int, masks: Int32Array, clock: Callable[[], float]) -> None:
         """masks [positions, rows, words]; `note` tells which of them are filled."""
@@ -47,25 +47,33 @@ class HeldRows:
         self.has_grammar[row] = has_grammar
         self._num_grammars += has_grammar
         self._num_seated += 1
-        self.tickets[row], self._first_mask[row] = self._num_seated, NO_OUTPUT
+        self.tickets[row] = self._num_seated
+        self._first_mask[row] = NO_OUTPUT
 
     def vacate(self, row: int) -> None:
         self._num_grammars -= int(self.has_grammar[row])
-        self.has_grammar[row], self.num_held[row] = False, 0
+        self.has_grammar[row] = False
+        self.num_held[row] = 0
 
     def hold(self, rows: Rows, first_outputs: Int32Array, num_drafts: Int32Array | int) -> None:
         """Holds a position of each row, and one for each draft behind it."""
         self._num_holds += 1
         self._held_since[rows] = self._num_holds
-        self.num_held[rows], self.first_held[rows] = num_drafts + 1, first_outputs
+        self.num_held[rows] = num_drafts + 1
+        self.first_held[rows] = first_outputs
 
     def drop(self, row: int) -> int:
         """Drops the row's held positions, which are never drawn; returns how many these were."""
-        num_held, self.num_held[row] = int(self.num_held[row]), 0
+        num_held = int(self.num_held[row])
+        self.num_held[row] = 0
         return num_held
 
     def note(
-        self, rows: Rows, tickets: Int64Array, output_indices: Int32Array, num_masks: Int32Array | int = 1
+        self,
+        rows: Rows,
+        tickets: Int64Array,
+        output_indices: Int32Array,
+        num_masks: Int32Array | int = 1,
     ) -> None:
         """The masks of so many outputs from these on are in `masks`."""
         is_current = self.tickets[rows] == tickets
@@ -73,8 +81,9 @@ class HeldRows:
         self._num_masks[rows[is_current]] = np.broadcast_to(num_masks, rows.shape)[is_current]
 
     def take_drawable(self, most: int) -> tuple[Rows, Int32Array, Int32Array]:
-        """Rows that have all their masks, the outputs that they held first, and how many; they are held no more. Where
-        rows of several steps have more than `most` positions together, those that waited longest come first."""
+        """Rows that have all their masks, the outputs that they held first, and how many; they are
+        held no more. Where rows of several steps have more than `most` positions together, those
+        that waited longest come first."""
         rows = np.flatnonzero((self.num_held > 0) & self._has_masks())
         if self.num_held[rows].sum() > most:
             oldest_first = rows[np.argsort(self._held_since[rows], kind="stable")]
@@ -97,10 +106,15 @@ class HeldRows:
         self._retired_at = self._clock()
 
     def hold_back(self, *, is_in_flight: bool) -> bool:
-        """Whether the next step or draw waits for masks. While the device is busy, and a moment longer, rows that wait
-        for theirs may still join it: two of half the rows would take twice the time."""
-        return self.await_masks and (is_in_flight or self._clock() < self._retired_at + PATIENCE_SECONDS)
+        """Whether the next step or draw waits for masks. While the device is busy, and a moment
+        longer, rows that wait for theirs may still join it: two of half the rows would take twice
+        the time."""
+        return self.await_masks and (
+            is_in_flight or self._clock() < self._retired_at + PATIENCE_SECONDS
+        )
 
     def _has_masks(self) -> BoolArray:
-        has_masks: BoolArray = (self._first_mask == self.first_held) & (self._num_masks >= self.num_held)
+        has_masks: BoolArray = (self._first_mask == self.first_held) & (
+            self._num_masks >= self.num_held
+        )
         return has_masks

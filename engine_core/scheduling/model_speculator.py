@@ -1,8 +1,9 @@
-"""Drafts by look-up or by the executor's draft model or heads, whichever brings a step more tokens a second.
+"""Drafts by look-up or by the executor's draft model or heads, whichever brings a step more tokens
+a second.
 
-All rows wait for their results: both are served where plans are computed as they are submitted, so that nothing
-would run beside the wait. Rows under a grammar are drafted by look-up alone, since their masks are filled for drafts
-that are known when a step is planned.
+All rows wait for their results: both are served where plans are computed as they are submitted, so
+that nothing would run beside the wait. Rows under a grammar are drafted by look-up alone, since
+their masks are filled for drafts that are known when a step is planned.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from .side_guesses import SideGuesses
 NAME = "draft_model"
 """As requests name the drafter, where they do not name heads."""
 PROBE_STEPS = 64
-"""Steps without a draft after which the model guesses one token for each row: it may have become easier."""
+"""Steps without a draft after which the model guesses one token for each row: it may have become
+easier."""
 
 
 class ModelSpeculator:
@@ -45,17 +47,23 @@ class ModelSpeculator:
         name: str = NAME,
         most: int = 0,
     ) -> None:
-        """`drafters` look up; `pass_costs`: seconds of a pass of the draft model by rows, or of one of its heads;
-        `num_rows`: of the request table; `name`: of the model; `most`: its guesses for a row and step, 0 for
+        """`drafters` look up; `pass_costs`: seconds of a pass of the draft model by rows, or of one
+        of its heads;
+        `num_rows`: of the request table; `name`: of the model; `most`: its guesses for a row and
+        step, 0 for
         `max_drafts`."""
         self.max_drafts = max_drafts
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)
-        self._names, self._name = [drafter.name for drafter in drafters], name
+        self._names = [drafter.name for drafter in drafters]
+        self._name = name
         self._most_of_model = min(most or max_drafts, max_drafts)
         # All rows wait, drafted or not, so that a gap would be there in any case.
-        self._costs, self._pass_costs = replace(costs, gap=0.0), pass_costs
-        self._guesses = SideGuesses(drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
+        self._costs = replace(costs, gap=0.0)
+        self._pass_costs = pass_costs
+        self._guesses = SideGuesses(
+            drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size
+        )
         self._by_model = ExecutorDrafts(num_rows)
         self._most: Int32Array = np.zeros((2, num_rows), np.int32)
         """Drafts that each row's request allows: of those that look up, and of the model."""
@@ -69,7 +77,9 @@ class ModelSpeculator:
         return self._guesses.num_bytes
 
     def seat(self, request: RequestState) -> None:
-        row, asked, names = request.row, request.speculation, self._names
+        row = request.row
+        asked = request.speculation
+        names = self._names
         most = min(asked.max_tokens or self.max_drafts, self.max_drafts) if asked.is_on else 0
         is_looked_up = asked.drafter in ("", *names)
         is_modelled = asked.drafter in ("", self._name) and not request.has_grammar
@@ -87,7 +97,9 @@ class ModelSpeculator:
     def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
         """Drafts nothing of that: `GrammarDrafts` does."""
 
-    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+    def settle_drafts(
+        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+    ) -> None:
         self._by_model.note(rows, most, num_drafts, num_accepted)
 
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
@@ -113,5 +125,6 @@ class ModelSpeculator:
         return np.minimum(most_of_model, 1), None
 
     def _look_up(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> Choice:
-        """See `SideGuesses.choose`. What the model drafts instead says all the same how many were right."""
+        """See `SideGuesses.choose`. What the model drafts instead says all the same how many were
+        right."""
         return self._guesses.choose(table, rows, most, self._wanted, self._costs, total)

@@ -1,6 +1,7 @@
 """Requests that compute nothing more, while a launched step still lists their rows and blocks.
 
-Knows which of them come back and what they hold; knows nothing about why they leave or what becomes of them.
+Knows which of them come back and what they hold; knows nothing about why they leave or what becomes
+of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ class PendingRelease:
     """Queue of these requests, in the order in which they left."""
 
     def __init__(self, table: RequestTable, pool: BlockPool) -> None:
-        self._table, self._pool = table, pool
+        self._table = table
+        self._pool = pool
         self._queue: deque[tuple[int, RequestState]] = deque()
         """Each with the last step that may list it."""
 
@@ -38,10 +40,13 @@ class PendingRelease:
 
     @property
     def num_preempted(self) -> int:
-        """Number of preempted requests on their way back to the queue, which stand before all others in it."""
+        """Number of preempted requests on their way back to the queue, which stand before all
+        others in it."""
         return sum(not (request.has_finished or request.has_yielded) for _, request in self._queue)
 
     def num_returning_blocks(self) -> int:
         """Blocks that nobody else holds."""
-        holds = Counter(block for _, request in self._queue for block in self._table.blocks_of(request.row))
+        holds = Counter(
+            block for _, request in self._queue for block in self._table.blocks_of(request.row)
+        )
         return sum(self._pool.ref_counts[block] == num_held for block, num_held in holds.items())

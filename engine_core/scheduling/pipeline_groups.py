@@ -1,5 +1,6 @@
-"""Rows in as many disjoint groups as an engine has pipeline stages: while a stage computes one group, the next stage
-computes another. A step computes rows of one group, and groups take turns. Knows no requests.
+"""Rows in as many disjoint groups as an engine has pipeline stages: while a stage computes one
+group, the next stage computes another. A step computes rows of one group, and groups take turns.
+Knows no requests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class PipelineGroups:
         self._turn = (self._turn + 1) % len(self._sizes)
 
     def has_room(self, num_requests: int) -> bool:
-        """Whether the group whose turn it is takes one more, of so many requests that all groups share."""
+        """Whether the group whose turn it is takes one more, of so many requests that all groups
+        share."""
         return self._sizes[self._turn] < -(-num_requests // len(self._sizes))
 
     def seat(self, row: int) -> None:

@@ -1,5 +1,5 @@
-"""Chooses the running request that gives up seat and blocks: for a step that is short of them, to a tenant that is
-behind, or because its reader takes nothing.
+"""Chooses the running request that gives up seat and blocks: for a step that is short of them, to a
+tenant that is behind, or because its reader takes nothing.
 
 The scheduler takes them away.
 """
@@ -16,9 +16,16 @@ from .tenant_shares import TenantShares
 
 class Preemption:
     def __init__(
-        self, running: Mapping[int, RequestState], shares: TenantShares, table: RequestTable, block_size: int
+        self,
+        running: Mapping[int, RequestState],
+        shares: TenantShares,
+        table: RequestTable,
+        block_size: int,
     ) -> None:
-        self._running, self._shares, self._table, self._block_size = running, shares, table, block_size
+        self._running = running
+        self._shares = shares
+        self._table = table
+        self._block_size = block_size
         self._stalled: dict[int, RequestState] = {}
         """Running requests whose readers take nothing, by key, the one that stalled first first."""
 
@@ -30,13 +37,16 @@ class Preemption:
         self._stalled.pop(request.key, None)
 
     def first_stalled(self) -> RequestState | None:
-        """The one that stalled first. One whose drafts were rejected has credit again, and a step may compute it."""
+        """The one that stalled first. One whose drafts were rejected has credit again, and a step
+        may compute it."""
         credit = self._table.credit
-        return next((request for request in self._stalled.values() if credit[request.row] <= 0), None)
+        return next(
+            (request for request in self._stalled.values() if credit[request.row] <= 0), None
+        )
 
     def last(self) -> RequestState:
-        """The one that stalled first, if any has; else of the lowest tier, of the tenant that is farthest ahead, the
-        last."""
+        """The one that stalled first, if any has; else of the lowest tier, of the tenant that is
+        farthest ahead, the last."""
         return self.first_stalled() or max(self._running.values(), key=self._place)
 
     def held_blocks(self) -> Counter[str]:
@@ -47,15 +57,24 @@ class Preemption:
         return held
 
     def take_for(self, behind: RequestState, held: Counter[str]) -> RequestState | None:
-        """One whose tenant even without it is not behind that of `behind` once this one has come, or none; what it held
-        is taken off `held`. It is the youngest of those that are farthest ahead, and finds most of its blocks again."""
+        """One whose tenant even without it is not behind that of `behind` once this one has come,
+        or none; what it held is taken off `held`. It is the youngest of those that are farthest
+        ahead, and finds most of its blocks again."""
         num_blocks = held[behind.tenant] + -(-behind.num_tokens // self._block_size)
         level = self._shares.level(behind.tenant, 1, num_blocks)
-        ahead = {name for name, blocks in held.items() if self._shares.level(name, -1, blocks) >= level}
-        victims = [each for each in self._running.values() if each.tenant in ahead and each.rank[0] >= behind.rank[0]]
+        ahead = {
+            name for name, blocks in held.items() if self._shares.level(name, -1, blocks) >= level
+        }
+        victims = [
+            each
+            for each in self._running.values()
+            if each.tenant in ahead and each.rank[0] >= behind.rank[0]
+        ]
         if not victims:
             return None
-        victim = max(victims, key=lambda each: (each.rank[0], held[each.tenant] / each.weight, each.rank))
+        victim = max(
+            victims, key=lambda each: (each.rank[0], held[each.tenant] / each.weight, each.rank)
+        )
         num_left = held[victim.tenant] - self._num_blocks_of(victim)
         if self._shares.level(victim.tenant, -1, num_left) < level:
             return None

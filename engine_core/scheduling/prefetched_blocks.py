@@ -1,4 +1,5 @@
-"""Blocks that were pulled before the request that they are for: its hits on them are hits of other engines' caches.
+"""Blocks that were pulled before the request that they are for: its hits on them are hits of other
+engines' caches.
 
 Knows hashes and blocks; knows nothing about how they came.
 """
@@ -16,7 +17,8 @@ MOST_BLOCKS = 1 << 16
 
 class PrefetchedBlocks:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
-        self._pool, self._block_size = pool, block_size
+        self._pool = pool
+        self._block_size = block_size
         self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         """By hash: the block that was filled, and its generation."""
 
@@ -34,5 +36,7 @@ class PrefetchedBlocks:
         num_blocks = 0
         for block_hash in hashes:
             block, generation = self._known.pop(block_hash, (0, 0))
-            num_blocks += self._pool.find(block_hash) == block and self._pool.generations[block] == generation
+            num_blocks += (
+                self._pool.find(block_hash) == block and self._pool.generations[block] == generation
+            )
         return num_blocks * self._block_size

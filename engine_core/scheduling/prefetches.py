@@ -1,7 +1,8 @@
 """Prefetches: prompts whose blocks are pulled while another engine still computes them.
 
-Asks the holder for the next blocks, waits a while, asks again. What has come is cached prefix, which requests may
-evict; only what is on its way is held. Knows hashes, blocks and what requests need; knows nothing about steps.
+Asks the holder for the next blocks, waits a while, asks again. What has come is cached prefix,
+which requests may evict; only what is on its way is held. Knows hashes, blocks and what requests
+need; knows nothing about steps.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from .scheduler import Scheduler
 SPARE_SHARE = 4
 """One block in so many of those that requests do not need may be on its way."""
 MOST_LOADS = 3
-"""Loads of a prefetch on their way, each of a chunk of the holder, which lends it when that chunk's step has ended."""
-MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.02, 0.05
-"""Pause before a prefetch asks a holder again that had nothing more, and the longest one: it doubles each time. Longer
-ones would miss the prompt, which may wait long for its turn and is then computed within a few tenths of a second."""
+"""Loads of a prefetch on their way, each of a chunk of the holder, which lends it when that chunk's
+step has ended."""
+MIN_PAUSE_SECONDS = 0.02
+MAX_PAUSE_SECONDS = 0.05
+"""Pause before a prefetch asks a holder again that had nothing more, and the longest one: it
+doubles each time. Longer ones would miss the prompt, which may wait long for its turn and is then
+computed within a few tenths of a second."""
 MOST_EMPTY_ASKS = 1200
 """In succession, after which a prefetch is given up: about a minute."""
 LOOK_SECONDS = 0.005
-"""Between two looks of an idle engine at what is on its way. What the holder sends wakes it at once."""
+"""Between two looks of an idle engine at what is on its way. What the holder sends wakes it at
+once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,18 +58,29 @@ class _Prefetch:
 class Prefetches:
     """Prefetches that have not ended, in the order in which they came."""
 
-    def __init__(self, peers: PeerBlocks, scheduler: Scheduler, block_size: int, clock: Callable[[], float]) -> None:
-        self._peers, self._loads = peers, scheduler.loads
-        self._pool, self._cache, self._prefetched = scheduler.pool, scheduler.cache, scheduler.prefetched
-        self._waiting, self._running = scheduler.waiting, scheduler.running
-        self._block_size, self._clock = block_size, clock
+    def __init__(
+        self, peers: PeerBlocks, scheduler: Scheduler, block_size: int, clock: Callable[[], float]
+    ) -> None:
+        self._peers = peers
+        self._loads = scheduler.loads
+        self._pool = scheduler.pool
+        self._cache = scheduler.cache
+        self._prefetched = scheduler.prefetched
+        self._waiting = scheduler.waiting
+        self._running = scheduler.running
+        self._block_size = block_size
+        self._clock = clock
         self._open: dict[int, _Prefetch] = {}
         self.num_blocks = 0
         """Blocks that came, so far."""
 
     @classmethod
     def of(
-        cls, peers: PeerBlocks | None, scheduler: Scheduler, config: EngineConfig, clock: Callable[[], float]
+        cls,
+        peers: PeerBlocks | None,
+        scheduler: Scheduler,
+        config: EngineConfig,
+        clock: Callable[[], float],
     ) -> Prefetches | None:
         """None for an engine that pulls or caches nothing."""
         if peers is None or not config.enable_prefix_caching:
@@ -85,28 +101,34 @@ class Prefetches:
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long an engine that has nothing else to do may sleep; None where no prefetch is open."""
+        """How long an engine that has nothing else to do may sleep; None where no prefetch is
+        open."""
         if not self._open:
             return None
         if self.num_loading:
             return LOOK_SECONDS
-        return max(0.0, min(min(each.due_at, each.ends_at) for each in self._open.values()) - self._clock())
+        return max(
+            0.0, min(min(each.due_at, each.ends_at) for each in self._open.values()) - self._clock()
+        )
 
     def add(self, new: NewPrefetch) -> None:
         assert new.number not in self._open
         if new.hashes:
             now = self._clock()
             chain = HashChain(new.namespace, new.tenant, list(new.hashes))
-            self._open[new.number] = _Prefetch(chain, new.holder, now + new.seconds, now, max(1, new.chunk_blocks))
+            self._open[new.number] = _Prefetch(
+                chain, new.holder, now + new.seconds, now, max(1, new.chunk_blocks)
+            )
 
     def end(self, number: int) -> None:
-        """Asks for nothing more; a prefetch that is not here has ended already. What is on its way still comes: the
-        request may be on its way too."""
+        """Asks for nothing more; a prefetch that is not here has ended already. What is on its way
+        still comes: the request may be on its way too."""
         if (prefetch := self._open.get(number)) is not None:
             self._end(number, prefetch)
 
     def end_for(self, chain: HashChain) -> None:
-        """Ends the prefetches of prompts that this sequence begins with: its request is here and pulls by itself."""
+        """Ends the prefetches of prompts that this sequence begins with: its request is here and
+        pulls by itself."""
         for number, prefetch in list(self._open.items()):
             hashes = prefetch.chain.hashes
             # A hash stands for all blocks before it.
@@ -115,7 +137,8 @@ class Prefetches:
                 self._end(number, prefetch)
 
     def advance(self) -> None:
-        """Goes on with every prefetch. To be called before a step is planned: blocks are allocated."""
+        """Goes on with every prefetch. To be called before a step is planned: blocks are
+        allocated."""
         if not self._open:
             return
         self._yield_blocks()
@@ -137,8 +160,8 @@ class Prefetches:
 
     @property
     def _num_spare(self) -> int:
-        """Free blocks beyond those that running requests grow into next and waiting requests begin with; negative where
-        requests lack blocks."""
+        """Free blocks beyond those that running requests grow into next and waiting requests begin
+        with; negative where requests lack blocks."""
         num_waited_for = -(-self._waiting.num_tokens // self._block_size) + len(self._waiting)
         return self._pool.num_free - len(self._running) - num_waited_for
 
@@ -157,10 +180,14 @@ class Prefetches:
         return is_last_there and len(self._cache.match(prefetch.chain, len(hashes))) == len(hashes)
 
     def _ask(self, prefetch: _Prefetch) -> None:
-        """Asks the holder for the next chunk of what is neither cached nor on its way, as far as there is room."""
+        """Asks the holder for the next chunk of what is neither cached nor on its way, as far as
+        there is room."""
         chain = prefetch.chain
         start, num_missing = self._next_missing(chain, prefetch.chunk_blocks)
-        room = min(self._num_spare // SPARE_SHARE, self._peers.most_early(prefetch.holder) - self.num_loading_blocks)
+        room = min(
+            self._num_spare // SPARE_SHARE,
+            self._peers.most_early(prefetch.holder) - self.num_loading_blocks,
+        )
         num_asked = min(num_missing, room)
         if num_asked <= 0:
             self._rest(prefetch)
@@ -170,9 +197,10 @@ class Prefetches:
         prefetch.tickets.append(self._loads.load_unheld(offer, chain, start))
 
     def _next_missing(self, chain: HashChain, most: int) -> tuple[int, int]:
-        """The first run of blocks that are neither cached nor on their way: where it begins, and its length up to
-        `most`."""
-        hashes, is_missing = chain.hashes, self._is_missing
+        """The first run of blocks that are neither cached nor on their way: where it begins, and
+        its length up to `most`."""
+        hashes = chain.hashes
+        is_missing = self._is_missing
         start = len(self._cache.match(chain, len(hashes)))
         while start < len(hashes) and not is_missing(hashes[start]):
             start += 1
@@ -184,14 +212,20 @@ class Prefetches:
     def _note_load_ended(self, prefetch: _Prefetch, ticket: Ticket) -> None:
         prefetch.tickets.remove(ticket)
         pairs = zip(ticket.hashes, ticket.blocks, strict=True)
-        came = [(block_hash, block) for block_hash, block in pairs if self._pool.find(block_hash) == block]
+        came = [
+            (block_hash, block)
+            for block_hash, block in pairs
+            if self._pool.find(block_hash) == block
+        ]
         if not came:
             self._rest(prefetch)
             return
         for block_hash, block in came if ticket not in prefetch.awaited else ():
             self._prefetched.note(block_hash, block)
         self.num_blocks += len(came)
-        prefetch.num_empty_asks, prefetch.pause, prefetch.due_at = 0, MIN_PAUSE_SECONDS, self._clock()
+        prefetch.num_empty_asks = 0
+        prefetch.pause = MIN_PAUSE_SECONDS
+        prefetch.due_at = self._clock()
 
     def _rest(self, prefetch: _Prefetch) -> None:
         """Lets a prefetch rest to which no block came, or which has none to ask for now."""

@@ -1,4 +1,5 @@
-"""Tokens that requests found cached when they took a row: at first admission, and after a preemption.
+"""Tokens that requests found cached when they took a row: at first admission, and after a
+preemption.
 
 Knows requests and counts; knows nothing about blocks or where they come from.
 """
@@ -19,12 +20,18 @@ WEIGHT = 0.05
 class PrefixHits:
     """Counts of tokens, so far."""
 
-    def __init__(self, cache: PrefixCache, prefetched: PrefetchedBlocks, clock: Callable[[], float]) -> None:
-        self._cache, self._prefetched, self._clock = cache, prefetched, clock
+    def __init__(
+        self, cache: PrefixCache, prefetched: PrefetchedBlocks, clock: Callable[[], float]
+    ) -> None:
+        self._cache = cache
+        self._prefetched = prefetched
+        self._clock = clock
         self.seconds_per_token = 0.0
-        """How long a hit token of the last prompts took to be there, without pulls; 0 where the device had them all."""
+        """How long a hit token of the last prompts took to be there, without pulls; 0 where the
+        device had them all."""
         self.num_resumed_kept = 0
-        """Known tokens of preempted requests that were seated again, whose blocks the device still had."""
+        """Known tokens of preempted requests that were seated again, whose blocks the device still
+        had."""
         self.num_resumed_loaded = 0
         """Tokens of resumed requests that a block source brought back."""
         self.num_resumed_computed = 0
@@ -42,8 +49,8 @@ class PrefixHits:
             request.load_seconds += self._clock() - request.load_began
 
     def note_seated(self, request: RequestState, *, is_certain: bool = True) -> None:
-        """Notes that a request gets a row, with its first `num_computed` tokens cached. Where that is not certain yet,
-        `count` follows once it is."""
+        """Notes that a request gets a row, with its first `num_computed` tokens cached. Where that
+        is not certain yet, `count` follows once it is."""
         request.seated_at = self._clock()
         if is_certain:
             self.count(request, request.num_computed)
@@ -56,8 +63,12 @@ class PrefixHits:
             request.num_loaded_tokens[PeerBlocks.tier] += self._prefetched.take(
                 request.chain.hashes[: request.chain.num_cached]
             )
-            request.num_cached_by_tier = _at_most(request.num_cached_tokens, request.num_loaded_tokens)
-            self._cache.count(request.num_prompt_tokens, request.num_cached_tokens, request.num_cached_by_tier)
+            request.num_cached_by_tier = _at_most(
+                request.num_cached_tokens, request.num_loaded_tokens
+            )
+            self._cache.count(
+                request.num_prompt_tokens, request.num_cached_tokens, request.num_cached_by_tier
+            )
             self._learn(request)
         else:
             num_loaded = min(request.num_loaded_tokens.total(), num_hit_tokens)
@@ -74,7 +85,8 @@ class PrefixHits:
 
 
 def _at_most(total: int, num_tokens: Mapping[str, int]) -> dict[str, int]:
-    """Counts by tier whose sum is `total` at most: what was loaded may have been evicted before it was hit."""
+    """Counts by tier whose sum is `total` at most: what was loaded may have been evicted before it
+    was hit."""
     found = {}
     for tier, count in num_tokens.items():
         if (part := min(count, total)) > 0:

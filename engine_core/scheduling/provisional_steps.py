@@ -1,10 +1,12 @@
-"""Steps that are launched behind a copy of blocks which has nearly ended, before the blocks are known to be good.
+"""Steps that are launched behind a copy of blocks which has nearly ended, before the blocks are
+known to be good.
 
-An engine that has nothing else to do plans the step of a request that waits for such a copy while the copy goes on, and
-the executor computes it behind the copy. When the load has ended well, the step counts as any other does. Otherwise
-what it computed is thrown away, and the request waits again. Until then nothing of it is cached, published or said, and
-no other step is planned, since the device would compute it behind the copy too. Knows requests and tickets; knows
-nothing about engines that lend.
+An engine that has nothing else to do plans the step of a request that waits for such a copy while
+the copy goes on, and the executor computes it behind the copy. When the load has ended well, the
+step counts as any other does. Otherwise what it computed is thrown away, and the request waits
+again. Until then nothing of it is cached, published or said, and no other step is planned, since
+the device would compute it behind the copy too. Knows requests and tickets; knows nothing about
+engines that lend.
 """
 
 from __future__ import annotations
@@ -42,7 +44,12 @@ class Planner(Protocol):
     def has_leavers(self) -> bool: ...
 
     def seat(
-        self, step: StepBuilder, request: RequestState, hits: list[int], num_new: int, partial: PartialBlock
+        self,
+        step: StepBuilder,
+        request: RequestState,
+        hits: list[int],
+        num_new: int,
+        partial: PartialBlock,
     ) -> None: ...
 
     def add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int: ...
@@ -73,9 +80,13 @@ class ProvisionalSteps:
         config: EngineConfig,
         nearly_loaded: Callable[[], Sequence[Ticket]],
     ) -> None:
-        """`nearly_loaded`: loads whose blocks will soon be there, and behind which the executor can compute."""
-        self._planner, self._hits, self._nearly_loaded = planner, hits, nearly_loaded
-        self._block_size, self._budget = config.block_size, config.max_num_batched_tokens
+        """`nearly_loaded`: loads whose blocks will soon be there, and behind which the executor can
+        compute."""
+        self._planner = planner
+        self._hits = hits
+        self._nearly_loaded = nearly_loaded
+        self._block_size = config.block_size
+        self._budget = config.max_num_batched_tokens
         self._max_chunk = min(self._budget, config.long_prefill_chunk or self._budget)
         self._has_groups = config.num_groups > 1
         self._open: _ProvisionalStep | None = None
@@ -85,7 +96,8 @@ class ProvisionalSteps:
 
     @property
     def is_open(self) -> bool:
-        """Whether no step may be planned or retired, since it is not known yet what becomes of a provisional one."""
+        """Whether no step may be planned or retired, since it is not known yet what becomes of a
+        provisional one."""
         return self._open is not None
 
     def is_void(self, step: int) -> bool:
@@ -93,8 +105,10 @@ class ProvisionalSteps:
         return step == self._void_step
 
     def plan(self) -> PlannedStep | None:
-        """A provisional step of the only request there is; None where it waits for something else or has no room."""
-        waiting, planner = self._planner.waiting, self._planner
+        """A provisional step of the only request there is; None where it waits for something else
+        or has no room."""
+        waiting = self._planner.waiting
+        planner = self._planner
         # A step in flight has rows that run, or are about to leave.
         is_busy = bool(planner.running) or planner.has_leavers or len(waiting) != 1
         if is_busy or self._has_groups or not waiting.awaits_any_load:
@@ -109,7 +123,8 @@ class ProvisionalSteps:
         """Takes loads that ended or were given up."""
         for load in settled if self._open is not None else ():
             if self._open is not None and load.ticket is self._open.ticket:
-                provisional, self._open = self._open, None
+                provisional = self._open
+                self._open = None
                 self._end(provisional, load)
 
     def _end(self, provisional: _ProvisionalStep, load: SettledLoad) -> None:
@@ -135,7 +150,8 @@ class ProvisionalSteps:
         self._planner.leave(request)
 
     def _blocks_before(self, request: RequestState, ticket: Ticket) -> list[int] | None:
-        """Cached blocks of the request before those of the load; None where a step behind the load is no use."""
+        """Cached blocks of the request before those of the load; None where a step behind the load
+        is no use."""
         if request.has_grammar or request.forks or request.looks_at_all or request.sampling.pooling:
             return None
         max_hits = request.num_cacheable_blocks(self._block_size)
@@ -148,9 +164,12 @@ class ProvisionalSteps:
         return cached if is_short and num_wanted <= pool.num_free else None
 
     def _launch(self, ticket: Ticket, request: RequestState, cached: list[int]) -> PlannedStep:
-        planner, hits = self._planner, [*cached, *ticket.blocks]
+        planner = self._planner
+        hits = [*cached, *ticket.blocks]
         planner.waiting.end_wait(ticket, request)
-        step = StepBuilder(self._budget, self._budget, planner.table.decodable_rows(), awaits_copies=True)
+        step = StepBuilder(
+            self._budget, self._budget, planner.table.decodable_rows(), awaits_copies=True
+        )
         planner.forks.begin_step()
         planner.seat(step, request, hits, self._num_blocks(request) - len(hits), NO_PARTIAL)
         planner.add_chunk(step, request, self._budget)

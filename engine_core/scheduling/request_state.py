@@ -17,17 +17,19 @@ from ..sampling_params import SamplingParams
 from ..step_output import Finished, Work
 
 Rank = tuple[int, float, float]
-"""Tier, virtual time, and the order among equals: the number of the arrival or, of a request that came with a part of
-its answer, a time."""
+"""Tier, virtual time, and the order among equals: the number of the arrival or, of a request that
+came with a part of its answer, a time."""
 BEGUN_ELSEWHERE = -math.inf
-"""Virtual time of a request that came with a part of its answer: a client has read it and waits for the rest."""
+"""Virtual time of a request that came with a part of its answer: a client has read it and waits for
+the rest."""
 NO_ROW = -1
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestState:
-    """One choice from add to finish. `token_ids`, `credit` and `num_computed` are authoritative only without a row,
-    or, for `num_computed`, until the prompt is computed; the table's columns are otherwise."""
+    """One choice from add to finish. `token_ids`, `credit` and `num_computed` are authoritative
+    only without a row, or, for `num_computed`, until the prompt is computed; the table's columns
+    are otherwise."""
 
     key: int
     rank: Rank
@@ -72,7 +74,8 @@ class RequestState:
     has_yielded: bool = False
     """Its seat went to another tenant: nobody need wait until it is back."""
     failed_sources: tuple[Loader, ...] = ()
-    """Block sources that did not load what it waited for, since it last held a row; it asks them no more."""
+    """Block sources that did not load what it waited for, since it last held a row; it asks them no
+    more."""
     num_preemptions: int = 0
     num_steps: int = 0
     """Planned while it held a row, up to when it last gave it up."""
@@ -86,7 +89,9 @@ class RequestState:
     num_accepted_tokens: int = 0
 
     @classmethod
-    def enter(cls, new: NewRequest, config: EngineConfig, *, arrival: int, now: float) -> RequestState:
+    def enter(
+        cls, new: NewRequest, config: EngineConfig, *, arrival: int, now: float
+    ) -> RequestState:
         is_ranked = config.policy == "priority"
         tier, virtual_time = (new.tier, new.virtual_time) if is_ranked else (0, 0.0)
         return cls(
@@ -118,7 +123,8 @@ class RequestState:
 
     @property
     def min_tokens(self) -> int:
-        """Outputs before which stop ids do not stop. An answer that matches its grammar has ended, however short."""
+        """Outputs before which stop ids do not stop. An answer that matches its grammar has ended,
+        however short."""
         return 0 if self.has_grammar else self.sampling.min_tokens
 
     @property
@@ -134,38 +140,60 @@ class RequestState:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether prompt positions remain to be scored; the last one predicts an output and is not."""
-        return self.sampling.num_prompt_logprobs is not None and self.num_scored_tokens < self.num_prompt_tokens - 1
+        """Whether prompt positions remain to be scored; the last one predicts an output and is
+        not."""
+        return (
+            self.sampling.num_prompt_logprobs is not None
+            and self.num_scored_tokens < self.num_prompt_tokens - 1
+        )
 
     @property
     def looks_at_all(self) -> bool:
-        """Whether known tokens before the last one have to be computed for what is wanted of them."""
+        """Whether known tokens before the last one have to be computed for what is wanted of
+        them."""
         return self.wants_prompt_logprobs or self.sampling.pooling in ("mean", "cls")
 
     def num_cacheable_blocks(self, block_size: int) -> int:
-        """The most blocks that a prefix hit may serve: one token is always computed, as is what must be scored or
-        pooled."""
+        """The most blocks that a prefix hit may serve: one token is always computed, as is what
+        must be scored or pooled."""
         if self.sampling.pooling in ("mean", "cls"):
             return 0
-        computable_from = self.num_scored_tokens if self.wants_prompt_logprobs else self.num_tokens - 1
+        computable_from = (
+            self.num_scored_tokens if self.wants_prompt_logprobs else self.num_tokens - 1
+        )
         return min(len(self.chain.hashes), computable_from // block_size)
 
 
-def finished_at_once(new: NewRequest, request: RequestState, config: EngineConfig) -> Finished | None:
+def finished_at_once(
+    new: NewRequest, request: RequestState, config: EngineConfig
+) -> Finished | None:
     """How a request ends that has nothing to compute, or none that fits."""
-    reason, error, stop_token_id = None, "", None
-    num_prompt, outputs, sampling = len(new.prompt_ids), new.output_ids, new.sampling
+    reason = None
+    error = ""
+    stop_token_id = None
+    num_prompt = len(new.prompt_ids)
+    outputs = new.output_ids
+    sampling = new.sampling
     if not new.prompt_ids:
-        reason, error = FinishReason.ERROR, "the prompt has no tokens"
+        reason = FinishReason.ERROR
+        error = "the prompt has no tokens"
     elif num_prompt + min(sampling.max_tokens, 1) > config.max_model_len:
         reason = FinishReason.ERROR
-        error = f"a prompt of {num_prompt} tokens leaves no room for an answer within {config.max_model_len}"
+        error = (
+            f"a prompt of {num_prompt} tokens leaves no room for an answer within "
+            f"{config.max_model_len}"
+        )
     elif outputs and outputs[-1] in sampling.stop_token_ids and len(outputs) > request.min_tokens:
-        reason, stop_token_id = FinishReason.STOP, outputs[-1]
+        reason = FinishReason.STOP
+        stop_token_id = outputs[-1]
     elif outputs and request.num_tokens >= request.max_len:
         reason = FinishReason.LENGTH
     if reason is None:
         return None
     return Finished(
-        key=new.key, reason=reason, num_output_tokens=len(outputs), stop_token_id=stop_token_id, error=error
+        key=new.key,
+        reason=reason,
+        num_output_tokens=len(outputs),
+        stop_token_id=stop_token_id,
+        error=error,
     )

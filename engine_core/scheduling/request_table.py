@@ -1,6 +1,7 @@
 """The requests that hold a row, in columns: what the scheduler advances for all of them at once.
 
-The mirror of the executor's request table. Column arrays have one entry a row; rows that hold nobody never match.
+The mirror of the executor's request table. Column arrays have one entry a row; rows that hold
+nobody never match.
 """
 
 from __future__ import annotations
@@ -23,24 +24,29 @@ class RequestTable:
     """Rows are taken by `seat` and given back by `vacate`."""
 
     needs_result: BoolArray
-    """Whether the row's next plan needs the result of the last one, so that it decodes with nothing of it in flight."""
+    """Whether the row's next plan needs the result of the last one, so that it decodes with nothing
+    of it in flight."""
     runs_ahead: BoolArray
-    """Whether the executor drafts for the row, which is then planned also while it is not known how far it came."""
+    """Whether the executor drafts for the row, which is then planned also while it is not known how
+    far it came."""
     num_uncertain: Int32Array
-    """Steps in flight, or held, that have drafts of the row, so that `num_computed` may come to less."""
+    """Steps in flight, or held, that have drafts of the row, so that `num_computed` may come to
+    less."""
     awaits_drafts: BoolArray
-    """Whether such a step has drafts that its plan names: the executor computes nothing of the row behind it."""
+    """Whether such a step has drafts that its plan names: the executor computes nothing of the row
+    behind it."""
     num_known: Int32Array
     """Prompt and outputs retired."""
     num_computed: Int32Array
-    """Positions scheduled, steps in flight included. While the result of one is not certain, the most that it may come
-    to."""
+    """Positions scheduled, steps in flight included. While the result of one is not certain, the
+    most that it may come to."""
     compute_end: Int32Array
     """Decoding stops before this position; 0 while a row does not decode."""
     capacity: Int32Array
     """Tokens that the row's blocks hold."""
     credit: npt.NDArray[np.int64]
-    """Tokens that may yet be scheduled; those in flight are taken off, as many as they may come to."""
+    """Tokens that may yet be scheduled; those in flight are taken off, as many as they may come
+    to."""
     num_drafted: Int32Array
     """Drafted tokens of the row that were verified; see `count_drafts`."""
     num_accepted: Int32Array
@@ -57,10 +63,14 @@ class RequestTable:
     """With the KV of this many known tokens the row's next block is full and can be cached."""
 
     def __init__(
-        self, config: EngineConfig, held: HeldRows, needs_result: BoolArray | None, runs_ahead: BoolArray | None
+        self,
+        config: EngineConfig,
+        held: HeldRows,
+        needs_result: BoolArray | None,
+        runs_ahead: BoolArray | None,
     ) -> None:
-        """`needs_result`, `runs_ahead` [rows]: columns of others, who may change them between steps. None: false for
-        every row."""
+        """`needs_result`, `runs_ahead` [rows]: columns of others, who may change them between
+        steps. None: false for every row."""
         num_rows = config.num_rows
         max_blocks = -(-config.max_model_len // config.block_size)
         self.block_size = config.block_size
@@ -73,12 +83,19 @@ class RequestTable:
         self.free_rows = list(reversed(range(num_rows)))
         self.keys: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.credit = np.zeros(num_rows, np.int64)
-        self.num_prompt, self.num_known, self.num_computed = _counts(num_rows), _counts(num_rows), _counts(num_rows)
-        self.num_uncertain, self.awaits_drafts = _counts(num_rows), _flags(num_rows)
-        self.num_drafted, self.num_accepted = _counts(num_rows), _counts(num_rows)
-        self.compute_end, self.capacity = _counts(num_rows), _counts(num_rows)
-        self.min_len, self.max_len = _counts(num_rows), _counts(num_rows)
-        self.is_alive, self.is_plain = _flags(num_rows), _flags(num_rows)
+        self.num_prompt = _counts(num_rows)
+        self.num_known = _counts(num_rows)
+        self.num_computed = _counts(num_rows)
+        self.num_uncertain = _counts(num_rows)
+        self.awaits_drafts = _flags(num_rows)
+        self.num_drafted = _counts(num_rows)
+        self.num_accepted = _counts(num_rows)
+        self.compute_end = _counts(num_rows)
+        self.capacity = _counts(num_rows)
+        self.min_len = _counts(num_rows)
+        self.max_len = _counts(num_rows)
+        self.is_alive = _flags(num_rows)
+        self.is_plain = _flags(num_rows)
         self.stop_ids: Int32Array = np.full((NUM_STOP_COLUMNS, num_rows), NO_TOKEN, np.int32)
         self._num_stop_columns = 1
         """Columns of `stop_ids` that any request has needed so far; the others hold no token."""
@@ -96,15 +113,18 @@ class RequestTable:
     def seat(self, request: RequestState, blocks: list[int]) -> int:
         """Gives a row to a request whose known tokens fit `blocks`; it does not decode yet."""
         row = self.free_rows.pop()
-        stop_ids, num_tokens = request.sampling.stop_token_ids, request.num_tokens
-        self.requests[row], request.row = request, row
+        stop_ids = request.sampling.stop_token_ids
+        num_tokens = request.num_tokens
+        self.requests[row] = request
+        request.row = row
         self.keys[row] = request.key
         self.num_prompt[row] = request.num_prompt_tokens
         self.num_known[row] = num_tokens
         self.capacity[row] = len(blocks) * self.block_size
         self.credit[row] = request.credit
         self.is_alive[row] = True
-        self.num_uncertain[row], self.awaits_drafts[row] = 0, False
+        self.num_uncertain[row] = 0
+        self.awaits_drafts[row] = False
         self.max_len[row] = request.max_len
         self.min_len[row] = min(request.num_prompt_tokens + request.min_tokens, NEVER)
         self.is_plain[row] = request.sampling.is_plain and not request.has_grammar
@@ -122,7 +142,8 @@ class RequestTable:
     def vacate(self, row: int) -> None:
         request = self.requests[row]
         assert request is not None
-        self.requests[row], request.row = None, NO_ROW
+        self.requests[row] = None
+        request.row = NO_ROW
         self.is_alive[row] = False
         self.stop_decoding(row)
         self.held.vacate(row)
@@ -138,7 +159,8 @@ class RequestTable:
         self.num_drafted[row] = self.num_accepted[row] = 0
 
     def start_decoding(self, request: RequestState) -> None:
-        """All known tokens are scheduled, and with them the sample that follows if the answer has room for one."""
+        """All known tokens are scheduled, and with them the sample that follows if the answer has
+        room for one."""
         row = request.row
         self.num_computed[row] = request.num_tokens
         if request.num_tokens < request.max_len:
@@ -162,13 +184,17 @@ class RequestTable:
             is_decodable &= self.held.num_held == 0
         if self.has_speculator:
             # A row that needs no result any more may still have drafts in flight.
-            waits = self.needs_result | self.awaits_drafts | ((self.num_uncertain > 0) & ~self.runs_ahead)
+            waits = (
+                self.needs_result
+                | self.awaits_drafts
+                | ((self.num_uncertain > 0) & ~self.runs_ahead)
+            )
             is_decodable &= (self.num_known > self.num_computed) | ~waits
         return is_decodable.nonzero()[0]
 
     def roll_back(self, rows: Rows, counts: Int32Array, had_drafts: BoolArray) -> None:
-        """Takes back counts[i] tokens that a step scheduled for rows[i] and its result did not confirm; those that had
-        drafts in it are less uncertain by that step."""
+        """Takes back counts[i] tokens that a step scheduled for rows[i] and its result did not
+        confirm; those that had drafts in it are less uncertain by that step."""
         self.num_uncertain[rows] -= had_drafts
         self.awaits_drafts[rows] &= ~had_drafts
         self.num_computed[rows] -= counts
@@ -187,10 +213,13 @@ class RequestTable:
         self._flat_ids[self._first_ids[rows] + positions] = token_ids
 
     def take_full_blocks(self, rows: Rows) -> tuple[list[int], Int32Array]:
-        """Blocks that rows have filled, and their tokens [blocks, block size]; the next one is due a block later."""
+        """Blocks that rows have filled, and their tokens [blocks, block size]; the next one is due
+        a block later."""
         ends = self.hash_due[rows]
         self.hash_due[rows] = ends + self.block_size
-        blocks: list[int] = self._flat_blocks[self._first_blocks[rows] + (ends // self.block_size - 1)].tolist()
+        blocks: list[int] = self._flat_blocks[
+            self._first_blocks[rows] + (ends // self.block_size - 1)
+        ].tolist()
         return blocks, self._flat_ids[(self._first_ids[rows] + ends)[:, None] + self._in_block]
 
     def has_spare_blocks(self, rows: Rows) -> BoolArray:
@@ -201,7 +230,9 @@ class RequestTable:
     def take_spare_blocks(self, row: int) -> list[int]:
         """Takes a row's blocks behind the one of the last position that was scheduled."""
         num_kept = -(-int(self.num_computed[row]) // self.block_size)
-        blocks: list[int] = self.block_ids[row, num_kept : self.capacity[row] // self.block_size].tolist()
+        blocks: list[int] = self.block_ids[
+            row, num_kept : self.capacity[row] // self.block_size
+        ].tolist()
         self.capacity[row] = num_kept * self.block_size
         return blocks
 
@@ -219,7 +250,9 @@ class RequestTable:
 
     def chains_of(self, rows: Rows) -> list[HashChain]:
         """Hash chains of the requests that hold these rows."""
-        return [request.chain for row in rows.tolist() if (request := self.requests[row]) is not None]
+        return [
+            request.chain for row in rows.tolist() if (request := self.requests[row]) is not None
+        ]
 
     def rank_of(self, row: int) -> Rank:
         request = self.requests[row]

@@ -1,6 +1,8 @@
-"""Decides what each step computes: one budget of tokens, spent so that computed catches up with known.
+"""Decides what each step computes: one budget of tokens, spent so that computed catches up with
+known.
 
-Plans ahead of results: a decode row is given the token it will have sampled. Knows nothing about executors or outputs.
+Plans ahead of results: a decode row is given the token it will have sampled. Knows nothing about
+executors or outputs.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ from .yielding import Yielding
 class Scheduler:
     """Owns the waiting queue and decides over rows and blocks.
 
-    A request is in one of three places: `waiting`; `running` (until its known tokens are computed also `prefilling`);
-    or leaving, when it computes nothing more but a launched step still lists its row and blocks.
+    A request is in one of three places: `waiting`; `running` (until its known tokens are computed
+    also `prefilling`); or leaving, when it computes nothing more but a launched step still lists
+    its row and blocks.
     """
 
     def __init__(
@@ -58,15 +61,19 @@ class Scheduler:
         copies_blocks: bool = False,
         nearly_loaded: Callable[[], Sequence[Ticket]] = tuple,
     ) -> None:
-        """`masks` is int32 [positions, rows, words]; `prefill_seconds` says in which time a prompt token is computed, 0
-        where it is not known. `nearly_loaded`: see `ProvisionalSteps`."""
+        """`masks` is int32 [positions, rows, words]; `prefill_seconds` says in which time a prompt
+        token is computed, 0 where it is not known. `nearly_loaded`: see `ProvisionalSteps`."""
         assert speculator is None or speculator.max_drafts <= config.max_draft_tokens
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache(self.pool)
-        self.loads = BlockLoads(self.pool, self.cache, sources, clock, lambda: prefill_seconds() * config.block_size)
+        self.loads = BlockLoads(
+            self.pool, self.cache, sources, clock, lambda: prefill_seconds() * config.block_size
+        )
         self.held = HeldRows(config.num_rows, masks, clock)
         self.speculator = speculator
-        waiting, ahead = (None, None) if speculator is None else (speculator.needs_result, speculator.runs_ahead)
+        waiting, ahead = (
+            (None, None) if speculator is None else (speculator.needs_result, speculator.runs_ahead)
+        )
         self.table = RequestTable(config, self.held, waiting, ahead)
         self.shares = TenantShares(config.max_num_seqs, self.pool.num_usable, clock)
         self.waiting = WaitingQueue(self._num_shares)
@@ -76,9 +83,12 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefetched = PrefetchedBlocks(self.pool, config.block_size)
         self.hits = PrefixHits(self.cache, self.prefetched, clock)
-        self._waits = BlockWaits(self.loads, self.cache, self.waiting, self.prefilling, self.hits, config.block_size)
+        self._waits = BlockWaits(
+            self.loads, self.cache, self.waiting, self.prefilling, self.hits, config.block_size
+        )
         self.provisional = ProvisionalSteps(self, self.hits, config, nearly_loaded)
-        self._config, self._clock = config, clock
+        self._config = config
+        self._clock = clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
         self.prefill_budget = PrefillBudget(self.shares, self._max_chunk, prefill_seconds)
         self._planned_step = self._retired_step = 0
@@ -86,13 +96,16 @@ class Scheduler:
         self._groups = row_groups(config.num_groups, config.num_rows)
         self._seats = Seats(self.running, self.table, config.max_num_seqs)
         self._preemption = Preemption(self.running, self.shares, self.table, config.block_size)
-        self._yielding = Yielding(self.waiting, self._preemption, self._pending_release, self._seats, self.pool)
+        self._yielding = Yielding(
+            self.waiting, self._preemption, self._pending_release, self._seats, self.pool
+        )
         self._ahead = DecodeAhead(self.table, self.pool, speculator, config)
         self.forks = Forks(self.pool, self.table, self.waiting, is_on=copies_blocks)
         self._released_rows: list[int] = []
 
     def schedule(self) -> PlannedStep | None:
-        """The next step, or none if nobody can compute: running requests first; when blocks are short nobody joins."""
+        """The next step, or none if nobody can compute: running requests first; when blocks are
+        short nobody joins."""
         # A group in which nobody can compute gives its turn to the next one.
         for _ in range(len(self._groups)):
             self._groups.advance()
@@ -105,7 +118,9 @@ class Scheduler:
         self.forks.begin_step()
         rows, full_rows, is_short = self._decode_rows()
         budget = self._config.max_num_batched_tokens - rows.size
-        step = StepBuilder(budget, self.prefill_budget.of_step(budget), rows, self.prefill_budget.beside_begun())
+        step = StepBuilder(
+            budget, self.prefill_budget.of_step(budget), rows, self.prefill_budget.beside_begun()
+        )
         step.grow(full_rows, self.table, self.pool)
         prefilling = sorted(self.prefilling.values(), key=attrgetter("rank"))
         begun = (each for each in prefilling if each.has_begun and self._groups.has_turn(each.row))
@@ -127,8 +142,11 @@ class Scheduler:
     def compose(self, step: StepBuilder) -> PlannedStep:
         self._planned_step += 1
         self._counts.note(step.num_requests)
-        released, self._released_rows = self._released_rows, []
-        return step.compose(self._planned_step, self.table, released, shares=self.pool.num_shared > 0)
+        released = self._released_rows
+        self._released_rows = []
+        return step.compose(
+            self._planned_step, self.table, released, shares=self.pool.num_shared > 0
+        )
 
     def draw(self) -> PlannedStep | None:
         """Plans a draw of the held rows that have their masks; None where no row has."""
@@ -161,23 +179,23 @@ class Scheduler:
         self._release_leavers()
 
     def settle_loads(self) -> bool:
-        """Lets requests go on whose blocks came from a source, or will not. Whether there were such loads. To be called
-        between the last plan of a step and its cache events."""
+        """Lets requests go on whose blocks came from a source, or will not. Whether there were such
+        loads. To be called between the last plan of a step and its cache events."""
         if settled := self._waits.settle():
             self.provisional.settle(settled)
             self._yielding.note_released()
         return bool(settled)
 
     def lend(self, leases: BlockLeases) -> bool:
-        """Advances the leases of blocks that other engines copy from here, and that stay as they are meanwhile. Whether
-        blocks came free, which may be what a request waits for."""
+        """Advances the leases of blocks that other engines copy from here, and that stay as they
+        are meanwhile. Whether blocks came free, which may be what a request waits for."""
         if has_released := leases.advance(self._retired_step):
             self._yielding.note_released()
         return has_released
 
     def roll_back(self, rows: Rows, reserved: Int32Array, gained: Int32Array) -> None:
-        """Gives back the blocks and the credit of tokens that a step with drafts reserved for rows[i], reserved[i] of
-        them, and did not gain."""
+        """Gives back the blocks and the credit of tokens that a step with drafts reserved for
+        rows[i], reserved[i] of them, and did not gain."""
         self.table.roll_back(rows, reserved - gained, reserved > 1)
         for row in rows[self.table.has_spare_blocks(rows)].tolist():
             self.pool.release(self.table.take_spare_blocks(row))
@@ -202,9 +220,13 @@ class Scheduler:
             self.table.credit[request.row] += tokens
 
     def stall(self, request: RequestState) -> None:
-        """Notes that a request's reader takes nothing. Until it gets credit, waiting requests may take its seat and
-        blocks."""
-        if request.key in self.running and request.key not in self.prefilling and self.table.credit[request.row] <= 0:
+        """Notes that a request's reader takes nothing. Until it gets credit, waiting requests may
+        take its seat and blocks."""
+        if (
+            request.key in self.running
+            and request.key not in self.prefilling
+            and self.table.credit[request.row] <= 0
+        ):
             self._preemption.add_stalled(request)
             self._yielding.note_released()
 
@@ -219,12 +241,14 @@ class Scheduler:
     @property
     def num_prefill_tokens(self) -> int:
         """Known tokens that nobody has computed, running and waiting."""
-        running = sum(request.num_tokens - request.num_computed for request in self.prefilling.values())
+        running = sum(
+            request.num_tokens - request.num_computed for request in self.prefilling.values()
+        )
         return running + self.waiting.num_tokens
 
     def _decode_rows(self) -> tuple[Rows, Rows, bool]:
-        """Rows that decode in this step, those of them that need a block (there are enough), and whether some went
-        without."""
+        """Rows that decode in this step, those of them that need a block (there are enough), and
+        whether some went without."""
         rows, full_rows = self._decodable_rows()
         if full_rows.size <= self.pool.num_free:
             return rows, full_rows, False
@@ -267,7 +291,8 @@ class Scheduler:
                 count=count,
                 is_last=is_last,
                 samples=is_last and end < request.max_len,
-                scores_prompt=request.wants_prompt_logprobs and start < request.num_prompt_tokens - 1,
+                scores_prompt=request.wants_prompt_logprobs
+                and start < request.num_prompt_tokens - 1,
                 pools=bool(request.sampling.pooling),
             )
         )
@@ -281,22 +306,32 @@ class Scheduler:
         """From now on others may hit what this step computes, followers first of all."""
         if not self._config.enable_prefix_caching:
             return
-        first, num_full = request.chain.num_cached, request.num_computed // self._config.block_size
-        step.stored.extend(self.cache.offer(request.chain, self.table.blocks_of(request.row)[first:num_full]))
+        first = request.chain.num_cached
+        num_full = request.num_computed // self._config.block_size
+        step.stored.extend(
+            self.cache.offer(request.chain, self.table.blocks_of(request.row)[first:num_full])
+        )
         step.cached.extend(request.chain.hashes[first:num_full])
         self.waiting.leader_advanced(request, num_full)
 
     def _admit(self, step: StepBuilder, *, begun: bool = False) -> None:
-        """Seats ready requests in order, until one does not fit or, if `begun`, has no answer yet. A request gets the
-        blocks of all its known tokens at once, and leaves a block for each running one to grow into."""
+        """Seats ready requests in order, until one does not fit or, if `begun`, has no answer yet.
+        A request gets the blocks of all its known tokens at once, and leaves a block for each
+        running one to grow into."""
         if self._pending_release.num_preempted:
             return
         num_seats = len(self.running) + len(self.waiting)
         while step.prompt_budget > 0 and self._seats.num_free and self._groups.has_room(num_seats):
             request = self.waiting.peek()
-            if request is None or request is self._yielding.too_large or (begun and not request.has_begun):
+            if (
+                request is None
+                or request is self._yielding.too_large
+                or (begun and not request.has_begun)
+            ):
                 return
-            if step.budget_of(request) <= 0 or not self.shares.may_take(request.tenant, self._seats.num_free):
+            if step.budget_of(request) <= 0 or not self.shares.may_take(
+                request.tenant, self._seats.num_free
+            ):
                 return
             max_hits = request.num_cacheable_blocks(self._config.block_size)
             hits = self.cache.match(request.chain, max_hits)
@@ -317,11 +352,22 @@ class Scheduler:
                 self._waits.load(request, offer, hits)
                 continue
             self.waiting.pop(request)
-            self.seat(step, request, hits, num_new, self.forks.take(request, hits, num_wanted, self._planned_step + 1))
+            self.seat(
+                step,
+                request,
+                hits,
+                num_new,
+                self.forks.take(request, hits, num_wanted, self._planned_step + 1),
+            )
             self.add_chunk(step, request, step.budget_of(request))
 
     def seat(
-        self, step: StepBuilder, request: RequestState, hits: list[int], num_new: int, partial: PartialBlock
+        self,
+        step: StepBuilder,
+        request: RequestState,
+        hits: list[int],
+        num_new: int,
+        partial: PartialBlock,
     ) -> None:
         self.pool.share(hits)
         blocks = hits + self.pool.allocate(num_new)
@@ -342,9 +388,12 @@ class Scheduler:
         step.admit(request, blocks, partial)
 
     def _num_shares(self, request: RequestState) -> int:
-        """The shares that the request's tenant holds. A request that yielded its seat counts one more while its tenant
+        """The shares that the request's tenant holds. A request that yielded its seat counts one
+        more while its tenant
         holds any: it would take the seat back at once from another tenant with as many shares."""
-        return self.shares.num_shares(request.tenant) + (request.has_yielded and self.shares.level(request.tenant) > 0)
+        return self.shares.num_shares(request.tenant) + (
+            request.has_yielded and self.shares.level(request.tenant) > 0
+        )
 
     def _moved(self) -> None:
         """A seat was taken or left."""
@@ -352,7 +401,8 @@ class Scheduler:
         self.waiting.reorder()
 
     def _make_room(self) -> None:
-        """Preempts for waiting requests before a step is planned, since none that has a part in it may leave."""
+        """Preempts for waiting requests before a step is planned, since none that has a part in it
+        may leave."""
         self._unseat_stalled()
         for request in self._yielding.ahead() if self.shares.are_several else ():
             self._preempt(request, yields=True)
@@ -362,7 +412,8 @@ class Scheduler:
             self._preempt(request, yields=True)
 
     def _preempt(self, request: RequestState, *, yields: bool = False) -> None:
-        """Takes row and blocks from a request; it waits again, with what steps in flight sample for it."""
+        """Takes row and blocks from a request; it waits again, with what steps in flight sample for
+        it."""
         request.has_yielded = yields
         self.num_preemptions += 1
         request.num_preemptions += 1
@@ -387,7 +438,8 @@ class Scheduler:
         for request in self._pending_release.pop_until(self._retired_step):
             row = request.row
             self.loads.release(self.table.blocks_of(row), request.chain.hashes, request.chain.owner)
-            known_ids, credit = self.table.known_ids(row).copy(), int(self.table.credit[row])
+            known_ids = self.table.known_ids(row).copy()
+            credit = int(self.table.credit[row])
             if self.speculator is not None:
                 self.table.count_drafts(request)
                 self.speculator.vacate(row, known_ids)
@@ -395,6 +447,10 @@ class Scheduler:
             self._released_rows.append(row)
             self._yielding.note_released()
             if not request.has_finished:
-                request.token_ids, request.credit, request.num_computed = known_ids, credit, 0
-                request.risen_at = max(request.added_at, request.risen_at) + self._clock() - request.seated_at
+                request.token_ids = known_ids
+                request.credit = credit
+                request.num_computed = 0
+                request.risen_at = (
+                    max(request.added_at, request.risen_at) + self._clock() - request.seated_at
+                )
                 self._wait(request)

@@ -1,4 +1,5 @@
-"""How many more requests may run: a seat is free as soon as its request leaves, if a row of the table is."""
+"""How many more requests may run: a seat is free as soon as its request leaves, if a row of the
+table is."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from .request_table import RequestTable
 class Seats:
     def __init__(self, running: Sized, table: RequestTable, num_seats: int) -> None:
         """`running`: the requests that run, now and later."""
-        self._running, self._table, self._num_seats = running, table, num_seats
+        self._running = running
+        self._table = table
+        self._num_seats = num_seats
 
     @property
     def num_free(self) -> int:

@@ -1,5 +1,5 @@
-"""Guesses that are made while nothing waits for them: they are compared with what is sampled, and tell what waiting for
-them would gain."""
+"""Guesses that are made while nothing waits for them: they are compared with what is sampled, and
+tell what waiting for them would gain."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from .masks import Rows
 from .request_table import RequestTable
 
 MOST_WATCHED = 64
-"""Rows for which guesses are made on the side in a step; others follow in the next. Of many rows each gains little."""
+"""Rows for which guesses are made on the side in a step; others follow in the next. Of many rows
+each gains little."""
 
 
 class SideGuesses(Guesses):
-    def __init__(self, drafters: Sequence[Drafter], *, num_rows: int, most: int, vocab_size: int) -> None:
+    def __init__(
+        self, drafters: Sequence[Drafter], *, num_rows: int, most: int, vocab_size: int
+    ) -> None:
         super().__init__(drafters, num_rows=num_rows, most=most, vocab_size=vocab_size)
         self._next_watched = 0
 
     def unguessed(self, rows: Rows, most: Int32Array) -> Rows:
-        """The rows for which a guess is to be made now; most [rows of the table]: drafts that each may have."""
+        """The rows for which a guess is to be made now; most [rows of the table]: drafts that each
+        may have."""
         unguessed: Rows = rows[(self.num_tokens[rows] == 0) & (most[rows] > 0)]
         if unguessed.size > MOST_WATCHED:
             first = int(np.searchsorted(unguessed, self._next_watched))
@@ -34,11 +38,18 @@ class SideGuesses(Guesses):
         return unguessed
 
     def choose(
-        self, table: RequestTable, rows: Rows, most: Int32Array, wanted: Int32Array, costs: StepCosts, total: int
+        self,
+        table: RequestTable,
+        rows: Rows,
+        most: Int32Array,
+        wanted: Int32Array,
+        costs: StepCosts,
+        total: int,
     ) -> Choice:
-        """Guesses for each row, up to most[i], and chooses how many of them to verify; wanted [rows of the table]: the
-        drafter that each row asks for."""
-        num_drafts, gain = np.zeros(rows.size, np.int32), 1.0
+        """Guesses for each row, up to most[i], and chooses how many of them to verify; wanted [rows
+        of the table]: the drafter that each row asks for."""
+        num_drafts = np.zeros(rows.size, np.int32)
+        gain = 1.0
         asked = np.flatnonzero(most > 0)
         if asked.size:
             some = rows[asked]

@@ -65,7 +65,8 @@ class PlannedStep:
 
 @dataclass(slots=True)
 class StepBuilder:
-    """Decode rows as arrays, prompt chunks one by one. A chunk that reads blocks of another comes after it."""
+    """Decode rows as arrays, prompt chunks one by one. A chunk that reads blocks of another comes
+    after it."""
 
     budget: int
     """Tokens left."""
@@ -73,7 +74,8 @@ class StepBuilder:
     """Tokens that chunks of prompts may still take, at most `budget`."""
     decode_rows: Rows
     beside_begun: int | None = None
-    """Tokens that others may take of these beside an answer that has begun and is computed again; None: all."""
+    """Tokens that others may take of these beside an answer that has begun and is computed again;
+    None: all."""
     first_begun: RequestState | None = None
     """The answer beside which others are bounded."""
     others_budget: int | None = None
@@ -91,7 +93,8 @@ class StepBuilder:
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Blocks that are copied, from and to."""
     awaits_copies: bool = False
-    """See `StepPlan.awaits_copies`: what the step fills is not cached before these blocks are known to be good."""
+    """See `StepPlan.awaits_copies`: what the step fills is not cached before these blocks are known
+    to be good."""
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
     """Rows, indices and blocks of block-table entries."""
 
@@ -104,7 +107,8 @@ class StepBuilder:
             self.others_budget -= chunk.count
 
     def begin_with(self, begun: RequestState | None, *, waits: bool = False) -> None:
-        """Bounds what others get beside an answer that has begun, if there is one; `waits`: it waits for its blocks."""
+        """Bounds what others get beside an answer that has begun, if there is one; `waits`: it
+        waits for its blocks."""
         self.first_begun = begun
         self.others_budget = self.beside_begun if waits or begun is not None else None
         if self.others_budget is not None:
@@ -128,8 +132,9 @@ class StepBuilder:
         self.block_updates.append((rows.astype(np.int32), indices, blocks))
 
     def admit(self, request: RequestState, blocks: list[int], partial: PartialBlock) -> None:
-        """Gives the request, which has a row of the table, to the executor with its first blocks. The one behind those
-        that are cached begins as a copy of `partial`, where that has tokens."""
+        """Gives the request, which has a row of the table, to the executor with its first blocks.
+        The one behind those that are cached begins as a copy of `partial`, where that has
+        tokens."""
         if request.has_begun and (self.first_begun is None or request.rank < self.first_begun.rank):
             self.begin_with(request)
         if partial.num_tokens:
@@ -152,7 +157,9 @@ class StepBuilder:
             blocks = np.array(pool.allocate(rows.size), np.int32)
             self.set_blocks(rows, table.append_block(rows, blocks), blocks)
 
-    def compose(self, step: int, table: RequestTable, released: list[int], *, shares: bool) -> PlannedStep:
+    def compose(
+        self, step: int, table: RequestTable, released: list[int], *, shares: bool
+    ) -> PlannedStep:
         """The plan; decode rows advance in the table by the tokens that they may get."""
         starts, counts, follows = self._advance(table)
         plan_rows, starts, counts, samples, num_drafts = self._with_chunks(starts, counts)
@@ -195,7 +202,8 @@ class StepBuilder:
         )
 
     def _advance(self, table: RequestTable) -> tuple[Int32Array, Int32Array, BoolArray | None]:
-        """Starts and counts of the decode rows, and `_following`. The rows are advanced in the table."""
+        """Starts and counts of the decode rows, and `_following`. The rows are advanced in the
+        table."""
         rows = self.decode_rows
         counts = np.ones(rows.size, np.int32) if self.num_drafts is None else self.num_drafts + 1
         advance = 1 if self.num_drafts is None else counts
@@ -217,18 +225,24 @@ class StepBuilder:
         samples: BoolArray,
         num_drafts: Int32Array | None,
     ) -> tuple[BoolArray, BoolArray]:
-        """Whether each row samples in this step, and whether its logits are held until its masks are there."""
+        """Whether each row samples in this step, and whether its logits are held until its masks
+        are there."""
         if not table.held.has_grammars:
             return samples, np.zeros(rows.size, np.bool_)
         holds = samples & table.held.has_grammar[rows]
-        table.held.hold(rows[holds], output_indices[holds], 0 if num_drafts is None else num_drafts[holds])
+        table.held.hold(
+            rows[holds], output_indices[holds], 0 if num_drafts is None else num_drafts[holds]
+        )
         return samples & ~holds, holds
 
     def _with_chunks(
         self, starts: Int32Array, counts: Int32Array
     ) -> tuple[Rows, Int32Array, Int32Array, BoolArray, Int32Array | None]:
-        """Rows, starts, counts, whether a token is sampled, and drafts: those of decode rows, then those of chunks."""
-        rows, samples, num_drafts = self.decode_rows, np.ones(self.decode_rows.size, np.bool_), self.num_drafts
+        """Rows, starts, counts, whether a token is sampled, and drafts: those of decode rows, then
+        those of chunks."""
+        rows = self.decode_rows
+        samples = np.ones(self.decode_rows.size, np.bool_)
+        num_drafts = self.num_drafts
         if not self.chunks:
             return rows, starts, counts, samples, num_drafts
         if num_drafts is not None:
@@ -242,25 +256,35 @@ class StepBuilder:
         )
 
     def _following(self, table: RequestTable) -> BoolArray | None:
-        """Whether each row of the plan goes on behind tokens of which only the executor knows how many they are."""
-        if not table.has_speculator or not np.count_nonzero(num_uncertain := table.num_uncertain[self.decode_rows]):
+        """Whether each row of the plan goes on behind tokens of which only the executor knows how
+        many they are."""
+        if not table.has_speculator or not np.count_nonzero(
+            num_uncertain := table.num_uncertain[self.decode_rows]
+        ):
             return None
         is_uncertain = num_uncertain > 0
         return np.concatenate((is_uncertain, np.zeros(len(self.chunks), np.bool_)))
 
     def _masks_wanted(self, table: RequestTable, holds: BoolArray) -> MasksWanted | None:
-        """Decode rows asked for theirs when they were chunks; those of drafts nobody can know before."""
+        """Decode rows asked for theirs when they were chunks; those of drafts nobody can know
+        before."""
         if not table.held.has_grammars:
             return None
         num_decodes = self.decode_rows.size
-        requests = [chunk.request for chunk, held in zip(self.chunks, holds[num_decodes:], strict=True) if held]
+        requests = [
+            chunk.request
+            for chunk, held in zip(self.chunks, holds[num_decodes:], strict=True)
+            if held
+        ]
         rows = [request.row for request in requests]
         draft_ids: list[list[int]] = [[] for _ in requests]
         if self.num_drafts is not None and self.draft_ids is not None:
             ends = np.cumsum(self.num_drafts)
             drafted = np.flatnonzero(holds[:num_decodes] & (self.num_drafts > 0))
             rows += self.decode_rows[drafted].tolist()
-            bounds = zip((ends - self.num_drafts)[drafted].tolist(), ends[drafted].tolist(), strict=True)
+            bounds = zip(
+                (ends - self.num_drafts)[drafted].tolist(), ends[drafted].tolist(), strict=True
+            )
             draft_ids += [self.draft_ids[start:end].tolist() for start, end in bounds]
         if not rows:
             return None

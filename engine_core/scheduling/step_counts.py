@@ -1,4 +1,5 @@
-"""Steps that each request had a part in, and the requests beside it: counted once for all, not row by row."""
+"""Steps that each request had a part in, and the requests beside it: counted once for all, not row
+by row."""
 
 from __future__ import annotations
 

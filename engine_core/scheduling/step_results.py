@@ -1,4 +1,5 @@
-"""Turns what a retired step sampled into what is said about it, and ends the requests that are done."""
+"""Turns what a retired step sampled into what is said about it, and ends the requests that are
+done."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class DraftCounts:
         self.num_drafts += int(np.count_nonzero(num_drafts))
         self.num_tokens += int(num_drafts.sum())
         self.num_accepted += int(num_accepted.sum())
-        self._by_position += np.bincount(num_accepted, minlength=MOST_DRAFTS + 1)[:0:-1].cumsum()[::-1]
+        self._by_position += np.bincount(num_accepted, minlength=MOST_DRAFTS + 1)[:0:-1].cumsum()[
+            ::-1
+        ]
 
     @property
     def by_position(self) -> list[int]:
@@ -61,11 +64,14 @@ class DraftCounts:
 
 
 class ResultHandler:
-    """Writes known tokens into the table and speaks through a StepOutput. Tokens that were drawn under masks are
-    reported at once, before the rest of their step is settled."""
+    """Writes known tokens into the table and speaks through a StepOutput. Tokens that were drawn
+    under masks are reported at once, before the rest of their step is settled."""
 
     def __init__(
-        self, scheduler: Scheduler, clock: Callable[[], float], report_masks: Callable[[MaskReport], None]
+        self,
+        scheduler: Scheduler,
+        clock: Callable[[], float],
+        report_masks: Callable[[MaskReport], None],
     ) -> None:
         self.num_generated_tokens = 0
         self.drafts = DraftCounts()
@@ -100,7 +106,9 @@ class ResultHandler:
         stop_token_id: int | None = None,
         error: str = "",
     ) -> None:
-        num_known = request.num_tokens if request.row == NO_ROW else int(self._table.num_known[request.row])
+        num_known = (
+            request.num_tokens if request.row == NO_ROW else int(self._table.num_known[request.row])
+        )
         self._scheduler.finish(request)
         output.finishes.append(
             Finished(
@@ -115,22 +123,40 @@ class ResultHandler:
 
     def _alive(self, planned: PlannedStep, result: StepResult) -> Sampled:
         """Without rows whose request ended while the step was in flight."""
-        rows, reserved, num_drafts = planned.sampled_rows, planned.reserved, result.num_drafts
+        rows = planned.sampled_rows
+        reserved = planned.reserved
+        num_drafts = result.num_drafts
         are_own = num_drafts is not None
         if reserved is not None and num_drafts is None:
             num_drafts = reserved - 1
         if not self._scheduler.has_leavers or (is_alive := self._table.is_alive[rows]).all():
-            return Sampled(rows, result.token_ids, result.num_tokens, reserved, num_drafts, are_own, result.logprobs)
+            return Sampled(
+                rows,
+                result.token_ids,
+                result.num_tokens,
+                reserved,
+                num_drafts,
+                are_own,
+                result.logprobs,
+            )
         most = result.token_ids.shape[1]
         moves = most * (np.arange(rows.size) - np.cumsum(is_alive) + 1)
-        logprobs = {at - int(moves[at // most]): entry for at, entry in result.logprobs.items() if is_alive[at // most]}
+        logprobs = {
+            at - int(moves[at // most]): entry
+            for at, entry in result.logprobs.items()
+            if is_alive[at // most]
+        }
         if reserved is not None and num_drafts is not None:
-            reserved, num_drafts = reserved[is_alive], num_drafts[is_alive]
-        tokens, num_tokens = result.token_ids[is_alive], result.num_tokens[is_alive]
+            reserved = reserved[is_alive]
+            num_drafts = num_drafts[is_alive]
+        tokens = result.token_ids[is_alive]
+        num_tokens = result.num_tokens[is_alive]
         return Sampled(rows[is_alive], tokens, num_tokens, reserved, num_drafts, are_own, logprobs)
 
     def _settle_tokens(self, sampled: Sampled, output: StepOutput, *, is_draw: bool) -> None:
-        table, rows, tokens = self._table, sampled.rows, sampled.tokens[:, 0]
+        table = self._table
+        rows = sampled.rows
+        tokens = sampled.tokens[:, 0]
         # The token's position is also how many tokens have their KV computed by retired steps.
         positions = table.num_known[rows]
         ends = positions + 1
@@ -149,20 +175,30 @@ class ResultHandler:
 
     def _settle_runs(self, sampled: Sampled, output: StepOutput, *, is_draw: bool) -> None:
         """Settles the tokens that each row gained, but none behind one that stops it."""
-        table, rows, counts = self._table, sampled.rows, sampled.num_tokens
-        first, of, columns = table.num_known[rows], np.repeat(np.arange(rows.size), counts), places(counts)
-        rows_of, known, positions = rows[of], sampled.tokens[of, columns], first[of] + columns
+        table = self._table
+        rows = sampled.rows
+        counts = sampled.num_tokens
+        first = table.num_known[rows]
+        of = np.repeat(np.arange(rows.size), counts)
+        columns = places(counts)
+        rows_of = rows[of]
+        known = sampled.tokens[of, columns]
+        positions = first[of] + columns
         is_stop = table.are_stops(rows_of, positions, known)
         last = (is_stop | (positions + 1 == table.max_len[rows_of])).nonzero()[0]
-        ended, stops = list[int](), list[int | None]()
+        ended = list[int]()
+        stops = list[int | None]()
         if last.size:
             done, at = np.unique(of[last], return_index=True)
             last = last[at]
-            ended, stops = done.tolist(), [int(known[i]) if is_stop[i] else None for i in last.tolist()]
+            ended = done.tolist()
+            stops = [int(known[i]) if is_stop[i] else None for i in last.tolist()]
             counts = counts.copy()
             counts[done] = columns[last] + 1
             is_counted = columns < counts[of]
-            rows_of, known, positions = rows_of[is_counted], known[is_counted], positions[is_counted]
+            rows_of = rows_of[is_counted]
+            known = known[is_counted]
+            positions = positions[is_counted]
         ends_at = first + counts
         table.write_tokens(rows_of, positions, known)
         table.num_known[rows] = ends_at
@@ -178,18 +214,25 @@ class ResultHandler:
 
     def _report_drawn(self, output: StepOutput, ended: list[int]) -> None:
         """Reports the tokens of the output, but not those of its rows that end with them."""
-        keys, num_tokens, token_ids = output.keys, output.num_tokens, output.token_ids
+        keys = output.keys
+        num_tokens = output.num_tokens
+        token_ids = output.token_ids
         if ended:
             left = [i for i in range(len(keys)) if i not in ended]
             starts = np.cumsum(num_tokens) - num_tokens
-            token_ids = [token for i in left for token in token_ids[starts[i] : starts[i] + num_tokens[i]]]
-            keys, num_tokens = [keys[i] for i in left], [num_tokens[i] for i in left]
+            token_ids = [
+                token for i in left for token in token_ids[starts[i] : starts[i] + num_tokens[i]]
+            ]
+            keys = [keys[i] for i in left]
+            num_tokens = [num_tokens[i] for i in left]
         if keys:
             self._report_masks(MaskReport(keys=keys, num_tokens=num_tokens, token_ids=token_ids))
 
     def _settle_speculation(self, sampled: Sampled, first: Int32Array) -> None:
-        """Takes back what drafts of the rows reserved in vain, and shows the speculator tokens from `first` on."""
-        rows, speculator = sampled.rows, self._scheduler.speculator
+        """Takes back what drafts of the rows reserved in vain, and shows the speculator tokens from
+        `first` on."""
+        rows = sampled.rows
+        speculator = self._scheduler.speculator
         if sampled.reserved is not None and sampled.num_drafts is not None:
             num_accepted = sampled.num_tokens - 1
             self.drafts.note(sampled.num_drafts, num_accepted)
@@ -197,7 +240,9 @@ class ResultHandler:
             self._table.num_accepted[rows] += num_accepted
             self._scheduler.roll_back(rows, sampled.reserved, sampled.num_tokens)
             if sampled.are_own and speculator is not None:
-                speculator.settle_drafts(rows, sampled.reserved - 1, sampled.num_drafts, num_accepted)
+                speculator.settle_drafts(
+                    rows, sampled.reserved - 1, sampled.num_drafts, num_accepted
+                )
         if speculator is not None:
             speculator.settle(self._table, rows, first)
 
@@ -219,12 +264,14 @@ class ResultHandler:
         assert not output.keys, "one step an output"
         output.keys = self._table.keys[rows].tolist()
         output.first_index = (first_positions - self._table.num_prompt[rows]).tolist()
-        output.num_tokens, output.token_ids = num_tokens, tokens.tolist()
+        output.num_tokens = num_tokens
+        output.token_ids = tokens.tolist()
         self.num_generated_tokens += tokens.size
         output.logprobs = logprobs
 
     def _cache_full_blocks(self, rows: Rows) -> None:
-        """Caches the block that each row's outputs filled; its last KV is computed, so that it can be told at once."""
+        """Caches the block that each row's outputs filled; its last KV is computed, so that it can
+        be told at once."""
         blocks, token_ids = self._table.take_full_blocks(rows)
         self._cache.append(self._table.chains_of(rows), token_bytes(token_ids), blocks)
 
@@ -256,25 +303,35 @@ class ResultHandler:
             )
         )
 
-    def _say_prompt_logprobs(self, chunk: Chunk, entries: list[TokenLogprobs], output: StepOutput) -> None:
-        """Entry i scores the prompt token at position start + i + 1; those out before a preemption are left away."""
+    def _say_prompt_logprobs(
+        self, chunk: Chunk, entries: list[TokenLogprobs], output: StepOutput
+    ) -> None:
+        """Entry i scores the prompt token at position start + i + 1; those out before a preemption
+        are left away."""
         request = chunk.request
         end = chunk.start + len(entries)
         if end <= request.num_scored_tokens:
             return
         fresh = entries[request.num_scored_tokens - chunk.start :]
-        first_position, request.num_scored_tokens = request.num_scored_tokens + 1, end
+        first_position = request.num_scored_tokens + 1
+        request.num_scored_tokens = end
         is_last = end == request.num_prompt_tokens - 1
         output.prompt_logprobs.append(
-            PromptLogprobsPart(key=request.key, first_position=first_position, entries=fresh, last=is_last)
+            PromptLogprobsPart(
+                key=request.key, first_position=first_position, entries=fresh, last=is_last
+            )
         )
 
 
-def _counted(logprobs: dict[int, TokenLogprobs], num_columns: int, counts: Int32Array) -> dict[int, TokenLogprobs]:
-    """Log probabilities of each row's first counts[i] tokens by place among them, from those by place in a table of so
-    many columns."""
+def _counted(
+    logprobs: dict[int, TokenLogprobs], num_columns: int, counts: Int32Array
+) -> dict[int, TokenLogprobs]:
+    """Log probabilities of each row's first counts[i] tokens by place among them, from those by
+    place in a table of so many columns."""
     if not logprobs:
         return logprobs
     starts = np.cumsum(counts) - counts
     found = ((*divmod(at, num_columns), entry) for at, entry in logprobs.items())
-    return {int(starts[row]) + column: entry for row, column, entry in found if column < counts[row]}
+    return {
+        int(starts[row]) + column: entry for row, column, entry in found if column < counts[row]
+    }

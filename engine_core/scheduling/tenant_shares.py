@@ -1,4 +1,5 @@
-"""How seats and prompt tokens are shared among tenants: by weight while several want them, all to one who is alone.
+"""How seats and prompt tokens are shared among tenants: by weight while several want them, all to
+one who is alone.
 
 Knows who is here and how many seats each holds; knows nothing about steps or the order of requests.
 """
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 CLAIM_SECONDS = 10.0
 """After its last request a tenant counts as here: who comes and goes shall find a seat free."""
 KEPT = 1 / 16
-"""Share of all seats that stays free for the next request while tenants are several: one that yields takes a step or
-two."""
+"""Share of all seats that stays free for the next request while tenants are several: one that
+yields takes a step or two."""
 MIN_SEATS_TO_KEEP = 8
 """Number of seats from which one is kept free; of fewer none is."""
 
@@ -31,7 +32,9 @@ class TenantShares:
     """Told of every request that enters, takes a seat, loses it, leaves."""
 
     def __init__(self, num_seats: int, num_blocks: int, clock: Callable[[], float]) -> None:
-        self._num_seats, self._num_blocks, self._clock = num_seats, num_blocks, clock
+        self._num_seats = num_seats
+        self._num_blocks = num_blocks
+        self._clock = clock
         self._tenants: dict[str, _Tenant] = {}
         self._num_kept = max(1, int(num_seats * KEPT)) if num_seats >= MIN_SEATS_TO_KEEP else 0
         self._total_weight = 0.0
@@ -68,17 +71,19 @@ class TenantShares:
         return self._tenants[name].weight
 
     def level(self, name: str, more_seats: int = 0, num_blocks: int = 0) -> float:
-        """How far ahead it would be: its part of all seats or of all blocks, whichever is larger, by weight.
+        """How far ahead it would be: its part of all seats or of all blocks, whichever is larger,
+        by weight.
 
         See Ghodsi et al., Dominant Resource Fairness (2011).
         """
         tenant = self._tenants[name]
-        seats, blocks = (tenant.num_seats + more_seats) / self._num_seats, num_blocks / self._num_blocks
+        seats = (tenant.num_seats + more_seats) / self._num_seats
+        blocks = num_blocks / self._num_blocks
         return max(seats, blocks) / tenant.weight
 
     def num_shares(self, name: str) -> int:
-        """How often it has its share of all seats, or as many seats where that is less than one: who has the least goes
-        first."""
+        """How often it has its share of all seats, or as many seats where that is less than one:
+        who has the least goes first."""
         if not self.are_several:
             return 0
         tenant = self._tenants[name]
@@ -86,7 +91,8 @@ class TenantShares:
         return int(tenant.num_seats / max(1.0, share))
 
     def may_take(self, name: str, num_free: int) -> bool:
-        """Whether it may have one of the free seats. Who would be the farthest ahead with it leaves the last ones to
+        """Whether it may have one of the free seats. Who would be the farthest ahead with it leaves
+        the last ones to
         others: who wants its share then need not wait for an answer to end."""
         if not self.are_several or num_free > self._num_kept or not self.num_shares(name):
             return num_free > 0
@@ -104,10 +110,14 @@ class TenantShares:
                 del self._tenants[name]
 
 
-def split(budget: int, demands: Mapping[str, int], weights: Callable[[str], float]) -> dict[str, int]:
-    """`budget` among those who want a part of it, by weight; what one does not need goes to the others."""
+def split(
+    budget: int, demands: Mapping[str, int], weights: Callable[[str], float]
+) -> dict[str, int]:
+    """`budget` among those who want a part of it, by weight; what one does not need goes to the
+    others."""
     parts: dict[str, int] = {}
-    left, weight_left = budget, sum(map(weights, demands))
+    left = budget
+    weight_left = sum(map(weights, demands))
     for name in sorted(demands, key=lambda name: demands[name] / weights(name)):
         weight = weights(name)
         # The last one's fraction is 1, but for rounding.

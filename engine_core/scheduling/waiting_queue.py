@@ -1,7 +1,8 @@
-"""Requests that wait for a row: ready ones in order of rank, and those held until credit or their prefix comes.
+"""Requests that wait for a row: ready ones in order of rank, and those held until credit or their
+prefix comes.
 
-Within a tier, tenants that have their share of seats come after those that have less. Knows nothing about blocks or
-budgets.
+Within a tier, tenants that have their share of seats come after those that have less. Knows nothing
+about blocks or budgets.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ Ready = list[tuple[Rank, int, RequestState]]
 
 
 class WaitingQueue:
-    """A heap of the ready of each tenant, with lazy removal below the top; the held are members too, and count."""
+    """A heap of the ready of each tenant, with lazy removal below the top; the held are members
+    too, and count."""
 
     def __init__(self, num_shares: Callable[[RequestState], int] = lambda _: 0) -> None:
-        """`num_shares` is asked of the first request of each tenant: what its tenant has already."""
+        """`num_shares` is asked of the first request of each tenant: what its tenant has
+        already."""
         self.num_tokens = 0
         """Uncached tokens of all members that have credit."""
         self.may_rise = False
@@ -39,7 +42,8 @@ class WaitingQueue:
         # By leader: followers, each with the number of blocks the leader must have scheduled first.
         self._followers: dict[int, list[tuple[int, RequestState]]] = {}
         self._awaiting: dict[Ticket, list[RequestState]] = {}
-        """Requests held until the load of a part of their prefix has ended; some may be members no longer."""
+        """Requests held until the load of a part of their prefix has ended; some may be members no
+        longer."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -84,13 +88,16 @@ class WaitingQueue:
         self.remove(request)
 
     def rise(self, now: float) -> None:
-        """Moves up by a tier who has waited long in one: nobody starves. `now` is of the clock of `added_at`."""
+        """Moves up by a tier who has waited long in one: nobody starves. `now` is of the clock of
+        `added_at`."""
         risen = self.may_rise = False
         for request in self._members.values():
             tier, virtual_time, arrival = request.rank
             self.may_rise |= tier > 0
             if tier > 0 and now - max(request.added_at, request.risen_at) >= RISE_SECONDS:
-                request.rank, request.risen_at, risen = (tier - 1, virtual_time, arrival), now, True
+                request.rank = (tier - 1, virtual_time, arrival)
+                request.risen_at = now
+                risen = True
         self._next = None
         for tenant, ready in self._ready.items() if risen else ():
             members = {key: request for _, key, request in ready if key in self._members}
@@ -114,8 +121,8 @@ class WaitingQueue:
             self._make_ready(request)
 
     def follow(self, leader: RequestState, request: RequestState, num_blocks: int) -> None:
-        """Holds the first of a tenant until `leader`, which computes the same prefix, has scheduled `num_blocks` of
-        it."""
+        """Holds the first of a tenant until `leader`, which computes the same prefix, has scheduled
+        `num_blocks` of it."""
         self._unready(request)
         self._followers.setdefault(leader.key, []).append((num_blocks, request))
 
@@ -161,7 +168,9 @@ class WaitingQueue:
     @property
     def awaits_begun(self) -> bool:
         """Whether a member whose answer has begun is held until a load has ended."""
-        return any(request.has_begun for held in map(self._held_for, self._awaiting) for request in held)
+        return any(
+            request.has_begun for held in map(self._held_for, self._awaiting) for request in held
+        )
 
     def load_ended(self, ticket: Ticket) -> list[RequestState]:
         """Frees those that waited for this load, and returns them."""
@@ -179,7 +188,9 @@ class WaitingQueue:
 
     def _held_for(self, ticket: Ticket) -> list[RequestState]:
         """Members that are held until this load has ended."""
-        return [request for request in self._awaiting.get(ticket, ()) if request.key in self._members]
+        return [
+            request for request in self._awaiting.get(ticket, ()) if request.key in self._members
+        ]
 
     def _turn(self, request: RequestState) -> tuple[int, int, Rank]:
         return request.rank[0], self._num_shares(request), request.rank

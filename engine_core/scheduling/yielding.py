@@ -1,8 +1,8 @@
-"""Chooses the running requests that make room for waiting ones: stalled ones, and those of tenants ahead of their fair
-share.
+"""Chooses the running requests that make room for waiting ones: stalled ones, and those of tenants
+ahead of their fair share.
 
-Only names them, one at a time; the scheduler preempts each before it asks for the next. Seats and blocks of requests
-that are leaving count as free.
+Only names them, one at a time; the scheduler preempts each before it asks for the next. Seats and
+blocks of requests that are leaving count as free.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class Yielding:
         pool: BlockPool,
     ) -> None:
         self.too_large: RequestState | None = None
-        """The waiting request that found too few blocks; it is not looked at again until some are released."""
+        """The waiting request that found too few blocks; it is not looked at again until some are
+        released."""
         self._num_blocks_wanted = 0
-        self._waiting, self._preemption, self._pending_release, self._seats, self._pool = (
-            waiting,
-            preemption,
-            pending_release,
-            seats,
-            pool,
-        )
+        self._waiting = waiting
+        self._preemption = preemption
+        self._pending_release = pending_release
+        self._seats = seats
+        self._pool = pool
         self._num_moves = 0
         """Seats that were taken or left."""
         self._unyielding: tuple[int, int, int] | None = None
         """(request key, waiting tenants, move count) of the last attempt that found no victim."""
 
     def note_too_large(self, request: RequestState, num_blocks_wanted: int) -> None:
-        self.too_large, self._num_blocks_wanted = request, num_blocks_wanted
+        self.too_large = request
+        self._num_blocks_wanted = num_blocks_wanted
         self._unyielding = None
 
     def note_released(self) -> None:
@@ -54,22 +54,27 @@ class Yielding:
         self._num_moves += 1
 
     def stalled(self) -> Iterator[RequestState]:
-        """Requests whose readers take nothing, while others lack room. No step, planned or in flight, computes them."""
+        """Requests whose readers take nothing, while others lack room. No step, planned or in
+        flight, computes them."""
         while (stalled := self._preemption.first_stalled()) is not None and self._lacks_room():
             yield stalled
 
     def ahead(self) -> Iterator[RequestState]:
-        """Requests of tenants that are ahead of those that wait: for seats for the first of each waiting tenant, or
-        for the blocks of the request whose turn is next."""
+        """Requests of tenants that are ahead of those that wait: for seats for the first of each
+        waiting tenant, or for the blocks of the request whose turn is next."""
         following = self._waiting.peek()
         if following is None or self._unyielding == self._attempt(following):
             return
         held = self._preemption.held_blocks()
         if following is self.too_large:
-            while self._lacks_blocks() and (victim := self._preemption.take_for(following, held)) is not None:
+            while (
+                self._lacks_blocks()
+                and (victim := self._preemption.take_for(following, held)) is not None
+            ):
                 yield victim
         elif self.too_large is None or not self._seats.num_free:
-            # Also while a seat is free: those behind the ones who take it come with them, not a step later.
+            # Also while a seat is free: those behind the ones who take it come with them, not a
+            # step later.
             for behind in self._waiting.heads()[self._seats.num_left :]:
                 if (victim := self._preemption.take_for(behind, held)) is None:
                     break
@@ -89,4 +94,7 @@ class Yielding:
         return self._seats.num_left < self._waiting.num_ready
 
     def _lacks_blocks(self) -> bool:
-        return self._num_blocks_wanted > self._pool.num_free + self._pending_release.num_returning_blocks()
+        return (
+            self._num_blocks_wanted
+            > self._pool.num_free + self._pending_release.num_returning_blocks()
+        )

@@ -1,6 +1,8 @@
-"""Weights in GGUF's block formats on their way from a file to a model's file, where they stay packed.
+"""Weights in GGUF's block formats on their way from a file to a model's file, where they stay
+packed.
 
-A weight may have parts of several formats, since projections that are joined into one matrix need not have the same.
+A weight may have parts of several formats, since projections that are joined into one matrix need
+not have the same.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from headwater.kernels.block_formats import FORMATS, TILE_ROWS, BlockWeight, exp
 
 from ..config import ConfigError, require
 
-BLOCKS, PARTS = ".blocks", ".parts"
-"""Names of the tensors in a model's file, behind the weight's: uint8 [bytes] tiles of all parts, and int32 [parts, 3]
-ggml's number of the type, rows and inputs of each."""
+BLOCKS = ".blocks"
+PARTS = ".parts"
+"""Names of the tensors in a model's file, behind the weight's: uint8 [bytes] tiles of all parts,
+and int32 [parts, 3] ggml's number of the type, rows and inputs of each."""
 Parts = tuple[BlockWeight, ...]
 
 
@@ -35,7 +38,9 @@ def num_bytes(facts: Sequence[Sequence[int]]) -> int:
 def facts_of(parts: torch.Tensor) -> list[list[int]]:
     """The rows of a tensor of parts. Raises `ConfigError`."""
     if parts.dtype != torch.int32 or parts.dim() != 2 or parts.shape[1] != 3:
-        raise ConfigError("parts of block weights", (str(parts.dtype), tuple(parts.shape)), "int32, [parts, 3]")
+        raise ConfigError(
+            "parts of block weights", (str(parts.dtype), tuple(parts.shape)), "int32, [parts, 3]"
+        )
     facts: list[list[int]] = parts.tolist()
     for type_id, rows, inputs in facts:
         require(type_id in FORMATS, "type of block weights", type_id, ", ".join(map(str, FORMATS)))
@@ -49,24 +54,34 @@ def stored_parts(blocks: torch.Tensor, parts: torch.Tensor) -> Parts:
     """The parts of a weight, views of its tensors. Raises `ConfigError`."""
     facts = facts_of(parts)
     if blocks.dtype != torch.uint8 or tuple(blocks.shape) != (num_bytes(facts),):
-        raise ConfigError("block weights", (str(blocks.dtype), tuple(blocks.shape)), f"uint8, ({num_bytes(facts)},)")
-    found, at = [], 0
+        raise ConfigError(
+            "block weights",
+            (str(blocks.dtype), tuple(blocks.shape)),
+            f"uint8, ({num_bytes(facts)},)",
+        )
+    found = []
+    at = 0
     for type_id, rows, inputs in facts:
-        format, size = FORMATS[type_id], _part_bytes(type_id, rows, inputs)
-        tiles = blocks[at : at + size].view(-1, inputs // format.unit, TILE_ROWS * format.unit_bytes)
+        format = FORMATS[type_id]
+        size = _part_bytes(type_id, rows, inputs)
+        tiles = blocks[at : at + size].view(
+            -1, inputs // format.unit, TILE_ROWS * format.unit_bytes
+        )
         found.append(BlockWeight(format=format, tiles=tiles, num_rows=rows))
         at += size
     return tuple(found)
 
 
 def cut_parts(parts: Parts, outputs: Sequence[range], inputs: range) -> Parts:
-    """Some outputs and inputs of a weight; reads nothing of mapped tiles but theirs. Raises `ConfigError` where a tile
-    or a unit would be cut."""
-    found, first = [], 0
+    """Some outputs and inputs of a weight; reads nothing of mapped tiles but theirs. Raises
+    `ConfigError` where a tile or a unit would be cut."""
+    found = []
+    first = 0
     for part in parts:
         # Ranges are in ascending order, so parts of the result are as well.
         for wanted in outputs:
-            begin, end = max(wanted.start - first, 0), min(wanted.stop - first, part.num_rows)
+            begin = max(wanted.start - first, 0)
+            end = min(wanted.stop - first, part.num_rows)
             if begin < end:
                 found.append(_cut_part(part, range(begin, end), inputs))
         first += part.num_rows
@@ -77,7 +92,9 @@ def can_cut(parts: Parts, outputs: Sequence[range], inputs: range) -> bool:
     """Whether `cut_parts` cuts a weight there."""
     first = 0
     for part in parts:
-        own = [(max(each.start - first, 0), min(each.stop - first, part.num_rows)) for each in outputs]
+        own = [
+            (max(each.start - first, 0), min(each.stop - first, part.num_rows)) for each in outputs
+        ]
         try:
             for begin, end in own:
                 if begin < end:
@@ -92,15 +109,24 @@ def _check_cut(part: BlockWeight, rows: range, inputs: range) -> None:
     """Raises `ConfigError` where a tile or a unit would be cut."""
     unit = part.format.unit
     if rows.start % TILE_ROWS or (rows.stop % TILE_ROWS and rows.stop != part.num_rows):
-        raise ConfigError("outputs of a rank", len(rows), f"multiples of {TILE_ROWS}, as {part.format.name} is stored")
+        raise ConfigError(
+            "outputs of a rank",
+            len(rows),
+            f"multiples of {TILE_ROWS}, as {part.format.name} is stored",
+        )
     if inputs.start % unit or inputs.stop % unit:
-        raise ConfigError("inputs of a rank", len(inputs), f"multiples of {unit}, as {part.format.name} is stored")
+        raise ConfigError(
+            "inputs of a rank", len(inputs), f"multiples of {unit}, as {part.format.name} is stored"
+        )
 
 
 def _cut_part(part: BlockWeight, rows: range, inputs: range) -> BlockWeight:
     _check_cut(part, rows, inputs)
     unit = part.format.unit
-    tiles = part.tiles[rows.start // TILE_ROWS : -(-rows.stop // TILE_ROWS), inputs.start // unit : inputs.stop // unit]
+    tiles = part.tiles[
+        rows.start // TILE_ROWS : -(-rows.stop // TILE_ROWS),
+        inputs.start // unit : inputs.stop // unit,
+    ]
     return BlockWeight(format=part.format, tiles=tiles.contiguous(), num_rows=len(rows))
 
 
@@ -109,10 +135,16 @@ def expand_all(
     dtype: torch.dtype,
     keeps: Callable[[str, Parts], bool] = lambda name, parts: False,
 ) -> None:
-    """Puts every packed weight of a model's file into the dtype, but those that are kept, one after another: the two
-    forms of all of them are never in memory at once. Raises `ConfigError` naming the one that does not fit."""
+    """Puts every packed weight of a model's file into the dtype, but those that are kept, one after
+    another: the two forms of all of them are never in memory at once. Raises `ConfigError` naming
+    the one that does not fit."""
     for name in [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]:
-        require(name + PARTS in tensors, "checkpoint", f"without {name}{PARTS}", "every tensor of the architecture")
+        require(
+            name + PARTS in tensors,
+            "checkpoint",
+            f"without {name}{PARTS}",
+            "every tensor of the architecture",
+        )
         try:
             weight = stored_parts(tensors[name + BLOCKS], tensors[name + PARTS])
             if keeps(name, weight):
@@ -139,7 +171,8 @@ def _merged(parts: Sequence[BlockWeight]) -> list[BlockWeight]:
     for part in parts:
         last = merged[-1] if merged else None
         if last is not None and last.format == part.format and last.num_rows % TILE_ROWS == 0:
-            tiles, num_rows = torch.cat((last.tiles, part.tiles)), last.num_rows + part.num_rows
+            tiles = torch.cat((last.tiles, part.tiles))
+            num_rows = last.num_rows + part.num_rows
             merged[-1] = BlockWeight(format=part.format, tiles=tiles, num_rows=num_rows)
         else:
             merged.append(part)

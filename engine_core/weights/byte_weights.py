@@ -36,12 +36,17 @@ def keeps_none(name: str, weight: ByteWeight | Parts) -> bool:
     return False
 
 
-def expand_all(tensors: dict[str, torch.Tensor], dtype: torch.dtype, keeps: Keeps = keeps_none) -> None:
-    """Puts every weight of eight bits in a model's file into the dtype, one after another, but those that are kept.
-    Raises `ConfigError` naming the one that does not fit."""
+def expand_all(
+    tensors: dict[str, torch.Tensor], dtype: torch.dtype, keeps: Keeps = keeps_none
+) -> None:
+    """Puts every weight of eight bits in a model's file into the dtype, one after another, but
+    those that are kept. Raises `ConfigError` naming the one that does not fit."""
     for name in [name for name in tensors if name.endswith(BYTES)]:
         layer, _, values = name.rpartition(".")
-        own = {suffix: tensors.pop(layer + suffix, None) for suffix in (f".{values}", SCALES, ZEROS, GROUPS)}
+        own = {
+            suffix: tensors.pop(layer + suffix, None)
+            for suffix in (f".{values}", SCALES, ZEROS, GROUPS)
+        }
         found = {suffix: tensor for suffix, tensor in own.items() if tensor is not None}
         _check(layer, f".{values}", found)
         weight = weight_of(found)
@@ -55,10 +60,20 @@ def expand_all(tensors: dict[str, torch.Tensor], dtype: torch.dtype, keeps: Keep
 def _check(layer: str, values: str, tensors: Mapping[str, torch.Tensor]) -> None:
     is_fp8 = values in (FP8, FP8_TOKENS)
     for suffix in (SCALES,) if is_fp8 else (SCALES, ZEROS):
-        require(suffix in tensors, "checkpoint", f"without {layer}{suffix}", "every tensor of the architecture")
+        require(
+            suffix in tensors,
+            "checkpoint",
+            f"without {layer}{suffix}",
+            "every tensor of the architecture",
+        )
     n, k = tensors[values].shape
     groups = len(tensors[SCALES])
-    require(groups > 0 and k % groups == 0, f"groups of {layer}", f"{groups} of {k} inputs", "equal ones")
+    require(
+        groups > 0 and k % groups == 0,
+        f"groups of {layer}",
+        f"{groups} of {k} inputs",
+        "equal ones",
+    )
     dtypes = (torch.float32,) if is_fp8 else WIDE_SCALE_DTYPES
     check_tensor(layer + SCALES, tensors[SCALES], (groups, n), *dtypes)
     if not is_fp8:

@@ -18,8 +18,9 @@ from .model_file import Tensors
 DUMMIES = {"dummy": False, "dummy-uniform": True}
 """Names of random weights, and whether they are uniform."""
 UNIFORM_SPREAD = 1e-3
-"""As vLLM's loader makes random weights. Numbers so small move fewer wires: a GPU at its limit of power computes them
-faster than those of a trained model, so a comparison with such figures needs the same."""
+"""As vLLM's loader makes random weights. Numbers so small move fewer wires: a GPU at its limit of
+power computes them faster than those of a trained model, so a comparison with such figures needs
+the same."""
 NORMAL_SPREAD = 0.02
 HEAD = "lm_head"
 """Never packed, nor are tensors outside the layers."""
@@ -34,9 +35,10 @@ def dummy(
     uniform: bool = False,
     quantization: Quantization | None = None,
 ) -> Tensors:
-    """Random weights of the right shapes: normal ones, scaled so that activations stay finite, between norms of one;
-    or all of them, norms too, uniform within `UNIFORM_SPREAD`. With a quantization, linear layers are of random bits,
-    packed as most of its layers are. A weight's numbers depend on its name, not on the other weights."""
+    """Random weights of the right shapes: normal ones, scaled so that activations stay finite,
+    between norms of one; or all of them, norms too, uniform within `UNIFORM_SPREAD`. With a
+    quantization, linear layers are of random bits, packed as most of its layers are. A weight's
+    numbers depend on its name, not on the other weights."""
     generator = torch.Generator(device)
     packing = None if quantization is None else quantization.rules[-1].packing
     tensors: Tensors = {}
@@ -58,11 +60,18 @@ def dummy(
 
 
 def _packed(
-    name: str, shape: tuple[int, ...], packing: Packing, device: torch.device, generator: torch.Generator
+    name: str,
+    shape: tuple[int, ...],
+    packing: Packing,
+    device: torch.device,
+    generator: torch.Generator,
 ) -> Tensors:
     """Symmetric weights, spread as about `NORMAL_SPREAD`."""
     n, k = shape
-    of_groups = num_groups(name, k, packing.group_size if packing.block is None else packing.block[1]), n
+    of_groups = (
+        num_groups(name, k, packing.group_size if packing.block is None else packing.block[1]),
+        n,
+    )
     if packing.format == "fp8":
         values = torch.randn(n, k, device=device, generator=generator).to(torch.float8_e4m3fn)
         scales = torch.full(of_groups, NORMAL_SPREAD, device=device)
@@ -77,6 +86,10 @@ def _packed(
         words = torch.empty(n, k // WORD, dtype=torch.int32, device=device)
         words.random_(-(1 << 31), 1 << 31, generator=generator)
         return named(Int4Weight(words=words, scales=scales, zeros=zeros), name)
-    numbers = torch.empty(n, k, dtype=torch.uint8, device=device).random_(0, 256, generator=generator)
-    weight = Int8Weight(values=numbers, scales=scales, zeros=zeros, rounds_tokens=packing.rounds_whole_tokens)
+    numbers = torch.empty(n, k, dtype=torch.uint8, device=device).random_(
+        0, 256, generator=generator
+    )
+    weight = Int8Weight(
+        values=numbers, scales=scales, zeros=zeros, rounds_tokens=packing.rounds_whole_tokens
+    )
     return named(weight, name)

@@ -28,8 +28,8 @@ def config_fingerprint(folder: Path) -> str:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Hash of names, types, shapes and places of all tensors, and of some of their bytes: of a file of up to
-    `WHOLE_BYTES` of all of them. Raises `ConfigError` for a file that is damaged."""
+    """Hash of names, types, shapes and places of all tensors, and of some of their bytes: of a file
+    of up to `WHOLE_BYTES` of all of them. Raises `ConfigError` for a file that is damaged."""
     path = folder / WEIGHTS_NAME
     size = path.stat().st_size
     # It is read below only if its head is whole: a length there may say anything.

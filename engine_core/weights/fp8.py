@@ -1,8 +1,8 @@
-"""Layers of floating-point numbers in eight bits (e4m3), as DeepSeek, FBGEMM and compressed-tensors (`float-quantized`)
-store them.
+"""Layers of floating-point numbers in eight bits (e4m3), as DeepSeek, FBGEMM and compressed-tensors
+(`float-quantized`) store them.
 
-weight float8_e4m3fn [N, K]. weight_scale or weight_scale_inv, by which it is multiplied: one, [N] or [N, groups], or of
-blocks [ceil(N / outputs), ceil(K / inputs)].
+weight float8_e4m3fn [N, K]. weight_scale or weight_scale_inv, by which it is multiplied: one, [N]
+or [N, groups], or of blocks [ceil(N / outputs), ceil(K / inputs)].
 """
 
 from __future__ import annotations
@@ -35,8 +35,14 @@ def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> boo
 
 def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Fp8Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
-    weight, scale = tensors[WEIGHT], tensors[packing.scale]
-    require(weight.ndim == 2, f"checkpoint tensor {name}.{WEIGHT}", tuple(weight.shape), "[outputs, inputs]")
+    weight = tensors[WEIGHT]
+    scale = tensors[packing.scale]
+    require(
+        weight.ndim == 2,
+        f"checkpoint tensor {name}.{WEIGHT}",
+        tuple(weight.shape),
+        "[outputs, inputs]",
+    )
     check_tensor(f"{name}.{WEIGHT}", weight, tuple(weight.shape), torch.float8_e4m3fn)
     scales = _of_groups(f"{name}.{packing.scale}", scale, weight.shape[0], weight.shape[1], packing)
     rounds_tokens = rounds_inputs(packing, weight.shape[1], len(scales))
@@ -44,8 +50,8 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
 
 
 def rounds_inputs(packing: Packing, num_inputs: int, num_groups: int) -> bool:
-    """Whether a layer is made for tokens that a product rounds: with one scale, or with one for every 128 inputs where
-    its weights are in such blocks."""
+    """Whether a layer is made for tokens that a product rounds: with one scale, or with one for
+    every 128 inputs where its weights are in such blocks."""
     if packing.rounds_groups:
         return num_groups == -(-num_inputs // TOKEN_GROUP)
     return packing.activations == "fp8" and packing.block is None and num_groups == 1

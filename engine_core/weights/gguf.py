@@ -1,4 +1,5 @@
-"""A GGUF file as a Hugging Face config and tensors under Hugging Face names. Matrices in block formats stay packed."""
+"""A GGUF file as a Hugging Face config and tensors under Hugging Face names. Matrices in block
+formats stay packed."""
 
 from __future__ import annotations
 
@@ -54,7 +55,11 @@ _MODEL_NAMES = {
 }
 _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<stem>\w+)\.(?P<kind>weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
-LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3_ROPE = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 """Constants of Llama 3's scaling, which all models have that are scaled so."""
 PLAIN_TYPES = ("F32", "F16", "BF16")
 
@@ -66,29 +71,46 @@ class GgufFile:
         try:
             self._reader = gguf.GGUFReader(path)
         except (ValueError, LookupError) as error:
-            raise ConfigError("checkpoint file", path.name, f"a whole GGUF file ({error})") from None
+            raise ConfigError(
+                "checkpoint file", path.name, f"a whole GGUF file ({error})"
+            ) from None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._arch = self._field("general.architecture")
         is_served = isinstance(self._arch, str) and self._arch in ARCHITECTURES
         require(is_served, "general.architecture", self._arch, ", ".join(ARCHITECTURES))
         if (num_files := self._field("split.count", 1)) not in (0, 1):
-            raise ConfigError("split.count", num_files, "1: parts have to be joined (`llama-gguf-split --merge`)")
+            raise ConfigError(
+                "split.count", num_files, "1: parts have to be joined (`llama-gguf-split --merge`)"
+            )
         served = {*PLAIN_TYPES, *(format.name.upper() for format in FORMATS.values())}
         for tensor in self._reader.tensors:
             if tensor.tensor_type.name not in served:
-                raise ConfigError(f"type of tensor {tensor.name}", tensor.tensor_type.name, ", ".join(sorted(served)))
+                raise ConfigError(
+                    f"type of tensor {tensor.name}",
+                    tensor.tensor_type.name,
+                    ", ".join(sorted(served)),
+                )
 
     def hf_config(self) -> dict[str, Any]:
         """Content of the `config.json` that the file's model would have."""
-        require(self._meta("attention.causal", True), "attention.causal", False, "true: no token sees later ones")
+        require(
+            self._meta("attention.causal", True),
+            "attention.causal",
+            False,
+            "true: no token sees later ones",
+        )
         num_heads = self._meta("attention.head_count")
         hidden_size = self._meta("embedding_length")
         embedding = self._tensors.get(_EMBEDDING)
         if embedding is None or len(embedding.shape) != 2:
-            raise ConfigError("checkpoint", f"without the matrix {_EMBEDDING}", "every tensor of the architecture")
+            raise ConfigError(
+                "checkpoint", f"without the matrix {_EMBEDDING}", "every tensor of the architecture"
+            )
         head_dim = self._meta("attention.key_length", _ratio(hidden_size, num_heads))
         if (rotated := self._meta("rope.dimension_count", head_dim)) != head_dim:
-            raise ConfigError("rope.dimension_count", rotated, f"{head_dim}: all of a head is rotated")
+            raise ConfigError(
+                "rope.dimension_count", rotated, f"{head_dim}: all of a head is rotated"
+            )
         config = {
             "architectures": [ARCHITECTURES[self._arch]],
             "model_type": self._arch,
@@ -114,18 +136,25 @@ class GgufFile:
         return config
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockWeight]]:
-        """(Hugging Face name, weight) of everything a decoder needs; what is not packed is float32."""
+        """(Hugging Face name, weight) of everything a decoder needs; what is not packed is
+        float32."""
         for name, tensor in self._tensors.items():
             if name == _ROPE_FACTORS:
                 self._check_factors()
             else:
                 format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
-                yield self._hf_name(name), self._dequantize(name) if format is None else self._packed(name, format)
+                yield (
+                    self._hf_name(name),
+                    self._dequantize(name) if format is None else self._packed(name, format),
+                )
 
     @property
     def is_packed(self) -> bool:
         """Whether some matrices are in block formats."""
-        return any(len(tensor.shape) == 2 and tensor.tensor_type in FORMATS for tensor in self._tensors.values())
+        return any(
+            len(tensor.shape) == 2 and tensor.tensor_type in FORMATS
+            for tensor in self._tensors.values()
+        )
 
     def __len__(self) -> int:
         return len(self._tensors)
@@ -149,7 +178,9 @@ class GgufFile:
         if ".attn_k." in name:
             heads = self._meta("attention.head_count_kv", heads)
         if len(rows) % (2 * heads):
-            raise ConfigError(f"checkpoint tensor {name}", tuple(rows.shape), f"pairs of rows of {heads} heads")
+            raise ConfigError(
+                f"checkpoint tensor {name}", tuple(rows.shape), f"pairs of rows of {heads} heads"
+            )
         return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
     def _hf_name(self, name: str) -> str:
@@ -183,16 +214,26 @@ class GgufFile:
         kind = self._meta("rope.scaling.type", "linear" if factor else "none")
         require(kind in ("none", "linear"), "rope.scaling.type", kind, "none or linear")
         if kind == "linear":
-            require(_ROPE_FACTORS not in self._tensors, "tensor", _ROPE_FACTORS, "none beside linear scaling")
+            require(
+                _ROPE_FACTORS not in self._tensors,
+                "tensor",
+                _ROPE_FACTORS,
+                "none beside linear scaling",
+            )
             return {"rope_type": "linear", "factor": factor}
         if _ROPE_FACTORS in self._tensors:
             # The converter keeps only the outcome of Llama 3's scaling.
-            return {"rope_type": "llama3", "factor": float(self._dequantize(_ROPE_FACTORS).max()), **LLAMA3_ROPE}
+            return {
+                "rope_type": "llama3",
+                "factor": float(self._dequantize(_ROPE_FACTORS).max()),
+                **LLAMA3_ROPE,
+            }
         return None
 
     def _check_factors(self) -> None:
         """Raises `ConfigError` for factors that are not those of Llama 3's scaling."""
-        factors, config = self._dequantize(_ROPE_FACTORS), self.hf_config()
+        factors = self._dequantize(_ROPE_FACTORS)
+        config = self.hf_config()
         exponents = torch.arange(0, config["head_dim"], 2) / config["head_dim"]
         frequencies = torch.pow(config["rope_theta"], -exponents)
         expected = frequencies / scaled(frequencies, config["rope_scaling"])

@@ -1,4 +1,5 @@
-"""Linear layers whose weights share scales in groups of inputs, on their way from a checkpoint to a model's file. Knows
+"""Linear layers whose weights share scales in groups of inputs, on their way from a checkpoint to a
+model's file. Knows
 no published format: each has a file of its own beside this one."""
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ from headwater.kernels.int4_layout import BLOCK, Int4Weight, without_zeros, zero
 from ..config import ConfigError, require
 
 GroupedWeight = Int4Weight | Int8Weight | Fp8Weight
-INT4, INT8, W8A8, FP8, FP8_TOKENS = ".int4", ".int8", ".w8a8", ".fp8", ".f8a8"
-"""Names of the values in a model's file, behind the layer's: of packed numbers of four bits, of integers of eight bits,
-of those made for activations that are rounded too, and likewise of floating-point numbers."""
-SCALES, ZEROS, GROUPS = ".scales", ".zeros", ".groups"
+INT4 = ".int4"
+INT8 = ".int8"
+W8A8 = ".w8a8"
+FP8 = ".fp8"
+FP8_TOKENS = ".f8a8"
+"""Names of the values in a model's file, behind the layer's: of packed numbers of four bits, of
+integers of eight bits, of those made for activations that are rounded too, and likewise of
+floating-point numbers."""
+SCALES = ".scales"
+ZEROS = ".zeros"
+GROUPS = ".groups"
 """Names of the tensors beside them."""
 SCALE_DTYPES = (torch.float16, torch.bfloat16)
 """Their products with a weight minus its zero point are exact in float32."""
@@ -26,43 +34,76 @@ WIDE_SCALE_DTYPES = (*SCALE_DTYPES, torch.float32)
 
 
 def named(weight: GroupedWeight, name: str) -> dict[str, torch.Tensor]:
-    """The tensors of a weight as a model's file holds them. Symmetric weights of four bits have no zero points."""
+    """The tensors of a weight as a model's file holds them. Symmetric weights of four bits have no
+    zero points."""
     if isinstance(weight, Int4Weight):
         weight = without_zeros(weight)
-        tensors = {INT4: weight.words, SCALES: weight.scales, ZEROS: weight.zeros, GROUPS: weight.groups}
+        tensors = {
+            INT4: weight.words,
+            SCALES: weight.scales,
+            ZEROS: weight.zeros,
+            GROUPS: weight.groups,
+        }
     elif isinstance(weight, Int8Weight):
         values = W8A8 if weight.rounds_tokens else INT8
-        tensors = {values: weight.values, SCALES: weight.scales, ZEROS: weight.zeros, GROUPS: weight.groups}
+        tensors = {
+            values: weight.values,
+            SCALES: weight.scales,
+            ZEROS: weight.zeros,
+            GROUPS: weight.groups,
+        }
     else:
-        tensors = {FP8_TOKENS if weight.rounds_tokens else FP8: weight.values, SCALES: weight.scales}
-    return {name + suffix: tensor.contiguous() for suffix, tensor in tensors.items() if tensor is not None}
+        tensors = {
+            FP8_TOKENS if weight.rounds_tokens else FP8: weight.values,
+            SCALES: weight.scales,
+        }
+    return {
+        name + suffix: tensor.contiguous()
+        for suffix, tensor in tensors.items()
+        if tensor is not None
+    }
 
 
 def weight_of(tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
     """The weight of its tensors by suffix."""
     [values] = tensors.keys() & {INT4, INT8, W8A8, FP8, FP8_TOKENS}
-    numbers, scales, groups = tensors[values], tensors[SCALES], tensors.get(GROUPS)
+    numbers = tensors[values]
+    scales = tensors[SCALES]
+    groups = tensors.get(GROUPS)
     if values == INT4:
         return Int4Weight(words=numbers, scales=scales, zeros=tensors.get(ZEROS), groups=groups)
     rounds_tokens = values in (W8A8, FP8_TOKENS)
     if values in (FP8, FP8_TOKENS):
         return Fp8Weight(values=numbers, scales=scales, rounds_tokens=rounds_tokens)
-    return Int8Weight(values=numbers, scales=scales, zeros=tensors[ZEROS], groups=groups, rounds_tokens=rounds_tokens)
+    return Int8Weight(
+        values=numbers,
+        scales=scales,
+        zeros=tensors[ZEROS],
+        groups=groups,
+        rounds_tokens=rounds_tokens,
+    )
 
 
 def expanded(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
     """The weight [N, K] in the dtype."""
-    return int4_layout.expand(weight, dtype) if isinstance(weight, Int4Weight) else byte_weights.expand(weight, dtype)
+    return (
+        int4_layout.expand(weight, dtype)
+        if isinstance(weight, Int4Weight)
+        else byte_weights.expand(weight, dtype)
+    )
 
 
 def can_join(parts: Sequence[GroupedWeight]) -> bool:
     """Whether the parts can be one weight that is not expanded."""
-    return len({type(part) for part in parts}) == 1 and len({_rounds_tokens(part) for part in parts}) == 1
+    return (
+        len({type(part) for part in parts}) == 1
+        and len({_rounds_tokens(part) for part in parts}) == 1
+    )
 
 
 def joined(name: str, parts: Sequence[GroupedWeight]) -> GroupedWeight:
-    """The outputs of all parts, which are of one kind, in their order. Raises `ConfigError` where their inputs are
-    grouped otherwise."""
+    """The outputs of all parts, which are of one kind, in their order. Raises `ConfigError` where
+    their inputs are grouped otherwise."""
     first = parts[0]
     for part in parts[1:]:
         if len(part.scales) != len(first.scales) or part.shape[1] != first.shape[1]:
@@ -72,7 +113,9 @@ def joined(name: str, parts: Sequence[GroupedWeight]) -> GroupedWeight:
             dtypes = [str(each.scales.dtype) for each in parts]
             raise ConfigError(f"dtypes of the scales of the parts of {name}", dtypes, "one dtype")
         if not _are_equal(_order(part), _order(first)):
-            raise ConfigError(f"g_idx of the parts of {name}", "different", "the same for all of them")
+            raise ConfigError(
+                f"g_idx of the parts of {name}", "different", "the same for all of them"
+            )
     scales = torch.cat([part.scales for part in parts], dim=1)
     if isinstance(first, Fp8Weight):
         # torch joins no numbers of this type.
@@ -82,7 +125,9 @@ def joined(name: str, parts: Sequence[GroupedWeight]) -> GroupedWeight:
     if isinstance(first, Int4Weight):
         words = torch.cat([part.words for part in parts if isinstance(part, Int4Weight)])
         return replace(first, words=words, scales=scales, zeros=zeros)
-    return replace(first, values=torch.cat([_bytes(part) for part in parts]), scales=scales, zeros=zeros)
+    return replace(
+        first, values=torch.cat([_bytes(part) for part in parts]), scales=scales, zeros=zeros
+    )
 
 
 def _bytes(part: GroupedWeight) -> torch.Tensor:
@@ -107,10 +152,19 @@ def _are_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return a is b if a is None or b is None else torch.equal(a, b)
 
 
-def check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+def check_tensor(
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], *dtypes: torch.dtype
+) -> None:
     """Raises `ConfigError`."""
-    require(tuple(tensor.shape) == shape, f"checkpoint tensor {name}", tuple(tensor.shape), str(shape))
-    require(tensor.dtype in dtypes, f"dtype of tensor {name}", str(tensor.dtype), " or ".join(map(str, dtypes)))
+    require(
+        tuple(tensor.shape) == shape, f"checkpoint tensor {name}", tuple(tensor.shape), str(shape)
+    )
+    require(
+        tensor.dtype in dtypes,
+        f"dtype of tensor {name}",
+        str(tensor.dtype),
+        " or ".join(map(str, dtypes)),
+    )
 
 
 def check_scales(name: str, scales: torch.Tensor) -> None:
@@ -120,15 +174,21 @@ def check_scales(name: str, scales: torch.Tensor) -> None:
 
 
 def num_groups(name: str, num_inputs: int, group_size: int) -> int:
-    """Returns how many groups of this size the inputs make, -1 for all of them at once. Raises `ConfigError`."""
+    """Returns how many groups of this size the inputs make, -1 for all of them at once. Raises
+    `ConfigError`."""
     size = num_inputs if group_size == -1 else group_size
     if not num_inputs or num_inputs % BLOCK or num_inputs % size:
-        raise ConfigError(f"number of inputs of {name}", num_inputs, f"multiples of {max(size, BLOCK)}")
+        raise ConfigError(
+            f"number of inputs of {name}", num_inputs, f"multiples of {max(size, BLOCK)}"
+        )
     return num_inputs // size
 
 
-def order_of(name: str, g_idx: torch.Tensor, num_inputs: int, num_groups: int) -> torch.Tensor | None:
-    """The group of each input as a weight has it: None where groups follow one another. Raises `ConfigError`."""
+def order_of(
+    name: str, g_idx: torch.Tensor, num_inputs: int, num_groups: int
+) -> torch.Tensor | None:
+    """The group of each input as a weight has it: None where groups follow one another. Raises
+    `ConfigError`."""
     check_tensor(name, g_idx, (num_inputs,), torch.int32, torch.int64)
     if not (int(g_idx.min()) >= 0 and int(g_idx.max()) < num_groups):
         value = f"{int(g_idx.min())}…{int(g_idx.max())}"

@@ -23,7 +23,8 @@ class HuggingFaceFolder:
     """Reads lazily: a tensor is read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._files = path, _files_of(path)
+        self._path = path
+        self._files = _files_of(path)
 
     def hf_config(self) -> dict[str, Any]:
         return read_object(self._path / "config.json")
@@ -41,7 +42,8 @@ class HuggingFaceFolder:
 
     @functools.cached_property
     def _keys_of(self) -> dict[str, list[str]]:
-        """Names of the tensors in each file. Raises `ConfigError` for a tensor that is in two files."""
+        """Names of the tensors in each file. Raises `ConfigError` for a tensor that is in two
+        files."""
         keys_of: dict[str, list[str]] = {}
         file_of: dict[str, str] = {}
         for name in self._files:
@@ -49,7 +51,9 @@ class HuggingFaceFolder:
                 keys_of[name] = list(file.keys())
             for key in keys_of[name]:
                 first = file_of.setdefault(key, name)
-                require(first == name, f"file of tensor {key}", f"{first} and {name}", "one of them")
+                require(
+                    first == name, f"file of tensor {key}", f"{first} and {name}", "one of them"
+                )
         return keys_of
 
 
@@ -70,7 +74,9 @@ def _files_of(folder: Path) -> list[str]:
         return [WHOLE]
     if listed:
         return listed
-    raise ConfigError("checkpoint", str(folder), "a folder with model.safetensors or its sharded form")
+    raise ConfigError(
+        "checkpoint", str(folder), "a folder with model.safetensors or its sharded form"
+    )
 
 
 def _listed_files(index: dict[str, Any]) -> list[str]:

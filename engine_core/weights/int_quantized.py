@@ -1,8 +1,9 @@
-"""Layers as compressed-tensors stores integers of eight bits (`int-quantized`, `naive-quantized`): weights alone, or
-for activations that are rounded too (Xiao et al., SmoothQuant, 2022, whose factors are in weights and norms by then).
+"""Layers as compressed-tensors stores integers of eight bits (`int-quantized`, `naive-quantized`):
+weights alone, or for activations that are rounded too (Xiao et al., SmoothQuant, 2022, whose
+factors are in weights and norms by then).
 
-weight int8 [N, K]. weight_scale [N, groups], [N] or one. weight_zero_point, where weights are not symmetric, int8 of
-the scales' shape.
+weight int8 [N, K]. weight_scale [N, groups], [N] or one. weight_zero_point, where weights are not
+symmetric, int8 of the scales' shape.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from .grouped import WIDE_SCALE_DTYPES, check_scales, check_tensor, num_groups
 
 DROPPED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 """Scales of activations: each token's own is used."""
-WEIGHT, SCALE, ZEROS = "weight", "weight_scale", "weight_zero_point"
+WEIGHT = "weight"
+SCALE = "weight_scale"
+ZEROS = "weight_zero_point"
 MIDDLE = 128
 """Added to weights and zero points, which are stored without sign."""
 
@@ -35,7 +38,12 @@ def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> boo
 def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Int8Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
     weight = tensors[WEIGHT]
-    require(weight.ndim == 2, f"checkpoint tensor {name}.{WEIGHT}", tuple(weight.shape), "[outputs, inputs]")
+    require(
+        weight.ndim == 2,
+        f"checkpoint tensor {name}.{WEIGHT}",
+        tuple(weight.shape),
+        "[outputs, inputs]",
+    )
     check_tensor(f"{name}.{WEIGHT}", weight, tuple(weight.shape), torch.int8)
     n, k = weight.shape
     groups = num_groups(name, k, packing.group_size)
@@ -44,9 +52,14 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
     check_scales(f"{name}.{SCALE}", scales)
     zeros = torch.full((groups, n), MIDDLE, dtype=torch.uint8)
     if packing.has_zeros:
-        zeros = _without_sign(_of_groups(f"{name}.{ZEROS}", tensors[ZEROS], shape, packing, torch.int8))
+        zeros = _without_sign(
+            _of_groups(f"{name}.{ZEROS}", tensors[ZEROS], shape, packing, torch.int8)
+        )
     return Int8Weight(
-        values=_without_sign(weight), scales=scales, zeros=zeros, rounds_tokens=packing.rounds_whole_tokens
+        values=_without_sign(weight),
+        scales=scales,
+        zeros=zeros,
+        rounds_tokens=packing.rounds_whole_tokens,
     )
 
 

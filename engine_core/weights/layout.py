@@ -1,4 +1,5 @@
-"""Layout of a model's file: a name, a shape and a use for each weight, as the model declares them."""
+"""Layout of a model's file: a name, a shape and a use for each weight, as the model declares
+them."""
 
 from __future__ import annotations
 
@@ -33,13 +34,19 @@ Layout = Mapping[str, WeightSpec]
 """By name, in the order in which random weights are drawn."""
 
 
-def linear(out_features: int, in_features: int, *, tied_to: str = "", split: Split = Split.NONE) -> WeightSpec:
-    return WeightSpec(shape=(out_features, in_features), is_linear=True, tied_to=tied_to, split=split)
+def linear(
+    out_features: int, in_features: int, *, tied_to: str = "", split: Split = Split.NONE
+) -> WeightSpec:
+    return WeightSpec(
+        shape=(out_features, in_features), is_linear=True, tied_to=tied_to, split=split
+    )
 
 
 def joined_linear(parts: tuple[int, ...], in_features: int) -> WeightSpec:
     """Projections of one input, of which each rank has a share of each."""
-    return WeightSpec(shape=(sum(parts), in_features), is_linear=True, split=Split.OUTPUTS, parts=parts)
+    return WeightSpec(
+        shape=(sum(parts), in_features), is_linear=True, split=Split.OUTPUTS, parts=parts
+    )
 
 
 def norm(size: int) -> WeightSpec:

@@ -1,4 +1,5 @@
-"""The file of a converted model: tensors under the names of its layout, read as pages of the file."""
+"""The file of a converted model: tensors under the names of its layout, read as pages of the
+file."""
 
 from __future__ import annotations
 
@@ -28,13 +29,15 @@ def load(
     keeps_packed: bool = False,
     keeps: Keeps = keeps_none,
 ) -> Tensors:
-    """Tensors of a converted folder. On the CPU they are the file's own pages, mapped read-only and shared by all
-    processes that map it; on a GPU they are streamed there. Progress is told in bytes.
+    """Tensors of a converted folder. On the CPU they are the file's own pages, mapped read-only and
+    shared by all processes that map it; on a GPU they are streamed there. Progress is told in
+    bytes.
 
-    Weights in block formats and of eight bits are expanded to the dtype that the model computes in, unless
-    `keeps_packed` or `keeps`. Raises `ConfigError` for one that cannot be."""
+    Weights in block formats and of eight bits are expanded to the dtype that the model computes in,
+    unless `keeps_packed` or `keeps`. Raises `ConfigError` for one that cannot be."""
     tensors: Tensors = {}
-    done, total = 0, (folder / WEIGHTS_NAME).stat().st_size
+    done = 0
+    total = (folder / WEIGHTS_NAME).stat().st_size
     with opened(folder / WEIGHTS_NAME, str(device)) as file:
         for name in file.keys():  # noqa: SIM118 (not a dict)
             tensors[name] = tensor = file.get_tensor(name)
@@ -47,8 +50,9 @@ def load(
 
 
 def expand_all(tensors: Tensors, dtype: torch.dtype, keeps: Keeps = keeps_none) -> None:
-    """Puts the weights for which most platforms have no product into the dtype: those in block formats and those of
-    eight bits. What `keeps` says stays packed. Raises `ConfigError` for one that cannot be."""
+    """Puts the weights for which most platforms have no product into the dtype: those in block
+    formats and those of eight bits. What `keeps` says stays packed. Raises `ConfigError` for one
+    that cannot be."""
     blocks.expand_all(tensors, dtype, keeps)
     byte_weights.expand_all(tensors, dtype, keeps)
 
@@ -72,7 +76,8 @@ def has_blocks(folder: Path) -> bool:
 
 
 def has_integers(folder: Path) -> bool:
-    """Whether some weights of a converted model are packed integers, in block formats or in groups."""
+    """Whether some weights of a converted model are packed integers, in block formats or in
+    groups."""
     return _has(folder, INTEGERS)
 
 

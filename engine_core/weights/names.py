@@ -1,4 +1,5 @@
-"""From a checkpoint's names to those of a model's layout; projections that read the same input become one matrix."""
+"""From a checkpoint's names to those of a model's layout; projections that read the same input
+become one matrix."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class CheckpointNames:
     layer: Mapping[str, str]
     """Behind `model.layers.N.`; ours stand behind `layers.N.`."""
     fused: Mapping[str, tuple[str, int]]
-    """As `layer`, of a part of a tensor: that tensor's name, and the place of the part among its rows."""
+    """As `layer`, of a part of a tensor: that tensor's name, and the place of the part among its
+    rows."""
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Endings of names of tensors that are no weights."""
 
@@ -45,9 +47,9 @@ class CheckpointNames:
         progress: Callable[[int], None],
         layout: Layout = NO_LAYOUT,
     ) -> Tensors:
-        """The tensors under our names. Progress is told in tensors read. Raises `ConfigError` for a tensor that the
-        architecture has not, for parts of a tensor without the others, for parts that cannot be joined, and for those
-        whose outputs the layout counts otherwise."""
+        """The tensors under our names. Progress is told in tensors read. Raises `ConfigError` for a
+        tensor that the architecture has not, for parts of a tensor without the others, for parts
+        that cannot be joined, and for those whose outputs the layout counts otherwise."""
         collected: Tensors = {}
         parts: dict[str, dict[int, Weight]] = {}
         num_parts = Counter(name for name, _ in self.fused.values())
@@ -56,25 +58,36 @@ class CheckpointNames:
                 prefix, ours, place = self._place(name)
                 waiting = parts.setdefault(prefix + ours, {})
                 if isinstance(tensor, Int4Weight) and not prefix:
-                    raise ConfigError("checkpoint tensor", name, "embedding and head that are not packed")
+                    raise ConfigError(
+                        "checkpoint tensor", name, "embedding and head that are not packed"
+                    )
                 if isinstance(tensor, torch.Tensor) and not _has_values(tensor):
-                    raise ConfigError(f"dtype of tensor {name}", str(tensor.dtype), "weights in floating point")
+                    raise ConfigError(
+                        f"dtype of tensor {name}", str(tensor.dtype), "weights in floating point"
+                    )
                 # Tables have no kinds of eight bits.
-                is_dense = isinstance(tensor, torch.Tensor) or (not prefix and not isinstance(tensor, BlockWeight))
+                is_dense = isinstance(tensor, torch.Tensor) or (
+                    not prefix and not isinstance(tensor, BlockWeight)
+                )
                 waiting[place] = _dense(tensor, dtype) if is_dense else tensor
                 if len(waiting) == num_parts.get(ours, 1):
                     del parts[prefix + ours]
-                    collected |= _whole(prefix + ours, [waiting[i] for i in range(len(waiting))], dtype, layout)
+                    collected |= _whole(
+                        prefix + ours, [waiting[i] for i in range(len(waiting))], dtype, layout
+                    )
             progress(done)
         require(not parts, "checkpoint", sorted(parts), "every part of a fused projection")
         return collected
 
     def _is_idle_bias(self, name: str, tensor: Weight) -> bool:
-        """Whether it is a bias of zeros that no model of the architecture has: tools that pack layers write them."""
+        """Whether it is a bias of zeros that no model of the architecture has: tools that pack
+        layers write them."""
         if not (name.endswith(".bias") and isinstance(tensor, torch.Tensor)):
             return False
         match = _LAYER.fullmatch(name)
-        is_known = name in self.model or (match is not None and (match[2] in self.layer or match[2] in self.fused))
+        is_known = name in self.model or (
+            match is not None and (match[2] in self.layer or match[2] in self.fused)
+        )
         return not is_known and not bool(tensor.any())
 
     def _place(self, name: str) -> tuple[str, str, int]:
@@ -83,7 +96,8 @@ class CheckpointNames:
             return "", self.model[name], 0
         match = _LAYER.fullmatch(name)
         if match is not None:
-            prefix, rest = f"layers.{match[1]}.", match[2]
+            prefix = f"layers.{match[1]}."
+            rest = match[2]
             if rest in self.layer:
                 return prefix, self.layer[rest], 0
             if rest in self.fused:
@@ -92,13 +106,15 @@ class CheckpointNames:
 
 
 def _has_values(tensor: torch.Tensor) -> bool:
-    """Whether each element is a number of floating point; those of four bits are pairs, which torch does not read."""
+    """Whether each element is a number of floating point; those of four bits are pairs, which torch
+    does not read."""
     return tensor.is_floating_point() and tensor.dtype is not torch.float4_e2m1fn_x2
 
 
 def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype, layout: Layout) -> Tensors:
-    """The tensors of a weight made of parts. Parts of several kinds are expanded to the dtype. Raises `ConfigError`
-    where parts cannot be joined, or have other outputs than the layout says."""
+    """The tensors of a weight made of parts. Parts of several kinds are expanded to the dtype.
+    Raises `ConfigError` where parts cannot be joined, or have other outputs than the layout
+    says."""
     shapes = [tuple(part.shape) for part in parts]
     if len({(len(shape), *shape[1:]) for shape in shapes}) > 1 or () in shapes:
         raise ConfigError(f"shapes of the parts of {name}", shapes, "one number of inputs")

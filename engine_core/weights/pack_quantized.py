@@ -1,9 +1,10 @@
 """Layers as compressed-tensors packs integers into words (`pack-quantized`), in 4 or 8 bits.
 
-weight_packed int32 [N, ceil(K / c)], c numbers a word: word r of a row holds inputs c r … c r + c - 1, the first in the
-lowest bits; half of the range is added to each. weight_scale [N, groups]. weight_shape integers [2]: N and K.
-weight_zero_point, where weights are not symmetric, int32 [ceil(N / c), groups]: likewise along the outputs.
-weight_g_idx, where inputs are ordered by activations, int32 [K]: the group of each input.
+weight_packed int32 [N, ceil(K / c)], c numbers a word: word r of a row holds inputs c r … c r + c -
+1, the first in the lowest bits; half of the range is added to each. weight_scale [N, groups].
+weight_shape integers [2]: N and K. weight_zero_point, where weights are not symmetric, int32
+[ceil(N / c), groups]: likewise along the outputs. weight_g_idx, where inputs are ordered by
+activations, int32 [K]: the group of each input.
 """
 
 from __future__ import annotations
@@ -17,16 +18,22 @@ from headwater.kernels.int4_layout import Int4Weight, pack
 
 from ..config import require
 from ..packing import Packing
-from .grouped import SCALE_DTYPES, WIDE_SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups, order_of
+from .grouped import (
+    SCALE_DTYPES,
+    WIDE_SCALE_DTYPES,
+    check_scales,
+    check_tensor,
+    integers_of,
+    num_groups,
+    order_of,
+)
 
 DROPPED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
-PACKED, SCALE, SHAPE, ZEROS, ORDER = (
-    "weight_packed",
-    "weight_scale",
-    "weight_shape",
-    "weight_zero_point",
-    "weight_g_idx",
-)
+PACKED = "weight_packed"
+SCALE = "weight_scale"
+SHAPE = "weight_shape"
+ZEROS = "weight_zero_point"
+ORDER = "weight_g_idx"
 
 
 def suffixes(packing: Packing) -> tuple[str, ...]:
@@ -38,9 +45,13 @@ def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> boo
     return suffix in DROPPED
 
 
-def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Int4Weight | Int8Weight:
+def unpack(
+    name: str, tensors: Mapping[str, torch.Tensor], packing: Packing
+) -> Int4Weight | Int8Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
-    words, scale, per_word = tensors[PACKED], tensors[SCALE], 32 // packing.bits
+    words = tensors[PACKED]
+    scale = tensors[SCALE]
+    per_word = 32 // packing.bits
     n, k = _shape(name, tensors[SHAPE])
     groups = num_groups(name, k, packing.group_size)
     check_tensor(f"{name}.{PACKED}", words, (n, -(-k // per_word)), torch.int32)

@@ -1,7 +1,9 @@
-"""Matrices in an order that a CPU's kernels read, packed once a machine into a file beside the weights.
+"""Matrices in an order that a CPU's kernels read, packed once a machine into a file beside the
+weights.
 
-The file is mapped read-only, so replicas share its pages; those of the stored matrices are never read again. Its name
-says what it was packed from and how, so what another version would lay out otherwise is another file.
+The file is mapped read-only, so replicas share its pages; those of the stored matrices are never
+read again. Its name says what it was packed from and how, so what another version would lay out
+otherwise is another file.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix that is packed when it is asked for, since not all of them need be in memory at once."""
+    """A matrix that is packed when it is asked for, since not all of them need be in memory at
+    once."""
 
     layout: object
     """How it is packed; its `repr` tells it from other ways."""
@@ -38,9 +41,10 @@ def packed_memory(
 ) -> dict[str, torch.Tensor]:
     """The memory that each matrix is packed in, uint8.
 
-    `folder` is the one that the matrices were loaded from, None if they come from nowhere. Where it cannot be written
-    and holds no packed file, the matrices are packed into memory of this process. `part` names the part of the folder's
-    weights that the matrices are: parts of equal shapes have files of their own.
+    `folder` is the one that the matrices were loaded from, None if they come from nowhere. Where it
+    cannot be written and holds no packed file, the matrices are packed into memory of this process.
+    `part` names the part of the folder's weights that the matrices are: parts of equal shapes have
+    files of their own.
     """
     if not matrices:
         return {}
@@ -73,9 +77,14 @@ def _mapped(
 
 
 def _write(
-    path: Path, matrices: Mapping[str, Matrix], offsets: Mapping[str, int], num_bytes: int, progress: Progress
+    path: Path,
+    matrices: Mapping[str, Matrix],
+    offsets: Mapping[str, int],
+    num_bytes: int,
+    progress: Progress,
 ) -> None:
-    """Writes the file, or waits for another process that does. Raises `OSError` where it cannot be written."""
+    """Writes the file, or waits for another process that does. Raises `OSError` where it cannot be
+    written."""
     # The next process that packs these matrices takes over what a killed one left under this name.
     partial = path.with_suffix(".partial")
     with partial.open("ab") as file:
@@ -95,7 +104,12 @@ def _write(
         partial.rename(path)
 
 
-def _fill(memory: torch.Tensor, matrices: Mapping[str, Matrix], offsets: Mapping[str, int], progress: Progress) -> None:
+def _fill(
+    memory: torch.Tensor,
+    matrices: Mapping[str, Matrix],
+    offsets: Mapping[str, int],
+    progress: Progress,
+) -> None:
     for done, (name, at) in enumerate(offsets.items()):
         matrices[name].write(memory[at : at + matrices[name].num_bytes])
         progress(done, len(offsets))
@@ -103,7 +117,8 @@ def _fill(memory: torch.Tensor, matrices: Mapping[str, Matrix], offsets: Mapping
 
 def _offsets(matrices: Mapping[str, Matrix]) -> tuple[dict[str, int], int]:
     """Where each lies, and the size of all."""
-    offsets, end = {}, 0
+    offsets = {}
+    end = 0
     for name, matrix in matrices.items():
         offsets[name] = end
         end += -(-matrix.num_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,5 +1,5 @@
-"""Weights in GGUF's block formats as planes, which a GPU's kernels read. Made when a model is loaded, on the GPU; a
-model's file has blocks."""
+"""Weights in GGUF's block formats as planes, which a GPU's kernels read. Made when a model is
+loaded, on the GPU; a model's file has blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ..config import ConfigError
 from .blocks import BLOCKS, PARTS, facts_of, stored_parts
 
 PLANES = ".planes"
-"""Name, behind the weight's, of a tensor with the planes of all parts, uint8 [bytes]; `blocks.PARTS` is beside it."""
+"""Name, behind the weight's, of a tensor with the planes of all parts, uint8 [bytes];
+`blocks.PARTS` is beside it."""
 ALIGNMENT = 128
 """Each plane begins at a multiple of so many bytes."""
 
@@ -27,10 +28,12 @@ def num_bytes(facts: Sequence[Sequence[int]]) -> int:
 
 
 def in_planes(tensors: Mapping[str, torch.Tensor], name: str = "") -> dict[str, torch.Tensor]:
-    """The tensors of one weight, those in blocks as planes on the same device. Raises `ConfigError`."""
+    """The tensors of one weight, those in blocks as planes on the same device. Raises
+    `ConfigError`."""
     if name + BLOCKS not in tensors:
         return dict(tensors)
-    blocks, parts = tensors[name + BLOCKS], tensors[name + PARTS]
+    blocks = tensors[name + BLOCKS]
+    parts = tensors[name + PARTS]
     whole = torch.empty(num_bytes(facts_of(parts)), dtype=torch.uint8, device=blocks.device)
     kept = {name + PLANES: whole, name + PARTS: parts}
     for written, part in zip(stored_planes(whole, parts), stored_parts(blocks, parts), strict=True):
@@ -42,7 +45,8 @@ def in_planes(tensors: Mapping[str, torch.Tensor], name: str = "") -> dict[str, 
 
 
 def put_all_in_planes(tensors: dict[str, torch.Tensor]) -> None:
-    """Puts every weight of a model's tensors that is in blocks into planes, one after another. Raises `ConfigError`."""
+    """Puts every weight of a model's tensors that is in blocks into planes, one after another.
+    Raises `ConfigError`."""
     for name in [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]:
         own = {name + suffix: tensors.pop(name + suffix) for suffix in (BLOCKS, PARTS)}
         try:
@@ -56,9 +60,12 @@ def stored_planes(planes: torch.Tensor, parts: torch.Tensor) -> tuple[BlockPlane
     facts = facts_of(parts)
     if planes.dtype != torch.uint8 or tuple(planes.shape) != (num_bytes(facts),):
         raise ConfigError(
-            "planes of weights", (str(planes.dtype), tuple(planes.shape)), f"uint8, ({num_bytes(facts)},)"
+            "planes of weights",
+            (str(planes.dtype), tuple(planes.shape)),
+            f"uint8, ({num_bytes(facts)},)",
         )
-    found, at = [], 0
+    found = []
+    at = 0
     for each in facts:
         views: dict[str, torch.Tensor] = {}
         for name, (shape, dtype) in _shapes(each).items():

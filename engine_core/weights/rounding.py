@@ -1,4 +1,5 @@
-"""Weights of a model in fewer bits: round to nearest, group by group, without looking at what the model reads."""
+"""Weights of a model in fewer bits: round to nearest, group by group, without looking at what the
+model reads."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ from .model_file import Tensors
 
 HEAD = "lm_head"
 """Stays as it is, as in published checkpoints, and so do embeddings."""
-INT4_GROUPS, INT8_GROUPS = (32,), (128, 64, 32)
-"""Inputs that share a scale: the first that divides a layer's. Four bits that are rounded without a text need the
-smallest groups."""
+INT4_GROUPS = (32,)
+INT8_GROUPS = (128, 64, 32)
+"""Inputs that share a scale: the first that divides a layer's. Four bits that are rounded without a
+text need the smallest groups."""
 LEAST_SCALE = 2.0**-24
 """The smallest number of float16."""
 FP8_MOST = 448.0
@@ -38,17 +40,22 @@ class Rounding:
     """Root mean square of the changes of rounded weights, over that of these weights."""
 
     def __str__(self) -> str:
-        before, after = self.bytes_before / 1e6, self.bytes_after / 1e6
+        before = self.bytes_before / 1e6
+        after = self.bytes_after / 1e6
         return (
             f"rounded to {self.kind}: {before:.0f} MB became {after:.0f} MB, "
             f"and weights changed by {100 * self.relative_error:.2g} % (root mean square)"
         )
 
 
-def round_weights(tensors: Tensors, layout: Layout, kind: str, dtype: torch.dtype) -> tuple[Tensors, Rounding]:
-    """The tensors of a model's file, linear layers rounded, where their inputs divide into groups; `dtype` is the one
-    that the model computes in."""
-    rounded, changed, whole = dict(tensors), 0.0, 0.0
+def round_weights(
+    tensors: Tensors, layout: Layout, kind: str, dtype: torch.dtype
+) -> tuple[Tensors, Rounding]:
+    """The tensors of a model's file, linear layers rounded, where their inputs divide into groups;
+    `dtype` is the one that the model computes in."""
+    rounded = dict(tensors)
+    changed = 0.0
+    whole = 0.0
     for name, spec in layout.items():
         if not spec.is_linear or name == HEAD or spec.tied_to or name not in tensors:
             continue
@@ -70,16 +77,19 @@ def round_weights(tensors: Tensors, layout: Layout, kind: str, dtype: torch.dtyp
 
 
 def round_int4(weight: torch.Tensor) -> Int4Weight | None:
-    """weight float32 [N, K]. From the least to the largest number of a group, zero among them; None: no groups. Scales
-    are bfloat16: kernels multiply by one of float16 twice."""
+    """weight float32 [N, K]. From the least to the largest number of a group, zero among them;
+    None: no groups. Scales are bfloat16: kernels multiply by one of float16 twice."""
     if (groups := _groups(weight, INT4_GROUPS)) is None:
         return None
-    low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    low = groups.amin(2).clamp(max=0)
+    high = groups.amax(2).clamp(min=0)
     scale = ((high - low) / 15).clamp(min=LEAST_SCALE).bfloat16()
     zero = (-low / scale.float()).round().clamp(0, 15)
     values = (groups / scale.float()[..., None]).round() + zero[..., None]
     words = int4_layout.pack(values.clamp(0, 15).to(torch.uint8).flatten(1))
-    return Int4Weight(words=words, scales=scale.t().contiguous(), zeros=zero.t().to(torch.uint8).contiguous())
+    return Int4Weight(
+        words=words, scales=scale.t().contiguous(), zeros=zero.t().to(torch.uint8).contiguous()
+    )
 
 
 def round_int8(weight: torch.Tensor) -> Int8Weight | None:
@@ -89,7 +99,9 @@ def round_int8(weight: torch.Tensor) -> Int8Weight | None:
     scale = (groups.abs().amax(2) / 127).clamp(min=LEAST_SCALE).half()
     values = (groups / scale.float()[..., None]).round().clamp(-127, 127) + MIDDLE
     zeros = torch.full(scale.t().shape, MIDDLE, dtype=torch.uint8)
-    return Int8Weight(values=values.to(torch.uint8).flatten(1), scales=scale.t().contiguous(), zeros=zeros)
+    return Int8Weight(
+        values=values.to(torch.uint8).flatten(1), scales=scale.t().contiguous(), zeros=zeros
+    )
 
 
 def round_fp8(weight: torch.Tensor) -> Fp8Weight:

@@ -1,4 +1,5 @@
-"""From the tensors of a packed checkpoint to one weight a layer. Each published format is a file beside this one."""
+"""From the tensors of a packed checkpoint to one weight a layer. Each published format is a file
+beside this one."""
 
 from __future__ import annotations
 
@@ -16,8 +17,17 @@ from .grouped import GroupedWeight
 from .names import Weight
 
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_output_scale", "k_zero_point", "v_zero_point")
-"""Last parts of names of scales for key-value caches of eight bits. Headwater's has none: the numbers are dropped."""
+KV_SCALES = (
+    "k_scale",
+    "v_scale",
+    "q_scale",
+    "kv_scale",
+    "prob_output_scale",
+    "k_zero_point",
+    "v_zero_point",
+)
+"""Last parts of names of scales for key-value caches of eight bits. Headwater's has none: the
+numbers are dropped."""
 OF_OUTPUTS = ("output_scale", "output_zero_point")
 """As `KV_SCALES`, where the projections of keys and values have them."""
 
@@ -31,8 +41,11 @@ class Format(Protocol):
     def drops(self, name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> bool:
         """Whether a tensor is not used. Raises `ConfigError` for one that would have to be."""
 
-    def unpack(self, name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> GroupedWeight:
-        """The weight of a layer's tensors by suffix. Raises `ConfigError` naming the tensor that does not fit."""
+    def unpack(
+        self, name: str, tensors: Mapping[str, torch.Tensor], packing: Packing
+    ) -> GroupedWeight:
+        """The weight of a layer's tensors by suffix. Raises `ConfigError` naming the tensor that
+        does not fit."""
 
 
 FORMATS: Mapping[str, Format] = {
@@ -47,8 +60,8 @@ FORMATS: Mapping[str, Format] = {
 def unpacked(
     tensors: Iterable[tuple[str, torch.Tensor | BlockWeight]], quantization: Quantization | None
 ) -> Iterator[tuple[str, Weight]]:
-    """The tensors of a checkpoint, those of a packed layer as one under the name that it has in other checkpoints.
-    Raises `ConfigError` for a layer without one of its tensors."""
+    """The tensors of a checkpoint, those of a packed layer as one under the name that it has in
+    other checkpoints. Raises `ConfigError` for a layer without one of its tensors."""
     waiting: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors:
         layer, _, suffix = name.rpartition(".")
@@ -62,7 +75,9 @@ def unpacked(
         format = FORMATS[packing.format]
         if format.drops(name, suffix, tensor, packing):
             continue
-        if suffix not in format.suffixes(packing) or (suffix == "weight" and tensor.dtype in PLAIN_DTYPES):
+        if suffix not in format.suffixes(packing) or (
+            suffix == "weight" and tensor.dtype in PLAIN_DTYPES
+        ):
             yield name, tensor
             continue
         parts = waiting.setdefault(layer, {})
@@ -72,5 +87,9 @@ def unpacked(
     for layer, parts in waiting.items():
         packing = quantization.packing_of(layer) if quantization is not None else None
         assert packing is not None
-        missing = next(suffix for suffix in FORMATS[packing.format].suffixes(packing) if suffix not in parts)
-        raise ConfigError("checkpoint", f"without {layer}.{missing}", "every tensor of a packed layer")
+        missing = next(
+            suffix for suffix in FORMATS[packing.format].suffixes(packing) if suffix not in parts
+        )
+        raise ConfigError(
+            "checkpoint", f"without {layer}.{missing}", "every tensor of a packed layer"
+        )

@@ -1,4 +1,5 @@
-"""The REST handler of /demand/{name}: how many requests a model has, for an autoscaler of its engines."""
+"""The REST handler of /demand/{name}: how many requests a model has, for an autoscaler of its
+engines."""
 
 from __future__ import annotations
 
@@ -20,4 +21,6 @@ class DemandPage:
         if (counts := self._demand.of(name)) is None:
             raise errors.NotFound("model", name)
         requests, without_replica = counts
-        await exchange.reply_json({"model": name, "requests": requests, "requests_without_replica": without_replica})
+        await exchange.reply_json(
+            {"model": name, "requests": requests, "requests_without_replica": without_replica}
+        )

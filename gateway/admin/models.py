@@ -1,4 +1,5 @@
-"""The REST handlers of /admin/models: what supervisors serve, loading and unloading. They do it; this asks them."""
+"""The REST handlers of /admin/models: what supervisors serve, loading and unloading. They do it;
+this asks them."""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ from .administration import Administration
 MAX_BODY_BYTES = 64 * 1024
 ASK_SECONDS = 2.0
 NO_SUPERVISOR = (
-    "no supervisor of this cluster answers over NATS: models are loaded and unloaded where `headwater up` runs it; "
-    "elsewhere (compose, Kubernetes) start a processor, an output processor and engines for the model"
+    "no supervisor of this cluster answers over NATS: models are loaded and unloaded where "
+    "`headwater up` runs it; "
+    "elsewhere (compose, Kubernetes) start a processor, an output processor and engines for "
+    "the model"
 )
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=4096)]
@@ -48,7 +51,9 @@ class ModelAdmin:
     """Without a supervisor every call says so."""
 
     def __init__(self, bus: Bus, catalogues: Catalogues, administration: Administration) -> None:
-        self._bus, self._catalogues, self._administration = bus, catalogues, administration
+        self._bus = bus
+        self._catalogues = catalogues
+        self._administration = administration
 
     async def list_models(self, exchange: Exchange) -> None:
         self._administration.caller(exchange)
@@ -56,12 +61,20 @@ class ModelAdmin:
         await exchange.reply_json({"object": "list", "data": await self.cards()})
 
     async def cards(self) -> list[dict[str, Any]]:
-        """The supervisors' cards of their models. Raises `Unavailable` for a supervisor that does not answer."""
-        return [card for each in self._catalogues.supervisors() for card in await self._ask(each, {"do": "list"})]
+        """The supervisors' cards of their models. Raises `Unavailable` for a supervisor that does
+        not answer."""
+        return [
+            card
+            for each in self._catalogues.supervisors()
+            for card in await self._ask(each, {"do": "list"})
+        ]
 
     async def load_model(self, exchange: Exchange) -> None:
         """Answered at once with 202; the list says how far it is."""
-        caller, asked = self._administration.caller(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewModel)
+        caller, asked = (
+            self._administration.caller(exchange),
+            decode(await exchange.body(MAX_BODY_BYTES), NewModel),
+        )
         supervisor, *_ = await self._supervisors()
         change = msgspec.to_builtins(asked)
         async with self._administration.recorded(caller, "load-model", change):
@@ -70,8 +83,12 @@ class ModelAdmin:
 
     async def scale_model(self, exchange: Exchange) -> None:
         """Answered at once with 202; the list says how many replicas there are."""
-        caller, asked = self._administration.caller(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewBounds)
-        name, change = exchange.path_params["name"], msgspec.to_builtins(asked)
+        caller, asked = (
+            self._administration.caller(exchange),
+            decode(await exchange.body(MAX_BODY_BYTES), NewBounds),
+        )
+        name = exchange.path_params["name"]
+        change = msgspec.to_builtins(asked)
         await self._supervisors()
         cards: list[Any] = []
         async with self._administration.recorded(caller, "scale-model", {"model": name, **change}):
@@ -82,8 +99,10 @@ class ModelAdmin:
         await exchange.reply_json(cards[0], 202)
 
     async def unload_model(self, exchange: Exchange) -> None:
-        """Answered at once with 202; the model is gone from the list when its requests have ended."""
-        caller, name = self._administration.caller(exchange), exchange.path_params["name"]
+        """Answered at once with 202; the model is gone from the list when its requests have
+        ended."""
+        caller = self._administration.caller(exchange)
+        name = exchange.path_params["name"]
         supervisors = await self._supervisors()
         cards: list[Any] = []
         async with self._administration.recorded(caller, "unload-model", {"model": name}):

@@ -1,7 +1,8 @@
-"""Deletes what removed tenants leave behind: files, batches, responses, conversations. Usage records stay.
+"""Deletes what removed tenants leave behind: files, batches, responses, conversations. Usage
+records stay.
 
-The gateway that removes a tenant does so at once. Every gateway looks again later, so that nothing stays where that one
-died, storage was away, or a request that was still running wrote something.
+The gateway that removes a tenant does so at once. Every gateway looks again later, so that nothing
+stays where that one died, storage was away, or a request that was still running wrote something.
 """
 
 from __future__ import annotations
@@ -37,10 +38,16 @@ SETTLED_SECONDS = 60.0
 class Purge:
     """Use within `running`."""
 
-    def __init__(self, tenant_store: TenantStore, durable: Durable, responses: ResponseStore) -> None:
-        self._tenant_store, self._responses = tenant_store, responses
-        self._files, self._batches, self._background = Files(durable), Ledger(durable), BackgroundLedger(durable)
-        self._ranges, self._results = Ranges(durable), Results(durable)
+    def __init__(
+        self, tenant_store: TenantStore, durable: Durable, responses: ResponseStore
+    ) -> None:
+        self._tenant_store = tenant_store
+        self._responses = responses
+        self._files = Files(durable)
+        self._batches = Ledger(durable)
+        self._background = BackgroundLedger(durable)
+        self._ranges = Ranges(durable)
+        self._results = Results(durable)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Purge]:
@@ -48,13 +55,16 @@ class Purge:
             yield self
 
     async def clear(self, removed: Removed) -> bool:
-        """Deletes what a tenant has left. False: something could not be deleted, and is tried again later."""
+        """Deletes what a tenant has left. False: something could not be deleted, and is tried again
+        later."""
         try:
             await self._clear(removed.key)
             if time.time() - removed.at >= SETTLED_SECONDS:
                 await self._tenant_store.cleared(removed)
         except (*FAILURES, *STORE_FAILURES, HeadwaterError, msgspec.MsgspecError) as failure:
-            structlog.get_logger().warning("a removed tenant left something", key=removed.key, error=repr(failure))
+            structlog.get_logger().warning(
+                "a removed tenant left something", key=removed.key, error=repr(failure)
+            )
             return False
         return True
 

@@ -1,4 +1,5 @@
-"""The REST handlers of /admin/replicas: the engines of the cluster, and taking one out of service."""
+"""The REST handlers of /admin/replicas: the engines of the cluster, and taking one out of
+service."""
 
 from __future__ import annotations
 
@@ -28,8 +29,11 @@ MARGIN_SECONDS = 10.0
 class Draining(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /admin/replicas/{id}/drain"""
 
-    limit_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600, description="seconds, above 0 up to 3600")] = 30.0
-    """Seconds that its requests have. Those that are not done then go on elsewhere, where that is possible."""
+    limit_seconds: Annotated[
+        float, msgspec.Meta(gt=0, le=3600, description="seconds, above 0 up to 3600")
+    ] = 30.0
+    """Seconds that its requests have. Those that are not done then go on elsewhere, where that is
+    possible."""
 
 
 class Role(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -40,15 +44,19 @@ class Role(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ReplicaAdmin:
     def __init__(self, members: Members, administration: Administration) -> None:
-        self._members, self._administration = members, administration
+        self._members = members
+        self._administration = administration
 
     async def list_replicas(self, exchange: Exchange) -> None:
         self._administration.caller(exchange)
         replicas = sorted(self._members.of(Kind.ENGINE), key=lambda member: member.replica_id)
-        await exchange.reply_json({"object": "list", "data": [_shown(member) for member in replicas]})
+        await exchange.reply_json(
+            {"object": "list", "data": [_shown(member) for member in replicas]}
+        )
 
     async def drain(self, exchange: Exchange) -> None:
-        """Answered when it is empty and about to leave; a supervisor starts another in its place."""
+        """Answered when it is empty and about to leave; a supervisor starts another in its
+        place."""
         caller = self._administration.caller(exchange)
         asked = decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Draining)
         member = self._named(exchange)
@@ -66,9 +74,13 @@ class ReplicaAdmin:
         caller = self._administration.caller(exchange)
         asked = decode(await exchange.body(MAX_BODY_BYTES), Role)
         member = self._named(exchange)
-        async with self._administration.recorded(caller, "role", {"replica": member.replica_id, "role": asked.role}):
+        async with self._administration.recorded(
+            caller, "role", {"replica": member.replica_id, "role": asked.role}
+        ):
             request = engine_pb2.SetRoleRequest(role=asked.role)
-            reply = await _told(member, lambda engine: engine.SetRole(request, timeout=MARGIN_SECONDS))
+            reply = await _told(
+                member, lambda engine: engine.SetRole(request, timeout=MARGIN_SECONDS)
+            )
         told = {"id": member.replica_id, "object": "replica"}
         await exchange.reply_json(told | {"role": asked.role, "role_before": reply.before})
 
@@ -80,7 +92,9 @@ class ReplicaAdmin:
         return member
 
 
-async def _told(member: Member, tell: Callable[[engine_pb2_grpc.EngineAsyncStub], Awaitable[ReplyT]]) -> ReplyT:
+async def _told(
+    member: Member, tell: Callable[[engine_pb2_grpc.EngineAsyncStub], Awaitable[ReplyT]]
+) -> ReplyT:
     """The engine's reply. Raises `Unavailable` when it is out of reach."""
     async with open_channel(member.address) as channel:
         try:
@@ -90,7 +104,8 @@ async def _told(member: Member, tell: Callable[[engine_pb2_grpc.EngineAsyncStub]
 
 
 def _shown(member: Member) -> dict[str, Any]:
-    load, model = member.load or ReplicaLoad(), member.model
+    load = member.load or ReplicaLoad()
+    model = member.model
     return {
         "id": member.replica_id,
         "object": "replica",
@@ -102,5 +117,8 @@ def _shown(member: Member) -> dict[str, Any]:
         "numerics_id": member.numerics_id,
         "status": "draining" if member.draining or load.draining else "serving",
         "role": load.role or BOTH,
-        **{name: getattr(load, name) for name in ("num_running", "num_waiting", "num_used_blocks", "num_total_blocks")},
+        **{
+            name: getattr(load, name)
+            for name in ("num_running", "num_waiting", "num_used_blocks", "num_total_blocks")
+        },
     }

@@ -1,4 +1,5 @@
-"""Paths of /admin and /demand with their handlers. Paths of tenants are there where tenants are kept."""
+"""Paths of /admin and /demand with their handlers. Paths of tenants are there where tenants are
+kept."""
 
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ class TenantsNotKept(NotFound):
 
     def __init__(self, path: str) -> None:
         super().__init__("path", path)
-        self.args = (f"{self}; gateways have it that are started with --admin-key-file or HEADWATER_ADMIN_KEY",)
+        self.args = (
+            f"{self}; gateways have it that are started with --admin-key-file or "
+            "HEADWATER_ADMIN_KEY",
+        )
 
 
 async def _refuse_without_tenants(exchange: Exchange) -> None:

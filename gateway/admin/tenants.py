@@ -1,7 +1,8 @@
 """The REST handlers of /admin: tenants, their keys, what they used, and what administrators did.
 
-Each call that changes something leaves a record of who asked for what. Without one nothing is changed, but keys and
-tenants are taken away all the same. A key is shown once, in the answer that made it, and is in no record and no log.
+Each call that changes something leaves a record of who asked for what. Without one nothing is
+changed, but keys and tenants are taken away all the same. A key is shown once, in the answer that
+made it, and is in no record and no log.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ PLAIN = ("weight", "tier", "shared_cache", "escape_special_tokens", "file_bytes"
 
 Weight = Annotated[float, msgspec.Meta(gt=0, le=1000, description="a number above 0, up to 1000")]
 Grace = Annotated[
-    int, msgspec.Meta(ge=0, le=MAX_GRACE_SECONDS, description=f"a whole number of seconds, 0…{MAX_GRACE_SECONDS}")
+    int,
+    msgspec.Meta(
+        ge=0, le=MAX_GRACE_SECONDS, description=f"a whole number of seconds, 0…{MAX_GRACE_SECONDS}"
+    ),
 ]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=100, description="a whole number, 0…100")]
 
@@ -59,7 +63,8 @@ class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Change(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """PATCH /admin/tenants/{id}: what is given replaces what was; in `limits`, each limit by itself, null lifts it.
+    """PATCH /admin/tenants/{id}: what is given replaces what was; in `limits`, each limit by
+    itself, null lifts it.
     Null for bytes: as many as every tenant."""
 
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
@@ -93,12 +98,21 @@ class AuditRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 class TenantAdmin:
     """Without administrators' keys every call is refused."""
 
-    def __init__(self, bus: Bus, admins: AdminKeys, directory: TenantDirectory, usage: UsageLog, purge: Purge) -> None:
-        self._bus, self._admins, self._usage, self._purge = bus, admins, usage, purge
-        self._directory, self._tenant_store = directory, directory.tenant_store
+    def __init__(
+        self, bus: Bus, admins: AdminKeys, directory: TenantDirectory, usage: UsageLog, purge: Purge
+    ) -> None:
+        self._bus = bus
+        self._admins = admins
+        self._usage = usage
+        self._purge = purge
+        self._directory = directory
+        self._tenant_store = directory.tenant_store
 
     async def add_tenant(self, exchange: Exchange) -> None:
-        admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewTenant)
+        admin, asked = (
+            self.admin_of(exchange),
+            decode(await exchange.body(MAX_BODY_BYTES), NewTenant),
+        )
         _checked_id(asked.id)
         key, secret = new_key()
         record = TenantRecord(uid=new_uid(), keys=(key,), **msgspec.structs.asdict(asked))
@@ -110,7 +124,10 @@ class TenantAdmin:
         self.admin_of(exchange)
         exchange.end_head()
         await exchange.reply_json(
-            {"object": "list", "data": [_shown(record) for record in await self._tenant_store.all()]}
+            {
+                "object": "list",
+                "data": [_shown(record) for record in await self._tenant_store.all()],
+            }
         )
 
     async def get_tenant(self, exchange: Exchange) -> None:
@@ -125,32 +142,51 @@ class TenantAdmin:
         await exchange.reply_json(_shown(record))
 
     async def remove_tenant(self, exchange: Exchange) -> None:
-        admin, tenant = self.admin_of(exchange), exchange.path_params["id"]
+        admin = self.admin_of(exchange)
+        tenant = exchange.path_params["id"]
         async with self._changing(admin, "remove", tenant, {}, must_be=False):
             removed = await self._tenant_store.remove(tenant)
         is_cleared = await self._purge.clear(removed)
-        told = {"id": tenant, "object": "tenant", "deleted": True, "uid": removed.key, "is_cleared": is_cleared}
+        told = {
+            "id": tenant,
+            "object": "tenant",
+            "deleted": True,
+            "uid": removed.key,
+            "is_cleared": is_cleared,
+        }
         await exchange.reply_json(told)
 
     async def add_key(self, exchange: Exchange) -> None:
         """Another key; with `expire_others_after` those that there are run out."""
-        admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Rotation)
+        admin, asked = (
+            self.admin_of(exchange),
+            decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Rotation),
+        )
         tenant, (key, secret), now = exchange.path_params["id"], new_key(), time.time()
         key = msgspec.structs.replace(key, limits=asked.limits)
 
         def change(record: TenantRecord) -> TenantRecord:
-            others = tuple(_ending(each, asked.expire_others_after, now) for each in record.keys if each.is_valid(now))
+            others = tuple(
+                _ending(each, asked.expire_others_after, now)
+                for each in record.keys
+                if each.is_valid(now)
+            )
             if len(others) >= MAX_KEYS:
-                raise errors.BadRequest("id", f"tenant {record.id} has {MAX_KEYS} keys; allowed: {MAX_KEYS}")
+                raise errors.BadRequest(
+                    "id", f"tenant {record.id} has {MAX_KEYS} keys; allowed: {MAX_KEYS}"
+                )
             return msgspec.structs.replace(record, keys=(*others, key))
 
-        async with self._changing(admin, "add-key", tenant, {"key_id": key.id, **msgspec.to_builtins(asked)}):
+        async with self._changing(
+            admin, "add-key", tenant, {"key_id": key.id, **msgspec.to_builtins(asked)}
+        ):
             record = await self._tenant_store.change(tenant, change)
         await exchange.reply_json(_shown(record) | {"key": secret}, 201)
 
     async def remove_key(self, exchange: Exchange) -> None:
         admin = self.admin_of(exchange)
-        tenant, key_id = exchange.path_params["id"], exchange.path_params["key_id"]
+        tenant = exchange.path_params["id"]
+        key_id = exchange.path_params["key_id"]
 
         def change(record: TenantRecord) -> TenantRecord:
             keys = tuple(key for key in record.keys if key.id != key_id)
@@ -165,9 +201,12 @@ class TenantAdmin:
     async def usage(self, exchange: Exchange) -> None:
         """Usage by day and model, of the last `days`."""
         self.admin_of(exchange)
-        tenant, days = exchange.path_params["id"], _days(exchange.query.get("days", str(DEFAULT_DAYS)))
+        tenant = exchange.path_params["id"]
+        days = _days(exchange.query.get("days", str(DEFAULT_DAYS)))
         exchange.end_head()
-        today = datetime.datetime.now(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        today = datetime.datetime.now(datetime.UTC).replace(
+            hour=0, minute=0, second=0, microsecond=0
+        )
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         with or_unavailable():
             async for _, record in self._usage.read(
@@ -177,16 +216,21 @@ class TenantAdmin:
                 row = rows.setdefault(
                     (day, record.model),
                     {"day": day, "model": record.model}
-                    | dict.fromkeys(("requests", "prompt_tokens", "cached_tokens", "output_tokens"), 0),
+                    | dict.fromkeys(
+                        ("requests", "prompt_tokens", "cached_tokens", "output_tokens"), 0
+                    ),
                 )
                 # A resumed request has a record of its own, without a prompt.
                 row["requests"] += record.prompts > 0
                 for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
                     row[name] += getattr(record, name)
-        await exchange.reply_json({"object": "list", "tenant": tenant, "data": [rows[key] for key in sorted(rows)]})
+        await exchange.reply_json(
+            {"object": "list", "tenant": tenant, "data": [rows[key] for key in sorted(rows)]}
+        )
 
     async def _key_of(self, tenant: str) -> str:
-        """The key of a tenant's records, found by its name; for a removed tenant, the key itself."""
+        """The key of a tenant's records, found by its name; for a removed tenant, the key
+        itself."""
         try:
             return (await self._tenant_store.get(tenant)).key
         except errors.NotFound:
@@ -207,7 +251,9 @@ class TenantAdmin:
         """Raises `Unauthenticated`, `PermissionDenied`."""
         name = self._admins.name_of(exchange.headers.get("authorization", ""))
         if name is None:
-            structlog.get_logger().warning("administration refused", method=exchange.method, path=exchange.path)
+            structlog.get_logger().warning(
+                "administration refused", method=exchange.method, path=exchange.path
+            )
             raise errors.PermissionDenied("this needs an administrator's key")
         return name
 
@@ -220,7 +266,8 @@ class TenantAdmin:
     async def _changing(
         self, admin: str, action: str, tenant: str, change: dict[str, Any], *, must_be: bool = True
     ) -> AsyncIterator[None]:
-        """As `recorded`. What was changed holds at this gateway before it is answered; others hear of it by the bus."""
+        """As `recorded`. What was changed holds at this gateway before it is answered; others hear
+        of it by the bus."""
         async with self.recorded(admin, action, tenant, change, must_be=must_be):
             yield
         await self._directory.read()
@@ -229,17 +276,21 @@ class TenantAdmin:
     async def recorded(
         self, admin: str, action: str, tenant: str, change: dict[str, Any], *, must_be: bool = True
     ) -> AsyncIterator[None]:
-        """Written before it is done, so that nothing is done unseen; what then fails has a second record. Where it need
-        not be (`must_be`), what cannot be written is in the log alone."""
+        """Written before it is done, so that nothing is done unseen; what then fails has a second
+        record. Where it need not be (`must_be`), what cannot be written is in the log alone."""
 
         async def write(action: str, change: dict[str, Any]) -> None:
-            record = AuditRecord(at=time.time(), admin=admin, action=action, tenant=tenant, change=change)
+            record = AuditRecord(
+                at=time.time(), admin=admin, action=action, tenant=tenant, change=change
+            )
             try:
                 await self._write(record)
             except errors.Unavailable:
                 if must_be:
                     raise
-                structlog.get_logger().error("administration not recorded", **msgspec.to_builtins(record))
+                structlog.get_logger().error(
+                    "administration not recorded", **msgspec.to_builtins(record)
+                )
 
         await write(action, change)
         try:
@@ -252,11 +303,14 @@ class TenantAdmin:
         with or_unavailable():
             js = await make_audit_stream(self._bus)
             await js.publish(subjects.AUDIT, msgspec.json.encode(record))
-        structlog.get_logger().info("administration", admin=record.admin, action=record.action, of=record.tenant)
+        structlog.get_logger().info(
+            "administration", admin=record.admin, action=record.action, of=record.tenant
+        )
 
 
 async def make_audit_stream(bus: Bus) -> JetStreamContext:
-    """Makes the stream of audit records where it is missing. Raises `Unavailable`, and what NATS raises."""
+    """Makes the stream of audit records where it is missing. Raises `Unavailable`, and what NATS
+    raises."""
     js = bus.jetstream()
     if js is None:
         raise errors.Unavailable("tenants need NATS with JetStream", code="storage_unavailable")
@@ -296,14 +350,20 @@ def _changed(record: TenantRecord, asked: Change) -> TenantRecord:
 
 
 def _limits(field: str, before: Limits, asked: dict[str, Any]) -> Limits:
-    merged = {name: value for name, value in (msgspec.to_builtins(before) | asked).items() if value is not None}
+    merged = {
+        name: value
+        for name, value in (msgspec.to_builtins(before) | asked).items()
+        if value is not None
+    }
     return convert(merged, Limits, field)
 
 
 def _ending(key: Key, seconds: int | None, now: float) -> Key:
     if seconds is None:
         return key
-    return msgspec.structs.replace(key, expires_at=min(now + seconds, key.expires_at or now + seconds))
+    return msgspec.structs.replace(
+        key, expires_at=min(now + seconds, key.expires_at or now + seconds)
+    )
 
 
 def _checked_id(name: str) -> None:

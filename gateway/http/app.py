@@ -1,4 +1,5 @@
-"""The REST surface: which path means what, and the one place where errors become HTTP. An ASGI application."""
+"""The REST surface: which path means what, and the one place where errors become HTTP. An ASGI
+application."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ from ..openai.errors import MethodNotAllowed
 from ..openai.not_served import PATHS_NOT_SERVED, PathNotServed
 from ..openai.response_schema import ResponsesRequest
 from ..openai.run_answer import Silence, run_answer
-from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ..openai.schema import (
+    Answering,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from ..request.cluster import Cluster, shutting_down
 from ..request.generation import Generation
 from ..request.resumed import bare_id
@@ -43,7 +50,9 @@ from .responses import Responses
 from .resumable_streams import ResumableStreams
 
 EXPOSED = ["x-request-id", "retry-after"] + [
-    f"x-ratelimit-{word}-{name}" for word in ("limit", "remaining", "reset") for name in ("requests", "tokens")
+    f"x-ratelimit-{word}-{name}"
+    for word in ("limit", "remaining", "reset")
+    for name in ("requests", "tokens")
 ]
 LONG_BODIES = (
     ChatCompletionRequest,
@@ -64,16 +73,21 @@ def make_app(
     admin_routes: Sequence[Route],
     may_see_tenants: Callable[[Exchange], bool],
 ) -> ASGIApp:
-    """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
+    """The application. Error pages and methods are ours, so that every answer has OpenAI's
+    envelope."""
     build_decoders(*LONG_BODIES)
     surface = RestSurface(cluster, settings, storage, responses)
     pages = OwnPages(cluster, may_see_tenants)
-    batches = BatchSurface(storage, surface.tenant_of, surface.counted_tenant, settings.max_file_bytes)
+    batches = BatchSurface(
+        storage, surface.tenant_of, surface.counted_tenant, settings.max_file_bytes
+    )
     routes = (*surface.routes(), *batches.routes(), *pages.routes(), *admin_routes)
     handlers: dict[str, dict[str, Handler]] = {}
     for method, path, handler in routes:
         handlers.setdefault(path, {})[method] = handler
-    endpoints = {path: _Endpoint(cluster, path, methods, settings) for path, methods in handlers.items()}
+    endpoints = {
+        path: _Endpoint(cluster, path, methods, settings) for path, methods in handlers.items()
+    }
     unknown = _Endpoint(cluster, "other", {}, settings, surface.unknown_path)
     app: ASGIApp = Paths(endpoints | dict.fromkeys(PATHS_NOT_SERVED, unknown), otherwise=unknown)
     if settings.allowed_origins:
@@ -90,7 +104,8 @@ def make_app(
 
 
 class _Endpoint:
-    """One path: finds the method's handler, runs it, turns whatever it raises into an answer, counts."""
+    """One path: finds the method's handler, runs it, turns whatever it raises into an answer,
+    counts."""
 
     def __init__(
         self,
@@ -100,13 +115,18 @@ class _Endpoint:
         settings: GatewaySettings,
         otherwise: Handler | None = None,
     ) -> None:
-        self._cluster, self._path, self._handlers, self._otherwise = cluster, path, handlers, otherwise
+        self._cluster = cluster
+        self._path = path
+        self._handlers = handlers
+        self._otherwise = otherwise
         self._patience = settings.patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, **self._patience)
         try:
-            handler = self._handlers.get("GET" if exchange.method == "HEAD" else exchange.method, self._otherwise)
+            handler = self._handlers.get(
+                "GET" if exchange.method == "HEAD" else exchange.method, self._otherwise
+            )
             if handler is None:
                 raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(self._handlers))
             await handler(exchange)
@@ -127,11 +147,18 @@ class RestSurface:
     """The handlers."""
 
     def __init__(
-        self, cluster: Cluster, settings: GatewaySettings, storage: TenantStorage, responses: ResponseStore
+        self,
+        cluster: Cluster,
+        settings: GatewaySettings,
+        storage: TenantStorage,
+        responses: ResponseStore,
     ) -> None:
-        self._cluster, self._settings = cluster, settings
+        self._cluster = cluster
+        self._settings = settings
         self._responses = Responses(cluster, responses, settings.sse_keep_alive)
-        self._background = BackgroundResponses(storage, self._responses, cluster.tenants, settings.sse_keep_alive)
+        self._background = BackgroundResponses(
+            storage, self._responses, cluster.tenants, settings.sse_keep_alive
+        )
         self._conversations = Conversations(responses.conversations, settings.max_body_bytes)
         self._resumable = ResumableStreams(cluster, self._responses, settings.sse_keep_alive)
 
@@ -162,14 +189,18 @@ class RestSurface:
     async def chat_completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._cluster.long_work.by_size(len(body), decode, body, ChatCompletionRequest)
+        asked = await self._cluster.long_work.by_size(
+            len(body), decode, body, ChatCompletionRequest
+        )
         await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatRenderer(asked), body)
 
     async def completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         asked = await self._cluster.long_work.by_size(len(body), decode, body, CompletionRequest)
-        await self._answer(exchange, caller, asked, StreamKind.COMPLETION, CompletionRenderer(asked), body)
+        await self._answer(
+            exchange, caller, asked, StreamKind.COMPLETION, CompletionRenderer(asked), body
+        )
 
     async def resume(self, exchange: Exchange) -> None:
         """Goes on with a stream, behind the last event that its client has."""
@@ -177,7 +208,13 @@ class RestSurface:
         await self._resumable.resume(exchange, caller, exchange.path_params["id"])
 
     async def _answer(
-        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, renderer: Renderer, body: bytes
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        asked: Answering,
+        kind: StreamKind,
+        renderer: Renderer,
+        body: bytes,
     ) -> None:
         """Runs every prompt to its end and answers, whole or in a stream."""
         caller = caller.with_body(asked.request_id, asked.priority)
@@ -186,7 +223,10 @@ class RestSurface:
             await self._resumable.answer(exchange, caller, asked, kind, renderer, body)
             return
         answer = Answer(
-            id=f"{kind}-{caller.request_id}", asked=asked, renderer=renderer, wants_receipt=caller.wants_receipt
+            id=f"{kind}-{caller.request_id}",
+            asked=asked,
+            renderer=renderer,
+            wants_receipt=caller.wants_receipt,
         )
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
@@ -196,7 +236,9 @@ class RestSurface:
         monitor = Silence(stream)
         async with caller.within_deadline():
             work = run_answer(self._cluster, answer, stream or gathered)
-            await exchange.unless_client_leaves(work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick)
+            await exchange.unless_client_leaves(
+                work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick
+            )
         if stream is not None:
             await exchange.end_stream(stream.last_events())
         else:
@@ -205,7 +247,10 @@ class RestSurface:
     def _generations(self, renderer: Renderer, caller: Caller, num_bytes: int) -> list[Generation]:
         """One a prompt. Raises `BadRequest`."""
         with without_collector(num_bytes):
-            return [Generation(request) for request in renderer.generation_requests(caller, self._cluster.max_choices)]
+            return [
+                Generation(request)
+                for request in renderer.generation_requests(caller, self._cluster.max_choices)
+            ]
 
     async def embeddings(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
@@ -240,7 +285,8 @@ class RestSurface:
 
     def _conversation_routes(self) -> list[Route]:
         """Each handler is told who asks."""
-        root, here = "/v1/conversations", self._conversations
+        root = "/v1/conversations"
+        here = self._conversations
         return [
             # A deletion makes room: it is never refused for too many requests.
             (method, root + path, self._for_caller(handler, is_counted=method != "DELETE"))
@@ -260,7 +306,9 @@ class RestSurface:
         self, handler: Callable[[Exchange, Caller], Awaitable[None]], *, is_counted: bool = False
     ) -> Handler:
         async def handle(exchange: Exchange) -> None:
-            await handler(exchange, await self.counted(exchange) if is_counted else self._caller(exchange))
+            await handler(
+                exchange, await self.counted(exchange) if is_counted else self._caller(exchange)
+            )
 
         return handle
 
@@ -303,8 +351,11 @@ class RestSurface:
         return self._cluster.processors.only_model() if name is None else name
 
     async def explain(self, exchange: Exchange) -> None:
-        """Explains a request by the gateway's id, with or without the prefix that an answer's id has."""
-        known = await self._cluster.explain(self._caller(exchange), bare_id(exchange.path_params["id"]))
+        """Explains a request by the gateway's id, with or without the prefix that an answer's id
+        has."""
+        known = await self._cluster.explain(
+            self._caller(exchange), bare_id(exchange.path_params["id"])
+        )
         await exchange.reply_json(known)
 
     async def unknown_path(self, exchange: Exchange) -> None:
@@ -329,7 +380,8 @@ class RestSurface:
         return msgspec.structs.replace(caller, request_id=exchange.known.id, is_counted=True)
 
     async def counted(self, exchange: Exchange) -> Caller:
-        """The caller of something that no engine computes. Raises `LimitExceeded` where the minute is used up."""
+        """The caller of something that no engine computes. Raises `LimitExceeded` where the minute
+        is used up."""
         caller = self._caller(exchange)
         exchange.standing = caller.standing
         await self._count(caller)
@@ -339,7 +391,8 @@ class RestSurface:
         await self._cluster.accounts.count(caller.tenant, caller.standing, model)
 
     def _let_in(self, exchange: Exchange) -> Caller:
-        """The caller of an answer. Raises what the request would be refused with after its body was read."""
+        """The caller of an answer. Raises what the request would be refused with after its body was
+        read."""
         caller = self._admit(exchange)
         self._cluster.reject_early(caller)
         return caller
@@ -349,5 +402,6 @@ class RestSurface:
         if self._cluster.draining:
             raise shutting_down()
         caller = self._cluster.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")
-        exchange.request_id, exchange.standing = caller.shown_id, caller.standing
+        exchange.request_id = caller.shown_id
+        exchange.standing = caller.standing
         return caller

@@ -1,4 +1,5 @@
-"""Responses with `background` over HTTP: asked for, polled, streamed from any event on, cancelled."""
+"""Responses with `background` over HTTP: asked for, polled, streamed from any event on,
+cancelled."""
 
 from __future__ import annotations
 
@@ -30,12 +31,19 @@ MAX_EVENT = 2**53
 class BackgroundResponses:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
 
-    def __init__(self, storage: TenantStorage, responses: Responses, tenants: Tenants, keep_alive: float) -> None:
-        self._storage, self._durable, self._responses = storage, storage.durable, responses
-        self._tenants, self._keep_alive = tenants, keep_alive
+    def __init__(
+        self, storage: TenantStorage, responses: Responses, tenants: Tenants, keep_alive: float
+    ) -> None:
+        self._storage = storage
+        self._durable = storage.durable
+        self._responses = responses
+        self._tenants = tenants
+        self._keep_alive = keep_alive
         self._ledger = BackgroundLedger(storage.durable)
 
-    async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
+    async def create(
+        self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes
+    ) -> None:
         if len(body) > MAX_BODY_BYTES:
             raise BodyTooLarge(MAX_BODY_BYTES)
         caller = caller.with_body(asked.request_id, asked.priority)
@@ -52,11 +60,14 @@ class BackgroundResponses:
             response=response,
         )
         with or_unavailable():
-            tenant, first = caller.tenant.key, []
+            tenant = caller.tenant.key
+            first = []
             if record.is_streamed:
                 first = [{"type": f"response.{kind}", "response": response} for kind in _BEGINNING]
             num_event_bytes = sum(len(msgspec.json.encode(event)) for event in first)
-            room = self._storage.room_in_background(tenant, len(record.body), num_event_bytes=num_event_bytes)
+            room = self._storage.room_in_background(
+                tenant, len(record.body), num_event_bytes=num_event_bytes
+            )
             async with room:
                 if first:
                     await self._tell(tenant, record.id, *first)
@@ -67,45 +78,59 @@ class BackgroundResponses:
             await exchange.reply_json(response)
 
     async def retrieve(self, exchange: Exchange, caller: Caller) -> None:
-        response_id, query = exchange.path_params["id"], exchange.query
+        response_id = exchange.path_params["id"]
+        query = exchange.query
         stream = query.get("stream", "false")
         if stream.lower() not in ("true", "false"):
             raise BadRequest.of("stream", stream, "true or false")
         if stream.lower() == "false":
             if "starting_after" in query:
-                raise BadRequest("starting_after", "starting_after without stream; allowed: with stream=true")
+                raise BadRequest(
+                    "starting_after", "starting_after without stream; allowed: with stream=true"
+                )
             await exchange.reply_json(await self._found(caller, response_id))
             return
         after = query.get("starting_after", "-1")
-        if after != "-1" and not (after.isascii() and after.isdigit() and len(after) <= 16 and int(after) <= MAX_EVENT):
+        if after != "-1" and not (
+            after.isascii() and after.isdigit() and len(after) <= 16 and int(after) <= MAX_EVENT
+        ):
             raise BadRequest.of("starting_after", after, "the sequence_number of an event")
         response = await self._found(caller, response_id)
         with or_unavailable():
-            if not response.get("background") or await log_of(self._durable, caller.tenant.key, response_id).is_empty():
+            if (
+                not response.get("background")
+                or await log_of(self._durable, caller.tenant.key, response_id).is_empty()
+            ):
                 allowed = "for responses with background and stream, while their events are kept"
                 raise BadRequest("stream", f"stream is true; allowed: {allowed}")
         await self._stream(exchange, caller, response_id, after=int(after))
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
         """Marks the response as cancelled; the gateway that computes it reads that, and ends it."""
-        tenant, response_id = caller.tenant.key, exchange.path_params["id"]
+        tenant = caller.tenant.key
+        response_id = exchange.path_params["id"]
         with or_unavailable():
             try:
                 record = await self._ledger.change(tenant, response_id, _cancel)
             except NotFound:
                 response = await self._found(caller, response_id)
                 if not response.get("background"):
-                    raise BadRequest("id", "the response has no background; allowed: one that has") from None
+                    raise BadRequest(
+                        "id", "the response has no background; allowed: one that has"
+                    ) from None
                 # It was over first.
                 await exchange.reply_json(response)
                 return
             if record.is_streamed and record.response["status"] == "cancelled":
-                await self._tell(tenant, response_id, {"type": "response.cancelled", "response": record.response})
+                await self._tell(
+                    tenant, response_id, {"type": "response.cancelled", "response": record.response}
+                )
         await exchange.reply_json(record.response)
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
         """Deletes a response that runs, or that is kept."""
-        tenant, response_id = caller.tenant.key, exchange.path_params["id"]
+        tenant = caller.tenant.key
+        response_id = exchange.path_params["id"]
         record = await self._here(tenant, response_id)
         try:
             if record is None:
@@ -128,7 +153,11 @@ class BackgroundResponses:
     async def _found(self, caller: Caller, response_id: str) -> dict[str, Any]:
         """The response as it runs here, or as it is kept. Raises `NotFound`, `Unavailable`."""
         record = await self._here(caller.tenant.key, response_id)
-        return record.response if record is not None else await self._responses.find(caller.tenant.key, response_id)
+        return (
+            record.response
+            if record is not None
+            else await self._responses.find(caller.tenant.key, response_id)
+        )
 
     async def _here(self, tenant: str, response_id: str) -> Record | None:
         """None also where there is no NATS, or none that answers: what is kept is found without."""
@@ -142,7 +171,8 @@ class BackgroundResponses:
     async def _tell(
         self, tenant: str, response_id: str, *events: dict[str, Any], in_place_of_all: bool = False
     ) -> None:
-        """Adds events behind those that were told, also while other writers add some; the response may be deleted."""
+        """Adds events behind those that were told, also while other writers add some; the response
+        may be deleted."""
         while True:
             writer = EventWriter(self._durable, tenant, response_id)
             await writer.catch_up()
@@ -154,8 +184,11 @@ class BackgroundResponses:
                 await writer.flush()
                 return
 
-    async def _stream(self, exchange: Exchange, caller: Caller, response_id: str, *, after: int) -> None:
-        """Sends events until the last one, or until the client leaves: the response goes on either way."""
+    async def _stream(
+        self, exchange: Exchange, caller: Caller, response_id: str, *, after: int
+    ) -> None:
+        """Sends events until the last one, or until the client leaves: the response goes on either
+        way."""
         out = exchange.open_stream(lambda: None)
 
         def check() -> None:
@@ -164,7 +197,8 @@ class BackgroundResponses:
         async def write() -> None:
             async for event in follow(self._durable, caller.tenant.key, response_id, after, check):
                 out.write(_rendered(event))
-                # Events of a response are megabytes, which would wait here for each of its readers that takes nothing.
+                # Events of a response are megabytes, which would wait here for each of its readers
+                # that takes nothing.
                 await out.taken()
 
         def keep_alive() -> None:
@@ -172,7 +206,9 @@ class BackgroundResponses:
                 out.write(KEEP_ALIVE)
 
         with or_unavailable():
-            await exchange.unless_client_leaves(write(), silence=self._keep_alive, on_silence=keep_alive)
+            await exchange.unless_client_leaves(
+                write(), silence=self._keep_alive, on_silence=keep_alive
+            )
         await exchange.end_stream(b"")
 
 

@@ -12,7 +12,12 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from headwater.services.runtime.errors import BadRequest, LimitExceeded, NotFound, UnsupportedMediaType
+from headwater.services.runtime.errors import (
+    BadRequest,
+    LimitExceeded,
+    NotFound,
+    UnsupportedMediaType,
+)
 
 from ..buckets import or_unavailable
 from ..jobs.batches.files import Files
@@ -29,14 +34,17 @@ from ..tenancy.tenants import Tenant
 from .http_exchange import Exchange, Route, file_headers
 
 PURPOSE = "batch"
-MAX_FILES, MAX_FILENAME = 1000, 255
+MAX_FILES = 1000
+MAX_FILENAME = 255
 """Files of a tenant; characters of a file's name."""
 MAX_IN_TRANSIT = 16
 """Files of a tenant that one gateway receives or sends at once: each lies on its disk meanwhile."""
 MAX_WINDOW_HOURS = 7 * 24
 MAX_OPEN_BATCHES = 100
 """Batches of a tenant that are not over."""
-MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
 FORM_OVERHEAD_BYTES = 64 * 1024
 MAX_BATCH_BODY_BYTES = 64 * 1024
 
@@ -49,10 +57,14 @@ class BatchSurface:
         counted: Callable[[Exchange], Awaitable[Tenant]],
         max_file_bytes: int,
     ) -> None:
-        """`counted` counts calls about files, and new batches, as requests; polling and deleting are free."""
-        self._files, self._ledger = Files(storage.durable), Ledger(storage.durable)
-        self._storage, self._max_file_bytes = storage, max_file_bytes
-        self._tenant_of, self._counted = tenant_of, counted
+        """`counted` counts calls about files, and new batches, as requests; polling and deleting
+        are free."""
+        self._files = Files(storage.durable)
+        self._ledger = Ledger(storage.durable)
+        self._storage = storage
+        self._max_file_bytes = max_file_bytes
+        self._tenant_of = tenant_of
+        self._counted = counted
         self._num_in_transit: Counter[str] = Counter()
         """Number of files that are received or sent, by key of their tenant."""
 
@@ -82,7 +94,10 @@ class BatchSurface:
     def _in_transit(self, tenant: Tenant) -> Iterator[None]:
         """Scope in which a file of a tenant lies on this machine. Raises `LimitExceeded`."""
         if self._num_in_transit[tenant.key] >= MAX_IN_TRANSIT:
-            told = f"{MAX_IN_TRANSIT} files of the tenant are received or sent already; allowed: {MAX_IN_TRANSIT}"
+            told = (
+                f"{MAX_IN_TRANSIT} files of the tenant are received or sent already; allowed: "
+                f"{MAX_IN_TRANSIT}"
+            )
             raise LimitExceeded(told, retry_after=5.0)
         self._num_in_transit[tenant.key] += 1
         try:
@@ -91,9 +106,12 @@ class BatchSurface:
             self._num_in_transit -= Counter({tenant.key: 1})
 
     async def _received(self, exchange: Exchange) -> File:
-        """The file of a form, stored. Raises `BadRequest`, and what reading and storing it raise."""
+        """The file of a form, stored. Raises `BadRequest`, and what reading and storing it
+        raise."""
         limit = self._max_file_bytes + FORM_OVERHEAD_BYTES
-        parser = MultiPartParser(Headers(exchange.headers), exchange.chunks(limit), max_files=1, max_fields=8)
+        parser = MultiPartParser(
+            Headers(exchange.headers), exchange.chunks(limit), max_files=1, max_fields=8
+        )
         try:
             form = await parser.parse()
         except MultiPartException as fault:
@@ -101,7 +119,8 @@ class BatchSurface:
         try:
             for field, value in form.multi_items():
                 check_served(field.partition("[")[0], field, value)
-            file, purpose = form.get("file"), form.get("purpose")
+            file = form.get("file")
+            purpose = form.get("purpose")
             if not isinstance(file, UploadFile):
                 raise BadRequest("file", "file is missing; allowed: one file", code="missing_field")
             if given("purpose", purpose, PURPOSE) != PURPOSE:
@@ -110,8 +129,11 @@ class BatchSurface:
             tenant = self._tenant_of(exchange)
             with or_unavailable():
                 if len(await self._files.all(tenant.key)) >= MAX_FILES:
-                    raise LimitExceeded(f"the tenant has {MAX_FILES} files; delete some", retry_after=60.0)
-                name, num_bytes = (file.filename or "file")[:MAX_FILENAME], file.size or 0
+                    raise LimitExceeded(
+                        f"the tenant has {MAX_FILES} files; delete some", retry_after=60.0
+                    )
+                name = (file.filename or "file")[:MAX_FILENAME]
+                num_bytes = file.size or 0
                 async with self._storage.room(tenant.key, num_bytes):
                     return await self._files.add(tenant.key, name, PURPOSE, file.file, num_bytes)
         finally:
@@ -122,7 +144,9 @@ class BatchSurface:
         with or_unavailable():
             files = await self._files.all(tenant.key)
         purpose = exchange.query.get("purpose")
-        await exchange.reply_json(_page(exchange, [file for file in files if purpose in (None, file.purpose)]))
+        await exchange.reply_json(
+            _page(exchange, [file for file in files if purpose in (None, file.purpose)])
+        )
 
     async def get_file(self, exchange: Exchange) -> None:
         tenant = await self._counted(exchange)
@@ -130,7 +154,8 @@ class BatchSurface:
             await exchange.reply_json(await self._files.get(tenant.key, exchange.path_params["id"]))
 
     async def file_content(self, exchange: Exchange) -> None:
-        tenant, file_id = await self._counted(exchange), exchange.path_params["id"]
+        tenant = await self._counted(exchange)
+        file_id = exchange.path_params["id"]
         with or_unavailable():
             file = await self._files.get(tenant.key, file_id)
             if exchange.method == "HEAD":
@@ -141,7 +166,8 @@ class BatchSurface:
                     await exchange.reply_file(content, file.bytes)
 
     async def delete_file(self, exchange: Exchange) -> None:
-        tenant, file_id = self._tenant_of(exchange), exchange.path_params["id"]
+        tenant = self._tenant_of(exchange)
+        file_id = exchange.path_params["id"]
         with or_unavailable():
             await self._files.delete(tenant.key, file_id)
         await exchange.reply_json({"id": file_id, "object": "file", "deleted": True})
@@ -154,9 +180,15 @@ class BatchSurface:
         hours = _checked(asked)
         with or_unavailable():
             await self._check_input(tenant, asked)
-            running = [batch for batch in await self._ledger.batches(tenant.key) if batch.status not in OVER]
+            running = [
+                batch
+                for batch in await self._ledger.batches(tenant.key)
+                if batch.status not in OVER
+            ]
             if len(running) >= MAX_OPEN_BATCHES:
-                raise LimitExceeded(f"the tenant has {MAX_OPEN_BATCHES} batches that are not over", retry_after=60.0)
+                raise LimitExceeded(
+                    f"the tenant has {MAX_OPEN_BATCHES} batches that are not over", retry_after=60.0
+                )
             batch = Batch(
                 id=new_id("batch_"),
                 endpoint=asked.endpoint,
@@ -201,18 +233,25 @@ class BatchSurface:
 def _check_form(media_type: str) -> None:
     """Raises `UnsupportedMediaType` for another type, and for another charset than UTF-8.
 
-    NOTE: the parser decodes fields by the charset that a client names. Some of Python's decoders take quadratic time: a
-    field of Punycode held up the gateway for minutes.
+    NOTE: the parser decodes fields by the charset that a client names. Some of Python's decoders
+    take quadratic time: a field of Punycode held up the gateway for minutes.
     """
     kind, options = parse_options_header(media_type)
-    if kind != b"multipart/form-data" or options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):
+    if kind != b"multipart/form-data" or options.get(b"charset", b"utf-8").lower() not in (
+        b"utf-8",
+        b"utf8",
+    ):
         raise UnsupportedMediaType(media_type[:100], "multipart/form-data")
 
 
 def _cancel(kept: Kept) -> None:
     batch = kept.batch
     if batch.is_over or batch.status == "finalizing":
-        raise BadRequest("batch_id", f"the batch is {batch.status}; allowed: one that is not over", code="batch_over")
+        raise BadRequest(
+            "batch_id",
+            f"the batch is {batch.status}; allowed: one that is not over",
+            code="batch_over",
+        )
     if batch.status != "cancelling":
         batch.become("cancelling")
 
@@ -221,13 +260,18 @@ def _checked(asked: NewBatch) -> int:
     """Hours of its window. Raises `BadRequest`."""
     if asked.endpoint not in ENDPOINTS:
         raise BadRequest.of("endpoint", asked.endpoint, ", ".join(ENDPOINTS))
-    number, unit = asked.completion_window[:-1], asked.completion_window[-1:]
+    number = asked.completion_window[:-1]
+    unit = asked.completion_window[-1:]
     is_number = number.isascii() and number.isdigit() and len(number) <= 3
     if unit != "h" or not is_number or not 1 <= int(number) <= MAX_WINDOW_HOURS:
-        raise BadRequest.of("completion_window", asked.completion_window, f"1h…{MAX_WINDOW_HOURS}h; usual: 24h")
+        raise BadRequest.of(
+            "completion_window", asked.completion_window, f"1h…{MAX_WINDOW_HOURS}h; usual: 24h"
+        )
     metadata = asked.metadata or {}
     if len(metadata) > MAX_METADATA:
-        raise BadRequest("metadata", f"metadata has {len(metadata)} entries; allowed: {MAX_METADATA}")
+        raise BadRequest(
+            "metadata", f"metadata has {len(metadata)} entries; allowed: {MAX_METADATA}"
+        )
     for key, value in metadata.items():
         if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
             allowed = f"keys of {MAX_METADATA_KEY} characters, values of {MAX_METADATA_VALUE}"

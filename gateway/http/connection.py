@@ -1,4 +1,5 @@
-"""A client's connection to the REST surface, by uvicorn: what is no request, or does not become one in its time."""
+"""A client's connection to the REST surface, by uvicorn: what is no request, or does not become one
+in its time."""
 
 from __future__ import annotations
 
@@ -25,13 +26,18 @@ from .http_versions import (
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's headers."""
 HEAD_TOO_LONG = f"the line and headers of the request are too long; allowed: {MAX_HEAD_BYTES} bytes"
-NO_REQUEST = "this is no request of HTTP/1.1, or a doubtful one (its length, a chunk, a header); allowed: HTTP/1.1"
+NO_REQUEST = (
+    "this is no request of HTTP/1.1, or a doubtful one (its length, a chunk, a header); "
+    "allowed: HTTP/1.1"
+)
 HEAD_TOO_SLOW = "the line and headers of the request did not come within {:g} s"
 IDLE_SECONDS = 1.0
-"""Time after which an idle connection is closed where another client needs its place: a new one is about to ask."""
+"""Time after which an idle connection is closed where another client needs its place: a new one is
+about to ask."""
 UNSENT_BYTES = 16 * 1024
-"""Bytes of an answer that the system and the server each keep for a client that does not read. NOTE: without a limit
-the system takes megabytes, thousands of tokens that an engine computes for no reader."""
+"""Bytes of an answer that the system and the server each keep for a client that does not read.
+NOTE: without a limit the system takes megabytes, thousands of tokens that an engine computes for no
+reader."""
 
 
 class ConnectionConfig(uvicorn.Config):
@@ -46,18 +52,22 @@ class ConnectionConfig(uvicorn.Config):
         on_refused: Callable[[str], None],
         **options: Any,
     ) -> None:
-        """`slow_head_limit` is the number of seconds that a connection may be idle at first, a request have no whole
-        head, or a body come that was answered already: no client holds a socket for nothing. `on_refused` gets the code
-        of the error that a connection is refused with."""
+        """`slow_head_limit` is the number of seconds that a connection may be idle at first, a
+        request have no whole head, or a body come that was answered already: no client holds a
+        socket for nothing. `on_refused` gets the code of the error that a connection is refused
+        with."""
         super().__init__(app, http=Connection, **options)
-        self.slow_head_limit, self.max_connections, self.on_refused = slow_head_limit, max_connections, on_refused
+        self.slow_head_limit = slow_head_limit
+        self.max_connections = max_connections
+        self.on_refused = on_refused
         self.idle: dict[Connection, float] = {}
-        """Connections that no request is on, with the time of the event loop since when: the earliest first."""
+        """Connections that no request is on, with the time of the event loop since when: the
+        earliest first."""
 
 
 class Connection(HttpToolsProtocol):
-    """Limits a request's line and headers: a client that sends more gets 431 and is cut off, one that does not come to
-    their end gets 408, or nothing where it has not begun."""
+    """Limits a request's line and headers: a client that sends more gets 431 and is cut off, one
+    that does not come to their end gets 408, or nothing where it has not begun."""
 
     config: ConnectionConfig
     _head_bytes = 0
@@ -102,7 +112,8 @@ class Connection(HttpToolsProtocol):
         self._head_is_here()
         self.config.idle.pop(self, None)
         if self._answered is not None and not self._answered.response_complete:
-            # NOTE: uvicorn (0.54) says so to the last request alone, which may wait behind this one.
+            # NOTE: uvicorn (0.54) says so to the last request alone, which may wait behind this
+            # one.
             self._answered.disconnected = True
             self._answered.message_event.set()
         super().connection_lost(exc)
@@ -110,7 +121,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.config.idle.pop(self, None)
-        self._head_bytes, self._in_head = 0, True
+        self._head_bytes = 0
+        self._in_head = True
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -120,15 +132,16 @@ class Connection(HttpToolsProtocol):
             # The parser makes a parser's error of it.
             raise ValueError(HEAD_TOO_LONG)
         if not self._in_body:
-            # NOTE: uvicorn (0.54) takes a trailer for a header where both come in one piece. A proxy in front may pass
-            # trailers on that it would not pass as headers.
+            # NOTE: uvicorn (0.54) takes a trailer for a header where both come in one piece. A
+            # proxy in front may pass trailers on that it would not pass as headers.
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._asks_to_upgrade():
             # The same head comes again without it.
             return
-        self._in_head, self._in_body = False, True
+        self._in_head = False
+        self._in_body = True
         self._head_is_here()
         # A connection that was there before the limit was reached goes on.
         is_surplus = self._was_surplus and self._num_surplus > 0
@@ -138,7 +151,8 @@ class Connection(HttpToolsProtocol):
         if is_surplus:
             self.cycle.keep_alive = False
         if len(self.pipeline) == 1:
-            # Where reading stops, no end of the connection is noticed: it stops behind two requests, not behind one.
+            # Where reading stops, no end of the connection is noticed: it stops behind two
+            # requests, not behind one.
             self.flow.resume_reading()
         if self.scope["http_version"] == "1.0":
             end_with_connection(self.cycle)
@@ -187,10 +201,11 @@ class Connection(HttpToolsProtocol):
     _unfinished_bytes = 0
 
     def _parse(self, data: memoryview) -> None:
-        """Raises `HttpParserError`. Answers a request that asks to speak another protocol as one that does not ask.
+        """Raises `HttpParserError`. Answers a request that asks to speak another protocol as one
+        that does not ask.
 
-        NOTE: the parser (httptools 0.9) takes what follows such a head for the other protocol, and drops a body. Java's
-        HttpClient asks for HTTP/2 in this way with every request.
+        NOTE: the parser (httptools 0.9) takes what follows such a head for the other protocol, and
+        drops a body. Java's HttpClient asks for HTTP/2 in this way with every request.
         """
         while True:
             try:
@@ -200,8 +215,13 @@ class Connection(HttpToolsProtocol):
                 data = data[upgrade.args[0] :]
             if not self._in_head:
                 return
-            line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
-            # The same parser takes nothing more where the head says `Connection: close`, or HTTP/1.0.
+            line = b"%s %s HTTP/%s" % (
+                self.parser.get_method(),
+                self.url,
+                self.parser.get_http_version().encode(),
+            )
+            # The same parser takes nothing more where the head says `Connection: close`, or
+            # HTTP/1.0.
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.parser.feed_data(head_without_upgrade(line, self.headers))

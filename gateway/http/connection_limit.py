@@ -1,4 +1,5 @@
-"""Bounds the connections that clients have open over REST, by what the gateway serves at once and may open."""
+"""Bounds the connections that clients have open over REST, by what the gateway serves at once and
+may open."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from starlette.types import Scope
 from headwater.services.runtime import errors
 
 OWN_FILES = 256, 2048
-"""Fewest and most open files that are left for logs, other stages, NATS, Redis and gRPC: a quarter in between."""
+"""Fewest and most open files that are left for logs, other stages, NATS, Redis and gRPC: a quarter
+in between."""
 SPARE_CONNECTIONS = 64
-"""Number of connections past the limit whose requests the gateway still reads. It answers those of `WATCHED`."""
+"""Number of connections past the limit whose requests the gateway still reads. It answers those of
+`WATCHED`."""
 WATCHED = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
 SURPLUS = "headwater.surplus"
 """Key of a request's scope where its connection is past the limit; the limit. No server sets it."""
@@ -22,20 +25,24 @@ SURPLUS = "headwater.surplus"
 class TooManyConnections(errors.Unavailable):
     def __init__(self, allowed: int) -> None:
         message = (
-            f"{allowed} connections are open over REST; allowed: {allowed}, twice --max-running and --max-queued, "
+            f"{allowed} connections are open over REST; allowed: {allowed}, twice "
+            "--max-running and --max-queued, "
         )
-        super().__init__(message + "or what the limit of open files leaves", code="too_many_connections")
+        super().__init__(
+            message + "or what the limit of open files leaves", code="too_many_connections"
+        )
 
 
 def check_surplus(scope: Scope) -> None:
-    """Raises `TooManyConnections` for a request of a connection past the limit, unless it asks how the gateway is."""
+    """Raises `TooManyConnections` for a request of a connection past the limit, unless it asks how
+    the gateway is."""
     if SURPLUS in scope and scope["path"] not in WATCHED:
         raise TooManyConnections(scope[SURPLUS])
 
 
 def connections_allowed(wanted: int) -> int:
-    """Number of connections, at most `wanted`, that the process may have open. Raises its own limit of open files for
-    them as far as the system lets it."""
+    """Number of connections, at most `wanted`, that the process may have open. Raises its own limit
+    of open files for them as far as the system lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
@@ -48,7 +55,10 @@ def connections_allowed(wanted: int) -> int:
     allowed = max(1, min(wanted, soft - _own_files(soft // 4)))
     if allowed < wanted:
         remedy = f"ulimit -n {needed}, or LimitNOFILE={needed} of a service"
-        sentence = f"the limit of open files, {soft}, allows {allowed} connections over REST instead of {wanted}"
+        sentence = (
+            f"the limit of open files, {soft}, allows {allowed} connections over REST "
+            f"instead of {wanted}"
+        )
         structlog.get_logger().warning(sentence, remedy=remedy)
     return allowed
 

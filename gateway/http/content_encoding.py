@@ -15,11 +15,14 @@ MIN_BYTES = 1024
 """Answers up to this size stay as they are: they fit into a packet or two."""
 LEVEL = 4
 THREAD_BYTES = 64 * 1024
-"""From this size on an answer is compressed in a thread; smaller ones take less than a millisecond."""
+"""From this size on an answer is compressed in a thread; smaller ones take less than a
+millisecond."""
 MAX_PADDING = 100
 PIECE_BYTES = 128 * 1024
 """The most that is decoded before the limit is looked at again and others get a turn."""
-_WITH_GZIP_HEADER, _WITH_ZLIB_HEADER, _RAW = 31, 15, -15
+_WITH_GZIP_HEADER = 31
+_WITH_ZLIB_HEADER = 15
+_RAW = -15
 """`wbits` of zlib."""
 
 
@@ -41,11 +44,13 @@ class BodyDecoder:
         """Raises `UnsupportedEncoding`, also for one encoding within another."""
         if encoding not in ("gzip", "x-gzip", "deflate"):
             raise UnsupportedEncoding(encoding)
-        self._encoding, self._head = encoding, b""
+        self._encoding = encoding
+        self._head = b""
         self._zlib = None if encoding == "deflate" else zlib.decompressobj(_WITH_GZIP_HEADER)
 
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
-        """Decodes the next chunk of the body. Raises `BadRequest` where the chunk is not in the body's encoding."""
+        """Decodes the next chunk of the body. Raises `BadRequest` where the chunk is not in the
+        body's encoding."""
         data = self._head + chunk
         if self._zlib is None and len(data) < 2:
             self._head = data
@@ -73,17 +78,20 @@ class BodyDecoder:
                 yield piece
             elif not (data or stream.eof):
                 return
-        # NOTE: another member of gzip behind the first one would be legal. A body of thousands of empty ones costs
-        # quadratic time, and no client sends several.
+        # NOTE: another member of gzip behind the first one would be legal. A body of thousands of
+        # empty ones costs quadratic time, and no client sends several.
         if data or stream.unused_data:
             raise self._broken("more follows behind its end")
 
     def _broken(self, why: str) -> errors.BadRequest:
-        return errors.BadRequest("content-encoding", f"the body is not valid {self._encoding}: {why}")
+        return errors.BadRequest(
+            "content-encoding", f"the body is not valid {self._encoding}: {why}"
+        )
 
 
 def _has_zlib_header(data: bytes) -> bool:
-    """Whether it is zlib's format (RFC 1950), as `deflate` means; some clients send what is inside of it alone."""
+    """Whether it is zlib's format (RFC 1950), as `deflate` means; some clients send what is inside
+    of it alone."""
     return data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0
 
 
@@ -109,8 +117,9 @@ async def gzipped(body: bytes) -> bytes:
 
 
 def _gzipped(body: bytes) -> bytes:
-    """With a file name of random length in its head: the size alone tells less of what stands beside a text that
-    somebody else chose (BREACH; as Django does, https://ieeexplore.ieee.org/document/9754554)."""
+    """With a file name of random length in its head: the size alone tells less of what stands
+    beside a text that somebody else chose (BREACH; as Django does,
+    https://ieeexplore.ieee.org/document/9754554)."""
     out = io.BytesIO()
     name = "a" * secrets.randbelow(MAX_PADDING + 1)
     with gzip.GzipFile(filename=name, mode="wb", compresslevel=LEVEL, fileobj=out, mtime=0) as file:

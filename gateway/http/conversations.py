@@ -1,4 +1,5 @@
-"""/v1/conversations over HTTP: items that are kept for turns of /v1/responses and for clients to read."""
+"""/v1/conversations over HTTP: items that are kept for turns of /v1/responses and for clients to
+read."""
 
 from __future__ import annotations
 
@@ -24,12 +25,15 @@ class Conversations:
     """The handlers."""
 
     def __init__(self, store: ConversationStore, max_body_bytes: int) -> None:
-        self._store, self._max_body_bytes = store, max_body_bytes
+        self._store = store
+        self._max_body_bytes = max_body_bytes
 
     async def create(self, exchange: Exchange, caller: Caller) -> None:
         asked = decode(await exchange.body(self._max_body_bytes) or b"{}", NewConversation)
         head = Head(created_at=int(time.time()), metadata=asked.metadata or {})
-        made = Conversation(id=f"conv_{secrets.token_hex(12)}", head=head, items=_kept(asked.items or []))
+        made = Conversation(
+            id=f"conv_{secrets.token_hex(12)}", head=head, items=_kept(asked.items or [])
+        )
         await self._store.create(caller.tenant.key, made)
         await exchange.reply_json(made.object())
 
@@ -46,7 +50,9 @@ class Conversations:
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
         conversation_id = exchange.path_params["id"]
         await self._store.drop(caller.tenant.key, conversation_id)
-        await exchange.reply_json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+        await exchange.reply_json(
+            {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
+        )
 
     async def add_items(self, exchange: Exchange, caller: Caller) -> None:
         asked = decode(await exchange.body(self._max_body_bytes), NewItems)
@@ -74,7 +80,9 @@ def _kept(given: list[InputItem]) -> list[Item]:
     """Raises `BadRequest` for what no turn could go on from."""
     check_items(given, "items")
     # A client's own id would name two items where it sends the same twice.
-    return [as_item(msgspec.structs.replace(item, id=None), secrets.token_hex(12)) for item in given]
+    return [
+        as_item(msgspec.structs.replace(item, id=None), secrets.token_hex(12)) for item in given
+    ]
 
 
 def _item(exchange: Exchange, conversation: Conversation) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""One HTTP request and its response over ASGI: body within a limit, headers, JSON, a stream, the client leaving."""
+"""One HTTP request and its response over ASGI: body within a limit, headers, JSON, a stream, the
+client leaving."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ DISCARD_FACTOR = 16
 
 
 class HeadOnly(Exception):
-    """Ends the handler of a HEAD request where its stream would begin, or what is left is to make the content: the
-    response has these headers alone."""
+    """Ends the handler of a HEAD request where its stream would begin, or what is left is to make
+    the content: the response has these headers alone."""
 
     def __init__(self, headers: Headers) -> None:
         super().__init__()
@@ -46,7 +47,8 @@ class HeadOnly(Exception):
 
 
 class Exchange:
-    """Wraps what an ASGI server gives; `status` is what was answered, 499 when the client left first."""
+    """Wraps what an ASGI server gives; `status` is what was answered, 499 when the client left
+    first."""
 
     def __init__(
         self,
@@ -57,19 +59,24 @@ class Exchange:
         slow_reader_limit: float,
         slow_body_limit: float,
     ) -> None:
-        self._receive, self._send = receive, send
-        self._slow_reader_limit, self._slow_body_limit = slow_reader_limit, slow_body_limit
+        self._receive = receive
+        self._send = send
+        self._slow_reader_limit = slow_reader_limit
+        self._slow_body_limit = slow_body_limit
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.path_params: dict[str, str] = scope.get("path_params", {})
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self.headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
         self._query_string: bytes = scope.get("query_string", b"")
         self.tenants: KnownTenant | None = scope.get(KNOWN_TENANT)
         """Set for a request of the gateway's own. No server sets it."""
         self.known: KnownRequest | None = scope.get(KNOWN_REQUEST)
         self.reply_headers: list[tuple[bytes, bytes]] = []
         self.request_id = ""
-        """Answered as `x-request-id`. Where none is set, the client's own is answered, or a new one."""
+        """Answered as `x-request-id`. Where none is set, the client's own is answered, or a new
+        one."""
         self.standing = Standing()
         """Answered as `x-ratelimit-…`."""
         self.stream: SseStream | None = None
@@ -83,9 +90,12 @@ class Exchange:
         return dict(urllib.parse.parse_qsl(self._query_string.decode("latin-1")))
 
     async def body(self, limit: int) -> bytes:
-        """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is not said to be JSON."""
+        """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is not
+        said to be JSON."""
         # A web page may send any other type, and none, to another origin without asking it first.
-        media_type = self.headers.get("content-type", "application/json" if self._has_no_body else "")
+        media_type = self.headers.get(
+            "content-type", "application/json" if self._has_no_body else ""
+        )
         if media_type.split(";")[0].strip().lower() != "application/json":
             raise errors.UnsupportedMediaType(media_type[:100])
         declared = self.headers.get("content-length", "")
@@ -98,17 +108,22 @@ class Exchange:
 
     @property
     def _has_no_body(self) -> bool:
-        return "transfer-encoding" not in self.headers and self.headers.get("content-length", "0") == "0"
+        return (
+            "transfer-encoding" not in self.headers
+            and self.headers.get("content-length", "0") == "0"
+        )
 
     async def chunks(self, limit: int) -> AsyncGenerator[bytes, None]:
-        """The body as it comes, decoded. Raises `BodyTooLarge` past the limit, of bytes that came or that they become,
-        `UnsupportedEncoding`, `ClientGone` when no more of it comes, `SlowBody` when it does not come in time."""
+        """The body as it comes, decoded. Raises `BodyTooLarge` past the limit, of bytes that came
+        or that they become, `UnsupportedEncoding`, `ClientGone` when no more of it comes,
+        `SlowBody` when it does not come in time."""
         encoding = self.headers.get("content-encoding", "").strip().lower()
         if encoding in ("", "identity"):
             async for chunk in self._received(limit):
                 yield chunk
             return
-        decoder, size = BodyDecoder(encoding), 0
+        decoder = BodyDecoder(encoding)
+        size = 0
         async for chunk in self._received(limit):
             for piece in decoder.pieces(chunk):
                 size = self._within(limit, size + len(piece))
@@ -128,9 +143,11 @@ class Exchange:
 
     async def _received(self, limit: int) -> AsyncGenerator[bytes, None]:
         """The body in the pieces in which it comes over the wire, encoded or not."""
-        size, waited = 0, 0.0
+        size = 0
+        waited = 0.0
         while True:
-            asked_at, seconds = time.monotonic(), self._slow_body_limit + size / BODY_BYTES_PER_SECOND
+            asked_at = time.monotonic()
+            seconds = self._slow_body_limit + size / BODY_BYTES_PER_SECOND
             left = seconds - waited
             # A silence is bounded by itself: behind a large file that came fast, hours may be left.
             is_silent = left > self._slow_body_limit
@@ -138,7 +155,9 @@ class Exchange:
                 message = await self._next_message(self._slow_body_limit if is_silent else left)
             except TimeoutError:
                 self.reply_headers.append((b"connection", b"close"))
-                raise errors.SlowBody(size, self._slow_body_limit if is_silent else seconds, is_silent) from None
+                raise errors.SlowBody(
+                    size, self._slow_body_limit if is_silent else seconds, is_silent
+                ) from None
             # The time that the reader takes for a piece does not count.
             waited += time.monotonic() - asked_at
             if message["type"] == "http.disconnect":
@@ -151,8 +170,8 @@ class Exchange:
                 return
 
     async def _next_message(self, seconds: float) -> Message:
-        """The server's next message. Raises `TimeoutError`. A message that is here already, as the body of a short
-        request, costs no timer."""
+        """The server's next message. Raises `TimeoutError`. A message that is here already, as the
+        body of a short request, costs no timer."""
         receiving: Any = self._receive()
         try:
             waits_for = receiving.send(None)
@@ -163,7 +182,8 @@ class Exchange:
             return await rest_of(receiving, waits_for)
 
     def end_head(self, media_type: bytes = JSON) -> None:
-        """Ends the handler of a HEAD request, whose GET would be answered with 200. The length of the content is not
+        """Ends the handler of a HEAD request, whose GET would be answered with 200. The length of
+        the content is not
         told: it is known when that is made. Raises `HeadOnly`."""
         if self.method == "HEAD":
             raise HeadOnly([(b"content-type", media_type)])
@@ -176,13 +196,19 @@ class Exchange:
 
     async def reply(self, body: bytes, media_type: bytes, status: int = 200) -> None:
         body, encoding = await self._encoded(body)
-        headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), *encoding, *self._headers()]
+        headers = [
+            (b"content-type", media_type),
+            (b"content-length", b"%d" % len(body)),
+            *encoding,
+            *self._headers(),
+        ]
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _encoded(self, body: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        """The body as its client may have it, and the headers that say so. Answers under /admin, where keys stand, stay
+        """The body as its client may have it, and the headers that say so. Answers under /admin,
+        where keys stand, stay
         as they are: see docs/security.md."""
         if len(body) <= MIN_BYTES or self.path.startswith("/admin"):
             return body, []
@@ -190,16 +216,23 @@ class Exchange:
         if not takes_gzip(self.headers.get("accept-encoding", "")):
             return body, [vary]
         smaller = await gzipped(body)
-        return (smaller, [vary, (b"content-encoding", b"gzip")]) if len(smaller) < len(body) else (body, [vary])
+        return (
+            (smaller, [vary, (b"content-encoding", b"gzip")])
+            if len(smaller) < len(body)
+            else (body, [vary])
+        )
 
     async def reply_head(self, headers: Headers) -> None:
         """Replies with these headers, which say what a GET would answer, and no content."""
         self.status = 200
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers()]})
+        await self._send(
+            {"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers()]}
+        )
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def reply_file(self, file: IO[bytes], num_bytes: int) -> None:
-        """Replies the content of a file, from its start, a piece at a time. Raises `SlowReader` for a client that takes
+        """Replies the content of a file, from its start, a piece at a time. Raises `SlowReader` for
+        a client that takes
         nothing: the file, a copy on this machine's disk, would stay for as long as that."""
         headers = [*file_headers(num_bytes), *self._headers()]
         self.status = 200
@@ -213,7 +246,9 @@ class Exchange:
         """Raises `SlowReader`."""
         try:
             async with asyncio.timeout(self._slow_reader_limit):
-                await self._send({"type": "http.response.body", "body": piece, "more_body": more_body})
+                await self._send(
+                    {"type": "http.response.body", "body": piece, "more_body": more_body}
+                )
         except TimeoutError:
             # The response has begun: nothing else can be said in it.
             self._client_left = True
@@ -236,7 +271,8 @@ class Exchange:
         self.status = 200
 
     async def refuse(self, error: errors.HeadwaterError) -> None:
-        """Refuses by status and envelope; by an event, where a stream has begun; not at all, where the client left."""
+        """Refuses by status and envelope; by an event, where a stream has begun; not at all, where
+        the client left."""
         self.status = http_errors.status_of(error)
         if self._client_left:
             return
@@ -251,14 +287,16 @@ class Exchange:
         """Gives up what was still to be written."""
         # NOTE: what the collector of cycles need not find costs less.
         self.error_event = http_errors.error_event
-        stream, self.stream = self.stream, None
+        stream = self.stream
+        self.stream = None
         if stream is not None:
             await stream.abandon()
 
     async def unless_client_leaves(
         self, work: Coroutine[Any, Any, None], *, silence: float, on_silence: Callable[[], None]
     ) -> None:
-        """Awaits `work`; cancels it and raises `ClientGone` when the client leaves. Says so each `silence` seconds."""
+        """Awaits `work`; cancels it and raises `ClientGone` when the client leaves. Says so each
+        `silence` seconds."""
         worker = asyncio.current_task()
         assert worker is not None
 
@@ -266,7 +304,8 @@ class Exchange:
             self._client_left = True
             worker.cancel()
 
-        ticker, listening = Ticker(silence, on_silence), asyncio.create_task(self._until_disconnect(cancel))
+        ticker = Ticker(silence, on_silence)
+        listening = asyncio.create_task(self._until_disconnect(cancel))
         listening.add_done_callback(log_failure)
         try:
             await work
@@ -286,7 +325,9 @@ class Exchange:
         on_disconnect()
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
-        self.request_id = self.request_id or printable(self.headers.get("x-request-id", "")) or new_request_id()
+        self.request_id = (
+            self.request_id or printable(self.headers.get("x-request-id", "")) or new_request_id()
+        )
         request_id = (b"x-request-id", self.request_id.encode())
         return [NO_SNIFFING, *self.reply_headers, request_id, *self.standing.headers()]
 
@@ -299,7 +340,8 @@ class Ticker:
     """Calls `tick` each so many seconds until it is stopped."""
 
     def __init__(self, seconds: float, tick: Callable[[], None]) -> None:
-        self._seconds, self._tick = seconds, tick
+        self._seconds = seconds
+        self._tick = tick
         self._wait()
 
     def stop(self) -> None:

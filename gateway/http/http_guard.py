@@ -1,8 +1,10 @@
-"""Checks of a request's head before any handler sees it: connections past the limit, headers that must be unique, and
-what a browser may send here.
+"""Checks of a request's head before any handler sees it: connections past the limit, headers that
+must be unique, and what a browser may send here.
 
-A web page can make its visitor's browser call a gateway on that machine. Two things tell such a call from the visitor's
-own: the name in `Host` (a page that rebinds its own name to 127.0.0.1 still sends that name), and `Origin` or
+A web page can make its visitor's browser call a gateway on that machine. Two things tell such a
+call from the visitor's
+own: the name in `Host` (a page that rebinds its own name to 127.0.0.1 still sends that name), and
+`Origin` or
 `Sec-Fetch-Site`, which pages cannot set. Knows no keys.
 """
 
@@ -27,7 +29,8 @@ UNIQUE = (b"authorization", b"host")
 """A proxy and a gateway that read different ones of two would disagree about the caller."""
 ANY = "*"
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-"""Usual names of this machine. To parse any other name as an address takes longer than all other checks."""
+"""Usual names of this machine. To parse any other name as an address takes longer than all other
+checks."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:@/?#\[\]]+)(?::(?P<port>\d{0,5}))?")
 
@@ -38,7 +41,9 @@ class HostNotAllowed(errors.PermissionDenied):
     code = "host_not_allowed"
 
     def __init__(self, host: str) -> None:
-        allowed = "localhost, a loopback address or a name of --allowed-hosts, on a gateway without keys"
+        allowed = (
+            "localhost, a loopback address or a name of --allowed-hosts, on a gateway without keys"
+        )
         super().__init__(f"host is {host[:80]!r}; allowed: {allowed}")
         self.param = "host"
 
@@ -49,7 +54,9 @@ class OriginNotAllowed(errors.PermissionDenied):
     code = "origin_not_allowed"
 
     def __init__(self, header: str, value: str) -> None:
-        super().__init__(f"{header} is {value[:80]!r}; allowed: this gateway's own pages and --allowed-origins")
+        super().__init__(
+            f"{header} is {value[:80]!r}; allowed: this gateway's own pages and --allowed-origins"
+        )
         self.param = header
 
 
@@ -57,9 +64,13 @@ class HttpGuard:
     """The application behind these checks."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: Metrics) -> None:
-        self._app, self._settings, self._metrics = app, settings, metrics
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
         self._has_keys = settings.has_keys
-        self._own_names = {name.lower().strip("[]") for name in (settings.host, *settings.allowed_hosts)} | LOOPBACK
+        self._own_names = {
+            name.lower().strip("[]") for name in (settings.host, *settings.allowed_hosts)
+        } | LOOPBACK
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -89,21 +100,29 @@ class HttpGuard:
         if not (name in self._own_names or is_loopback(name) or ANY in self._own_names):
             raise HostNotAllowed(name)
 
-    def _check_site(self, method: str, raw_headers: dict[bytes, bytes], host: re.Match[str]) -> None:
+    def _check_site(
+        self, method: str, raw_headers: dict[bytes, bytes], host: re.Match[str]
+    ) -> None:
         """Raises `OriginNotAllowed`."""
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw_headers.items()}
-        site, origin = headers.get("sec-fetch-site", ""), headers.get("origin")
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in raw_headers.items()
+        }
+        site = headers.get("sec-fetch-site", "")
+        origin = headers.get("origin")
         allowed = self._settings.allowed_origins
         if ANY in allowed or origin in allowed or site in ("same-origin", "none"):
             return
         if origin is not None and not _is_same(origin, host):
             raise OriginNotAllowed("origin", origin)
-        # A link on another site may open the console: the page that has the link learns nothing of it.
+        # A link on another site may open the console: the page that has the link learns nothing of
+        # it.
         is_link = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
         if site == "cross-site" and not (is_link and headers.get("sec-fetch-dest") == "document"):
             raise OriginNotAllowed("sec-fetch-site", site)
 
-    async def _refuse(self, error: errors.HeadwaterError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(
+        self, error: errors.HeadwaterError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         exchange = Exchange(scope, receive, send, **self._settings.patience)
         self._metrics.refused.add(error.code)
         await exchange.refuse(error)
@@ -115,7 +134,9 @@ def _check_unique(headers: Iterable[tuple[bytes, bytes]]) -> None:
     counts = Counter(name for name, _ in headers)
     for name in UNIQUE:
         if counts[name] > 1:
-            raise errors.BadRequest(name.decode(), f"{name.decode()} is given {counts[name]} times; allowed: once")
+            raise errors.BadRequest(
+                name.decode(), f"{name.decode()} is given {counts[name]} times; allowed: once"
+            )
 
 
 def _is_same(origin: str, host: re.Match[str]) -> bool:
@@ -126,4 +147,8 @@ def _is_same(origin: str, host: re.Match[str]) -> bool:
         ports = page.port or usual, int(host["port"]) if host["port"] else usual
     except ValueError:
         return False
-    return page.hostname is not None and page.hostname == host["name"].lower().strip("[]") and ports[0] == ports[1]
+    return (
+        page.hostname is not None
+        and page.hostname == host["name"].lower().strip("[]")
+        and ports[0] == ports[1]
+    )

@@ -1,4 +1,5 @@
-"""Clients of other versions of HTTP than 1.1, and of none: answers without chunks for 1.0, sentences for the others."""
+"""Clients of other versions of HTTP than 1.1, and of none: answers without chunks for 1.0,
+sentences for the others."""
 
 from __future__ import annotations
 
@@ -25,13 +26,22 @@ def h2_refusal() -> bytes:
 
 def raw_refusal(status: HTTPStatus, message: str) -> bytes:
     """Bytes that answer what is no request; the connection ends with them."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": status.name.lower()}
+    error = {
+        "message": message,
+        "type": "invalid_request_error",
+        "param": None,
+        "code": status.name.lower(),
+    }
     return _raw(status, {"error": error}, [])
 
 
 def raw_error(error: errors.HeadwaterError) -> bytes:
     """As `raw_refusal`, where no request is read."""
-    return _raw(HTTPStatus(http_errors.status_of(error)), http_errors.envelope(error), http_errors.headers_of(error))
+    return _raw(
+        HTTPStatus(http_errors.status_of(error)),
+        http_errors.envelope(error),
+        http_errors.headers_of(error),
+    )
 
 
 def _raw(status: HTTPStatus, envelope: dict[str, Any], headers: list[tuple[bytes, bytes]]) -> bytes:
@@ -47,7 +57,8 @@ def _raw(status: HTTPStatus, envelope: dict[str, Any], headers: list[tuple[bytes
 
 
 def head_without_upgrade(line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A request's head, after its first line, without the field `Upgrade`: without it there is no upgrade."""
+    """A request's head, after its first line, without the field `Upgrade`: without it there is no
+    upgrade."""
     fields = (name + b": " + value for name, value in headers if name != b"upgrade")
     return b"\r\n".join((line, *fields, b"", b""))
 
@@ -55,15 +66,18 @@ def head_without_upgrade(line: bytes, headers: Iterable[tuple[bytes, bytes]]) ->
 def end_with_connection(cycle: RequestResponseCycle) -> None:
     """Lets an answer of unknown length end with its connection.
 
-    NOTE: uvicorn (0.54) sends chunks to clients of HTTP/1.0 too, which do not know them. nginx in front asks in 1.0
-    unless it is told otherwise.
+    NOTE: uvicorn (0.54) sends chunks to clients of HTTP/1.0 too, which do not know them. nginx in
+    front asks in 1.0 unless it is told otherwise.
     """
-    framed, has_no_length = cycle.send, False
+    framed = cycle.send
+    has_no_length = False
 
     async def send(message: Any) -> None:
         nonlocal has_no_length
         if message["type"] == "http.response.start":
-            has_no_length = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            has_no_length = not any(
+                name.lower() == b"content-length" for name, _ in message.get("headers", ())
+            )
             if has_no_length:
                 cycle.chunked_encoding = False
         elif has_no_length:

@@ -25,25 +25,31 @@ from .connection import UNSENT_BYTES, ConnectionConfig
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60
 SILENCE_SECONDS = 20
-"""Seconds after which a client is probed: one that vanished without closing holds no blocks for long."""
+"""Seconds after which a client is probed: one that vanished without closing holds no blocks for
+long."""
 PATIENCE_SECONDS = 10
 """Seconds that it has to answer."""
 UNTAKEN_SECONDS = 60.0
-"""Seconds, at least, after which a client is cut off that takes nothing of what was written to it."""
-SECONDS_PER_TICK, TICKS_PER_LOOK = 0.1, 10
-"""Seconds between two calls of uvicorn's `on_tick`; number of them between two looks at what is unsent."""
+"""Seconds, at least, after which a client is cut off that takes nothing of what was written to
+it."""
+SECONDS_PER_TICK = 0.1
+TICKS_PER_LOOK = 10
+"""Seconds between two calls of uvicorn's `on_tick`; number of them between two looks at what is
+unsent."""
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handlers, which the stage's lifetime has. Cuts off clients that take nothing of
-    what was written to them, also those whose connection is closed: it would stay, with all that is unsent."""
+    """Uvicorn without its own signal handlers, which the stage's lifetime has. Cuts off clients
+    that take nothing of what was written to them, also those whose connection is closed: it would
+    stay, with all that is unsent."""
 
     def __init__(self, config: uvicorn.Config, patience: float) -> None:
         """`patience` is the number of seconds in which a client has to take something."""
         super().__init__(config)
         self._patience = patience
         self._unsent: dict[Any, tuple[int, int]] = {}
-        """Number of unsent bytes of connections that have some, and the number of looks that found as many."""
+        """Number of unsent bytes of connections that have some, and the number of looks that found
+        as many."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,11 +61,15 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _look(self) -> None:
-        before, self._unsent = self._unsent, {}
+        before = self._unsent
+        self._unsent = {}
         for connection in self.server_state.connections:
             if num_bytes := connection.transport.get_write_buffer_size():
                 num_before, num_looks = before.get(connection, (0, 0))
-                self._unsent[connection] = num_bytes, num_looks + 1 if num_bytes == num_before else 0
+                self._unsent[connection] = (
+                    num_bytes,
+                    num_looks + 1 if num_bytes == num_before else 0,
+                )
         for connection, (_, num_looks) in self._unsent.items():
             # Looks and not time: while this process is held up no client can take anything.
             if num_looks * SECONDS_PER_TICK * TICKS_PER_LOOK > self._patience:
@@ -76,7 +86,8 @@ class ClientTls:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> ClientTls | None:
-        """None without TLS. Raises `SettingError` for files that hold no certificates, or a key of another one."""
+        """None without TLS. Raises `SettingError` for files that hold no certificates, or a key of
+        another one."""
         if not settings.tls_cert_file:
             return None
         ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
@@ -97,7 +108,9 @@ class ClientTls:
             try:
                 context.load_verify_locations(self.client_ca)
             except ssl.SSLError:
-                raise SettingError("tls_client_ca_file", str(self.client_ca), "PEM certificates") from None
+                raise SettingError(
+                    "tls_client_ca_file", str(self.client_ca), "PEM certificates"
+                ) from None
 
     def for_rest(self) -> dict[str, Any]:
         files: dict[str, Any] = {"ssl_certfile": self.cert, "ssl_keyfile": self.key}
@@ -127,8 +140,8 @@ class RestListener:
         reuse_port: bool,
         tls: ClientTls | None = None,
     ) -> None:
-        """`slow_reader_limit` is the number of seconds after which a stream gives up a client that takes nothing; other
-        limits are as in `ConnectionConfig`."""
+        """`slow_reader_limit` is the number of seconds after which a stream gives up a client that
+        takes nothing; other limits are as in `ConnectionConfig`."""
         self._socket = _bound(host, port, reuse_port)
         self.address = advertised(host, self._socket.getsockname()[1])
         self._server = _Server(
@@ -170,13 +183,16 @@ class RestListener:
 
 def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
     """Raises `OSError`."""
-    found = socket.getaddrinfo(listened(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(
+        listened(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     family, _, _, _, address = found[0]
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if reuse_port:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    # Accepted connections inherit these. A client that is there and reads slowly is not cut off by them.
+    # Accepted connections inherit these. A client that is there and reads slowly is not cut off by
+    # them.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
@@ -188,7 +204,9 @@ def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
         listening.bind(address)
     except OSError as fault:
         listening.close()
-        raise OSError(fault.errno, f"cannot listen on {joined(host, port)}: {fault.strerror}") from None
+        raise OSError(
+            fault.errno, f"cannot listen on {joined(host, port)}: {fault.strerror}"
+        ) from None
     listening.listen(BACKLOG)
     listening.setblocking(False)
     return listening

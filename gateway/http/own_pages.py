@@ -1,4 +1,5 @@
-"""The REST handlers of the gateway's own pages: its state, its metrics, its document, its chat page."""
+"""The REST handlers of the gateway's own pages: its state, its metrics, its document, its chat
+page."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ MEDIA_TYPES = {".html": b"text/html; charset=utf-8", ".css": b"text/css", ".js":
 CONSOLE_HEADERS = [
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src "
+        b"data:; base-uri 'none'; "
         # Strings never become markup or code, whatever a view does with them.
-        b"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+        b"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+        b"trusted-types 'none'",
     ),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-cache"),
@@ -34,7 +37,8 @@ class OwnPages:
     """The handlers. None of them counts as a request of a tenant."""
 
     def __init__(self, cluster: Cluster, may_see_tenants: Callable[[Exchange], bool]) -> None:
-        self._cluster, self._may_see_tenants = cluster, may_see_tenants
+        self._cluster = cluster
+        self._may_see_tenants = may_see_tenants
 
     def routes(self) -> list[Route]:
         return [
@@ -54,7 +58,8 @@ class OwnPages:
     async def health(self, exchange: Exchange) -> None:
         """Says that the process is alive, whatever the stages are."""
         await exchange.reply_json(
-            {"status": "draining" if self._cluster.draining else "ok"}, 503 if self._cluster.draining else 200
+            {"status": "draining" if self._cluster.draining else "ok"},
+            503 if self._cluster.draining else 200,
         )
 
     async def load(self, exchange: Exchange) -> None:
@@ -66,7 +71,9 @@ class OwnPages:
         told: dict[str, object] = {"ready": not missing, "missing": missing}
         if awaited := self._cluster.awaited():
             told["awaited"] = awaited
-            told["detail"] = "engine starting, or started by the first request: requests wait for it"
+            told["detail"] = (
+                "engine starting, or started by the first request: requests wait for it"
+            )
         if without := self._cluster.outages():
             told["without"] = without
         await exchange.reply_json(told, 503 if missing else 200)
@@ -75,10 +82,13 @@ class OwnPages:
         await exchange.reply_json({"version": VERSION})
 
     async def metrics(self, exchange: Exchange) -> None:
-        """Metrics, for every client. Families that name tenants only for callers that may know of all tenants."""
+        """Metrics, for every client. Families that name tenants only for callers that may know of
+        all tenants."""
         media_type = prometheus_client.CONTENT_TYPE_LATEST.encode()
         exchange.end_head(media_type)
-        await exchange.reply(self._cluster.metrics.page(with_tenants=self._may_see_tenants(exchange)), media_type)
+        await exchange.reply(
+            self._cluster.metrics.page(with_tenants=self._may_see_tenants(exchange)), media_type
+        )
 
     async def openapi(self, exchange: Exchange) -> None:
         exchange.end_head()
@@ -94,7 +104,8 @@ class OwnPages:
     async def _reply_file(self, exchange: Exchange, name: str) -> None:
         """Raises `NotFound`."""
         path = CONSOLE / name
-        # Compared with what is there: a file system raises errors of its own for names that it cannot have.
+        # Compared with what is there: a file system raises errors of its own for names that it
+        # cannot have.
         if path.suffix not in MEDIA_TYPES or path not in CONSOLE.iterdir():
             raise errors.NotFound("page", exchange.path)
         exchange.reply_headers += CONSOLE_HEADERS

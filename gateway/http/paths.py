@@ -9,7 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Paths:
-    """Looks up the paths that have no parameters, where a router would try its patterns one after another."""
+    """Looks up the paths that have no parameters, where a router would try its patterns one after
+    another."""
 
     def __init__(self, apps: Mapping[str, ASGIApp], *, otherwise: ASGIApp) -> None:
         """`apps` by path, with parameters in braces; `otherwise` answers all other paths."""

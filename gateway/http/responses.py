@@ -1,4 +1,5 @@
-"""/v1/responses over HTTP: a turn of a conversation, kept for the next one unless the client says otherwise."""
+"""/v1/responses over HTTP: a turn of a conversation, kept for the next one unless the client says
+otherwise."""
 
 from __future__ import annotations
 
@@ -41,25 +42,37 @@ class Responses:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
 
     def __init__(self, cluster: Cluster, store: ResponseStore, keep_alive: float) -> None:
-        self._cluster, self._store, self._keep_alive = cluster, store, keep_alive
+        self._cluster = cluster
+        self._store = store
+        self._keep_alive = keep_alive
         self._conversations = store.conversations
 
-    async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
+    async def create(
+        self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes
+    ) -> None:
         check(asked)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
         known = exchange.known
-        if known is not None or (asked.stream and asked.stream_options is not None and asked.stream_options.resumable):
-            context = StreamContext(kind=StreamKind.RESPONSE, body=body, client_request_id=caller.client_request_id)
+        if known is not None or (
+            asked.stream and asked.stream_options is not None and asked.stream_options.resumable
+        ):
+            context = StreamContext(
+                kind=StreamKind.RESPONSE, body=body, client_request_id=caller.client_request_id
+            )
             if known is not None:
-                # Whoever computes it in the background reads a stream, which another gateway can go on with.
+                # Whoever computes it in the background reads a stream, which another gateway can go
+                # on with.
                 context = msgspec.structs.replace(context, created=known.created)
-            await self._answer(exchange, caller, asked, context, NumberedStream(exchange.open_stream))
+            await self._answer(
+                exchange, caller, asked, context, NumberedStream(exchange.open_stream)
+            )
         else:
             await self._answer(exchange, caller, asked)
 
     async def check(self, caller: Caller, asked: ResponsesRequest) -> ResponseAnswer:
-        """One that is to be answered later, as it is told until then. Raises what creating it would raise at once."""
+        """One that is to be answered later, as it is told until then. Raises what creating it would
+        raise at once."""
         check(asked)
         before = await self._before(caller, asked)
         items = [*stored_items(before), *items_of(asked)]
@@ -68,9 +81,15 @@ class Responses:
         return ResponseAnswer(request_id=caller.request_id, asked=asked)
 
     async def resume(
-        self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, out: NumberedStream, found: Found
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        asked: ResponsesRequest,
+        out: NumberedStream,
+        found: Found,
     ) -> None:
-        """A stream that began elsewhere. Raises `StreamNotKept` for one that is computed in the background."""
+        """A stream that began elsewhere. Raises `StreamNotKept` for one that is computed in the
+        background."""
         if asked.background and exchange.known is None:
             raise StreamNotKept(found.request_id)
         caller = caller.with_body(asked.request_id, asked.priority)
@@ -89,13 +108,20 @@ class Responses:
         if context is not None:
             answer.created = context.created
         is_streamed = bool(asked.stream) or out is not None
-        events = ResponseEvents(answer, out.opened_by if out else exchange.open_stream) if is_streamed else None
+        events = (
+            ResponseEvents(answer, out.opened_by if out else exchange.open_stream)
+            if is_streamed
+            else None
+        )
         if events is not None:
             exchange.error_event = events.failure
         gathered = Gathered()
-        before, said = await self._before(caller, asked), items_of(asked)
+        before = await self._before(caller, asked)
+        said = items_of(asked)
         items = [*stored_items(before), *said]
-        request = msgspec.structs.replace(_request_of(caller, asked, items, len(before)), context=context)
+        request = msgspec.structs.replace(
+            _request_of(caller, asked, items, len(before)), context=context
+        )
         sink: Sink = events or gathered
         sink = NumberedSink(sink, out) if out is not None else sink
         generation = answer.generation = Generation(request, found)
@@ -105,7 +131,9 @@ class Responses:
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         if events is None:
             answer.items.add(gathered.of(generation.choices[0]))
-            answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
+            answer.items.end(
+                "incomplete" if generation.choices[0].finish_reason == "length" else "completed"
+            )
         is_known = found is not None and found.has_ended and exchange.known is None
         response = await self._kept(caller, answer, before, said, is_known=is_known)
         if events is None:
@@ -114,12 +142,19 @@ class Responses:
             await exchange.end_stream(events.last_event(response))
 
     async def _run(
-        self, generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int, sink: Sink
+        self,
+        generation: Generation,
+        asked: ResponsesRequest,
+        items: list[InputItem],
+        num_before: int,
+        sink: Sink,
     ) -> None:
         await _prepare(self._cluster, generation, asked, items, num_before)
         await run_all(self._cluster, [generation], sink)
 
-    async def count_input(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest) -> None:
+    async def count_input(
+        self, exchange: Exchange, caller: Caller, asked: ResponsesRequest
+    ) -> None:
         """How many tokens a turn's prompt would have; nothing is answered or kept."""
         check(asked)
         before = await self._before(caller, asked)
@@ -129,12 +164,16 @@ class Responses:
                 processor_pb2.ProcessorTokenizeRequest(
                     model=asked.model,
                     prompt=prompt,
-                    escape_special_tokens=self._cluster.tenants.escapes_special_tokens(caller.tenant),
+                    escape_special_tokens=self._cluster.tenants.escapes_special_tokens(
+                        caller.tenant
+                    ),
                 )
             )
         except errors.BadRequest as error:
             raise error.in_words_of(names_of(asked)) from None
-        await exchange.reply_json({"object": "response.input_tokens", "input_tokens": len(reply.token_ids)})
+        await exchange.reply_json(
+            {"object": "response.input_tokens", "input_tokens": len(reply.token_ids)}
+        )
 
     async def find(self, tenant: str, response_id: str) -> dict[str, Any]:
         """A response as it was answered. Raises `NotFound`, `Unavailable`."""
@@ -155,11 +194,18 @@ class Responses:
         if asked.previous_response_id is None:
             return []
         try:
-            return (await self._store.find(caller.tenant.key, asked.previous_response_id)).conversation
+            return (
+                await self._store.find(caller.tenant.key, asked.previous_response_id)
+            ).conversation
         except errors.NotFound:
             # It may be there, in the background, and have no answer yet or none at all.
-            told = f"previous_response_id is {asked.previous_response_id!r}; allowed: one that was answered and is kept"
-            raise errors.BadRequest("previous_response_id", told, code="previous_response_not_found") from None
+            told = (
+                f"previous_response_id is {asked.previous_response_id!r}; allowed: one that "
+                "was answered and is kept"
+            )
+            raise errors.BadRequest(
+                "previous_response_id", told, code="previous_response_not_found"
+            ) from None
 
     async def _kept(
         self,
@@ -170,8 +216,8 @@ class Responses:
         *,
         is_known: bool,
     ) -> dict[str, Any]:
-        """The response, which says itself whether it can be found again. One that was `is_known` before is kept, or was
-        deleted."""
+        """The response, which says itself whether it can be found again. One that was `is_known`
+        before is kept, or was deleted."""
         if is_known:
             return answer.ended()
         given = [as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(said)]
@@ -190,11 +236,15 @@ class Responses:
         try:
             await self._conversations.add(caller.tenant.key, answer.conversation_id, items)
         except errors.HeadwaterError as error:
-            structlog.get_logger().warning("turn not kept", conversation=answer.conversation_id, error=error.message)
+            structlog.get_logger().warning(
+                "turn not kept", conversation=answer.conversation_id, error=error.message
+            )
             answer.conversation_id = None
 
 
-def _request_of(caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> GenerationRequest:
+def _request_of(
+    caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_before: int
+) -> GenerationRequest:
     return GenerationRequest(
         caller=caller,
         model=asked.model,
@@ -206,7 +256,11 @@ def _request_of(caller: Caller, asked: ResponsesRequest, items: list[InputItem],
 
 
 async def _prepare(
-    cluster: Cluster, generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int
+    cluster: Cluster,
+    generation: Generation,
+    asked: ResponsesRequest,
+    items: list[InputItem],
+    num_before: int,
 ) -> None:
     """A conversation that is too long loses its oldest items, where the client allows it."""
     while True:
@@ -217,8 +271,10 @@ async def _prepare(
             shorter = without_oldest(items)
             if asked.truncation != "auto" or error.code != errors.CONTEXT_TOO_LONG or not shorter:
                 raise error.in_words_of(names_of(asked)) from None
-            num_before, items = num_before - (len(items) - len(shorter)), shorter
-            request, context = generation.request, generation.request.context
+            num_before = num_before - (len(items) - len(shorter))
+            items = shorter
+            request = generation.request
+            context = generation.request.context
             again = _request_of(request.caller, asked, items, num_before)
             generation.request = msgspec.structs.replace(again, context=context)
 

@@ -1,4 +1,5 @@
-"""Streams over REST that a client can come back for: asked for with `stream_options.resumable`, gone on by id."""
+"""Streams over REST that a client can come back for: asked for with `stream_options.resumable`,
+gone on by id."""
 
 from __future__ import annotations
 
@@ -30,16 +31,29 @@ class ResumableStreams:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
 
     def __init__(self, cluster: Cluster, responses: Responses, keep_alive: float) -> None:
-        self._cluster, self._responses, self._keep_alive = cluster, responses, keep_alive
+        self._cluster = cluster
+        self._responses = responses
+        self._keep_alive = keep_alive
 
     async def answer(
-        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, renderer: Renderer, body: bytes
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        asked: Answering,
+        kind: StreamKind,
+        renderer: Renderer,
+        body: bytes,
     ) -> None:
         """A stream that begins here."""
         context = StreamContext(
-            kind=kind, body=body, client_request_id=caller.client_request_id, wants_receipt=caller.wants_receipt
+            kind=kind,
+            body=body,
+            client_request_id=caller.client_request_id,
+            wants_receipt=caller.wants_receipt,
         )
-        await self._write(exchange, caller, asked, renderer, NumberedStream(exchange.open_stream), context)
+        await self._write(
+            exchange, caller, asked, renderer, NumberedStream(exchange.open_stream), context
+        )
 
     async def resume(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
         """A stream that began elsewhere, behind the last event that the client has."""
@@ -48,9 +62,12 @@ class ResumableStreams:
         caller = caller_of(found, caller)
         exchange.request_id = caller.shown_id
         out = NumberedStream(exchange.open_stream, after)
-        kind, body = found.context.kind, found.context.body
+        kind = found.context.kind
+        body = found.context.body
         if kind is StreamKind.RESPONSE:
-            await self._responses.resume(exchange, caller, decode(body, ResponsesRequest), out, found)
+            await self._responses.resume(
+                exchange, caller, decode(body, ResponsesRequest), out, found
+            )
         elif kind is StreamKind.CHAT:
             chat = decode(body, ChatCompletionRequest)
             caller = caller.with_body(chat.request_id, chat.priority)
@@ -58,7 +75,15 @@ class ResumableStreams:
         elif kind is StreamKind.COMPLETION:
             completion = decode(body, CompletionRequest)
             caller = caller.with_body(completion.request_id, completion.priority)
-            await self._write(exchange, caller, completion, CompletionRenderer(completion), out, found.context, found)
+            await self._write(
+                exchange,
+                caller,
+                completion,
+                CompletionRenderer(completion),
+                out,
+                found.context,
+                found,
+            )
         else:
             # It was asked for over gRPC, where Resume goes on with it.
             raise StreamNotKept(found.request_id)
@@ -91,7 +116,8 @@ class ResumableStreams:
         answer.generations = [Generation(request, found)]
         stream = EventStream(answer, out.opened_by)
         async with caller.within_deadline():
-            work, tick = run_answer(self._cluster, answer, NumberedSink(stream, out)), Silence(stream).tick
+            work = run_answer(self._cluster, answer, NumberedSink(stream, out))
+            tick = Silence(stream).tick
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         await exchange.end_stream(stream.last_events())
 

@@ -1,4 +1,5 @@
-"""Tells which answers of the gateway's REST surface mean that work has to wait, and how long it waits."""
+"""Tells which answers of the gateway's REST surface mean that work has to wait, and how long it
+waits."""
 
 from __future__ import annotations
 
@@ -9,14 +10,17 @@ from .in_process import Reply
 
 BUSY = (429, 503)
 FINAL_CODES = (OUT_OF_BUDGET, LIMIT_TOO_LOW)
-"""Codes of answers that end the work: no waiting helps, or none but for the budget's next period."""
+"""Codes of answers that end the work: no waiting helps, or none but for the budget's next
+period."""
 MAX_FAULTS = 3
 """Number of answers with 5xx after which the last one stands; being busy is no fault."""
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds between tries; the last pause repeats."""
 PATIENCE = 3
-"""Number of tries of what cannot be served now, when the work is taken for the first time; later it is one."""
-FIRST_REST_SECONDS, MAX_REST_SECONDS = 0.5, 15.0
+"""Number of tries of what cannot be served now, when the work is taken for the first time; later it
+is one."""
+FIRST_REST_SECONDS = 0.5
+MAX_REST_SECONDS = 15.0
 """Pause of such work, in which other work has its place; it doubles each time."""
 
 

@@ -21,12 +21,15 @@ STORED = "conversations"
 MAX_ITEMS = 2000
 """Largest number of items of one conversation."""
 MAX_BYTES = 4 * 1024 * 1024
-"""Largest number of bytes of one conversation, as of a response with its input: more does not fit into a model's
-context."""
+"""Largest number of bytes of one conversation, as of a response with its input: more does not fit
+into a model's context."""
 Item = dict[str, Any]
-_NOT_THERE, _TOO_MANY, _TOO_LARGE = -1, -2, -3
-# KEYS: the conversation. ARGV: most items, most bytes, items. Redis is asked for the held bytes, and counts those that
-# it spends on the list; items of a call at the same time are in it or come behind.
+_NOT_THERE = -1
+_TOO_MANY = -2
+_TOO_LARGE = -3
+# KEYS: the conversation. ARGV: most items, most bytes, items. Redis is asked for the held bytes,
+# and counts those that it spends on the list; items of a call at the same time are in it or come
+# behind.
 _ADD = Script(
     """
 local num_held = redis.call('LLEN', KEYS[1])
@@ -67,12 +70,16 @@ class Conversation(msgspec.Struct, kw_only=True):
 
 
 class ConversationStore:
-    """Conversations by tenant and id. Every method raises `Unavailable` while Redis is out of reach, and `NotFound`,
-    also for another tenant's."""
+    """Conversations by tenant and id. Every method raises `Unavailable` while Redis is out of
+    reach, and `NotFound`, also for another tenant's."""
 
-    def __init__(self, store: Store, seconds: float, limits: StorageLimits, stored: StoredBytes) -> None:
-        self._store, self._seconds = store, seconds
-        self._limits, self._bytes = limits, stored
+    def __init__(
+        self, store: Store, seconds: float, limits: StorageLimits, stored: StoredBytes
+    ) -> None:
+        self._store = store
+        self._seconds = seconds
+        self._limits = limits
+        self._bytes = stored
 
     async def create(self, tenant: str, conversation: Conversation) -> None:
         if len(conversation.items) > MAX_ITEMS:
@@ -90,7 +97,9 @@ class ConversationStore:
         if not values:
             raise errors.NotFound("conversation", conversation_id)
         head = msgspec.json.decode(values[0], type=Head)
-        return Conversation(id=conversation_id, head=head, items=[_items.decode(value) for value in values[1:]])
+        return Conversation(
+            id=conversation_id, head=head, items=[_items.decode(value) for value in values[1:]]
+        )
 
     async def add(self, tenant: str, conversation_id: str, items: list[Item]) -> None:
         """Adds all items together, also while other requests add some."""
@@ -99,25 +108,33 @@ class ConversationStore:
         if not await self._command("LLEN", key):
             raise errors.NotFound("conversation", conversation_id)
         await self._claim(tenant, key, added)
-        outcome = await patiently(self._store.run(_ADD, [key], [MAX_ITEMS, MAX_BYTES, *added]), of=STORED)
+        outcome = await patiently(
+            self._store.run(_ADD, [key], [MAX_ITEMS, MAX_BYTES, *added]), of=STORED
+        )
         if outcome < 0:
             await self._unclaim(tenant, key, sum(map(len, added)))
         if outcome == _NOT_THERE:
             raise errors.NotFound("conversation", conversation_id)
         if outcome in (_TOO_MANY, _TOO_LARGE):
-            raise _too_much("items", MAX_ITEMS) if outcome == _TOO_MANY else _too_much("bytes", MAX_BYTES)
+            raise (
+                _too_much("items", MAX_ITEMS)
+                if outcome == _TOO_MANY
+                else _too_much("bytes", MAX_BYTES)
+            )
         await self._extend(key)
 
     async def store_head(self, tenant: str, conversation: Conversation) -> None:
         """Stores the head of a conversation, which was changed."""
-        key, value = _key(tenant, conversation.id), msgspec.json.encode(conversation.head)
+        key = _key(tenant, conversation.id)
+        value = msgspec.json.encode(conversation.head)
         before = await self._command("LINDEX", key, 0)
         await self._claim(tenant, key, [value], instead_of=len(before or b""))
         await self._command("LSET", key, 0, value)
         await self._extend(key)
 
     async def remove(self, tenant: str, conversation: Conversation, item: Item) -> None:
-        key, value = _key(tenant, conversation.id), msgspec.json.encode(item)
+        key = _key(tenant, conversation.id)
+        value = msgspec.json.encode(item)
         if await self._command("LREM", key, 1, value):
             await self._unclaim(tenant, key, len(value))
 
@@ -128,9 +145,13 @@ class ConversationStore:
     async def _extend(self, key: str) -> None:
         await self._command("PEXPIRE", key, int(self._seconds * 1e3))
 
-    async def _claim(self, tenant: str, key: str, values: Sequence[bytes], *, instead_of: int = 0) -> None:
-        """Claims room for values, one of which may replace another. Raises `StorageLimitExceeded`."""
-        num_bytes, limit = sum(map(len, values)) - instead_of, self._limits.response_bytes(tenant)
+    async def _claim(
+        self, tenant: str, key: str, values: Sequence[bytes], *, instead_of: int = 0
+    ) -> None:
+        """Claims room for values, one of which may replace another. Raises
+        `StorageLimitExceeded`."""
+        num_bytes = sum(map(len, values)) - instead_of
+        limit = self._limits.response_bytes(tenant)
         claim = self._bytes.claim_more(tenant, key, num_bytes, seconds=self._seconds, limit=limit)
         if (used := await patiently(claim, of=STORED)) is not None:
             raise errors.StorageLimitExceeded("response_bytes", used, num_bytes, limit)
@@ -145,7 +166,9 @@ class ConversationStore:
 
 
 def _too_much(what: str, allowed: int) -> errors.BadRequest:
-    return errors.BadRequest("items", f"the conversation would have more {what} than allowed: {allowed}")
+    return errors.BadRequest(
+        "items", f"the conversation would have more {what} than allowed: {allowed}"
+    )
 
 
 def _key(tenant: str, conversation_id: str) -> str:

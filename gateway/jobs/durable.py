@@ -34,10 +34,13 @@ KEPT_SECONDS = 30 * 86_400
 """Seconds that files and ended batches are kept."""
 RUNNERS = "runners"
 MAX_UNDONE = 100_000
-"""Number of pieces of work that are held or rest: more than the number of batches of which all must wait."""
+"""Number of pieces of work that are held or rest: more than the number of batches of which all must
+wait."""
 HOLD_SECONDS = 6.0
-"""Seconds of silence of its holder after which a batch or a range of lines goes to another process."""
-FILES, CONTENTS = "headwater_files", "headwater_file_contents"
+"""Seconds of silence of its holder after which a batch or a range of lines goes to another
+process."""
+FILES = "headwater_files"
+CONTENTS = "headwater_file_contents"
 BATCHES = "headwater_batches"
 RESULTS = "headwater_batch_results"
 BACKGROUND = "headwater_background"
@@ -67,7 +70,8 @@ class Rooms:
 
 
 class Durable:
-    """Connection to the buckets and queues. `rooms` opens on first use, and again on a server that has lost them."""
+    """Connection to the buckets and queues. `rooms` opens on first use, and again on a server that
+    has lost them."""
 
     def __init__(self, bus: Bus, *, adopts_unsigned: bool = False) -> None:
         """`adopts_unsigned`: values without a seal are trusted; an earlier version wrote them."""
@@ -86,12 +90,15 @@ class Durable:
         if self._rooms is None:
             js = self._bus.jetstream()
             if js is None:
-                raise Unavailable("files and batches need NATS with JetStream", code="storage_unavailable")
+                raise Unavailable(
+                    "files and batches need NATS with JetStream", code="storage_unavailable"
+                )
             self._rooms = await self._open(js)
         return self._rooms
 
     async def sign_all(self) -> None:
-        """Seals the values that have no seal yet, except results: lines without a sealed result are answered again."""
+        """Seals the values that have no seal yet, except results: lines without a sealed result are
+        answered again."""
         rooms = await self.rooms()
         for bucket in (rooms.files, rooms.batches, rooms.background):
             await bucket.sign_all()
@@ -103,7 +110,11 @@ class Durable:
     async def _open(self, js: JetStreamContext) -> Rooms:
         await _stream(
             js,
-            StreamConfig(name=BACKGROUND_LOG, subjects=[f"{subjects.BACKGROUND_EVENTS}.>"], max_age=EVENTS_SECONDS),
+            StreamConfig(
+                name=BACKGROUND_LOG,
+                subjects=[f"{subjects.BACKGROUND_EVENTS}.>"],
+                max_age=EVENTS_SECONDS,
+            ),
         )
 
         async def signed(name: str, seconds: float = KEPT_SECONDS) -> SignedBucket:
@@ -122,10 +133,17 @@ class Durable:
         )
 
 
-async def _queue(js: JetStreamContext, name: str, subject: str) -> JetStreamContext.PullSubscription:
-    await _stream(js, StreamConfig(name=name, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE))
+async def _queue(
+    js: JetStreamContext, name: str, subject: str
+) -> JetStreamContext.PullSubscription:
+    await _stream(
+        js, StreamConfig(name=name, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE)
+    )
     consumer = ConsumerConfig(
-        durable_name=RUNNERS, ack_policy=AckPolicy.EXPLICIT, ack_wait=HOLD_SECONDS, max_ack_pending=MAX_UNDONE
+        durable_name=RUNNERS,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=HOLD_SECONDS,
+        max_ack_pending=MAX_UNDONE,
     )
     return await js.pull_subscribe(subject, durable=RUNNERS, stream=name, config=consumer)
 
@@ -147,7 +165,9 @@ async def _bucket(js: JetStreamContext, name: str, seconds: float = KEPT_SECONDS
     try:
         return await js.key_value(name)
     except nats.js.errors.NotFoundError:
-        return await js.create_key_value(KeyValueConfig(bucket=name, ttl=seconds, storage=StorageType.FILE))
+        return await js.create_key_value(
+            KeyValueConfig(bucket=name, ttl=seconds, storage=StorageType.FILE)
+        )
 
 
 async def _object_store(js: JetStreamContext, name: str) -> ObjectStore:

@@ -1,7 +1,7 @@
 """A log of messages under one subject of a JetStream stream: appended to, read, followed, dropped.
 
-Events of background responses and results of batches are such logs. Knows nothing about what messages hold. The stream
-limits how long they are kept (`durable.py`).
+Events of background responses and results of batches are such logs. Knows nothing about what
+messages hold. The stream limits how long they are kept (`durable.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ..buckets import FAILURES, publish_behind
 from .durable import Durable
 
 QUIET_SECONDS = 4.0
-"""Seconds without a message after which a reader subscribes anew: a server that restarts forgets its readers."""
+"""Seconds without a message after which a reader subscribes anew: a server that restarts forgets
+its readers."""
 
 
 class EventLog:
@@ -28,10 +29,15 @@ class EventLog:
 
     def __init__(self, durable: Durable, stream: str, subject: str) -> None:
         """`subject` may be a pattern, for logs that are read or dropped together."""
-        self._durable, self._stream, self._subject = durable, stream, subject
+        self._durable = durable
+        self._stream = stream
+        self._subject = subject
 
-    async def append(self, payload: bytes, *, after: int, headers: Mapping[str, str] | None = None) -> int:
-        """Writes behind the message of that sequence (0: where there is none); returns its own. Raises `Overtaken`."""
+    async def append(
+        self, payload: bytes, *, after: int, headers: Mapping[str, str] | None = None
+    ) -> int:
+        """Writes behind the message of that sequence (0: where there is none); returns its own.
+        Raises `Overtaken`."""
         rooms = await self._durable.rooms()
         return await publish_behind(rooms.js, self._subject, payload, after=after, headers=headers)
 
@@ -41,7 +47,9 @@ class EventLog:
         after = 0
         while True:
             try:
-                message = await rooms.js.get_msg(self._stream, seq=after + 1, subject=self._subject, next=True)
+                message = await rooms.js.get_msg(
+                    self._stream, seq=after + 1, subject=self._subject, next=True
+                )
             except nats.js.errors.NotFoundError:
                 return
             assert message.seq is not None
@@ -72,17 +80,21 @@ class EventLog:
 
 
 class LogReader:
-    """Reads a log from its first message on, each message once, also over restarts of the server."""
+    """Reads a log from its first message on, each message once, also over restarts of the
+    server."""
 
     def __init__(self, durable: Durable, stream: str, subject: str, *, headers_only: bool) -> None:
-        self._durable, self._stream, self._subject, self._headers_only = durable, stream, subject, headers_only
+        self._durable = durable
+        self._stream = stream
+        self._subject = subject
+        self._headers_only = headers_only
         self._subscription: JetStreamContext.PushSubscription | None = None
         self._last_sequence = 0
         self._received_at = 0.0
 
     async def next(self, seconds: float) -> Msg | None:
-        """The next message; None where none comes within `seconds`. Raises what NATS raises while it is out of
-        reach."""
+        """The next message; None where none comes within `seconds`. Raises what NATS raises while
+        it is out of reach."""
         subscription = self._subscription or await self._subscribe()
         try:
             message = await subscription.next_msg(timeout=seconds)
@@ -93,11 +105,13 @@ class LogReader:
         except FAILURES:
             await self.close()
             raise
-        self._received_at, self._last_sequence = time.monotonic(), message.metadata.sequence.stream
+        self._received_at = time.monotonic()
+        self._last_sequence = message.metadata.sequence.stream
         return message
 
     async def close(self) -> None:
-        subscription, self._subscription = self._subscription, None
+        subscription = self._subscription
+        self._subscription = None
         if subscription is not None:
             with contextlib.suppress(*FAILURES):
                 await subscription.unsubscribe()

@@ -45,9 +45,10 @@ async def call(
     known: KnownRequest | None = None,
     on_body: Callable[[bytes], None] | None = None,
 ) -> Reply:
-    """Sends a JSON body or none, and returns the answer. Cancelling the call counts as the client's disconnect.
-    `on_body` gets a good answer as it comes."""
-    reply, asked = Reply(), [body]
+    """Sends a JSON body or none, and returns the answer. Cancelling the call counts as the client's
+    disconnect. `on_body` gets a good answer as it comes."""
+    reply = Reply()
+    asked = [body]
     for_ever = asyncio.Event()
 
     async def receive() -> Message:

@@ -1,6 +1,8 @@
-"""Responses that clients may retrieve, kept in Redis for a time. Knows nothing about computing them.
+"""Responses that clients may retrieve, kept in Redis for a time. Knows nothing about computing
+them.
 
-Redis keeps data that may be lost: without Redis answers are sent all the same and say that they were not kept.
+Redis keeps data that may be lost: without Redis answers are sent all the same and say that they
+were not kept.
 """
 
 from __future__ import annotations
@@ -39,13 +41,16 @@ class ResponseStore:
     """Responses by tenant (`Tenant.key`) and id: no tenant finds another's."""
 
     def __init__(self, store: Store, seconds: float, limits: StorageLimits | None = None) -> None:
-        self._store, self._seconds = store, seconds
-        self._limits, self._bytes = limits or StorageLimits(), StoredBytes(store)
+        self._store = store
+        self._seconds = seconds
+        self._limits = limits or StorageLimits()
+        self._bytes = StoredBytes(store)
         self.conversations = ConversationStore(store, seconds, self._limits, self._bytes)
 
     async def keep(self, tenant: str, kept: KeptResponse) -> bool:
         """Keeps a response. Returns False where it cannot be found later."""
-        value, key = msgspec.json.encode(kept), _key(tenant, kept.response["id"])
+        value = msgspec.json.encode(kept)
+        key = _key(tenant, kept.response["id"])
         if len(value) > MAX_BYTES:
             return False
         limit = self._limits.response_bytes(tenant)
@@ -53,9 +58,13 @@ class ResponseStore:
             claim = self._bytes.claim(tenant, key, len(value), seconds=self._seconds, limit=limit)
             if await patiently(claim, of=STORED) is not None:
                 return False
-            await patiently(self._store.command("SET", key, value, "PX", int(self._seconds * 1e3)), of=STORED)
+            await patiently(
+                self._store.command("SET", key, value, "PX", int(self._seconds * 1e3)), of=STORED
+            )
         except errors.Unavailable:
-            structlog.get_logger().warning("response not kept: the store is out of reach", id=kept.response["id"])
+            structlog.get_logger().warning(
+                "response not kept: the store is out of reach", id=kept.response["id"]
+            )
             return False
         return True
 
@@ -72,7 +81,8 @@ class ResponseStore:
             raise errors.NotFound("response", response_id)
 
     async def drop_all(self, tenant: str) -> None:
-        """Drops all responses and conversations of a tenant that was removed. Raises `Unavailable`."""
+        """Drops all responses and conversations of a tenant that was removed. Raises
+        `Unavailable`."""
         if self._store.url is not None:
             await patiently(self._bytes.drop_all(tenant), of=STORED, seconds=DROP_SECONDS)
 

@@ -1,4 +1,5 @@
-"""A bucket of JetStream whose values are sealed: a value that a process without the key wrote is ignored.
+"""A bucket of JetStream whose values are sealed: a value that a process without the key wrote is
+ignored.
 
 Knows nothing about the contents of values. An earlier value that is put back is trusted again.
 """
@@ -21,7 +22,9 @@ class SignedBucket:
     """Values by key. Every method raises what JetStream raises."""
 
     def __init__(self, js: JetStreamContext, bucket: KeyValue, seals: RecordSeals) -> None:
-        self._js, self._bucket, self.seals = js, bucket, seals
+        self._js = js
+        self._bucket = bucket
+        self.seals = seals
 
     async def put(self, key: str, value: bytes) -> None:
         await self._bucket.put(key, self.seals.seal(key, value))
@@ -31,14 +34,16 @@ class SignedBucket:
         await self._bucket.create(key, self.seals.seal(key, value))
 
     async def update(self, key: str, value: bytes, *, last: int) -> None:
-        """Replaces a value. Raises `KeyWrongLastSequenceError` where that is not the last revision any longer."""
+        """Replaces a value. Raises `KeyWrongLastSequenceError` where that is not the last revision
+        any longer."""
         await self._bucket.update(key, self.seals.seal(key, value), last=last)
 
     async def delete(self, key: str, *, last: int) -> None:
         await self._bucket.delete(key, last=last)
 
     async def drop(self, pattern: str) -> None:
-        """Drops keys that match the filter, with all that they ever had; also while storage is full."""
+        """Drops keys that match the filter, with all that they ever had; also while storage is
+        full."""
         await drop_keys(self._js, self._bucket._name, pattern)
 
     async def sizes(self, pattern: str) -> list[int]:
@@ -46,8 +51,10 @@ class SignedBucket:
         return await sizes(self._js, self._bucket._name, pattern)
 
     async def put_once(self, key: str, value: bytes, headers: dict[str, str]) -> bool:
-        """Writes a value once. Returns False where there is a trusted value. One that is not trusted is replaced."""
-        subject, sealed = f"$KV.{self._bucket._name}.{key}", self.seals.seal(key, value)
+        """Writes a value once. Returns False where there is a trusted value. One that is not
+        trusted is replaced."""
+        subject = f"$KV.{self._bucket._name}.{key}"
+        sealed = self.seals.seal(key, value)
         if await put_once(self._js, subject, sealed, headers):
             return True
         try:
@@ -73,7 +80,8 @@ class SignedBucket:
                 yield entry.key, opened.value
 
     async def sign_all(self) -> None:
-        """Signs trusted values without a seal, or with that of an earlier token, unless they change meanwhile."""
+        """Signs trusted values without a seal, or with that of an earlier token, unless they change
+        meanwhile."""
         found = [entry async for entry in entries(self._js, self._bucket._name, ">")]
         for entry in found:
             opened = self.seals.open(entry.key, entry.value or b"")

@@ -1,4 +1,5 @@
-"""Divides the storage of NATS JetStream among streams, so that a full stream leaves room for the others.
+"""Divides the storage of NATS JetStream among streams, so that a full stream leaves room for the
+others.
 
 Tenants, keys, usage and the audit log have room of their own.
 """
@@ -48,7 +49,8 @@ PERCENT = {
     AUDIT_STREAM: 4,
     STREAM: 16,
 }
-"""Shares of all bytes, by stream. The largest is the first: a NATS with less storage refuses that one."""
+"""Shares of all bytes, by stream. The largest is the first: a NATS with less storage refuses that
+one."""
 OLDEST_GO = (AUDIT_STREAM, STREAM)
 """Streams that delete their oldest records when full; others refuse new ones."""
 RETRY_SECONDS = 10.0
@@ -58,10 +60,13 @@ Make = Callable[[], Awaitable[object]]
 
 
 class StorageBounds:
-    """Storage bounds of all streams. Use within `running`. `make` makes the streams that are missing."""
+    """Storage bounds of all streams. Use within `running`. `make` makes the streams that are
+    missing."""
 
     def __init__(self, bus: Bus, num_bytes: int, make: Make) -> None:
-        self._bus, self._num_bytes, self._make = bus, num_bytes, make
+        self._bus = bus
+        self._num_bytes = num_bytes
+        self._make = make
         self._connected = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -94,8 +99,8 @@ class StorageBounds:
 
 
 async def set_bounds(js: JetStreamContext, num_bytes: int) -> int:
-    """Sets the bounds and returns the number of bytes that were divided: those requested, or less by as many quarters
-    as the server needs.
+    """Sets the bounds and returns the number of bytes that were divided: those requested, or less
+    by as many quarters as the server needs.
 
     Raises what NATS raises, also where it has less than `MIN_STORAGE_BYTES`.
     """
@@ -110,17 +115,21 @@ async def set_bounds(js: JetStreamContext, num_bytes: int) -> int:
             num_bytes = num_bytes * 3 // 4
             continue
         if num_bytes < wanted:
-            structlog.get_logger().warning("NATS has less room than storage_bytes", wanted=wanted, taken=num_bytes)
+            structlog.get_logger().warning(
+                "NATS has less room than storage_bytes", wanted=wanted, taken=num_bytes
+            )
         return num_bytes
 
 
 async def _set_bound(js: JetStreamContext, stream: str, num_bytes: int) -> None:
-    """Sets the bound of a stream. A stream that is not there, as that of tenants where none are kept, gets none."""
+    """Sets the bound of a stream. A stream that is not there, as that of tenants where none are
+    kept, gets none."""
     try:
         config = (await js.stream_info(stream)).config
     except nats.js.errors.NotFoundError:
         return
     discard = DiscardPolicy.OLD if stream in OLDEST_GO else DiscardPolicy.NEW
     if (config.max_bytes, config.discard) != (num_bytes, discard):
-        config.max_bytes, config.discard = num_bytes, discard
+        config.max_bytes = num_bytes
+        config.discard = discard
         await js.update_stream(config)

@@ -1,4 +1,5 @@
-"""The bytes that each tenant keeps in Redis, by key, with their expiry. Knows nothing about the values."""
+"""The bytes that each tenant keeps in Redis, by key, with their expiry. Knows nothing about the
+values."""
 
 from __future__ import annotations
 
@@ -56,13 +57,18 @@ class StoredBytes:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def claim(self, tenant: str, key: str, num_bytes: int, *, seconds: float, limit: int) -> int | None:
-        """Claims room before a value of that size is written. Returns None, or, where the tenant would have more than
-        `limit`, the bytes that it has."""
+    async def claim(
+        self, tenant: str, key: str, num_bytes: int, *, seconds: float, limit: int
+    ) -> int | None:
+        """Claims room before a value of that size is written. Returns None, or, where the tenant
+        would have more than `limit`, the bytes that it has."""
         return await self._claim(tenant, key, num_bytes, "all", seconds, limit)
 
-    async def claim_more(self, tenant: str, key: str, num_bytes: int, *, seconds: float, limit: int) -> int | None:
-        """As `claim`, for a value that grows by `num_bytes`, or shrinks, which is always granted."""
+    async def claim_more(
+        self, tenant: str, key: str, num_bytes: int, *, seconds: float, limit: int
+    ) -> int | None:
+        """As `claim`, for a value that grows by `num_bytes`, or shrinks, which is always
+        granted."""
         return await self._claim(tenant, key, num_bytes, "more", seconds, limit)
 
     async def release(self, tenant: str, key: str) -> None:
@@ -70,7 +76,8 @@ class StoredBytes:
         await self._store.run(_RELEASE, _keys(tenant), [key])
 
     async def drop(self, tenant: str, key: str, *, of: str) -> bool:
-        """Deletes a value. Returns False where there was none. Raises `Unavailable`, see `patiently`."""
+        """Deletes a value. Returns False where there was none. Raises `Unavailable`, see
+        `patiently`."""
         is_gone = await patiently(self._store.command("DEL", key), of=of)
         # Where that fails its bytes are counted until its time is over.
         with contextlib.suppress(errors.Unavailable):
@@ -85,19 +92,26 @@ class StoredBytes:
         for each in (until, sizes):
             await self._store.command("DEL", each)
 
-    async def _claim(self, tenant: str, key: str, num_bytes: int, kind: str, seconds: float, limit: int) -> int | None:
+    async def _claim(
+        self, tenant: str, key: str, num_bytes: int, kind: str, seconds: float, limit: int
+    ) -> int | None:
         args = [key, num_bytes, kind, int(seconds * 1e3), limit]
         is_granted, total = await self._store.run(_CLAIM, _keys(tenant), args)
         return None if is_granted else int(total)
 
 
-async def patiently(call: Awaitable[ReplyT], *, of: str, seconds: float = PATIENCE_SECONDS) -> ReplyT:
-    """Reply of the store. Raises `Unavailable`, naming what is stored there, where it does not come in time."""
+async def patiently(
+    call: Awaitable[ReplyT], *, of: str, seconds: float = PATIENCE_SECONDS
+) -> ReplyT:
+    """Reply of the store. Raises `Unavailable`, naming what is stored there, where it does not come
+    in time."""
     try:
         async with asyncio.timeout(seconds):
             return await call
     except (StoreUnavailable, TimeoutError):
-        raise errors.Unavailable(f"the store of {of} is out of reach", code="store_unavailable") from None
+        raise errors.Unavailable(
+            f"the store of {of} is out of reach", code="store_unavailable"
+        ) from None
 
 
 def _keys(tenant: str) -> tuple[str, str]:

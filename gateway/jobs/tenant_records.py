@@ -1,4 +1,5 @@
-"""Records of tenants in a signed bucket, each under its tenant and id. Knows nothing about their contents."""
+"""Records of tenants in a signed bucket, each under its tenant and id. Knows nothing about their
+contents."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ RecordT = TypeVar("RecordT")
 
 
 class TenantRecords(Generic[RecordT]):
-    """Records of one kind. Methods raise what NATS raises, and `Unavailable` without it; those about one record raise
-    `NotFound`, also for another tenant's."""
+    """Records of one kind. Methods raise what NATS raises, and `Unavailable` without it; those
+    about one record raise `NotFound`, also for another tenant's."""
 
     def __init__(
         self,
@@ -31,7 +32,10 @@ class TenantRecords(Generic[RecordT]):
         encode: Callable[[RecordT], bytes],
     ) -> None:
         """`room` is the bucket's name in `Rooms`, `kind` that of a record in errors."""
-        self._durable, self._kind, self._decode, self._encode = durable, kind, decode, encode
+        self._durable = durable
+        self._kind = kind
+        self._decode = decode
+        self._encode = encode
         self._bucket_of: Callable[[object], SignedBucket] = attrgetter(room)
 
     async def bucket(self) -> SignedBucket:
@@ -49,9 +53,11 @@ class TenantRecords(Generic[RecordT]):
         found = (await self.bucket()).all(_key(tenant, ">"))
         return [self._decode(value) async for _, value in found]
 
-    async def change(self, tenant: str, record_id: str, change: Callable[[RecordT], None]) -> RecordT:
-        """Changes the current record, also while other processes change it. `change` may raise, which leaves the record
-        as it is."""
+    async def change(
+        self, tenant: str, record_id: str, change: Callable[[RecordT], None]
+    ) -> RecordT:
+        """Changes the current record, also while other processes change it. `change` may raise,
+        which leaves the record as it is."""
         bucket = await self.bucket()
         while True:
             value, revision = await self.value(tenant, record_id)
@@ -63,8 +69,8 @@ class TenantRecords(Generic[RecordT]):
             return record
 
     async def conclude(self, tenant: str, record_id: str, check: Callable[[RecordT], None]) -> None:
-        """Drops the current record, also while other processes change it. `check` may raise, which leaves the record as
-        it is."""
+        """Drops the current record, also while other processes change it. `check` may raise, which
+        leaves the record as it is."""
         bucket = await self.bucket()
         while True:
             value, revision = await self.value(tenant, record_id)

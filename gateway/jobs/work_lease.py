@@ -1,4 +1,5 @@
-"""Work from a durable queue that is this process's until it is done, given back, or not renewed for too long."""
+"""Work from a durable queue that is this process's until it is done, given back, or not renewed for
+too long."""
 
 from __future__ import annotations
 
@@ -47,14 +48,15 @@ class WorkLease:
         await self._message.ack_sync()
 
     async def give_back(self, seconds: float = 0.0) -> None:
-        """Gives the work to the next process that asks, after that many seconds. Without a server the lease expires."""
+        """Gives the work to the next process that asks, after that many seconds. Without a server
+        the lease expires."""
         with contextlib.suppress(*FAILURES):
             await self._message.nak(delay=seconds or None)
 
 
 async def next_of(queue: JetStreamContext.PullSubscription, kind: type[LeaseT]) -> LeaseT:
-    """Waits for the next work. A message that names no work known to this version is logged and removed. Raises what
-    NATS raises."""
+    """Waits for the next work. A message that names no work known to this version is logged and
+    removed. Raises what NATS raises."""
     while True:
         try:
             (message,) = await queue.fetch(1, timeout=FETCH_SECONDS)
@@ -63,5 +65,7 @@ async def next_of(queue: JetStreamContext.PullSubscription, kind: type[LeaseT]) 
         try:
             return kind(message)
         except msgspec.MsgspecError as fault:
-            structlog.get_logger().error("work not understood", subject=message.subject, error=str(fault))
+            structlog.get_logger().error(
+                "work not understood", subject=message.subject, error=str(fault)
+            )
             await message.term()

@@ -22,8 +22,8 @@ PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
 """Longest pause after an unforeseen error; it doubles from error to error."""
 MAX_ERRORS = 5
-"""Number of unforeseen errors in doing one piece of work after which it is given up. Deaths of processes do not count,
-nor does work that is given back."""
+"""Number of unforeseen errors in doing one piece of work after which it is given up. Deaths of
+processes do not count, nor does work that is given back."""
 WorkT = TypeVar("WorkT", bound=WorkLease)
 
 
@@ -38,9 +38,13 @@ class Workers(Generic[WorkT]):
         count_error: Callable[[WorkT], Awaitable[bool]],
         num_seats: int,
     ) -> None:
-        """`count_error` is called for work that ended by an unforeseen error. It counts errors where all gateways see
-        them, gives the work up after `MAX_ERRORS`, and returns whether it did."""
-        self._durable, self._take, self._work, self._count_error = durable, take, work, count_error
+        """`count_error` is called for work that ended by an unforeseen error. It counts errors
+        where all gateways see them, gives the work up after `MAX_ERRORS`, and returns whether it
+        did."""
+        self._durable = durable
+        self._take = take
+        self._work = work
+        self._count_error = count_error
         self._seats = asyncio.Semaphore(num_seats)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -61,7 +65,8 @@ class Workers(Generic[WorkT]):
             task.add_done_callback(lambda _: self._seats.release())
 
     async def _next(self) -> WorkT:
-        """Waits for work, and for storage to be there. An unforeseen error is logged, and does not end it."""
+        """Waits for work, and for storage to be there. An unforeseen error is logged, and does not
+        end it."""
         num_errors = 0
         while True:
             try:
@@ -88,7 +93,9 @@ class Workers(Generic[WorkT]):
             async with held.held():
                 is_over = await self._count_error(held)
         except Exception:
-            structlog.get_logger().exception("failed work is tried again uncounted", kind=type(held).__name__)
+            structlog.get_logger().exception(
+                "failed work is tried again uncounted", kind=type(held).__name__
+            )
         if not is_over:
             await held.give_back(rest_seconds(held.num_deliveries))
             return

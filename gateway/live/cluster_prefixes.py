@@ -1,4 +1,5 @@
-"""The hottest prefixes of what all gateways of a cluster sent last, and the replicas that hold them."""
+"""The hottest prefixes of what all gateways of a cluster sent last, and the replicas that hold
+them."""
 
 from __future__ import annotations
 
@@ -23,17 +24,19 @@ PrefixSurvey = GatewaySurvey[list[Block], GatewayPrefixes]
 
 class ClusterPrefixes:
     def __init__(self, cluster: Cluster, survey: PrefixSurvey) -> None:
-        self._cluster, self._survey = cluster, survey
-        self._made_at, self._trees = 0.0, list[dict[str, Any]]()
+        self._cluster = cluster
+        self._survey = survey
+        self._made_at = 0.0
+        self._trees = list[dict[str, Any]]()
         self._shown: list[Block] = []
         """Last blocks of the prefixes in the trees."""
 
     async def trees(self) -> list[dict[str, Any]]:
-        """A tree of each model, of the prompts that were sent last through any gateway; made anew every so many seconds
-        for all watchers.
+        """A tree of each model, of the prompts that were sent last through any gateway; made anew
+        every so many seconds for all watchers.
 
-        A replica holds a prefix where the index of one gateway says so. The others are asked for the prefixes of the
-        trees before, since an index may be behind.
+        A replica holds a prefix where the index of one gateway says so. The others are asked for
+        the prefixes of the trees before, since an index may be behind.
         """
         now = time.monotonic()
         if now - self._made_at >= TREE_SECONDS:
@@ -42,18 +45,30 @@ class ClusterPrefixes:
             self._trees = self._grown(youngest(told), holders_told(told))
         return self._trees
 
-    def _grown(self, prompts: Sequence[RecentPrompt], told: Mapping[Block, set[str]]) -> list[dict[str, Any]]:
-        self._shown, trees = [], []
-        for model, _ in sorted(self._cluster.processors.models().values(), key=lambda each: each[0].name):
+    def _grown(
+        self, prompts: Sequence[RecentPrompt], told: Mapping[Block, set[str]]
+    ) -> list[dict[str, Any]]:
+        self._shown = []
+        trees = []
+        for model, _ in sorted(
+            self._cluster.processors.models().values(), key=lambda each: each[0].name
+        ):
 
             def holders(block: bytes, key: str = model.key) -> list[str]:
                 self._shown.append((key, block))
-                return sorted({*self._cluster.router.holders(key, block), *told.get((key, block), ())})
+                return sorted(
+                    {*self._cluster.router.holders(key, block), *told.get((key, block), ())}
+                )
 
             own = [each.hashes for each in prompts if each.model_key == model.key]
             nodes = prefix_tree(own, holders)
             trees.append(
-                {"model": model.name, "block_size": model.block_size, "num_requests": len(own), "nodes": nodes}
+                {
+                    "model": model.name,
+                    "block_size": model.block_size,
+                    "num_requests": len(own),
+                    "nodes": nodes,
+                }
             )
         return trees
 

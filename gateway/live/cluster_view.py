@@ -1,6 +1,7 @@
 """One moment of a cluster for people: plain data, within what a watcher may see.
 
-Requests, prefixes, trust and the index' lag are those of all gateways; engines and stages report to each of them.
+Requests, prefixes, trust and the index' lag are those of all gateways; engines and stages report to
+each of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from ..admin.models import ModelAdmin
 from ..request.cluster import Cluster
 from ..tenancy.tenants import Tenant
 from .cluster_prefixes import ClusterPrefixes, PrefixSurvey
-from .findings import Finding, model_findings, process_findings, queue_findings, replica_findings, service_findings
+from .findings import (
+    Finding,
+    model_findings,
+    process_findings,
+    queue_findings,
+    replica_findings,
+    service_findings,
+)
 from .gateway_figures import Counts, GatewayFigures, read_figures
 from .gateway_prefixes import Block, GatewayPrefixes, read_prefixes
 from .gateway_survey import GatewaySurvey
@@ -60,32 +68,61 @@ class ClusterView:
         has_keys: bool,
     ) -> None:
         """`gateways`: the members of that kind, which a cluster does not follow for itself."""
-        self._cluster, self._gateways, self._figures, self._prefixes = cluster, gateways, figures, prefixes
-        self._models, self._has_keys = models, has_keys
+        self._cluster = cluster
+        self._gateways = gateways
+        self._figures = figures
+        self._prefixes = prefixes
+        self._models = models
+        self._has_keys = has_keys
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
         cls, cluster: Cluster, bus: Bus, gateways: Members, models: ModelAdmin, *, has_keys: bool
     ) -> AsyncIterator[ClusterView]:
-        """A view that asks the other gateways, and answers what they ask, for the length of a scope."""
+        """A view that asks the other gateways, and answers what they ask, for the length of a
+        scope."""
         name = cluster.timelines.gateway_id
         figures: FigureSurvey = GatewaySurvey(
-            bus, gateways, name, "figures", partial(read_figures, cluster), (str | None, GatewayFigures)
+            bus,
+            gateways,
+            name,
+            "figures",
+            partial(read_figures, cluster),
+            (str | None, GatewayFigures),
         )
         prefixes: PrefixSurvey = GatewaySurvey(
-            bus, gateways, name, "prefixes", partial(read_prefixes, cluster), (list[Block], GatewayPrefixes)
+            bus,
+            gateways,
+            name,
+            "prefixes",
+            partial(read_prefixes, cluster),
+            (list[Block], GatewayPrefixes),
         )
         async with figures.running(), prefixes.running():
-            yield cls(cluster, gateways, figures, ClusterPrefixes(cluster, prefixes), models, has_keys=has_keys)
+            yield cls(
+                cluster,
+                gateways,
+                figures,
+                ClusterPrefixes(cluster, prefixes),
+                models,
+                has_keys=has_keys,
+            )
 
     async def snapshot(self, scope: Scope) -> dict[str, Any]:
-        """Totals count from the gateways' starts: a reader makes rates of two snapshots, by gateway."""
-        cluster, now, tenant = self._cluster, time.monotonic(), scope.tenant
+        """Totals count from the gateways' starts: a reader makes rates of two snapshots, by
+        gateway."""
+        cluster = self._cluster
+        now = time.monotonic()
+        tenant = scope.tenant
         key = tenant.key if tenant is not None else None
         told = await self._figures.gather(key, key)
         merged = merge(told)
-        rows = replica_rows(cluster.router, merged.routed, merged.standings, now) if tenant is None else []
+        rows = (
+            replica_rows(cluster.router, merged.routed, merged.standings, now)
+            if tenant is None
+            else []
+        )
         stages = stage_rows(self._gateways, cluster.members) if tenant is None else []
         if tenant is None:
             models = self._model_rows(await self._cards(), merged.models)
@@ -96,14 +133,25 @@ class ClusterView:
             "at": round(time.time(), 3),
             "gateway": cluster.timelines.gateway_id,
             "gateways": [{"id": each.gateway_id, "totals": each.totals} for each in told],
-            "caller": {"name": scope.caller, "is_admin": tenant is None, "has_keys": self._has_keys},
-            "ready": {"missing": cluster.missing(), "awaited": cluster.awaited(), "without": list(cluster.outages())},
+            "caller": {
+                "name": scope.caller,
+                "is_admin": tenant is None,
+                "has_keys": self._has_keys,
+            },
+            "ready": {
+                "missing": cluster.missing(),
+                "awaited": cluster.awaited(),
+                "without": list(cluster.outages()),
+            },
             "models": models,
             "tenants": tenant_rows(cluster.tenants, merged.tenants, tenant),
             "totals": merged.totals,
             "requests": merged.running,
             "recent": merged.recent,
-            "findings": [dataclasses.asdict(each) for each in self._findings(scope, rows, stages, models, num_waiting)],
+            "findings": [
+                dataclasses.asdict(each)
+                for each in self._findings(scope, rows, stages, models, num_waiting)
+            ],
         }
         if scope.tenant is None:
             seen |= {"replicas": rows, "stages": stages, "prefixes": await self._prefixes.trees()}
@@ -112,18 +160,24 @@ class ClusterView:
         return seen
 
     async def _cards(self) -> list[dict[str, Any]]:
-        """A supervisor that does not answer is left out: what gateways know of its models is shown all the same."""
+        """A supervisor that does not answer is left out: what gateways know of its models is shown
+        all the same."""
         try:
             return await self._models.cards()
         except errors.Unavailable:
             return []
 
-    def _model_rows(self, cards: Iterable[dict[str, Any]], demand: Mapping[str, Counts]) -> list[dict[str, Any]]:
-        """Models that are served, or that a supervisor loads. `cards` are what supervisors say of theirs, `demand` the
-        requests by model and those of them without a replica."""
-        cluster, known = self._cluster, {card["id"]: card for card in cards}
+    def _model_rows(
+        self, cards: Iterable[dict[str, Any]], demand: Mapping[str, Counts]
+    ) -> list[dict[str, Any]]:
+        """Models that are served, or that a supervisor loads. `cards` are what supervisors say of
+        theirs, `demand` the requests by model and those of them without a replica."""
+        cluster = self._cluster
+        known = {card["id"]: card for card in cards}
         served = cluster.processors.models()
-        replicas = Counter(each.member.model.name for each, _ in cluster.router.replicas() if each.member.model)
+        replicas = Counter(
+            each.member.model.name for each, _ in cluster.router.replicas() if each.member.model
+        )
         rows = []
         for name in sorted({*served, *known}):
             entries = cluster.catalogues.entries(name)
@@ -143,8 +197,8 @@ class ClusterView:
         return rows
 
     def _own_model_rows(self, demand: Mapping[str, Counts]) -> list[dict[str, Any]]:
-        """Rows of the models as a tenant may see them: `demand` counts its own requests alone, and of replicas it
-        learns only whether there is one."""
+        """Rows of the models as a tenant may see them: `demand` counts its own requests alone, and
+        of replicas it learns only whether there is one."""
         rows = self._model_rows([], demand)
         for row in rows:
             is_served = row["replicas"] > 0

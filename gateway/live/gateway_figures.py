@@ -1,4 +1,5 @@
-"""One gateway's figures of requests and replicas: plain data that travels between gateways. No prompt, no answer."""
+"""One gateway's figures of requests and replicas: plain data that travels between gateways. No
+prompt, no answer."""
 
 from __future__ import annotations
 
@@ -51,17 +52,25 @@ class GatewayFigures(msgspec.Struct):
     standings: dict[str, dict[str, Standing]] = {}
     """See `StandingsByReplica`."""
     event_lags: dict[str, float] = {}
-    """By gateway: seconds from an engine's telling what it caches to its being known there, at p99; 0: nothing was
-    heard."""
+    """By gateway: seconds from an engine's telling what it caches to its being known there, at p99;
+    0: nothing was heard."""
 
 
 def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:
-    """Figures of this gateway. `tenant` is the key of the only tenant whose requests are meant; None: all."""
-    prompts = [each for each in cluster.running_prompts() if tenant in (None, each.request.caller.tenant.key)]
-    tenants, name = _tenants(cluster, prompts, tenant), cluster.timelines.gateway_id
+    """Figures of this gateway. `tenant` is the key of the only tenant whose requests are meant;
+    None: all."""
+    prompts = [
+        each
+        for each in cluster.running_prompts()
+        if tenant in (None, each.request.caller.tenant.key)
+    ]
+    tenants = _tenants(cluster, prompts, tenant)
+    name = cluster.timelines.gateway_id
     figures = GatewayFigures(
         gateway_id=name,
-        totals=_totals(cluster, prompts) if tenant is None else _own_totals(tenants.values(), prompts),
+        totals=_totals(cluster, prompts)
+        if tenant is None
+        else _own_totals(tenants.values(), prompts),
         tenants=tenants,
         models=cluster.demand_by_model() if tenant is None else _own_demand(prompts),
         running=running_rows(prompts, name),
@@ -91,9 +100,13 @@ def _totals(cluster: Cluster, prompts: Iterable[Generation]) -> dict[str, float]
     }
 
 
-def _own_totals(tenants: Iterable[TenantFigures], prompts: Iterable[Generation]) -> dict[str, float]:
+def _own_totals(
+    tenants: Iterable[TenantFigures], prompts: Iterable[Generation]
+) -> dict[str, float]:
     names = ("num_running", "num_waiting", "prompt_tokens", "cached_tokens", "output_tokens")
-    totals: dict[str, float] = {name: sum(getattr(each, name) for each in tenants) for name in names}
+    totals: dict[str, float] = {
+        name: sum(getattr(each, name) for each in tenants) for name in names
+    }
     totals["output_tokens"] += _num_output_tokens(prompts)
     return totals
 
@@ -102,18 +115,33 @@ def _num_output_tokens(prompts: Iterable[Generation]) -> int:
     return sum(each.num_output_tokens for each in prompts)
 
 
-def _tenants(cluster: Cluster, prompts: Iterable[Generation], tenant: str | None) -> dict[str, TenantFigures]:
-    """Tenants whose requests run or have ended here; one that is meant alone has an entry in any case."""
-    uses, queues = cluster.metrics.tenant_use, cluster.admission.by_tenant()
+def _tenants(
+    cluster: Cluster, prompts: Iterable[Generation], tenant: str | None
+) -> dict[str, TenantFigures]:
+    """Tenants whose requests run or have ended here; one that is meant alone has an entry in any
+    case."""
+    uses = cluster.metrics.tenant_use
+    queues = cluster.admission.by_tenant()
     names = {each.request.caller.tenant.key: each.request.caller.tenant.id for each in prompts}
     found = {}
     for key in uses.keys() | names.keys() if tenant is None else {tenant}:
-        use, (num_running, num_waiting) = uses.get(key, TenantUse(names.get(key, ""))), queues.get(key, (0, 0))
+        use, (num_running, num_waiting) = (
+            uses.get(key, TenantUse(names.get(key, ""))),
+            queues.get(key, (0, 0)),
+        )
         found[key] = TenantFigures(
-            use.name, num_running, num_waiting, use.prompt_tokens, use.cached_tokens, use.output_tokens
+            use.name,
+            num_running,
+            num_waiting,
+            use.prompt_tokens,
+            use.cached_tokens,
+            use.output_tokens,
         )
     return found
 
 
 def _own_demand(prompts: Iterable[Generation]) -> dict[str, Counts]:
-    return {model: (count, 0) for model, count in Counter(each.request.model for each in prompts).items()}
+    return {
+        model: (count, 0)
+        for model, count in Counter(each.request.model for each in prompts).items()
+    }

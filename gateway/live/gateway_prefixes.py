@@ -1,4 +1,5 @@
-"""The prompts that one gateway sent last, packed to travel to another, and the replicas that hold some blocks."""
+"""The prompts that one gateway sent last, packed to travel to another, and the replicas that hold
+some blocks."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from ..router.recent_prompts import RecentPrompt
 from ..router.router import HASH_LEN
 
 MAX_HASHES = 16_384
-"""Hashes of one gateway's answer. Prompts beyond that are left out, the oldest first: where so many blocks differ, none
-is hot."""
+"""Hashes of one gateway's answer. Prompts beyond that are left out, the oldest first: where so many
+blocks differ, none is hot."""
 Block = tuple[str, bytes]
 """Key of a model, and the hash of a block of its cache."""
 
@@ -35,7 +36,8 @@ class GatewayPrefixes(msgspec.Struct):
     prompts: list[PackedPrompt]
     """Youngest first."""
     held: list[tuple[str, bytes, list[str]]]
-    """The blocks that were asked for, with the ids of the replicas that hold them by this gateway's index."""
+    """The blocks that were asked for, with the ids of the replicas that hold them by this gateway's
+    index."""
 
 
 def read_prefixes(cluster: Cluster, blocks: Sequence[Block]) -> GatewayPrefixes:
@@ -48,13 +50,17 @@ def read_prefixes(cluster: Cluster, blocks: Sequence[Block]) -> GatewayPrefixes:
 def packed(prompts: Iterable[RecentPrompt]) -> Iterator[PackedPrompt]:
     """Each prompt as the beginning of an earlier one and what follows it.
 
-    NOTE: a hash names all blocks before it, so that two prompts with one hash in common are equal up to there.
+    NOTE: a hash names all blocks before it, so that two prompts with one hash in common are equal
+    up to there.
     """
     owners: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
     num_hashes = 0
     for number, prompt in enumerate(prompts):
-        known, hashes = owners[prompt.model_key], prompt.hashes
-        num_shared = bisect_left(range(len(hashes)), True, key=lambda place: hashes[place] not in known)
+        known = owners[prompt.model_key]
+        hashes = prompt.hashes
+        num_shared = bisect_left(
+            range(len(hashes)), True, key=lambda place: hashes[place] not in known
+        )
         new = hashes[num_shared:]
         num_hashes += len(new)
         if num_hashes > MAX_HASHES:
@@ -71,6 +77,9 @@ def unpacked(prompts: Iterable[PackedPrompt]) -> Iterator[RecentPrompt]:
         if prompt.num_shared and not 0 <= prompt.parent < len(chains):
             return
         shared = chains[prompt.parent][: prompt.num_shared] if prompt.num_shared else ()
-        new = [prompt.hashes[start : start + HASH_LEN] for start in range(0, len(prompt.hashes), HASH_LEN)]
+        new = [
+            prompt.hashes[start : start + HASH_LEN]
+            for start in range(0, len(prompt.hashes), HASH_LEN)
+        ]
         chains.append((*shared, *new))
         yield RecentPrompt(prompt.model_key, chains[-1], prompt.age)

@@ -1,7 +1,8 @@
-"""A question that one gateway asks all others again and again while people watch, and their newest answers.
+"""A question that one gateway asks all others again and again while people watch, and their newest
+answers.
 
-Without watchers nothing is asked. The last answer of a gateway that is late counts for a few seconds, so that a busy
-gateway does not come and go. Knows nothing about what is asked.
+Without watchers nothing is asked. The last answer of a gateway that is late counts for a few
+seconds, so that a busy gateway does not come and go. Knows nothing about what is asked.
 """
 
 from __future__ import annotations
@@ -72,12 +73,19 @@ class GatewaySurvey(Generic[Q, A]):
         ask_seconds: float = ASK_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`name` tells this survey from others; `read` returns the answer of this gateway; `types` are those of a
-        question and of an answer, which travel as MessagePack."""
-        self._bus, self._gateways, self._gateway_id, self._name = bus, gateways, gateway_id, name
-        self._read, self._clock, self._ask_seconds = read, clock, ask_seconds
+        """`name` tells this survey from others; `read` returns the answer of this gateway; `types`
+        are those of a question and of an answer, which travel as MessagePack."""
+        self._bus = bus
+        self._gateways = gateways
+        self._gateway_id = gateway_id
+        self._name = name
+        self._read = read
+        self._clock = clock
+        self._ask_seconds = ask_seconds
         self._questions, self._answers = (msgspec.msgpack.Decoder(each) for each in types)
-        self._told: defaultdict[str | None, _Told[A]] = defaultdict(lambda: _Told(-self._ask_seconds))
+        self._told: defaultdict[str | None, _Told[A]] = defaultdict(
+            lambda: _Told(-self._ask_seconds)
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[GatewaySurvey[Q, A]]:
@@ -91,8 +99,8 @@ class GatewaySurvey(Generic[Q, A]):
             yield self
 
     async def gather(self, question: Q, topic: str | None = None) -> list[A]:
-        """Answers of this gateway, then of the others in the order of their names. Questions about the same `topic` may
-        differ; answers to the one before count while they are young."""
+        """Answers of this gateway, then of the others in the order of their names. Questions about
+        the same `topic` may differ; answers to the one before count while they are young."""
         others = {each.replica_id for each in self._gateways.of(Kind.GATEWAY)} - {self._gateway_id}
         if not others or not self._bus.connected:
             return [self._read(question)]
@@ -100,12 +108,18 @@ class GatewaySurvey(Generic[Q, A]):
         told = self._told[topic]
         if self._clock() - told.asked_at >= self._ask_seconds:
             told.asked_at = self._clock()
-            await self._bus.publish(subjects.live_survey(self._name), self._packed(_Question, topic, question))
+            await self._bus.publish(
+                subjects.live_survey(self._name), self._packed(_Question, topic, question)
+            )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, told.asked_at + PATIENCE_SECONDS - self._clock())):
                 await self._all_answered(told, others)
         oldest = self._clock() - self._expiry
-        known = {name: answer for name, (answer, at) in told.answers.items() if name in others and at > oldest}
+        known = {
+            name: answer
+            for name, (answer, at) in told.answers.items()
+            if name in others and at > oldest
+        }
         return [self._read(question), *(known[name] for name in sorted(known))]
 
     @property
@@ -113,11 +127,16 @@ class GatewaySurvey(Generic[Q, A]):
         return EXPIRY_SECONDS + self._ask_seconds
 
     def _packed(self, kind: type[_Question | _Answer], topic: str | None, details: Q | A) -> bytes:
-        return msgspec.msgpack.encode(kind(self._gateway_id, topic, msgspec.Raw(msgspec.msgpack.encode(details))))
+        return msgspec.msgpack.encode(
+            kind(self._gateway_id, topic, msgspec.Raw(msgspec.msgpack.encode(details)))
+        )
 
     async def _all_answered(self, told: _Told[A], others: set[str]) -> None:
         """Returns when each of the gateways has answered the last question."""
-        while any(told.answers.get(name, (None, told.asked_at - 1.0))[1] < told.asked_at for name in others):
+        while any(
+            told.answers.get(name, (None, told.asked_at - 1.0))[1] < told.asked_at
+            for name in others
+        ):
             told.arrived.clear()
             await told.arrived.wait()
 
@@ -131,9 +150,15 @@ class GatewaySurvey(Generic[Q, A]):
             with contextlib.suppress(msgspec.DecodeError):
                 question = msgspec.msgpack.decode(message.payload, type=_Question)
                 if question.gateway_id != self._gateway_id:
-                    answer = self._packed(_Answer, question.topic, self._read(self._questions.decode(question.details)))
+                    answer = self._packed(
+                        _Answer,
+                        question.topic,
+                        self._read(self._questions.decode(question.details)),
+                    )
                     if len(answer) <= MAX_ANSWER_BYTES:
-                        await self._bus.publish(subjects.live_answers(self._name, question.gateway_id), answer)
+                        await self._bus.publish(
+                            subjects.live_answers(self._name, question.gateway_id), answer
+                        )
             await asyncio.sleep(0)
 
     async def _take(self, answers: Subscription) -> None:
@@ -141,5 +166,8 @@ class GatewaySurvey(Generic[Q, A]):
             with contextlib.suppress(msgspec.DecodeError):
                 answer = msgspec.msgpack.decode(message.payload, type=_Answer)
                 if (told := self._told.get(answer.topic)) is not None:
-                    told.answers[answer.gateway_id] = self._answers.decode(answer.details), self._clock()
+                    told.answers[answer.gateway_id] = (
+                        self._answers.decode(answer.details),
+                        self._clock(),
+                    )
                     told.arrived.set()

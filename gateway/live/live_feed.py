@@ -1,6 +1,8 @@
-"""GET /console/live: a stream of snapshots for people who watch, over server-sent events, one a second.
+"""GET /console/live: a stream of snapshots for people who watch, over server-sent events, one a
+second.
 
-The key travels in a header, as everywhere. Without an administrator's key a watcher sees its own tenant alone.
+The key travels in a header, as everywhere. Without an administrator's key a watcher sees its own
+tenant alone.
 """
 
 from __future__ import annotations
@@ -20,16 +22,21 @@ from ..tenancy.caller import Caller
 from .cluster_view import ClusterView, Scope
 
 TICK_SECONDS = 1.0
-MAX_WATCHERS, MAX_OF_TENANT = 32, 4
-"""Most watchers of one gateway with an administrator's key, and as many with keys of tenants; most of one tenant. A
-watcher costs about a millisecond a second."""
+MAX_WATCHERS = 32
+MAX_OF_TENANT = 4
+"""Most watchers of one gateway with an administrator's key, and as many with keys of tenants; most
+of one tenant. A watcher costs about a millisecond a second."""
 EVERYONE = "administrator"
 
 
 class LiveFeed:
-    def __init__(self, cluster: Cluster, administration: Administration, view: ClusterView, patience: float) -> None:
+    def __init__(
+        self, cluster: Cluster, administration: Administration, view: ClusterView, patience: float
+    ) -> None:
         """`patience`: seconds that a watcher may read nothing."""
-        self._cluster, self._administration, self._view = cluster, administration, view
+        self._cluster = cluster
+        self._administration = administration
+        self._view = view
         self._patience = patience
         self._watchers: Counter[str | None] = Counter()
         """Number of watchers by key of their tenant; None: of those who see everything."""
@@ -53,8 +60,8 @@ class LiveFeed:
             self._watchers = +self._watchers
 
     def _check_room(self, key: str | None) -> None:
-        """Raises `LimitExceeded`. Watchers of tenants take no places of administrators, and those of one tenant do not
-        take all places of tenants."""
+        """Raises `LimitExceeded`. Watchers of tenants take no places of administrators, and those
+        of one tenant do not take all places of tenants."""
         num_administrators = self._watchers[None]
         counts = [(num_administrators, MAX_WATCHERS)]
         if key is not None:
@@ -62,7 +69,9 @@ class LiveFeed:
             counts = [(num_tenants, MAX_WATCHERS), (self._watchers[key], MAX_OF_TENANT)]
         for num, most in counts:
             if num >= most:
-                raise errors.LimitExceeded(f"{num} watchers are here; allowed: {most}", retry_after=5.0)
+                raise errors.LimitExceeded(
+                    f"{num} watchers are here; allowed: {most}", retry_after=5.0
+                )
 
     async def _stream(self, exchange: Exchange, scope: Scope) -> None:
         stream = exchange.open_stream(lambda: None)
@@ -71,15 +80,17 @@ class LiveFeed:
         await exchange.end_stream(b"")
 
     async def _tell(self, stream: SseStream, scope: Scope) -> None:
-        """Sends snapshots until the gateway drains. Raises `KeyRevoked` when the watcher's key is gone, `SlowReader`
-        when the watcher reads nothing."""
+        """Sends snapshots until the gateway drains. Raises `KeyRevoked` when the watcher's key is
+        gone, `SlowReader` when the watcher reads nothing."""
         blocked_for = 0.0
         while not self._cluster.draining:
             if scope.tenant is not None:
                 self._cluster.tenants.check(scope.tenant)
             if not stream.blocked:
                 blocked_for = 0.0
-                stream.write(b"data: " + msgspec.json.encode(await self._view.snapshot(scope)) + b"\n\n")
+                stream.write(
+                    b"data: " + msgspec.json.encode(await self._view.snapshot(scope)) + b"\n\n"
+                )
             elif (blocked_for := blocked_for + TICK_SECONDS) > self._patience:
                 raise errors.SlowReader(self._patience)
             await asyncio.sleep(TICK_SECONDS)

@@ -13,8 +13,8 @@ ValueT = TypeVar("ValueT")
 
 
 def merge(told: Sequence[GatewayFigures]) -> GatewayFigures:
-    """Counts are added up; of the requests the oldest that run are left, and those that ended last. `told` begins with
-    the gateway whose name the result has."""
+    """Counts are added up; of the requests the oldest that run are left, and those that ended last.
+    `told` begins with the gateway whose name the result has."""
     return GatewayFigures(
         gateway_id=told[0].gateway_id,
         totals=_joined((each.totals for each in told), add),
@@ -28,7 +28,9 @@ def merge(told: Sequence[GatewayFigures]) -> GatewayFigures:
     )
 
 
-def _joined(found: Iterable[Mapping[str, ValueT]], join: Callable[[ValueT, ValueT], ValueT]) -> dict[str, ValueT]:
+def _joined(
+    found: Iterable[Mapping[str, ValueT]], join: Callable[[ValueT, ValueT], ValueT]
+) -> dict[str, ValueT]:
     """Values by name; those that several gateways have under one name are joined."""
     joined: dict[str, ValueT] = {}
     for each in found:
@@ -45,4 +47,6 @@ def _sums(one: tuple[Any, ...], other: tuple[Any, ...]) -> Any:
 def _added(one: TenantFigures, other: TenantFigures) -> TenantFigures:
     """The name is that of the one that has any."""
     _, *counts = TenantFigures.__struct_fields__
-    return TenantFigures(one.id or other.id, *(getattr(one, name) + getattr(other, name) for name in counts))
+    return TenantFigures(
+        one.id or other.id, *(getattr(one, name) + getattr(other, name) for name in counts)
+    )

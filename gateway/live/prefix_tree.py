@@ -1,4 +1,5 @@
-"""The hottest prefixes of the prompts that were sent last, as a tree of block hashes. Knows no text."""
+"""The hottest prefixes of the prompts that were sent last, as a tree of block hashes. Knows no
+text."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ SHOWN_BYTES = 6
 def prefix_tree(chains: Iterable[Chain], holders: Holders) -> list[dict[str, Any]]:
     """Prefixes that at least two prompts share, those of most prompts first.
 
-    A node holds the blocks that all its prompts share beyond its parent's; its children are how they go on."""
+    A node holds the blocks that all its prompts share beyond its parent's; its children are how
+    they go on."""
     return _children([chain for chain in chains if chain], 0, MAX_LEVELS, holders)
 
 
-def _children(chains: Sequence[Chain], depth: int, levels: int, holders: Holders) -> list[dict[str, Any]]:
+def _children(
+    chains: Sequence[Chain], depth: int, levels: int, holders: Holders
+) -> list[dict[str, Any]]:
     if not levels:
         return []
     groups: defaultdict[bytes, list[Chain]] = defaultdict(list)
@@ -49,9 +53,11 @@ def _node(group: Sequence[Chain], depth: int, levels: int, holders: Holders) -> 
 def _shared(one: Chain, other: Chain, depth: int) -> int:
     """Number of blocks that two chains share, which share the one at `depth`.
 
-    NOTE: a block's hash names all blocks before it, so that the place where two chains part is found by halving.
+    NOTE: a block's hash names all blocks before it, so that the place where two chains part is
+    found by halving.
     """
-    low, high = depth + 1, min(len(one), len(other))
+    low = depth + 1
+    high = min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
         if one[middle - 1] == other[middle - 1]:

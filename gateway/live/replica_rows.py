@@ -15,7 +15,8 @@ from ..router.replica import Replica
 from ..router.router import Router
 
 RoutedByReplica = Mapping[str, tuple[int, int, int]]
-"""By `life_of` a replica: prompt tokens sent there, those predicted to be cached, and those found."""
+"""By `life_of` a replica: prompt tokens sent there, those predicted to be cached, and those
+found."""
 
 LOAD = (
     "num_running", "num_waiting", "num_generated_tokens", "num_used_blocks", "num_total_blocks", "num_used_host_blocks",
@@ -28,12 +29,14 @@ class Standing(msgspec.Struct):
     """A replica's standing at one gateway: how far it is trusted, and whether it fails."""
 
     trust: float
-    """How far its index is believed for this replica: tokens found cached over tokens predicted, 0 to 1."""
+    """How far its index is believed for this replica: tokens found cached over tokens predicted, 0
+    to 1."""
     is_doubted: bool
     is_synced: bool
     """The index has all that the replica has reported."""
     is_failing: bool
-    """Requests that this gateway sent there have failed: it gets one at a time until one succeeds."""
+    """Requests that this gateway sent there have failed: it gets one at a time until one
+    succeeds."""
 
 
 StandingsByReplica = Mapping[str, Mapping[str, Standing]]
@@ -48,7 +51,10 @@ def life_of(member: Member) -> str:
 def routed_by_replica(router: Router) -> dict[str, tuple[int, int, int]]:
     """Tokens of the prompts that this gateway has sent to each replica, by `life_of` it."""
     counts = ((each.member, each.routed) for each, _ in router.replicas())
-    return {life_of(member): (routed.num_prompt, routed.num_predicted, routed.num_cached) for member, routed in counts}
+    return {
+        life_of(member): (routed.num_prompt, routed.num_predicted, routed.num_cached)
+        for member, routed in counts
+    }
 
 
 def standings(router: Router, now: float) -> dict[str, Standing]:
@@ -67,12 +73,14 @@ def standings(router: Router, now: float) -> dict[str, Standing]:
 def replica_rows(
     router: Router, routed: RoutedByReplica, standings: StandingsByReplica, now: float
 ) -> list[dict[str, Any]]:
-    """The engines in the order of their names; `now` on the monotonic clock. `routed` and `standings` are those of all
-    gateways."""
+    """The engines in the order of their names; `now` on the monotonic clock. `routed` and
+    `standings` are those of all gateways."""
     rows = []
     for replica, column in router.replicas():
         life = life_of(replica.member)
-        rows.append(_row(replica, column, routed.get(life, (0, 0, 0)), standings.get(life, {}), now))
+        rows.append(
+            _row(replica, column, routed.get(life, (0, 0, 0)), standings.get(life, {}), now)
+        )
     return sorted(rows, key=lambda row: (row["model"], row["id"]))
 
 
@@ -90,7 +98,8 @@ def _row(
     standings: Mapping[str, Standing],
     now: float,
 ) -> dict[str, Any]:
-    member, load = replica.member, replica.load.reported
+    member = replica.member
+    load = replica.load.reported
     num_prompt, num_predicted, num_cached = routed
     assert member.model is not None
     return {

@@ -1,4 +1,5 @@
-"""Rows of requests: those that run, with where they are now, and the last that have ended. No prompt and no answer."""
+"""Rows of requests: those that run, with where they are now, and the last that have ended. No
+prompt and no answer."""
 
 from __future__ import annotations
 
@@ -55,11 +56,14 @@ def oldest_running(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def last_ended(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of several gateways as one list, the last that ended first."""
-    return sorted(rows, key=lambda row: row["created"] + (row["seconds"]["total"] or 0.0), reverse=True)[:MAX_RECENT]
+    return sorted(
+        rows, key=lambda row: row["created"] + (row["seconds"]["total"] or 0.0), reverse=True
+    )[:MAX_RECENT]
 
 
 def _running(generation: Generation, gateway_id: str) -> dict[str, Any]:
-    timeline, caller = generation.timeline, generation.request.caller
+    timeline = generation.timeline
+    caller = generation.request.caller
     return {
         "id": caller.request_id,
         "gateway": gateway_id,
@@ -87,7 +91,8 @@ def _state(timeline: Timeline) -> str:
 
 
 def _ended(explanation: Explanation) -> dict[str, Any]:
-    """A row of a request, by its first prompt that has ended; tokens are those of all its prompts."""
+    """A row of a request, by its first prompt that has ended; tokens are those of all its
+    prompts."""
     prompts = [_prompts.decode(raw) for raw in explanation.prompts]
     first = prompts[0]
     return {

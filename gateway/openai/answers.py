@@ -1,4 +1,5 @@
-"""Renders an answer as JSON: whole, or as a stream of chunks. Holds the parts that chat and completions share."""
+"""Renders an answer as JSON: whole, or as a stream of chunks. Holds the parts that chat and
+completions share."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Renderer(Protocol):
         ...
 
     def delta_of(self, piece: Piece) -> dict[str, Any]:
-        """Fields of a chunk with the content of a piece; none where the piece has nothing to show."""
+        """Fields of a chunk with the content of a piece; none where the piece has nothing to
+        show."""
         ...
 
     def ending(self) -> dict[str, Any]:
@@ -94,13 +96,17 @@ class Answer(msgspec.Struct, kw_only=True):
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in self.generations)},
+            "prompt_tokens_details": {
+                "cached_tokens": sum(each.cached_tokens for each in self.generations)
+            },
             **self._reasoning_usage(),
         }
 
     def _reasoning_usage(self) -> dict[str, Any]:
         """Number of reasoning tokens, where reasoning is separated from the answer."""
-        if not any(generation.prepared.answer_format.reasoning_parser for generation in self.generations):
+        if not any(
+            generation.prepared.answer_format.reasoning_parser for generation in self.generations
+        ):
             return {}
         num_tokens = sum(generation.num_reasoning_tokens for generation in self.generations)
         return {"completion_tokens_details": {"reasoning_tokens": num_tokens}}
@@ -147,20 +153,35 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 class EventStream:
-    """A sink that writes an answer as server-sent events, one a step and choice while the client takes them."""
+    """A sink that writes an answer as server-sent events, one a step and choice while the client
+    takes them."""
 
-    def __init__(self, answer: Answer, open_stream: Callable[[Callable[[], None]], SseStream | NumberedStream]) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        open_stream: Callable[[Callable[[], None]], SseStream | NumberedStream],
+    ) -> None:
         self.answer, self.out = answer, open_stream(self._flush)
         options = answer.asked.stream_options
         self._include_usage = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
         self._scores_first = answer.renderer.scores_prompt
-        self._is_plain = not (self._usage_always or answer.asked.return_token_ids or self._scores_first)
+        self._is_plain = not (
+            self._usage_always or answer.asked.return_token_ids or self._scores_first
+        )
         self._held = Held()
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
-    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
-        # The token path: one string is escaped, the rest of the event was rendered with the choice's first chunk.
+    def piece(
+        self,
+        choice: Choice,
+        text: str,
+        token_ids: list[int],
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> bool:
+        # The token path: one string is escaped, the rest of the event was rendered with the
+        # choice's first chunk.
         if self._is_plain and not logprobs and parts is None and not self.out.blocked:
             if text:
                 head, tail = self._frames.get(choice.index) or self._first_frame(choice)
@@ -190,7 +211,8 @@ class EventStream:
 
     def last_events(self) -> bytes:
         """Usage and receipt, where they were requested, and the end mark."""
-        answer, events = self.answer, b""
+        answer = self.answer
+        events = b""
         if self._include_usage or answer.wants_receipt:
             last = answer.chunk([], usage=answer.usage())
             if answer.wants_receipt:
@@ -200,7 +222,8 @@ class EventStream:
         return self.out.numbered(events) if isinstance(self.out, NumberedStream) else events
 
     def _first_frame(self, choice: Choice) -> tuple[bytes, bytes]:
-        """The frame around the first of a choice's texts: with what comes before the answer, in one write."""
+        """The frame around the first of a choice's texts: with what comes before the answer, in one
+        write."""
         opening = self._begin(choice)
         head, tail = self._frames[choice.index]
         return opening + head, tail
@@ -210,21 +233,34 @@ class EventStream:
             self.out.write(opening)
 
     def _begin(self, choice: Choice) -> bytes:
-        """Renders the frame around each of a choice's texts. Returns the event that comes before its answer, if there
-        is one."""
-        usage, event = self._usage_field(), b""
+        """Renders the frame around each of a choice's texts. Returns the event that comes before
+        its answer, if there is one."""
+        usage = self._usage_field()
+        event = b""
         opening = self.answer.renderer.first_fields(choice)
         if opening is not None:
-            first: dict[str, Any] = {"index": choice.index, "logprobs": None, **opening, "finish_reason": None}
-            event = _event(self.answer.chunk([first], **usage, **self.answer.renderer.beside(choice.prompt)))
-        part = {"index": choice.index, **self.answer.renderer.delta(_HOLE), "logprobs": None, "finish_reason": None}
+            first: dict[str, Any] = {
+                "index": choice.index,
+                "logprobs": None,
+                **opening,
+                "finish_reason": None,
+            }
+            event = _event(
+                self.answer.chunk([first], **usage, **self.answer.renderer.beside(choice.prompt))
+            )
+        part = {
+            "index": choice.index,
+            **self.answer.renderer.delta(_HOLE),
+            "logprobs": None,
+            "finish_reason": None,
+        }
         head, _, tail = _event(self.answer.chunk([part], **usage)).partition(encode(_HOLE))
         self._frames[choice.index] = head, tail
         return event
 
     def _write_held(self, choice: Choice | None = None) -> bool:
-        """Writes the held piece of a choice, or of the one that waits longest, as one event; False where nothing is
-        held."""
+        """Writes the held piece of a choice, or of the one that waits longest, as one event; False
+        where nothing is held."""
         piece = self._held.pop(choice)
         if piece is None:
             return False
@@ -237,12 +273,16 @@ class EventStream:
 
     def _write_piece(self, choice: Choice, piece: Piece) -> None:
         delta = self.answer.renderer.delta_of(piece)
-        if not (delta or piece.logprobs or (piece.token_ids and self.answer.asked.return_token_ids)):
+        if not (
+            delta or piece.logprobs or (piece.token_ids and self.answer.asked.return_token_ids)
+        ):
             return
         part: dict[str, Any] = {
             "index": choice.index,
             **(delta or self.answer.renderer.delta("")),
-            "logprobs": self.answer.renderer.logprobs(choice, piece.logprobs) if piece.logprobs else None,
+            "logprobs": self.answer.renderer.logprobs(choice, piece.logprobs)
+            if piece.logprobs
+            else None,
             "finish_reason": None,
         }
         if self.answer.asked.return_token_ids:
@@ -266,13 +306,19 @@ class EventStream:
 def _apart_from_end(piece: Piece) -> list[Piece]:
     """Splits a piece into the part before the token that ended the answer, and that token.
 
-    The guidance library takes all tokens of an event for its text; the token that ends an answer has no text there.
+    The guidance library takes all tokens of an event for its text; the token that ends an answer
+    has no text there.
     """
     ends = piece.choice.prompt.prepared.eos_token_ids
     if not piece.text or len(piece.logprobs) < 2 or piece.logprobs[-1].chosen.token_id not in ends:
         return [piece]
     end = Piece(piece.choice, token_ids=piece.token_ids[-1:], logprobs=piece.logprobs[-1:])
-    return [msgspec.structs.replace(piece, token_ids=piece.token_ids[:-1], logprobs=piece.logprobs[:-1]), end]
+    return [
+        msgspec.structs.replace(
+            piece, token_ids=piece.token_ids[:-1], logprobs=piece.logprobs[:-1]
+        ),
+        end,
+    ]
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

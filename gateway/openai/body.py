@@ -1,7 +1,7 @@
 """Base of request bodies, and the search for unknown fields in them, at any depth.
 
-Decoding a `Body` fails at the first unknown field, so that a body without such fields costs nothing more. For the
-others `known_part` returns the body without the unknown fields, and their places.
+Decoding a `Body` fails at the first unknown field, so that a body without such fields costs nothing
+more. For the others `known_part` returns the body without the unknown fields, and their places.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ Copy = Callable[[Any, str, Unknown], Any]
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A request, or an object in it. Other structs that forbid unknown fields are no bodies: there the decoder's error
-    stands."""
+    """A request, or an object in it. Other structs that forbid unknown fields are no bodies: there
+    the decoder's error stands."""
 
 
 def known_part(value: Any, kind: Any, unknown: Unknown) -> Any:
-    """Copies parsed JSON without the fields that `kind`, a type, does not have; these are added to `unknown`."""
+    """Copies parsed JSON without the fields that `kind`, a type, does not have; these are added to
+    `unknown`."""
     copy = _copy_of_kind(kind)
     return value if copy is None else copy(value, "", unknown)
 
@@ -55,7 +56,8 @@ def _copy_of(kind: inspect.Type) -> Copy | None:
 
 
 def _copy_of_union(members: list[Copy]) -> Copy | None:
-    """Copying function for a union; the function of each member leaves values of other types alone."""
+    """Copying function for a union; the function of each member leaves values of other types
+    alone."""
 
     def copy(value: Any, path: str, unknown: Unknown) -> Any:
         for member in members:
@@ -84,7 +86,9 @@ def _copy_of_body(fields: dict[str, Copy | None]) -> Copy:
             if name not in fields:
                 if len(unknown) == MAX_UNKNOWN:
                     raise BadRequest(
-                        None, f"the body has more than {MAX_UNKNOWN} unknown fields; allowed: {MAX_UNKNOWN}"
+                        None,
+                        f"the body has more than {MAX_UNKNOWN} unknown fields; allowed: "
+                        f"{MAX_UNKNOWN}",
                     )
                 unknown.append((f"{path}.{name[:MAX_NAME_CHARS]}".lstrip("."), each))
             elif (of_field := fields[name]) is None:

@@ -1,4 +1,5 @@
-"""POST /v1/chat/completions: a conversation to a generation request, and its answer to OpenAI's chat JSON."""
+"""POST /v1/chat/completions: a conversation to a generation request, and its answer to OpenAI's
+chat JSON."""
 
 from __future__ import annotations
 
@@ -31,10 +32,15 @@ class ChatRenderer:
     scores_prompt = False
 
     def __init__(self, asked: ChatCompletionRequest) -> None:
-        self._asked, self._is_legacy = with_tools(asked), is_legacy(asked)
+        self._asked = with_tools(asked)
+        self._is_legacy = is_legacy(asked)
         self._as_ids = bool(asked.return_tokens_as_token_ids)
         # The contract knows one name for the two that clients use.
-        self.renamed = {"max_tokens": "max_completion_tokens"} if asked.max_completion_tokens is not None else {}
+        self.renamed = (
+            {"max_tokens": "max_completion_tokens"}
+            if asked.max_completion_tokens is not None
+            else {}
+        )
         self.renamed |= old_names(asked)
 
     def generation_requests(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
@@ -54,10 +60,16 @@ class ChatRenderer:
             prompt = conversation_to_pb(asked)
         except BadRequest as error:
             raise error.in_words_of(self.renamed) from None
-        stream, salt = bool(asked.stream), asked.cache_salt or ""
+        stream = bool(asked.stream)
+        salt = asked.cache_salt or ""
         return [
             GenerationRequest(
-                caller=caller, model=asked.model, prompt=prompt, sampling=sampling, stream=stream, cache_salt=salt
+                caller=caller,
+                model=asked.model,
+                prompt=prompt,
+                sampling=sampling,
+                stream=stream,
+                cache_salt=salt,
             )
         ]
 
@@ -65,8 +77,14 @@ class ChatRenderer:
         """Does nothing: a chat needs nothing more of its prompt."""
 
     def first_fields(self, choice: Choice) -> dict[str, Any] | None:
-        # OpenAI does so, too: clients show a part of the message for an empty text, and none for null.
-        return {"delta": {"role": "assistant", "content": self._echoed or (None if self._must_call else "")}}
+        # OpenAI does so, too: clients show a part of the message for an empty text, and none for
+        # null.
+        return {
+            "delta": {
+                "role": "assistant",
+                "content": self._echoed or (None if self._must_call else ""),
+            }
+        }
 
     @property
     def _must_call(self) -> bool:
@@ -82,7 +100,9 @@ class ChatRenderer:
         if not (self._asked.echo and final.role == "assistant"):
             return ""
         content = final.content or ""
-        return content if isinstance(content, str) else "\n".join(part.text or "" for part in content)
+        return (
+            content if isinstance(content, str) else "\n".join(part.text or "" for part in content)
+        )
 
     def delta(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text}}
@@ -103,10 +123,16 @@ class ChatRenderer:
         return {"delta": {}}
 
     def finish_reason(self, choice: Choice) -> str | None:
-        return legacy_finish_reason(choice.finish_reason) if self._is_legacy else choice.finish_reason
+        return (
+            legacy_finish_reason(choice.finish_reason) if self._is_legacy else choice.finish_reason
+        )
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": self._echoed + piece.text, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": self._echoed + piece.text,
+            "refusal": None,
+        }
         if choice.prompt.prepared.answer_format.reasoning_parser:
             message["reasoning_content"] = message["reasoning"] = piece.reasoning or None
         if piece.calls:

@@ -1,4 +1,5 @@
-"""POST /v1/completions: prompts to generation requests, and their answers to OpenAI's completion JSON."""
+"""POST /v1/completions: prompts to generation requests, and their answers to OpenAI's completion
+JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from .schema import CompletionRequest
 from .structured_output import put_structured_output
 from .to_pb import check_stream_options, sampling_to_pb
 
-ALLOWED_PROMPT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
+ALLOWED_PROMPT = (
+    "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
+)
 
 
 class CompletionRenderer:
@@ -44,18 +47,22 @@ class CompletionRenderer:
         self.renamed = {"top_logprobs": "logprobs"}
 
     def generation_requests(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
-        """One generation request a prompt; choice i of prompt p has the index p·n + i. Raises `BadRequest`."""
+        """One generation request a prompt; choice i of prompt p has the index p·n + i. Raises
+        `BadRequest`."""
         asked = self._asked
         check_stream_options(asked.stream, asked.stream_options)
         sampling = sampling_to_pb(asked)
         if asked.logprobs is not None:
-            sampling.logprobs, sampling.top_logprobs = True, asked.logprobs
+            sampling.logprobs = True
+            sampling.top_logprobs = asked.logprobs
         self.renamed |= put_structured_output(asked, sampling)
         sampling.echo = bool(asked.echo)
         stream = score_echo(sampling, stream=bool(asked.stream))
         stride = asked.n or 1
         check = partial(check_num_choices, "prompt", sampling=sampling, allowed=max_choices)
-        prompts = prompts_of("prompt", asked.prompt, check, add_special_tokens=asked.add_special_tokens)
+        prompts = prompts_of(
+            "prompt", asked.prompt, check, add_special_tokens=asked.add_special_tokens
+        )
         return [
             GenerationRequest(
                 caller=caller,
@@ -75,11 +82,14 @@ class CompletionRenderer:
             await for_each_prompt(cluster, generations, partial(self._echo, cluster))
 
     async def _echo(self, cluster: Cluster, generation: Generation) -> None:
-        prompt, first = generation.request.prompt, []
+        prompt = generation.request.prompt
+        first = []
         if self._asked.logprobs is not None:
             first_id = generation.prepared.prompt_ids[0]
             spelled = await _text_of(cluster, self._asked.model, [first_id])
-            chosen = common_pb2.TopLogprob(token_id=first_id, token=spelled, token_bytes=spelled.encode())
+            chosen = common_pb2.TopLogprob(
+                token_id=first_id, token=spelled, token_bytes=spelled.encode()
+            )
             first = [common_pb2.TokenLogprob(chosen=chosen)]
         text = prompt.text
         if prompt.WhichOneof("kind") != "text" or self._asked.truncate_prompt_tokens is not None:
@@ -89,7 +99,11 @@ class CompletionRenderer:
     def first_fields(self, choice: Choice) -> dict[str, Any] | None:
         fields = self._prompt_fields(choice)
         if self._asked.echo:
-            return {"text": self._echoes[choice.prompt][0], "logprobs": self.logprobs(choice, ()), **fields}
+            return {
+                "text": self._echoes[choice.prompt][0],
+                "logprobs": self.logprobs(choice, ()),
+                **fields,
+            }
         return {"text": "", **fields} if fields else None
 
     def delta(self, text: str) -> dict[str, Any]:
@@ -105,16 +119,21 @@ class CompletionRenderer:
         return choice.finish_reason
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        text, fields = piece.text, self._prompt_fields(choice)
+        text = piece.text
+        fields = self._prompt_fields(choice)
         if self._asked.prompt_logprobs is not None:
             fields["prompt_logprobs"] = prompt_logprobs(choice.prompt.logprobs)
-        return {"text": self._echoes[choice.prompt][0] + text if self._asked.echo else text, **fields}
+        return {
+            "text": self._echoes[choice.prompt][0] + text if self._asked.echo else text,
+            **fields,
+        }
 
     def beside(self, prompt: PreparedPrompt) -> dict[str, Any]:
         return {}
 
     def logprobs(self, choice: Choice, tokens: Scores) -> dict[str, Any] | None:
-        """Log probabilities of the next tokens of a choice; the first time with the prompt's before them, on echo."""
+        """Log probabilities of the next tokens of a choice; the first time with the prompt's before
+        them, on echo."""
         if self._asked.logprobs is None:
             return None
         counter = self._counters.get(choice)
@@ -136,22 +155,32 @@ class CompletionRenderer:
 
 
 def prompts_of(
-    name: str, given: str | Sequence[Any], check: Callable[[int], None], *, add_special_tokens: bool | None
+    name: str,
+    given: str | Sequence[Any],
+    check: Callable[[int], None],
+    *,
+    add_special_tokens: bool | None,
 ) -> list[processor_pb2.Prompt]:
-    """Prompts in each of the forms that clients send, distinguished by the contents of the list; `check` gets their
-    number. Raises `BadRequest`, naming `name`."""
+    """Prompts in each of the forms that clients send, distinguished by the contents of the list;
+    `check` gets their number. Raises `BadRequest`, naming `name`."""
     prompts: Sequence[Any] = [given] if isinstance(given, str) else given
     kinds = {type(item) for item in prompts}
     if kinds == {int}:
-        prompts, kinds = [prompts], {list}
+        prompts = [prompts]
+        kinds = {list}
     check(len(prompts))
     if len(kinds) != 1 or not all(prompts):
         raise BadRequest.of(name, given, ALLOWED_PROMPT)
     if kinds == {str}:
-        return [processor_pb2.Prompt(text=text, add_special_tokens=add_special_tokens) for text in prompts]
+        return [
+            processor_pb2.Prompt(text=text, add_special_tokens=add_special_tokens)
+            for text in prompts
+        ]
     if not all(type(token_id) is int for ids in prompts for token_id in ids):
         raise BadRequest.of(name, given, ALLOWED_PROMPT)
-    return [processor_pb2.Prompt(token_ids=processor_pb2.Prompt.TokenIds(ids=ids)) for ids in prompts]
+    return [
+        processor_pb2.Prompt(token_ids=processor_pb2.Prompt.TokenIds(ids=ids)) for ids in prompts
+    ]
 
 
 async def _text_of(cluster: Cluster, model: str, token_ids: Sequence[int]) -> str:

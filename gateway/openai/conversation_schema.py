@@ -12,7 +12,9 @@ from .response_schema import InputItem
 MAX_ADDED = 20
 """Largest number of items in one request."""
 Metadata = Annotated[dict[str, str], Meta(max_length=16, description="up to 16 strings by name")]
-Items = Annotated[list[InputItem], Meta(max_length=MAX_ADDED, description=f"up to {MAX_ADDED} items")]
+Items = Annotated[
+    list[InputItem], Meta(max_length=MAX_ADDED, description=f"up to {MAX_ADDED} items")
+]
 
 
 class NewConversation(Body, kw_only=True):

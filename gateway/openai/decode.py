@@ -40,17 +40,22 @@ _INDEX = re.compile(r"\[\d+\]")
 _warned: set[str] = set()
 
 
-def _fields_of_others(kind: type[msgspec.Struct], *others: tuple[type[msgspec.Struct], str]) -> dict[str, str]:
+def _fields_of_others(
+    kind: type[msgspec.Struct], *others: tuple[type[msgspec.Struct], str]
+) -> dict[str, str]:
     """Fields that another endpoint has, each with the sentence for a client that uses it here."""
     own = {*kind.__struct_fields__, *WITHOUT_EFFECT}
-    return {name: said for other, said in others for name in other.__struct_fields__ if name not in own}
+    return {
+        name: said for other, said in others for name in other.__struct_fields__ if name not in own
+    }
 
 
 def _renamed(names: Mapping[str, str]) -> dict[str, str]:
     return {name: f"here it is `{here}`" for name, here in names.items()}
 
 
-_OF_CHAT, _OF_COMPLETIONS = "it is a field of /v1/chat/completions", "it is a field of /v1/completions"
+_OF_CHAT = "it is a field of /v1/chat/completions"
+_OF_COMPLETIONS = "it is a field of /v1/completions"
 _OF_RESPONSES = "it is a field of /v1/responses"
 _IN_CHAT = {
     "input": "messages",
@@ -74,7 +79,9 @@ _IN_RESPONSES = {
 """Names that fields of chat and completions have in responses."""
 _ANSWERING = {
     ChatCompletionRequest: _fields_of_others(
-        ChatCompletionRequest, (ResponsesRequest, _OF_RESPONSES), (CompletionRequest, _OF_COMPLETIONS)
+        ChatCompletionRequest,
+        (ResponsesRequest, _OF_RESPONSES),
+        (CompletionRequest, _OF_COMPLETIONS),
     )
     | _renamed(_IN_CHAT),
     CompletionRequest: _fields_of_others(
@@ -89,7 +96,8 @@ _ANSWERING = {
 
 
 def decode(body: bytes, kind: type[RequestT]) -> RequestT:
-    """Decodes a body. Raises `BadRequest`. Unknown fields are accepted at any depth, and named in the log once."""
+    """Decodes a body. Raises `BadRequest`. Unknown fields are accepted at any depth, and named in
+    the log once."""
     try:
         try:
             with without_collector(len(body)):
@@ -101,20 +109,24 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
         return request
     except msgspec.ValidationError as fault:
         # Not the same decoder again: it refuses numbers beyond a float's range at any place.
-        raise _explained(str(fault), kind, (lambda: _read(body)) if _is_short(body) else None) from None
+        raise _explained(
+            str(fault), kind, (lambda: _read(body)) if _is_short(body) else None
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise (_half_character(body) if _is_short(body) else None) or _no_json(fault) from None
 
 
 def build_decoders(*kinds: type[msgspec.Struct]) -> None:
-    """Builds decoders. To be called before threads decode these kinds. NOTE: two threads in which msgspec (0.22) looks
-    at a type for the first time at the same moment end the process by a segmentation fault."""
+    """Builds decoders. To be called before threads decode these kinds. NOTE: two threads in which
+    msgspec (0.22) looks at a type for the first time at the same moment end the process by a
+    segmentation fault."""
     for kind in kinds:
         _decoder(kind)
 
 
 def convert(value: Any, kind: type[RequestT], at: str) -> RequestT:
-    """Converts the value at a place of a body that was decoded. Raises `BadRequest`, also for unknown fields."""
+    """Converts the value at a place of a body that was decoded. Raises `BadRequest`, also for
+    unknown fields."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as fault:
@@ -127,7 +139,8 @@ def _decoded_without_unknown(body: bytes, kind: type[RequestT]) -> RequestT:
         try:
             parsed = msgspec.json.decode(body)
         except msgspec.ValidationError:
-            # Without types only numbers are refused, and the decoder tells no names of their places.
+            # Without types only numbers are refused, and the decoder tells no names of their
+            # places.
             raise _number_out_of_range(body) from None
         known = known_part(parsed, kind, unknown)
     for path, value in unknown:
@@ -143,8 +156,8 @@ def _decoder(kind: type[RequestT]) -> msgspec.json.Decoder[RequestT]:
 
 
 def _is_of_other(name: str, value: Any, kind: type[msgspec.Struct]) -> bool:
-    """Whether it is a field of another endpoint. Raises `UnsupportedField` where its value would have an effect
-    there."""
+    """Whether it is a field of another endpoint. Raises `UnsupportedField` where its value would
+    have an effect there."""
     of_others = _ANSWERING.get(kind, {})
     if name in of_others:
         check_misplaced(name, value, of_others[name])
@@ -155,35 +168,48 @@ def _warn(everywhere: str, path: str, kind: type[msgspec.Struct]) -> None:
     everywhere = everywhere[:MAX_NAME_CHARS]
     if everywhere not in _warned and len(_warned) < MAX_WARNED:
         _warned.add(everywhere)
-        structlog.get_logger().warning("field without effect", field=path[:MAX_NAME_CHARS], request=kind.__name__)
+        structlog.get_logger().warning(
+            "field without effect", field=path[:MAX_NAME_CHARS], request=kind.__name__
+        )
 
 
 def _is_short(body: bytes) -> bool:
-    """Whether the value at fault is shown: to find it, the whole body is parsed again, more slowly."""
+    """Whether the value at fault is shown: to find it, the whole body is parsed again, more
+    slowly."""
     return len(body) < LONG_BODY_BYTES
 
 
-def _explained(fault: str, kind: type[msgspec.Struct], read: Callable[[], Any] | None, at: str = "") -> BadRequest:
-    """Error for a value that the decoder refused. `read` returns the decoder's input as plain data, of which `at` is
-    the place; None: it is too long for that."""
+def _explained(
+    fault: str, kind: type[msgspec.Struct], read: Callable[[], Any] | None, at: str = ""
+) -> BadRequest:
+    """Error for a value that the decoder refused. `read` returns the decoder's input as plain data,
+    of which `at` is the place; None: it is too long for that."""
     where = _WHERE.search(fault)
     path = where.group(1) if where is not None else ""
     if (missing := _MISSING.search(fault)) is not None:
         field = f"{path}.{missing.group(1)}"
         param = f"{at}{field}".lstrip(".")
         return BadRequest(
-            param, f"{param} is missing; allowed: {_allowed(kind, field, _type_of(kind, field))}", code="missing_field"
+            param,
+            f"{param} is missing; allowed: {_allowed(kind, field, _type_of(kind, field))}",
+            code="missing_field",
         )
     if (unknown := _NO_FIELD.match(fault)) is not None:
         param = f"{at}{path}.{unknown.group(1)}".lstrip(".")[:MAX_PLACE_CHARS]
         fields = ", ".join(_fields(_hint_at(kind, path)))
-        return BadRequest(param, f"{param} is no field that exists; allowed: {fields}", code="unknown_field")
+        return BadRequest(
+            param, f"{param} is no field that exists; allowed: {fields}", code="unknown_field"
+        )
     if not path:
-        return BadRequest(None, "the body is no JSON object; allowed: an object with the request's fields")
+        return BadRequest(
+            None, "the body is no JSON object; allowed: an object with the request's fields"
+        )
     if read is None:
         field = path.partition("[...]")[0]
         param = f"{at}{field}".lstrip(".")[:MAX_PLACE_CHARS]
-        return BadRequest(param, f"{param} cannot be used; allowed: {_allowed(kind, field, _expected(fault))}")
+        return BadRequest(
+            param, f"{param} cannot be used; allowed: {_allowed(kind, field, _expected(fault))}"
+        )
     try:
         field, value = _look_up(read(), path)
     except (ValueError, RecursionError) as broken:
@@ -196,16 +222,24 @@ def _no_json(fault: Exception) -> BadRequest:
 
 
 def _half_character(body: bytes) -> BadRequest | None:
-    """Error for half an escaped pair that stands alone: JSON allows it, Unicode does not, and the decoder calls it
-    truncated. None: there is none."""
+    """Error for half an escaped pair that stands alone: JSON allows it, Unicode does not, and the
+    decoder calls it truncated. None: there is none."""
     found = _find(body, lambda value: isinstance(value, str) and _SURROGATE.search(value))
     return found and BadRequest.of(*found, r"text whose \ud800…\udfff come in pairs")
 
 
 def _number_out_of_range(body: bytes) -> BadRequest:
     """Error for the number that the decoder refused, at a place that no type describes."""
-    found = _find(body, lambda value: isinstance(value, float) and math.isinf(value)) if _is_short(body) else None
-    return BadRequest.of(*found, _NUMBERS) if found else BadRequest(None, f"a number is too large; allowed: {_NUMBERS}")
+    found = (
+        _find(body, lambda value: isinstance(value, float) and math.isinf(value))
+        if _is_short(body)
+        else None
+    )
+    return (
+        BadRequest.of(*found, _NUMBERS)
+        if found
+        else BadRequest(None, f"a number is too large; allowed: {_NUMBERS}")
+    )
 
 
 def _find(body: bytes, is_at_fault: Callable[[Any], object]) -> tuple[str, Any] | None:
@@ -218,7 +252,9 @@ def _find(body: bytes, is_at_fault: Callable[[Any], object]) -> tuple[str, Any] 
         at, value = places.pop()
         if isinstance(value, dict):
             places += [
-                ((at, f".{name[:MAX_NAME_CHARS]}"), each) for name, part in value.items() for each in (part, name)
+                ((at, f".{name[:MAX_NAME_CHARS]}"), each)
+                for name, part in value.items()
+                for each in (part, name)
             ]
         elif isinstance(value, list):
             places += [((at, f"[{i}]"), part) for i, part in enumerate(value)]
@@ -229,11 +265,14 @@ def _find(body: bytes, is_at_fault: Callable[[Any], object]) -> tuple[str, Any] 
 
 def _read(body: bytes) -> Any:
     """Body as plain data, where numbers that the decoder refuses are infinite."""
-    return json.loads(body, parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else float(digits))
+    return json.loads(
+        body, parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else float(digits)
+    )
 
 
 _Place = tuple["_Place", str] | None
-"""Place of a value, from the innermost name outwards: it is written out only for the place that an error names."""
+"""Place of a value, from the innermost name outwards: it is written out only for the place that an
+error names."""
 
 
 def _written(place: _Place) -> str:
@@ -245,7 +284,8 @@ def _written(place: _Place) -> str:
 
 
 def _look_up(value: Any, path: str) -> tuple[str, Any]:
-    """Path in names, and the value there; an entry that the path leaves open ([...]) stands for the whole object."""
+    """Path in names, and the value there; an entry that the path leaves open ([...]) stands for the
+    whole object."""
     param = ""
     for key, index in _KEY.findall(path):
         if index == "...":
@@ -256,17 +296,24 @@ def _look_up(value: Any, path: str) -> tuple[str, Any]:
 
 
 def _allowed(kind: type[msgspec.Struct], field: str, otherwise: str) -> str:
-    """Sentence beside the field's type, or its values where they are few; `otherwise`, where the error is about
-    something inside the field."""
+    """Sentence beside the field's type, or its values where they are few; `otherwise`, where the
+    error is about something inside the field."""
     hint = _hint_at(kind, field)
-    values = [value for each in _members(hint) if typing.get_origin(each) is Literal for value in typing.get_args(each)]
+    values = [
+        value
+        for each in _members(hint)
+        if typing.get_origin(each) is Literal
+        for value in typing.get_args(each)
+    ]
     return _description(hint) or ", ".join(map(str, values)) or otherwise
 
 
 def _type_of(kind: type[msgspec.Struct], field: str) -> str:
     """Type of a field in words."""
     [*members] = _members(_hint_at(kind, field))
-    names = [_WORDS.get(getattr(each, "__name__", ""), "") for each in members if each is not type(None)]
+    names = [
+        _WORDS.get(getattr(each, "__name__", ""), "") for each in members if each is not type(None)
+    ]
     return " or ".join(names) if names and all(names) else "a value"
 
 
@@ -280,13 +327,20 @@ def _hint_at(kind: type[msgspec.Struct], path: str) -> Any:
 
 def _fields(hint: Any) -> Mapping[str, Any]:
     """Types of an object's fields."""
-    structs = [each for each in _members(hint) if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+    structs = [
+        each
+        for each in _members(hint)
+        if isinstance(each, type) and issubclass(each, msgspec.Struct)
+    ]
     return _hints(structs[0]) if structs else {}
 
 
 def _item(hint: Any) -> Any:
     """Type of a list's items."""
-    return next((typing.get_args(each)[0] for each in _members(hint) if typing.get_origin(each) is list), None)
+    return next(
+        (typing.get_args(each)[0] for each in _members(hint) if typing.get_origin(each) is list),
+        None,
+    )
 
 
 def _members(hint: Any) -> list[Any]:
@@ -306,7 +360,9 @@ def _hints(struct: type[msgspec.Struct]) -> dict[str, Any]:
 def _description(hint: Any) -> str | None:
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     metas = [
-        meta for part in (typing.get_args(hint) if is_union else (hint,)) for meta in getattr(part, "__metadata__", ())
+        meta
+        for part in (typing.get_args(hint) if is_union else (hint,))
+        for meta in getattr(part, "__metadata__", ())
     ]
     return next((meta.description for meta in reversed(metas) if meta.description), None)
 
@@ -325,7 +381,9 @@ _WORDS = {
 
 def _expected(fault: str) -> str:
     """Expected types in words, from the decoder's own sentence."""
-    words = fault.split(", got", maxsplit=1)[0].split(" - at ", maxsplit=1)[0].removeprefix("Expected ")
+    words = (
+        fault.split(", got", maxsplit=1)[0].split(" - at ", maxsplit=1)[0].removeprefix("Expected ")
+    )
     for name, said in _WORDS.items():
         words = words.replace(name, said)
     return words

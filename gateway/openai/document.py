@@ -15,11 +15,17 @@ from .embeddings import EmbeddingRequest
 from .response_schema import ResponsesRequest
 
 _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
-    "/v1/chat/completions": (schema.ChatCompletionRequest, "Answer a conversation, whole or in a stream"),
+    "/v1/chat/completions": (
+        schema.ChatCompletionRequest,
+        "Answer a conversation, whole or in a stream",
+    ),
     "/v1/completions": (schema.CompletionRequest, "Continue prompts, whole or in a stream"),
     "/v1/embeddings": (EmbeddingRequest, "Texts to vectors"),
     "/v1/responses": (ResponsesRequest, "Answer a turn of a conversation that is kept"),
-    "/v1/responses/input_tokens": (ResponsesRequest, "How many tokens the prompt of such a turn has"),
+    "/v1/responses/input_tokens": (
+        ResponsesRequest,
+        "How many tokens the prompt of such a turn has",
+    ),
     "/v1/conversations": (NewConversation, "Begin a conversation that is kept"),
     "/v1/conversations/{id}": (ConversationChange, "Change what is said of a conversation"),
     "/v1/conversations/{id}/items": (NewItems, "Add to a conversation"),
@@ -30,7 +36,8 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
 _READS = {
     "/v1/models": "What is served",
     "/v1/models/{name}": "One served model",
-    "/tokenizer_info": "The tokenizer's configuration and the chat template, where the operator allows it",
+    "/tokenizer_info": "The tokenizer's configuration and the chat template, where the operator "
+    "allows it",
     "/v1/responses/{id}": "A response that was kept",
     "/v1/responses/{id}/input_items": "What was said in its turn, youngest first",
     "/v1/conversations/{id}": "A conversation without its items",
@@ -88,7 +95,9 @@ _RESPONSES = {
 @cache
 def openapi_document(version: str) -> dict[str, Any]:
     kinds = [kind for kind, _ in _BODIES.values()]
-    bodies, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    bodies, components = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
+    )
     for component in components.values():
         # Unknown fields are accepted.
         component.pop("additionalProperties", None)
@@ -96,21 +105,36 @@ def openapi_document(version: str) -> dict[str, Any]:
     for (path, (_, summary)), body in zip(_BODIES.items(), bodies, strict=True):
         content = {"application/json": {"schema": body}}
         paths[path] = {"post": _posted(summary, content) | {"parameters": _path_parameters(path)}}
-    paths["/v1/files"] = {"post": _posted("Upload a file", {"multipart/form-data": {"schema": _UPLOAD}})}
-    for (method, path), summary in ({("get", path): text for path, text in _READS.items()} | _WITHOUT_BODY).items():
-        described = {"summary": summary, "parameters": _path_parameters(path), "responses": _RESPONSES}
+    paths["/v1/files"] = {
+        "post": _posted("Upload a file", {"multipart/form-data": {"schema": _UPLOAD}})
+    }
+    for (method, path), summary in (
+        {("get", path): text for path, text in _READS.items()} | _WITHOUT_BODY
+    ).items():
+        described = {
+            "summary": summary,
+            "parameters": _path_parameters(path),
+            "responses": _RESPONSES,
+        }
         paths.setdefault(path, {})[method] = described
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headwater", "version": version},
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
         "security": [{}, {"key": []}],
     }
 
 
 def _posted(summary: str, content: dict[str, Any]) -> dict[str, Any]:
-    return {"summary": summary, "requestBody": {"required": True, "content": content}, "responses": _RESPONSES}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": content},
+        "responses": _RESPONSES,
+    }
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:

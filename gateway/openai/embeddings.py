@@ -20,7 +20,9 @@ from .completions import prompts_of
 from .schema import Flag, TokenId, Truncation, Whole
 from .to_pb import truncation_to_pb
 
-ALLOWED_INPUT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
+ALLOWED_INPUT = (
+    "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
+)
 
 
 class EmbeddingRequest(Body, kw_only=True):
@@ -28,17 +30,32 @@ class EmbeddingRequest(Body, kw_only=True):
 
     model: Annotated[str, Meta(description="a served model's name")]
     input: Annotated[str | list[str | TokenId | list[TokenId]], Meta(description=ALLOWED_INPUT)]
-    encoding_format: Annotated[Literal["float", "base64"], Meta(description="float or base64")] | None = None
-    dimensions: Annotated[Whole, Meta(description="a whole number, up to the model's hidden size")] | None = None
-    pooling: Annotated[Literal["last", "mean", "cls"], Meta(description="last, mean or cls")] | None = None
+    encoding_format: (
+        Annotated[Literal["float", "base64"], Meta(description="float or base64")] | None
+    ) = None
+    dimensions: (
+        Annotated[Whole, Meta(description="a whole number, up to the model's hidden size")] | None
+    ) = None
+    pooling: (
+        Annotated[Literal["last", "mean", "cls"], Meta(description="last, mean or cls")] | None
+    ) = None
     normalize: Flag | None = None
     truncate_prompt_tokens: Truncation | None = None
-    truncation_side: Annotated[Literal["left", "right"], Meta(description="left or right")] | None = None
+    truncation_side: (
+        Annotated[Literal["left", "right"], Meta(description="left or right")] | None
+    ) = None
     add_special_tokens: Flag | None = None
     user: str | None = None
-    cache_salt: Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")] | None = None
-    priority: Annotated[int, Meta(ge=0, le=1000, description="a whole number, 0…1000")] | None = None
-    request_id: Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None = None
+    cache_salt: (
+        Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")]
+        | None
+    ) = None
+    priority: Annotated[int, Meta(ge=0, le=1000, description="a whole number, 0…1000")] | None = (
+        None
+    )
+    request_id: (
+        Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None
+    ) = None
 
 
 def to_embedding(asked: EmbeddingRequest, max_choices: int) -> Embedding:
@@ -46,12 +63,16 @@ def to_embedding(asked: EmbeddingRequest, max_choices: int) -> Embedding:
     check = partial(check_num_choices, "input", sampling=common_pb2.Sampling(), allowed=max_choices)
     return Embedding(
         model=asked.model,
-        prompts=prompts_of("input", asked.input, check, add_special_tokens=asked.add_special_tokens),
+        prompts=prompts_of(
+            "input", asked.input, check, add_special_tokens=asked.add_special_tokens
+        ),
         pooling=POOLINGS[asked.pooling or "last"],
         dimensions=asked.dimensions,
         normalize=asked.normalize is not False,
         truncate_prompt_tokens=(
-            None if asked.truncate_prompt_tokens is None else truncation_to_pb(asked.truncate_prompt_tokens)
+            None
+            if asked.truncate_prompt_tokens is None
+            else truncation_to_pb(asked.truncate_prompt_tokens)
         ),
         truncation_side=asked.truncation_side,
         cache_salt=asked.cache_salt or "",

@@ -26,12 +26,15 @@ HTTP: dict[type[errors.HeadwaterError], tuple[int, str]] = {
 
 
 class MethodNotAllowed(errors.HeadwaterError):
-    """A path that exists, requested with a method that it does not have. Only HTTP knows this error."""
+    """A path that exists, requested with a method that it does not have. Only HTTP knows this
+    error."""
 
     code = "method_not_allowed"
 
     def __init__(self, method: str, path: str, allowed: str) -> None:
-        preflights = "; preflights are answered to pages of --allowed-origins" if method == "OPTIONS" else ""
+        preflights = (
+            "; preflights are answered to pages of --allowed-origins" if method == "OPTIONS" else ""
+        )
         super().__init__(f"{path} does not take {method}; allowed: {allowed}{preflights}")
         self.allowed = allowed
 
@@ -43,7 +46,9 @@ def status_of(error: errors.HeadwaterError) -> int:
 def envelope(error: errors.HeadwaterError) -> dict[str, Any]:
     """The error as `{"error": {message, type, param, code}}`, as OpenAI's clients read it."""
     kind = "invalid_request_error" if isinstance(error, MethodNotAllowed) else _row(error)[1]
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    return {
+        "error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    }
 
 
 def headers_of(error: errors.HeadwaterError) -> list[tuple[bytes, bytes]]:
@@ -63,4 +68,6 @@ def error_event(error: errors.HeadwaterError) -> bytes:
 
 
 def _row(error: errors.HeadwaterError) -> tuple[int, str]:
-    return next((HTTP[cls] for cls in type(error).__mro__ if cls in HTTP), HTTP[errors.InternalError])
+    return next(
+        (HTTP[cls] for cls in type(error).__mro__ if cls in HTTP), HTTP[errors.InternalError]
+    )

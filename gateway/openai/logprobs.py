@@ -1,4 +1,5 @@
-"""Log probabilities in OpenAI's two formats, and prompt log probabilities in vLLM's. Pure rendering."""
+"""Log probabilities in OpenAI's two formats, and prompt log probabilities in vLLM's. Pure
+rendering."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ def token_text(entry: TopLogprob, *, as_id: bool) -> str:
 def chat_logprobs(tokens: Iterable[TokenLogprob], *, as_ids: bool) -> dict[str, Any]:
     return {
         "content": [
-            {**_entry(token.chosen, as_ids), "top_logprobs": [_entry(top, as_ids) for top in token.top]}
+            {
+                **_entry(token.chosen, as_ids),
+                "top_logprobs": [_entry(top, as_ids) for top in token.top],
+            }
             for token in tokens
         ],
         "refusal": None,
@@ -37,21 +41,24 @@ def _entry(entry: TopLogprob, as_ids: bool) -> dict[str, Any]:
 
 
 class TextCounter:
-    """Counter of the characters of a text, by the tokens that make it. A token that goes on with a character begins
-    where that character does; one that is hidden takes no room."""
+    """Counter of the characters of a text, by the tokens that make it. A token that goes on with a
+    character begins where that character does; one that is hidden takes no room."""
 
     def __init__(self) -> None:
-        self._num_chars, self._decoder = 0, _new_decoder("replace")
+        self._num_chars = 0
+        self._decoder = _new_decoder("replace")
 
     def offsets(self, tokens: Iterable[TokenLogprob]) -> list[int]:
         """Number of characters before each of the next tokens."""
         return [self._add(b"" if token.hidden else token.chosen.token_bytes) for token in tokens]
 
     def prompt_offsets(self, tokens: Sequence[TokenLogprob], text: str) -> list[int]:
-        """As `offsets`, of all tokens of a prompt, counted from the end of its text: what a tokenizer puts before it, a
-        token or a space, is not in it."""
+        """As `offsets`, of all tokens of a prompt, counted from the end of its text: what a
+        tokenizer puts before it, a token or a space, is not in it."""
         spelled = text.encode()
-        behind = accumulate((len(token.chosen.token_bytes) for token in reversed(tokens)), initial=0)
+        behind = accumulate(
+            (len(token.chosen.token_bytes) for token in reversed(tokens)), initial=0
+        )
         ends = [max(0, len(spelled) - num_bytes) for num_bytes in behind][-2::-1]
         return [self._add(spelled[start:end]) for start, end in pairwise([0, *ends])]
 
@@ -61,7 +68,9 @@ class TextCounter:
         return offset
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprob], offsets: list[int], *, as_ids: bool) -> dict[str, list[Any]]:
+def completion_logprobs(
+    tokens: Sequence[TokenLogprob], offsets: list[int], *, as_ids: bool
+) -> dict[str, list[Any]]:
     return {
         "text_offset": offsets,
         "token_logprobs": [max(token.chosen.logprob, LOWEST) for token in tokens],
@@ -71,18 +80,25 @@ def completion_logprobs(tokens: Sequence[TokenLogprob], offsets: list[int], *, a
 
 
 def _by_name(token: TokenLogprob, as_ids: bool) -> dict[str, float]:
-    """Log probabilities of a token and of the likeliest ones. Tokens of one text have names of their own; the token
-    that was chosen has the name under which it is listed."""
+    """Log probabilities of a token and of the likeliest ones. Tokens of one text have names of
+    their own; the token that was chosen has the name under which it is listed."""
     ids: dict[str, int] = {}
     for entry in (token.chosen, *token.top):
-        name = next(name for name in _names(entry, as_ids) if ids.get(name, entry.token_id) == entry.token_id)
+        name = next(
+            name
+            for name in _names(entry, as_ids)
+            if ids.get(name, entry.token_id) == entry.token_id
+        )
         ids[name] = entry.token_id
     names = {token_id: name for name, token_id in ids.items()}
-    return {names[entry.token_id]: max(entry.logprob, LOWEST) for entry in (*token.top, token.chosen)}
+    return {
+        names[entry.token_id]: max(entry.logprob, LOWEST) for entry in (*token.top, token.chosen)
+    }
 
 
 def _names(entry: TopLogprob, as_ids: bool) -> Iterator[str]:
-    """Names that a token may have, the best first. One that is no whole characters has its bytes, as OpenAI has it."""
+    """Names that a token may have, the best first. One that is no whole characters has its bytes,
+    as OpenAI has it."""
     if not as_ids:
         if entry.token.encode() == entry.token_bytes:
             yield entry.token

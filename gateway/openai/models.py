@@ -15,16 +15,21 @@ from .to_pb import conversation_to_pb
 
 
 class TokenizerNotShown(NotFound):
-    """The tokenizer is not shown. Names the setting by which operators allow it, since it contains the chat
-    template."""
+    """The tokenizer is not shown. Names the setting by which operators allow it, since it contains
+    the chat template."""
 
     def __init__(self, path: str) -> None:
         super().__init__("path", path)
-        self.args = (f"{self}; a gateway with --tokenizer-info answers it, and tells the chat template",)
+        self.args = (
+            f"{self}; a gateway with --tokenizer-info answers it, and tells the chat template",
+        )
 
 
 def list_models(cluster: Cluster) -> dict[str, Any]:
-    return {"object": "list", "data": [_card(model, since) for model, since in cluster.processors.models().values()]}
+    return {
+        "object": "list",
+        "data": [_card(model, since) for model, since in cluster.processors.models().values()],
+    }
 
 
 def get_model(cluster: Cluster, name: str) -> dict[str, Any]:
@@ -47,13 +52,21 @@ def _card(model: ServedModel, since: int) -> dict[str, Any]:
     }
 
 
-async def tokenize(cluster: Cluster, tenant: Tenant, asked: TokenizeRequest, model: str) -> dict[str, Any]:
+async def tokenize(
+    cluster: Cluster, tenant: Tenant, asked: TokenizeRequest, model: str
+) -> dict[str, Any]:
     if asked.prompt is None and asked.messages is None:
-        raise BadRequest("prompt", "prompt is missing; allowed: text, or messages in its place", code="missing_field")
+        raise BadRequest(
+            "prompt",
+            "prompt is missing; allowed: text, or messages in its place",
+            code="missing_field",
+        )
     if asked.prompt is not None and asked.messages is not None:
         raise BadRequest("prompt", "prompt and messages exclude each other; allowed: exactly one")
     if asked.prompt is not None:
-        prompt = processor_pb2.Prompt(text=asked.prompt, add_special_tokens=asked.add_special_tokens)
+        prompt = processor_pb2.Prompt(
+            text=asked.prompt, add_special_tokens=asked.add_special_tokens
+        )
     else:
         prompt = conversation_to_pb(asked)
     wants_text = bool(asked.return_token_strs)

@@ -1,8 +1,8 @@
-"""Fields that would change the answer if they were served, and are not: refused by name rather than ignored. Paths of
-endpoints that do not exist, where another endpoint would answer them.
+"""Fields that would change the answer if they were served, and are not: refused by name rather than
+ignored. Paths of endpoints that do not exist, where another endpoint would answer them.
 
-They are OpenAI's fields, and those of vLLM's and SGLang's servers. Fields without effect on the answer are accepted and
-not listed.
+They are OpenAI's fields, and those of vLLM's and SGLang's servers. Fields without effect on the
+answer are accepted and not listed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ NOT_SERVED = {
     "custom_params": NO_PLUG_INS,
     "lora_path": "this version serves no adapters",
     "return_hidden_states": "/v1/embeddings tells them of prompts",
-    "separate_reasoning": "thoughts come as `reasoning_content`; `include_reasoning` leaves them out",
+    "separate_reasoning": "thoughts come as `reasoning_content`; `include_reasoning` leaves "
+    "them out",
     "session_params": "a prompt that goes on where another ended finds its cache",
     "stop_regex": "`stop` takes strings",
     "stream_reasoning": "in a stream thoughts come as they are written",
@@ -81,8 +82,11 @@ WITHOUT_EFFECT = ("max_tool_calls",)
 """Fields of one endpoint that have no effect there either."""
 
 
-PATHS_NOT_SERVED = {"/v1/responses/compact": "`truncation` of /v1/responses leaves out the oldest turns"}
-"""Paths of OpenAI's that another endpoint would take for the id of what it keeps, each with what there is instead."""
+PATHS_NOT_SERVED = {
+    "/v1/responses/compact": "`truncation` of /v1/responses leaves out the oldest turns"
+}
+"""Paths of OpenAI's that another endpoint would take for the id of what it keeps, each with what
+there is instead."""
 
 
 class PathNotServed(NotFound):
@@ -94,8 +98,8 @@ class PathNotServed(NotFound):
 
 
 def check_served(name: str, path: str, value: Any) -> bool:
-    """Whether the field is one of these, with a value that has no effect. Raises `UnsupportedField` for another value
-    of the field at `path`, of which `name` leaves out the numbers."""
+    """Whether the field is one of these, with a value that has no effect. Raises `UnsupportedField`
+    for another value of the field at `path`, of which `name` leaves out the numbers."""
     if name not in NOT_SERVED:
         return False
     # Whether a flag was asked to be off matters only where it is on by default.

@@ -1,7 +1,8 @@
 """A stream of numbered events, which a client can resume behind the last one that it has.
 
-Events that the client has are left out. Nothing is merged: the events depend on the answer alone, not on how fast it is
-read. Events that the socket does not take wait in order, and the tokens' credit with them.
+Events that the client has are left out. Nothing is merged: the events depend on the answer alone,
+not on how fast it is read. Events that the socket does not take wait in order, and the tokens'
+credit with them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from .sse import KEEP_ALIVE, SseStream
 
 
 class NumberedStream:
-    """Replaces an `SseStream` as the target of a sink; `after` is the number of the last event that the client has."""
+    """Replaces an `SseStream` as the target of a sink; `after` is the number of the last event that
+    the client has."""
 
     blocked = False
     """Always False: the writer is not blocked but asked to hold back credit."""
 
-    def __init__(self, open_stream: Callable[[Callable[[], None]], SseStream], after: int = 0) -> None:
+    def __init__(
+        self, open_stream: Callable[[Callable[[], None]], SseStream], after: int = 0
+    ) -> None:
         self._out = open_stream(self._on_writable)
-        self._after, self._number = after, 0
+        self._after = after
+        self._number = 0
         self._waiting: list[Choice] = []
 
     @property
@@ -66,7 +71,8 @@ class NumberedStream:
             self._waiting.append(choice)
 
     def _on_writable(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for choice in waiting:
             choice.is_held_back = False
             choice.taken(0)
@@ -76,9 +82,17 @@ class NumberedSink:
     """A sink whose events go to a numbered stream."""
 
     def __init__(self, sink: Sink, out: NumberedStream) -> None:
-        self._sink, self._out = sink, out
+        self._sink = sink
+        self._out = out
 
-    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+    def piece(
+        self,
+        choice: Choice,
+        text: str,
+        token_ids: list[int],
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> bool:
         self._out.hold_back(choice)
         return self._sink.piece(choice, text, token_ids, logprobs, parts)
 

@@ -9,21 +9,28 @@ from headwater.services.runtime.errors import BadRequest
 
 
 def page_of(query: Mapping[str, str], youngest_first: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The page of items behind `after`, youngest first unless `order` says otherwise. Raises `BadRequest`."""
+    """The page of items behind `after`, youngest first unless `order` says otherwise. Raises
+    `BadRequest`."""
     ordered = list(youngest_first)
     if query.get("order", "desc") == "asc":
         ordered.reverse()
     elif query.get("order", "desc") != "desc":
         raise BadRequest.of("order", query["order"], "asc or desc")
     limit = query.get("limit", "20")
-    if not limit.isascii() or not limit.isdigit() or len(limit) > 5 or not 1 <= int(limit) <= 10_000:
+    if (
+        not limit.isascii()
+        or not limit.isdigit()
+        or len(limit) > 5
+        or not 1 <= int(limit) <= 10_000
+    ):
         raise BadRequest.of("limit", limit, "1…10000")
     after = query.get("after")
     if after is not None:
         ids = [item["id"] for item in ordered]
         if after not in ids:
             raise BadRequest.of("after", after, "an id of the list")
-        # Clients choose the ids of what they say, so that one may be there twice: behind the last there is an end.
+        # Clients choose the ids of what they say, so that one may be there twice: behind the last
+        # there is an end.
         ordered = ordered[len(ids) - ids[::-1].index(after) :]
     page = ordered[: int(limit)]
     return {

@@ -40,9 +40,15 @@ class ResponseAnswer:
 
     def __post_init__(self) -> None:
         self.conversation_id = self.asked.conversation_id
-        wants_logprobs = LOGPROBS in (self.asked.include or ()) or self.asked.top_logprobs is not None
-        wants_summary = self.asked.reasoning is not None and self.asked.reasoning.summary is not None
-        self.items = ResponseItems(self.request_id, wants_logprobs=wants_logprobs, wants_summary=wants_summary)
+        wants_logprobs = (
+            LOGPROBS in (self.asked.include or ()) or self.asked.top_logprobs is not None
+        )
+        wants_summary = (
+            self.asked.reasoning is not None and self.asked.reasoning.summary is not None
+        )
+        self.items = ResponseItems(
+            self.request_id, wants_logprobs=wants_logprobs, wants_summary=wants_summary
+        )
 
     @property
     def id(self) -> str:
@@ -50,13 +56,17 @@ class ResponseAnswer:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the response is to be kept: as the client asked, from the first event of a stream on."""
+        """Whether the response is to be kept: as the client asked, from the first event of a stream
+        on."""
         return self.asked.store is not False
 
-    def response(self, status: str, generation: Generation | None = None, **more: Any) -> dict[str, Any]:
+    def response(
+        self, status: str, generation: Generation | None = None, **more: Any
+    ) -> dict[str, Any]:
         """The object as it is now; sampling as the contract completed it, once it has.
 
-        It has output only when it has ended: events announce each item, and clients refuse one that is there before.
+        It has output only when it has ended: events announce each item, and clients refuse one that
+        is there before.
         """
         asked = self.asked
         sampling = generation.prepared.sampling if generation is not None else None
@@ -66,7 +76,9 @@ class ResponseAnswer:
             "created_at": self.created,
             "status": status,
             "background": bool(asked.background),
-            "conversation": {"id": self.conversation_id} if self.conversation_id is not None else None,
+            "conversation": {"id": self.conversation_id}
+            if self.conversation_id is not None
+            else None,
             "error": None,
             "incomplete_details": None,
             "instructions": asked.instructions,
@@ -107,10 +119,15 @@ class ResponseAnswer:
         return self.response("incomplete" if is_cut else "completed", generation, **more)
 
     def failed(self, error: errors.HeadwaterError) -> dict[str, Any]:
-        """The object of an answer that ends with an error, with what there was of it: kept where it was computed in the
-        background."""
-        more: dict[str, Any] = {"error": {"code": error.code, "message": error.message}, "output": self.items.items}
-        begun = self.generation if self.generation is not None and self.generation.has_begun else None
+        """The object of an answer that ends with an error, with what there was of it: kept where it
+        was computed in the background."""
+        more: dict[str, Any] = {
+            "error": {"code": error.code, "message": error.message},
+            "output": self.items.items,
+        }
+        begun = (
+            self.generation if self.generation is not None and self.generation.has_begun else None
+        )
         if begun is not None:
             more["usage"] = _usage(begun)
         return self.response("failed", begun, store=bool(self.asked.background), **more)
@@ -120,14 +137,24 @@ class ResponseEvents:
     """A sink that writes a response's events while the client takes them."""
 
     def __init__(
-        self, answer: ResponseAnswer, open_stream: Callable[[Callable[[], None]], SseStream | NumberedStream]
+        self,
+        answer: ResponseAnswer,
+        open_stream: Callable[[Callable[[], None]], SseStream | NumberedStream],
     ) -> None:
-        self._answer, self._held = answer, Held()
+        self._answer = answer
+        self._held = Held()
         self.out = open_stream(self._flush)
         self._num_events = 0
         self._num_at_tick = 0
 
-    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+    def piece(
+        self,
+        choice: Choice,
+        text: str,
+        token_ids: list[int],
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> bool:
         self._held.add(choice, text, token_ids, logprobs, parts)
         if not self.out.blocked:
             self._flush()
@@ -135,7 +162,11 @@ class ResponseEvents:
 
     def ended(self, choice: Choice) -> None:
         self._flush_all()
-        self._write_all(self._answer.items.end("incomplete" if choice.finish_reason == "length" else "completed"))
+        self._write_all(
+            self._answer.items.end(
+                "incomplete" if choice.finish_reason == "length" else "completed"
+            )
+        )
 
     def keep_alive(self) -> None:
         """Writes a comment, if nothing was written since the last call."""
@@ -149,9 +180,11 @@ class ResponseEvents:
         return self.out.numbered(event) if isinstance(self.out, NumberedStream) else event
 
     def failure(self, error: errors.HeadwaterError) -> bytes:
-        """Events of a stream that breaks: the error, what was held and the end of the open item, the failed response.
+        """Events of a stream that breaks: the error, what was held and the end of the open item,
+        the failed response.
 
-        NOTE: the error comes first, for a reader in the background stops there when another one has the stream.
+        NOTE: the error comes first, for a reader in the background stops there when another one has
+        the stream.
         """
         fields = {key: value for key, value in envelope(error)["error"].items() if key != "type"}
         events: list[Event] = [{"type": "error", **fields}]
@@ -165,7 +198,12 @@ class ResponseEvents:
         if self._num_events == 0:
             for kind in ("created", "in_progress"):
                 self.out.write(
-                    self._event({"type": f"response.{kind}", "response": self._answer.response("in_progress")})
+                    self._event(
+                        {
+                            "type": f"response.{kind}",
+                            "response": self._answer.response("in_progress"),
+                        }
+                    )
                 )
 
     def _write_all(self, events: list[Event]) -> None:
@@ -190,10 +228,14 @@ class ResponseEvents:
 
 
 def _usage(generation: Generation) -> dict[str, Any]:
-    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+    prompt = generation.num_prompt_tokens
+    output = generation.num_output_tokens
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": generation.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": generation.cached_tokens,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": output,
         "output_tokens_details": {"reasoning_tokens": generation.num_reasoning_tokens},
         "total_tokens": prompt + output,

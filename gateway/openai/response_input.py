@@ -1,4 +1,5 @@
-"""Converts the items of a response's conversation to messages, and the rest of the request to the stages' contract."""
+"""Converts the items of a response's conversation to messages, and the rest of the request to the
+stages' contract."""
 
 from __future__ import annotations
 
@@ -28,13 +29,17 @@ from .to_pb import (
 )
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
-ITEM_TYPES = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output or reasoning"
-CALLS, OUTPUTS = ("function_call", "custom_tool_call"), ("function_call_output", "custom_tool_call_output")
+ITEM_TYPES = (
+    "message, function_call, function_call_output, custom_tool_call, "
+    "custom_tool_call_output or reasoning"
+)
+CALLS = ("function_call", "custom_tool_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
 LOGPROBS = "message.output_text.logprobs"
 STRUCTURED_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-"""Values of `include` that clients may ask for; reasoning is never encrypted here, so that asking for it changes
-nothing."""
+"""Values of `include` that clients may ask for; reasoning is never encrypted here, so that asking
+for it changes nothing."""
 
 
 def check(asked: ResponsesRequest) -> None:
@@ -42,18 +47,34 @@ def check(asked: ResponsesRequest) -> None:
     if asked.prompt:
         raise UnsupportedField("prompt", "there are no stored prompts")
     if asked.background and asked.store is False:
-        raise BadRequest("store", "store is false with background; allowed: true, a client comes back for the answer")
+        raise BadRequest(
+            "store",
+            "store is false with background; allowed: true, a client comes back for the answer",
+        )
     if asked.background and asked.stream_options is not None and asked.stream_options.resumable:
-        raise BadRequest("stream_options.resumable", "stream_options.resumable with background; allowed: without")
+        raise BadRequest(
+            "stream_options.resumable", "stream_options.resumable with background; allowed: without"
+        )
     for name in ("n", "best_of"):
         if getattr(asked, name) not in (None, 1):
             raise BadRequest.of(name, getattr(asked, name), "1, a response is one answer")
     if asked.conversation is not None and asked.previous_response_id is not None:
-        raise BadRequest("conversation", "conversation beside previous_response_id; allowed: one of them")
-    if asked.conversation is not None and asked.stream_options is not None and asked.stream_options.resumable:
-        raise BadRequest("stream_options.resumable", "stream_options.resumable with conversation; allowed: without")
+        raise BadRequest(
+            "conversation", "conversation beside previous_response_id; allowed: one of them"
+        )
+    if (
+        asked.conversation is not None
+        and asked.stream_options is not None
+        and asked.stream_options.resumable
+    ):
+        raise BadRequest(
+            "stream_options.resumable",
+            "stream_options.resumable with conversation; allowed: without",
+        )
     if asked.prompt_logprobs is not None:
-        raise UnsupportedField("prompt_logprobs", "/v1/chat/completions and /v1/completions tell them")
+        raise UnsupportedField(
+            "prompt_logprobs", "/v1/chat/completions and /v1/completions tell them"
+        )
     for i, name in enumerate(asked.include or ()):
         if name not in INCLUDED:
             raise BadRequest.of(f"include[{i}]", name, " or ".join(INCLUDED))
@@ -65,7 +86,11 @@ def check(asked: ResponsesRequest) -> None:
 
 def names_of(asked: ResponsesRequest) -> dict[str, str]:
     """Client's names of fields that the contract has under other names."""
-    renamed = {"messages": "input", "reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
+    renamed = {
+        "messages": "input",
+        "reasoning_effort": "reasoning.effort",
+        "verbosity": "text.verbosity",
+    }
     # vLLM's name for it is served too.
     if asked.max_output_tokens is not None or asked.max_tokens is None:
         renamed["max_tokens"] = "max_output_tokens"
@@ -77,11 +102,14 @@ def names_of(asked: ResponsesRequest) -> dict[str, str]:
     else:
         kinds = {"json_schema": "json"}
         renamed |= {
-            f"structured_output.{kind}": f"structured_outputs.{kinds.get(kind, kind)}" for kind in STRUCTURED_KINDS
+            f"structured_output.{kind}": f"structured_outputs.{kinds.get(kind, kind)}"
+            for kind in STRUCTURED_KINDS
         }
         renamed["whitespace_pattern"] = "structured_outputs.whitespace_pattern"
     for i in range(len(asked.tools or ())):
-        renamed |= {f"tools[{i}].{kind}.name": f"tools[{i}].name" for kind in ("function", "custom")}
+        renamed |= {
+            f"tools[{i}].{kind}.name": f"tools[{i}].name" for kind in ("function", "custom")
+        }
         renamed[f"tools[{i}].function.parameters"] = f"tools[{i}].parameters"
         renamed[f"tools[{i}].custom.format.grammar.definition"] = f"tools[{i}].format.definition"
     return renamed
@@ -126,21 +154,28 @@ def stored_items(items: Sequence[Mapping[str, Any]]) -> list[InputItem]:
 
 
 def without_oldest(items: Sequence[InputItem]) -> list[InputItem]:
-    """The conversation without its oldest item, and without results whose call is gone; messages of operators stay.
+    """The conversation without its oldest item, and without results whose call is gone; messages of
+    operators stay.
 
     It is empty where nothing would be left to answer.
     """
-    oldest = next((i for i, item in enumerate(items) if item.role not in ("system", "developer")), len(items))
+    oldest = next(
+        (i for i, item in enumerate(items) if item.role not in ("system", "developer")), len(items)
+    )
     kept = [*items[:oldest], *items[oldest + 1 :]]
     calls = {item.call_id for item in kept if item.type in CALLS}
     kept = [item for item in kept if item.type not in OUTPUTS or item.call_id in calls]
     return kept if any(item.role not in ("system", "developer") for item in kept) else []
 
 
-def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int) -> processor_pb2.Prompt:
-    """Prompt of the conversation. `items` is the whole conversation; the client sent those from `first` on in this
-    turn."""
-    messages = [ChatMessage(role="system", content=asked.instructions)] if asked.instructions else []
+def to_prompt(
+    asked: ResponsesRequest, items: Sequence[InputItem], *, first: int
+) -> processor_pb2.Prompt:
+    """Prompt of the conversation. `items` is the whole conversation; the client sent those from
+    `first` on in this turn."""
+    messages = (
+        [ChatMessage(role="system", content=asked.instructions)] if asked.instructions else []
+    )
     for position, item in enumerate(items):
         _add(messages, item, _place(asked, position, first))
     conversation = processor_pb2.Conversation(
@@ -152,12 +187,15 @@ def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int
     )
     conversation.MergeFrom(_tool_choice(asked))
     if asked.chat_template_kwargs is not None:
-        conversation.chat_template_kwargs_json = msgspec.json.encode(asked.chat_template_kwargs).decode()
+        conversation.chat_template_kwargs_json = msgspec.json.encode(
+            asked.chat_template_kwargs
+        ).decode()
     return processor_pb2.Prompt(conversation=conversation)
 
 
 def _place(asked: ResponsesRequest, position: int, first: int) -> str:
-    """Name of an item of the whole conversation, of which the client sent those from `first` on in this turn."""
+    """Name of an item of the whole conversation, of which the client sent those from `first` on in
+    this turn."""
     if position >= first:
         return f"input[{position - first}]"
     return f"{'previous_response_id' if asked.conversation is None else 'conversation'}.items[{position}]"
@@ -168,7 +206,8 @@ def to_sampling(asked: ResponsesRequest) -> common_pb2.Sampling:
     if asked.max_output_tokens is not None:
         sampling.max_tokens = asked.max_output_tokens
     if LOGPROBS in (asked.include or ()) or asked.top_logprobs is not None:
-        sampling.logprobs, sampling.top_logprobs = True, asked.top_logprobs or 0
+        sampling.logprobs = True
+        sampling.top_logprobs = asked.top_logprobs or 0
     found = [*_of_text_format(asked.text), *structured_outputs_to_pb(asked.structured_outputs)]
     if found:
         _, output = only_constraint(found)
@@ -185,12 +224,15 @@ def _of_text_format(text: TextOptions | None) -> Iterator[Asked]:
     elif form is not None and form.type == "json_schema":
         asked = given("text.format.schema", form.schema, "a JSON Schema, with type json_schema")
         schema = msgspec.json.encode(asked).decode()
-        yield "text.format.schema", common_pb2.StructuredOutput(json_schema=schema, strict=form.strict)
+        yield (
+            "text.format.schema",
+            common_pb2.StructuredOutput(json_schema=schema, strict=form.strict),
+        )
 
 
 def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:
-    """Adds an item to the messages. Reasoning, text and calls of the assistant without other messages in between become
-    one message."""
+    """Adds an item to the messages. Reasoning, text and calls of the assistant without other
+    messages in between become one message."""
     match item.type:
         case "message":
             check_role(role := given(f"{at}.role", item.role, ", ".join(ROLES)), at)
@@ -202,7 +244,9 @@ def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:
                 messages.append(ChatMessage(role=role, content=text))
         case "reasoning":
             said = _assistant(messages)
-            name, thoughts = ("content", item.content) if item.content else ("summary", item.summary or "")
+            name, thoughts = (
+                ("content", item.content) if item.content else ("summary", item.summary or "")
+            )
             said.reasoning_content += _text(thoughts, f"{at}.{name}")
         case "function_call" | "custom_tool_call":
             name = given(f"{at}.name", item.name, "the name of a tool")
@@ -249,15 +293,21 @@ def _text(content: str | list[InputPart] | None, at: str) -> str:
 def _tool(tool: ResponseTool, at: str) -> common_pb2.Tool:
     if tool.type == "function":
         return function_to_pb(tool)
-    form, grammar = tool.format, None
+    form = tool.format
+    grammar = None
     if form is not None and form.type == "grammar":
         definition = given(f"{at}.format.definition", form.definition)
-        grammar = TextGrammar(definition=definition, syntax=given(f"{at}.format.syntax", form.syntax))
-    return common_pb2.Tool(name=tool.name, description=tool.description or "", custom_input=text_to_pb(grammar))
+        grammar = TextGrammar(
+            definition=definition, syntax=given(f"{at}.format.syntax", form.syntax)
+        )
+    return common_pb2.Tool(
+        name=tool.name, description=tool.description or "", custom_input=text_to_pb(grammar)
+    )
 
 
 def _tool_choice(asked: ResponsesRequest) -> processor_pb2.Conversation:
-    """Tool choice by a tool's name, or by a word with the tools that it allows where these are not all."""
+    """Tool choice by a tool's name, or by a word with the tools that it allows where these are not
+    all."""
     choice = asked.tool_choice
     if isinstance(choice, str) or choice is None:
         # Clients send `auto` whether or not they have tools.
@@ -268,5 +318,9 @@ def _tool_choice(asked: ResponsesRequest) -> processor_pb2.Conversation:
         name = offered_as(choice.type, given("tool_choice.name", choice.name), "tool_choice", kinds)
         return processor_pb2.Conversation(tool_choice=name, tool_choice_is_name=True)
     allowed = enumerate(given("tool_choice.tools", choice.tools))
-    names = [offered_as(tool.type, tool.name, f"tool_choice.tools[{i}]", kinds) for i, tool in allowed]
-    return processor_pb2.Conversation(tool_choice=given("tool_choice.mode", choice.mode), allowed_tools=names)
+    names = [
+        offered_as(tool.type, tool.name, f"tool_choice.tools[{i}]", kinds) for i, tool in allowed
+    ]
+    return processor_pb2.Conversation(
+        tool_choice=given("tool_choice.mode", choice.mode), allowed_tools=names
+    )

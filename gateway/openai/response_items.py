@@ -1,4 +1,5 @@
-"""Output items of a response (reasoning, messages and calls), and the events that report them as they grow."""
+"""Output items of a response (reasoning, messages and calls), and the events that report them as
+they grow."""
 
 from __future__ import annotations
 
@@ -18,14 +19,17 @@ CALLS = {
 
 
 class ResponseItems:
-    """Items of the one choice, which grow by pieces. Events have no sequence number yet; the stream adds it.
+    """Items of the one choice, which grow by pieces. Events have no sequence number yet; the stream
+    adds it.
 
     A requested summary of the reasoning repeats the reasoning: there is no shorter one.
     """
 
     def __init__(self, request_id: str, *, wants_logprobs: bool, wants_summary: bool) -> None:
         self.items: list[Item] = []
-        self._request_id, self._wants_logprobs, self._wants_summary = request_id, wants_logprobs, wants_summary
+        self._request_id = request_id
+        self._wants_logprobs = wants_logprobs
+        self._wants_summary = wants_summary
         self._texts: list[str] = []
         """Pieces of the open item's text or arguments."""
         self._logprobs: list[dict[str, Any]] = []
@@ -33,7 +37,9 @@ class ResponseItems:
     @property
     def text(self) -> str:
         """Text of all messages."""
-        parts = [part for item in self.items if item["type"] == "message" for part in item["content"]]
+        parts = [
+            part for item in self.items if item["type"] == "message" for part in item["content"]
+        ]
         return "".join(part["text"] for part in parts)
 
     def add(self, piece: Piece) -> list[Event]:
@@ -42,7 +48,11 @@ class ResponseItems:
         if reasoning := piece.reasoning:
             events += self._grow("reasoning", reasoning, [])
         if text := piece.text:
-            scores = chat_logprobs(piece.logprobs, as_ids=False)["content"] if self._wants_logprobs else []
+            scores = (
+                chat_logprobs(piece.logprobs, as_ids=False)["content"]
+                if self._wants_logprobs
+                else []
+            )
             events += self._grow("message", text, scores)
         for call in piece.calls:
             events += self._call(call)
@@ -66,18 +76,25 @@ class ResponseItems:
         self._logprobs += scores
         where = self._where(content=True)
         if kind == "message":
-            events.append({"type": "response.output_text.delta", **where, "delta": text, "logprobs": scores})
+            events.append(
+                {"type": "response.output_text.delta", **where, "delta": text, "logprobs": scores}
+            )
         else:
             events.append({"type": "response.reasoning_text.delta", **where, "delta": text})
             if self._wants_summary:
-                events.append({"type": f"{SUMMARY}_text.delta", **self._where(summary=True), "delta": text})
+                events.append(
+                    {"type": f"{SUMMARY}_text.delta", **self._where(summary=True), "delta": text}
+                )
         return events
 
     def _call(self, call: CallPiece) -> list[Event]:
-        events, arguments = [], "".join(call.arguments)
+        events = []
+        arguments = "".join(call.arguments)
         if call.name:
             events += self._close("completed")
-            events += self._open(self._custom_call(call) if call.is_text else self._function_call(call))
+            events += self._open(
+                self._custom_call(call) if call.is_text else self._function_call(call)
+            )
         self._texts.append(arguments)
         if arguments:
             said, _ = CALLS[self.items[-1]["type"]]
@@ -85,32 +102,53 @@ class ResponseItems:
         return events
 
     def _is_open(self, kind: str) -> bool:
-        return bool(self.items) and self.items[-1]["type"] == kind and self.items[-1]["status"] == "in_progress"
+        return (
+            bool(self.items)
+            and self.items[-1]["type"] == kind
+            and self.items[-1]["status"] == "in_progress"
+        )
 
     def _open(self, item: Item) -> list[Event]:
         self.items.append(item)
-        self._texts, self._logprobs = [], []
+        self._texts = []
+        self._logprobs = []
         events: list[Event] = [
-            {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}
+            {
+                "type": "response.output_item.added",
+                "output_index": len(self.items) - 1,
+                "item": dict(item),
+            }
         ]
         if item["type"] not in CALLS:
-            events.append({"type": "response.content_part.added", **self._where(content=True), "part": self._part("")})
+            events.append(
+                {
+                    "type": "response.content_part.added",
+                    **self._where(content=True),
+                    "part": self._part(""),
+                }
+            )
         if item["type"] == "reasoning" and self._wants_summary:
             part = {"type": "summary_text", "text": ""}
-            events.append({"type": f"{SUMMARY}_part.added", **self._where(summary=True), "part": part})
+            events.append(
+                {"type": f"{SUMMARY}_part.added", **self._where(summary=True), "part": part}
+            )
         return events
 
     def _close(self, status: str) -> list[Event]:
         if not self.items or self.items[-1]["status"] != "in_progress":
             return []
-        item, text = self.items[-1], "".join(self._texts)
+        item = self.items[-1]
+        text = "".join(self._texts)
         item["status"] = status
         if item["type"] in CALLS:
             said, key = CALLS[item["type"]]
             item[key] = text
-            events = [{"type": f"response.{said}.done", **self._where(), "name": item["name"], key: text}]
+            events = [
+                {"type": f"response.{said}.done", **self._where(), "name": item["name"], key: text}
+            ]
         else:
-            part, where = self._part(text), self._where(content=True)
+            part = self._part(text)
+            where = self._where(content=True)
             item["content"] = [part]
             kind = "output_text" if item["type"] == "message" else "reasoning_text"
             scores = {"logprobs": self._logprobs} if item["type"] == "message" else {}
@@ -122,11 +160,16 @@ class ResponseItems:
             events += self._sum_up(item, text)
         return [
             *events,
-            {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)},
+            {
+                "type": "response.output_item.done",
+                "output_index": len(self.items) - 1,
+                "item": dict(item),
+            },
         ]
 
     def _sum_up(self, item: Item, text: str) -> list[Event]:
-        part, where = {"type": "summary_text", "text": text}, self._where(summary=True)
+        part = {"type": "summary_text", "text": text}
+        where = self._where(summary=True)
         item["summary"] = [part]
         return [
             {"type": f"{SUMMARY}_text.done", **where, "text": text},
@@ -136,11 +179,23 @@ class ResponseItems:
     def _part(self, text: str) -> dict[str, Any]:
         if self.items[-1]["type"] == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs if text else []}
+        return {
+            "type": "output_text",
+            "text": text,
+            "annotations": [],
+            "logprobs": self._logprobs if text else [],
+        }
 
     def _where(self, *, content: bool = False, summary: bool = False) -> dict[str, Any]:
-        where: dict[str, Any] = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
-        return where | ({"content_index": 0} if content else {}) | ({"summary_index": 0} if summary else {})
+        where: dict[str, Any] = {
+            "item_id": self.items[-1]["id"],
+            "output_index": len(self.items) - 1,
+        }
+        return (
+            where
+            | ({"content_index": 0} if content else {})
+            | ({"summary_index": 0} if summary else {})
+        )
 
     def _message(self) -> Item:
         return self._new("message", "msg", role="assistant", content=[])

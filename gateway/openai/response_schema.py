@@ -1,4 +1,5 @@
-"""The JSON of POST /v1/responses, as typed structs. Types are checked here, ranges by the processor's contract."""
+"""The JSON of POST /v1/responses, as typed structs. Types are checked here, ranges by the
+processor's contract."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class ResponseFormatOfTool(Body, kw_only=True):
     """Text that a custom tool takes."""
 
     type: Annotated[Literal["text", "grammar"], Meta(description="text or grammar")] = "text"
-    definition: Annotated[str, Meta(description="a Lark grammar or a regular expression")] | None = None
+    definition: (
+        Annotated[str, Meta(description="a Lark grammar or a regular expression")] | None
+    ) = None
     syntax: Annotated[Literal["lark", "regex"], Meta(description="lark or regex")] | None = None
 
 
@@ -56,7 +59,9 @@ class ResponseTool(Body, kw_only=True):
     type: Annotated[Literal["function", "custom"], Meta(description="function or custom")]
     format: Annotated[ResponseFormatOfTool, Meta(description="an object with a type")] | None = None
     description: str | None = None
-    parameters: Annotated[dict[str, Any], Meta(description="a JSON Schema of an object")] | None = None
+    parameters: Annotated[dict[str, Any], Meta(description="a JSON Schema of an object")] | None = (
+        None
+    )
     strict: Flag | None = None
 
 
@@ -71,21 +76,31 @@ class ResponseToolChoice(Body, kw_only=True):
     """The tool that is to be called, or those that may be."""
 
     type: Annotated[
-        Literal["function", "custom", "allowed_tools"], Meta(description="function, custom or allowed_tools")
+        Literal["function", "custom", "allowed_tools"],
+        Meta(description="function, custom or allowed_tools"),
     ]
     name: str | None = None
     mode: Annotated[Literal["auto", "required"], Meta(description="auto or required")] | None = None
     tools: (
-        Annotated[list[NamedResponseTool], Meta(min_length=1, description="at least one tool, by its name")] | None
+        Annotated[
+            list[NamedResponseTool],
+            Meta(min_length=1, description="at least one tool, by its name"),
+        ]
+        | None
     ) = None
 
 
 class TextFormat(Body, kw_only=True):
     """Constraint on the text of the answer."""
 
-    type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description="text, json_object or json_schema")]
+    type: Annotated[
+        Literal["text", "json_object", "json_schema"],
+        Meta(description="text, json_object or json_schema"),
+    ]
     name: str | None = None
-    schema: Annotated[dict[str, Any], Meta(description="a JSON Schema, with type json_schema")] | None = None
+    schema: (
+        Annotated[dict[str, Any], Meta(description="a JSON Schema, with type json_schema")] | None
+    ) = None
     strict: Flag | None = None
     description: str | None = None
 
@@ -103,7 +118,8 @@ class Reasoning(Body, kw_only=True):
     effort: str | None = None
     summary: (
         Annotated[
-            Literal["auto", "detailed"], Meta(description="auto or detailed: thoughts are told whole, not summed up")
+            Literal["auto", "detailed"],
+            Meta(description="auto or detailed: thoughts are told whole, not summed up"),
         ]
         | None
     ) = None
@@ -126,40 +142,73 @@ class ResponsesRequest(Sampling, kw_only=True):
     """The body of POST /v1/responses."""
 
     model: Annotated[str, Meta(description="a served model's name")]
-    input: str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGE_PARTS, description=ALLOWED_INPUT)]
+    input: (
+        str
+        | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGE_PARTS, description=ALLOWED_INPUT)]
+    )
     instructions: str | None = None
-    previous_response_id: Annotated[str, Meta(max_length=128, description="the id of a response")] | None = None
+    previous_response_id: (
+        Annotated[str, Meta(max_length=128, description="the id of a response")] | None
+    ) = None
     store: Flag | None = None
     stream: Flag | None = None
-    stream_options: Annotated[ResponseStreamOptions, Meta(description="an object, with stream")] | None = None
-    max_output_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
+    stream_options: (
+        Annotated[ResponseStreamOptions, Meta(description="an object, with stream")] | None
+    ) = None
+    max_output_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = (
+        None
+    )
     tools: (
-        Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS, description=f"up to {MAX_TOOLS} functions")] | None
+        Annotated[
+            list[ResponseTool],
+            Meta(max_length=MAX_TOOLS, description=f"up to {MAX_TOOLS} functions"),
+        ]
+        | None
     ) = None
     tool_choice: (
-        Annotated[str | ResponseToolChoice, Meta(description="auto, none, required, or an object that names functions")]
+        Annotated[
+            str | ResponseToolChoice,
+            Meta(description="auto, none, required, or an object that names functions"),
+        ]
         | None
     ) = None
     parallel_tool_calls: Flag | None = None
-    structured_outputs: Annotated[StructuredOutputs, Meta(description="an object of one kind")] | None = None
+    structured_outputs: (
+        Annotated[StructuredOutputs, Meta(description="an object of one kind")] | None
+    ) = None
     text: Annotated[TextOptions, Meta(description="an object with a format")] | None = None
     reasoning: Annotated[Reasoning, Meta(description="an object with an effort")] | None = None
     include: Annotated[list[str], Meta(description="names of what else is answered")] | None = None
     top_logprobs: Annotated[Whole, Meta(description="a whole number, 0…20")] | None = None
-    metadata: Annotated[dict[str, str], Meta(max_length=16, description="up to 16 strings by name")] | None = None
-    truncation: Annotated[Literal["auto", "disabled"], Meta(description="auto or disabled")] | None = None
+    metadata: (
+        Annotated[dict[str, str], Meta(max_length=16, description="up to 16 strings by name")]
+        | None
+    ) = None
+    truncation: (
+        Annotated[Literal["auto", "disabled"], Meta(description="auto or disabled")] | None
+    ) = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     max_tool_calls: Annotated[Whole, Meta(description="a whole number")] | None = None
-    """Limit on calls of the tools that OpenAI runs itself. It has no effect: all calls here are the client's."""
+    """Limit on calls of the tools that OpenAI runs itself. It has no effect: all calls here are the
+    client's."""
     background: Flag | None = None
-    conversation: Annotated[str | ConversationId, Meta(description="the id of a conversation")] | None = None
+    conversation: (
+        Annotated[str | ConversationId, Meta(description="the id of a conversation")] | None
+    ) = None
     prompt: Any = None
-    cache_salt: Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")] | None = None
-    priority: Annotated[int, Meta(ge=0, le=1000, description="a whole number, 0…1000")] | None = None
-    request_id: Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None = None
+    cache_salt: (
+        Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")]
+        | None
+    ) = None
+    priority: Annotated[int, Meta(ge=0, le=1000, description="a whole number, 0…1000")] | None = (
+        None
+    )
+    request_id: (
+        Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None
+    ) = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
 
     @property

@@ -1,4 +1,5 @@
-"""Runs the prompts behind an answer of chat or completions, and writes comments while the stream is silent."""
+"""Runs the prompts behind an answer of chat or completions, and writes comments while the stream is
+silent."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Silence:
     """Writes comments to a stream that wrote nothing since the last tick."""
 
     def __init__(self, stream: EventStream | None) -> None:
-        self._stream, self._num_events = stream, -1
+        self._stream = stream
+        self._num_events = -1
 
     def tick(self) -> None:
         if self._stream is not None:

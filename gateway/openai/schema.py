@@ -1,4 +1,5 @@
-"""The JSON that clients send, as typed structs. Types are checked here, ranges by the processor's contract."""
+"""The JSON that clients send, as typed structs. Types are checked here, ranges by the processor's
+contract."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from headwater.services.runtime.request_limits import MAX_BIASES, MAX_MESSAGE_PARTS, MAX_TEXTS, MAX_TOOLS
+from headwater.services.runtime.request_limits import (
+    MAX_BIASES,
+    MAX_MESSAGE_PARTS,
+    MAX_TEXTS,
+    MAX_TOOLS,
+)
 from headwater.services.runtime.speculation import MAX_DRAFT_TOKENS, NAMES
 
 from .body import Body
@@ -17,7 +23,9 @@ U32 = 2**32 - 1
 Whole = Annotated[int, Meta(ge=0, le=U32)]
 Flag = Annotated[bool, Meta(description="true or false")]
 TokenId = Annotated[Whole, Meta(description="a token id")]
-Truncation = Annotated[int, Meta(ge=-1, le=U32, description="a whole number, at least 1, or −1: what fits")]
+Truncation = Annotated[
+    int, Meta(ge=-1, le=U32, description="a whole number, at least 1, or −1: what fits")
+]
 
 
 class Speculative(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +33,9 @@ class Speculative(Struct, kw_only=True, forbid_unknown_fields=True):
 
     mode: Annotated[Literal["auto", "off"], Meta(description="auto or off")] | None = None
     drafter: Annotated[str, Meta(description=" or ".join(NAMES))] | None = None
-    max_tokens: Annotated[Whole, Meta(description=f"a whole number, 1…{MAX_DRAFT_TOKENS}")] | None = None
+    max_tokens: (
+        Annotated[Whole, Meta(description=f"a whole number, 1…{MAX_DRAFT_TOKENS}")] | None
+    ) = None
 
 
 class Sampling(Body, kw_only=True):
@@ -35,22 +45,43 @@ class Sampling(Body, kw_only=True):
     temperature: Annotated[float, Meta(description="a number, 0…2")] | None = None
     top_p: Annotated[float, Meta(description="a number above 0, up to 1")] | None = None
     top_k: (
-        Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="a whole number of 32 bits: −1, 0 or at least 1")]
+        Annotated[
+            int,
+            Meta(
+                ge=-(2**31),
+                le=2**31 - 1,
+                description="a whole number of 32 bits: −1, 0 or at least 1",
+            ),
+        ]
         | None
     ) = None
     min_p: Annotated[float, Meta(description="a number, 0…1")] | None = None
     presence_penalty: Annotated[float, Meta(description="a number, −2…2")] | None = None
     frequency_penalty: Annotated[float, Meta(description="a number, −2…2")] | None = None
     repetition_penalty: Annotated[float, Meta(description="a number, 1e-6…1e6")] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="a whole number of 64 bits")] | None = None
+    seed: (
+        Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="a whole number of 64 bits")]
+        | None
+    ) = None
     stop: Annotated[str | list[str], Meta(description="a string or up to 16 strings")] | None = None
     stop_token_ids: (
-        Annotated[list[TokenId], Meta(max_length=MAX_TEXTS, description=f"up to {MAX_TEXTS} token ids")] | None
+        Annotated[
+            list[TokenId], Meta(max_length=MAX_TEXTS, description=f"up to {MAX_TEXTS} token ids")
+        ]
+        | None
     ) = None
-    bad_words: Annotated[list[str], Meta(max_length=MAX_TEXTS, description=f"up to {MAX_TEXTS} strings")] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, description="at least one token id")] | None = None
+    bad_words: (
+        Annotated[list[str], Meta(max_length=MAX_TEXTS, description=f"up to {MAX_TEXTS} strings")]
+        | None
+    ) = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, description="at least one token id")] | None
+    ) = None
     logit_bias: (
-        Annotated[dict[str, float], Meta(max_length=MAX_BIASES, description=f"up to {MAX_BIASES} numbers by token id")]
+        Annotated[
+            dict[str, float],
+            Meta(max_length=MAX_BIASES, description=f"up to {MAX_BIASES} numbers by token id"),
+        ]
         | None
     ) = None
     ignore_eos: Flag | None = None
@@ -63,9 +94,12 @@ class Sampling(Body, kw_only=True):
     use_beam_search: Flag | None = None
     length_penalty: Annotated[float, Meta(description="a number, −10…10")] | None = None
     truncate_prompt_tokens: Truncation | None = None
-    truncation_side: Annotated[Literal["left", "right"], Meta(description="left or right")] | None = None
+    truncation_side: (
+        Annotated[Literal["left", "right"], Meta(description="left or right")] | None
+    ) = None
     thinking_token_budget: (
-        Annotated[int, Meta(ge=-1, le=U32, description="a whole number of tokens, or −1: no limit")] | None
+        Annotated[int, Meta(ge=-1, le=U32, description="a whole number of tokens, or −1: no limit")]
+        | None
     ) = None
     speculative: (
         Annotated[
@@ -87,8 +121,8 @@ class StreamOptions(Body, kw_only=True):
 
 
 class JsonSchemaFormat(Body, kw_only=True):
-    """A schema and its name. Answers match it, whatever `strict` says; with `strict`, objects are closed unless the
-    schema opens them."""
+    """A schema and its name. Answers match it, whatever `strict` says; with `strict`, objects are
+    closed unless the schema opens them."""
 
     schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
     name: str = ""
@@ -99,13 +133,22 @@ class JsonSchemaFormat(Body, kw_only=True):
 class ResponseFormat(Body, kw_only=True):
     """Constraint on an answer, by its type."""
 
-    type: Annotated[str, Meta(description="text, json_object, json_schema, regex, grammar or structural_tag")]
-    json_schema: Annotated[JsonSchemaFormat, Meta(description="an object with a schema")] | None = None
+    type: Annotated[
+        str, Meta(description="text, json_object, json_schema, regex, grammar or structural_tag")
+    ]
+    json_schema: Annotated[JsonSchemaFormat, Meta(description="an object with a schema")] | None = (
+        None
+    )
     schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
     pattern: Annotated[str, Meta(description="a regular expression")] | None = None
     grammar: Annotated[str, Meta(description="a Lark grammar")] | None = None
-    format: Annotated[dict[str, Any], Meta(description="a format of a structural tag")] | None = None
-    structures: Annotated[list[dict[str, Any]], Meta(description="objects with begin, schema and end")] | None = None
+    format: Annotated[dict[str, Any], Meta(description="a format of a structural tag")] | None = (
+        None
+    )
+    structures: (
+        Annotated[list[dict[str, Any]], Meta(description="objects with begin, schema and end")]
+        | None
+    ) = None
     triggers: Annotated[list[str], Meta(description="strings that begin structures")] | None = None
 
 
@@ -117,8 +160,12 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     regex: Annotated[str, Meta(description="a regular expression")] | None = None
     choice: Annotated[list[str], Meta(description="strings")] | None = None
     grammar: Annotated[str, Meta(description="a Lark grammar")] | None = None
-    structural_tag: Annotated[dict[str, Any] | str, Meta(description="a structural tag")] | None = None
-    whitespace_pattern: Annotated[str, Meta(description="a regular expression, with JSON")] | None = None
+    structural_tag: Annotated[dict[str, Any] | str, Meta(description="a structural tag")] | None = (
+        None
+    )
+    whitespace_pattern: (
+        Annotated[str, Meta(description="a regular expression, with JSON")] | None
+    ) = None
     disable_any_whitespace: Flag | None = None
     disable_fallback: Flag | None = None
     """Accepted from vLLM's clients without effect: there is nothing to fall back to."""
@@ -130,27 +177,45 @@ class Answering(Sampling, kw_only=True):
 
     model: Annotated[str, Meta(description="a served model's name")]
     stream: Flag | None = None
-    stream_options: Annotated[StreamOptions, Meta(description="an object, with stream")] | None = None
-    cache_salt: Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")] | None = None
-    priority: Annotated[int, Meta(ge=0, le=1000, description="a whole number, 0…1000")] | None = None
-    request_id: Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None = None
+    stream_options: Annotated[StreamOptions, Meta(description="an object, with stream")] | None = (
+        None
+    )
+    cache_salt: (
+        Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")]
+        | None
+    ) = None
+    priority: Annotated[int, Meta(ge=0, le=1000, description="a whole number, 0…1000")] | None = (
+        None
+    )
+    request_id: (
+        Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None
+    ) = None
     return_token_ids: Flag | None = None
     return_tokens_as_token_ids: Flag | None = None
-    response_format: Annotated[ResponseFormat, Meta(description="an object with a type")] | None = None
-    structured_outputs: Annotated[StructuredOutputs, Meta(description="an object of one kind")] | None = None
+    response_format: Annotated[ResponseFormat, Meta(description="an object with a type")] | None = (
+        None
+    )
+    structured_outputs: (
+        Annotated[StructuredOutputs, Meta(description="an object of one kind")] | None
+    ) = None
     guided_json: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
     guided_regex: Annotated[str, Meta(description="a regular expression")] | None = None
     guided_choice: Annotated[list[str], Meta(description="strings")] | None = None
     guided_grammar: Annotated[str, Meta(description="a Lark grammar")] | None = None
-    guided_whitespace_pattern: Annotated[str, Meta(description="a regular expression, with JSON")] | None = None
+    guided_whitespace_pattern: (
+        Annotated[str, Meta(description="a regular expression, with JSON")] | None
+    ) = None
     guided_decoding_backend: Any = None
     """Name of a grammar library. It has no effect: there is one."""
-    structural_tag: Annotated[dict[str, Any] | str, Meta(description="a structural tag")] | None = None
+    structural_tag: Annotated[dict[str, Any] | str, Meta(description="a structural tag")] | None = (
+        None
+    )
     regex: Annotated[str, Meta(description="a regular expression")] | None = None
     ebnf: Annotated[str, Meta(description="a grammar in GBNF")] | None = None
     json_schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
     no_stop_trim: Flag | None = None
-    """SGLang's name for `include_stop_str_in_output`; the three fields before it are SGLang's as well."""
+    """SGLang's name for `include_stop_str_in_output`; the three fields before it are SGLang's as
+    well."""
     user: Any = None
     metadata: Any = None
     service_tier: Any = None
@@ -193,10 +258,14 @@ class CustomCall(Body, kw_only=True):
 class ToolCall(Body, kw_only=True):
     """A call in an assistant's earlier message."""
 
-    function: Annotated[FunctionCall, Meta(description="an object with name and arguments")] | None = None
+    function: (
+        Annotated[FunctionCall, Meta(description="an object with name and arguments")] | None
+    ) = None
     custom: Annotated[CustomCall, Meta(description="an object with name and input")] | None = None
     id: str = ""
-    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = "function"
+    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = (
+        "function"
+    )
 
 
 class Message(Body, kw_only=True):
@@ -215,7 +284,9 @@ class Message(Body, kw_only=True):
     annotations: Any = None
     audio: Any = None
     """Accepted as clients send answers back: null, or empty."""
-    function_call: Annotated[LegacyCall, Meta(description="an object with name and arguments")] | None = None
+    function_call: (
+        Annotated[LegacyCall, Meta(description="an object with name and arguments")] | None
+    ) = None
 
 
 class Function(Body, kw_only=True):
@@ -223,7 +294,9 @@ class Function(Body, kw_only=True):
 
     name: Annotated[str, Meta(description="1 to 64 letters, digits, _, - and .")]
     description: str | None = None
-    parameters: Annotated[dict[str, Any], Meta(description="a JSON Schema of an object")] | None = None
+    parameters: Annotated[dict[str, Any], Meta(description="a JSON Schema of an object")] | None = (
+        None
+    )
     strict: Flag | None = None
 
 
@@ -238,7 +311,9 @@ class CustomFormat(Body, kw_only=True):
     """Text that a custom tool takes."""
 
     type: Annotated[Literal["text", "grammar"], Meta(description="text or grammar")] = "text"
-    grammar: Annotated[TextGrammar, Meta(description="an object with definition and syntax")] | None = None
+    grammar: (
+        Annotated[TextGrammar, Meta(description="an object with definition and syntax")] | None
+    ) = None
 
 
 class CustomTool(Body, kw_only=True):
@@ -254,15 +329,21 @@ class Tool(Body, kw_only=True):
 
     function: Annotated[Function, Meta(description="an object with a name")] | None = None
     custom: Annotated[CustomTool, Meta(description="an object with a name")] | None = None
-    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = "function"
+    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = (
+        "function"
+    )
 
 
 Messages = Annotated[
     list[Message],
-    Meta(max_length=MAX_MESSAGE_PARTS, description=f"a list of at least one message, at most {MAX_MESSAGE_PARTS}"),
+    Meta(
+        max_length=MAX_MESSAGE_PARTS,
+        description=f"a list of at least one message, at most {MAX_MESSAGE_PARTS}",
+    ),
 ]
 Tools = Annotated[
-    list[Tool], Meta(min_length=1, max_length=MAX_TOOLS, description=f"at least one tool, at most {MAX_TOOLS}")
+    list[Tool],
+    Meta(min_length=1, max_length=MAX_TOOLS, description=f"at least one tool, at most {MAX_TOOLS}"),
 ]
 
 
@@ -277,25 +358,32 @@ class NamedTool(Body, kw_only=True):
 
     function: Annotated[ToolName, Meta(description="an object with a name")] | None = None
     custom: Annotated[ToolName, Meta(description="an object with a name")] | None = None
-    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = "function"
+    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = (
+        "function"
+    )
 
 
 class AllowedTools(Body, kw_only=True):
     """Tools of which some may, or must, be called."""
 
     mode: Annotated[Literal["auto", "required"], Meta(description="auto or required")]
-    tools: Annotated[list[NamedTool], Meta(min_length=1, description="at least one tool, by its name")]
+    tools: Annotated[
+        list[NamedTool], Meta(min_length=1, description="at least one tool, by its name")
+    ]
 
 
 class ToolChoice(Body, kw_only=True):
     """The tool that is to be called, or those that may be."""
 
     type: Annotated[
-        Literal["function", "custom", "allowed_tools"], Meta(description="function, custom or allowed_tools")
+        Literal["function", "custom", "allowed_tools"],
+        Meta(description="function, custom or allowed_tools"),
     ] = "function"
     function: Annotated[ToolName, Meta(description="an object with a name")] | None = None
     custom: Annotated[ToolName, Meta(description="an object with a name")] | None = None
-    allowed_tools: Annotated[AllowedTools, Meta(description="an object with a mode and tools")] | None = None
+    allowed_tools: (
+        Annotated[AllowedTools, Meta(description="an object with a mode and tools")] | None
+    ) = None
 
 
 class ChatCompletionRequest(Answering, kw_only=True):
@@ -303,28 +391,41 @@ class ChatCompletionRequest(Answering, kw_only=True):
 
     messages: Messages
     tools: Tools | None = None
-    documents: Annotated[list[dict[str, Any]], Meta(description="objects with title and text")] | None = None
+    documents: (
+        Annotated[list[dict[str, Any]], Meta(description="objects with title and text")] | None
+    ) = None
     echo: Flag | None = None
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     add_special_tokens: Flag | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
     tool_choice: (
-        Annotated[str | ToolChoice, Meta(description="auto, none, required, or an object that names functions")] | None
+        Annotated[
+            str | ToolChoice,
+            Meta(description="auto, none, required, or an object that names functions"),
+        ]
+        | None
     ) = None
     parallel_tool_calls: Flag | None = None
     functions: (
         Annotated[
-            list[Function], Meta(min_length=1, max_length=MAX_TOOLS, description=f"at least one, at most {MAX_TOOLS}")
+            list[Function],
+            Meta(
+                min_length=1, max_length=MAX_TOOLS, description=f"at least one, at most {MAX_TOOLS}"
+            ),
         ]
         | None
     ) = None
     """Predecessor of `tools`; the next field is that of `tool_choice`."""
-    function_call: Annotated[str | ToolName, Meta(description="auto, none, or an object with a name")] | None = None
+    function_call: (
+        Annotated[str | ToolName, Meta(description="auto, none, or an object with a name")] | None
+    ) = None
     include_reasoning: Flag | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
-    max_completion_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
+    max_completion_tokens: (
+        Annotated[Whole, Meta(description="a whole number, at least 1")] | None
+    ) = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Whole, Meta(description="a whole number, 0…20")] | None = None
 

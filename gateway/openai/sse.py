@@ -1,4 +1,5 @@
-"""Server-sent events over ASGI without a task a piece. Knows nothing about the contents of events."""
+"""Server-sent events over ASGI without a task a piece. Knows nothing about the contents of
+events."""
 
 from __future__ import annotations
 
@@ -26,16 +27,23 @@ ResultT = TypeVar("ResultT")
 class SseStream:
     """Writes from anywhere in the loop while the socket takes it; `blocked` while it does not.
 
-    A server's `send` finishes without waiting as long as the socket is writable, so it is driven on the spot. Only when
-    it would wait does a task take it over, and `on_writable` is called when that is done.
+    A server's `send` finishes without waiting as long as the socket is writable, so it is driven on
+    the spot. Only when it would wait does a task take it over, and `on_writable` is called when
+    that is done.
     """
 
     def __init__(
-        self, send: Send, headers: Callable[[], Headers], on_writable: Callable[[], None], patience: float
+        self,
+        send: Send,
+        headers: Callable[[], Headers],
+        on_writable: Callable[[], None],
+        patience: float,
     ) -> None:
-        """`headers` is called when the response begins; `patience` is the number of seconds to wait for a client that
-        reads nothing of an answer that has ended."""
-        self._send, self._headers, self._patience = send, headers, patience
+        """`headers` is called when the response begins; `patience` is the number of seconds to wait
+        for a client that reads nothing of an answer that has ended."""
+        self._send = send
+        self._headers = headers
+        self._patience = patience
         self._on_writable = on_writable
         self._queue: deque[Message] = deque()
         self._resumer: asyncio.Task[None] | None = None
@@ -44,15 +52,15 @@ class SseStream:
         self.num_events = 0
 
     def write(self, data: bytes) -> None:
-        """Writes one event or several. While `blocked` they are kept: a caller with much to write checks `blocked`
-        first."""
+        """Writes one event or several. While `blocked` they are kept: a caller with much to write
+        checks `blocked` first."""
         self._begin()
         self.num_events += 1
         self._push({"type": "http.response.body", "body": data, "more_body": True})
 
     async def close(self, data: bytes) -> None:
-        """Writes the last events; returns when the server has them. Raises `SlowReader` for a client that reads
-        nothing."""
+        """Writes the last events; returns when the server has them. Raises `SlowReader` for a
+        client that reads nothing."""
         self._begin()
         self.num_events += 1
         await self.taken()
@@ -76,7 +84,8 @@ class SseStream:
     async def abandon(self) -> None:
         """Drops everything that is not written: the client is gone, or the answer is given up."""
         self._queue.clear()
-        # NOTE: the callback refers to the stream, and objects that the cycle collector need not find cost less.
+        # NOTE: the callback refers to the stream, and objects that the cycle collector need not
+        # find cost less.
         self._on_writable = _ignore
         if self._resumer is not None:
             self._resumer.cancel()
@@ -85,7 +94,13 @@ class SseStream:
     def _begin(self) -> None:
         if not self.started:
             self.started = True
-            self._push({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *self._headers()]})
+            self._push(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [*EVENT_STREAM, *self._headers()],
+                }
+            )
 
     def _push(self, message: Message) -> None:
         if self.blocked:
@@ -112,7 +127,9 @@ def _ignore() -> None:
 
 
 @types.coroutine
-def rest_of(coroutine: Coroutine[Any, Any, ResultT], waits_for: object) -> Generator[object, None, ResultT]:
+def rest_of(
+    coroutine: Coroutine[Any, Any, ResultT], waits_for: object
+) -> Generator[object, None, ResultT]:
     """Finishes in a task a coroutine that was begun by `send` and waits for `waits_for`."""
     try:
         while True:

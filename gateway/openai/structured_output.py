@@ -1,6 +1,7 @@
 """Converts the fields by which clients constrain answers to the contract's structured output.
 
-OpenAI's `response_format`, and `structured_outputs` and `guided_*` as vLLM's clients send them, and SGLang's fields.
+OpenAI's `response_format`, and `structured_outputs` and `guided_*` as vLLM's clients send them, and
+SGLang's fields.
 """
 
 from __future__ import annotations
@@ -34,39 +35,49 @@ FIELDS = {
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 """Fields of `StructuredOutputs` that are constraints."""
 _CONSTRAINTS = ("response_format", "structured_outputs", *FIELDS)
-_VALUES, _NONE = attrgetter(*_CONSTRAINTS), (None,) * len(_CONSTRAINTS)
+_VALUES = attrgetter(*_CONSTRAINTS)
+_NONE = (None,) * len(_CONSTRAINTS)
 FORMATS = "text, json_object, json_schema, regex, grammar or structural_tag"
 
 
 def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str]:
-    """Sets the constraint in the sampling message; returns the client's name of the field by the contract's, if there
-    is one. Raises `BadRequest` for constraints of more than one kind."""
+    """Sets the constraint in the sampling message; returns the client's name of the field by the
+    contract's, if there is one. Raises `BadRequest` for constraints of more than one kind."""
     if _VALUES(asked) == _NONE:
         return {}
-    found = [*_of_response_format(asked.response_format), *structured_outputs_to_pb(asked.structured_outputs)]
+    found = [
+        *_of_response_format(asked.response_format),
+        *structured_outputs_to_pb(asked.structured_outputs),
+    ]
     found += [
-        (name, _to_pb(kind, value)) for name, kind in FIELDS.items() if (value := getattr(asked, name)) is not None
+        (name, _to_pb(kind, value))
+        for name, kind in FIELDS.items()
+        if (value := getattr(asked, name)) is not None
     ]
     if not found:
         return {}
     name, output = only_constraint(found)
     whitespace = whitespace_of(asked.structured_outputs)
-    if (whitespace := asked.guided_whitespace_pattern if whitespace is None else whitespace) is not None:
+    if (
+        whitespace := asked.guided_whitespace_pattern if whitespace is None else whitespace
+    ) is not None:
         output.whitespace_pattern = whitespace
     sampling.structured_output.CopyFrom(output)
     return {f"structured_output.{output.WhichOneof('kind')}": name}
 
 
 def only_constraint(found: Sequence[Asked]) -> Asked:
-    """The one constraint among those that were found: clients of old and new servers write it in two fields. Raises
-    `BadRequest` for two that differ."""
+    """The one constraint among those that were found: clients of old and new servers write it in
+    two fields. Raises `BadRequest` for two that differ."""
     (name, output), *others = found
     for other_name, other in others:
         if other.strict:
             output.strict = True
         if _meaning(other) != _meaning(output):
             raise BadRequest(
-                other_name, f"{other_name} beside another {name}; allowed: one kind of structured output, one value"
+                other_name,
+                f"{other_name} beside another {name}; allowed: one kind of structured output, "
+                "one value",
             )
     return name, output
 
@@ -100,14 +111,22 @@ def format_to_pb(form: ResponseFormat, at: str) -> Asked | None:
                 else (nested and nested.schema, f"{at}.json_schema.schema")
             )
             if schema is None:
-                raise BadRequest(name, f"{name} is missing; allowed: a JSON Schema", code="missing_field")
-            return name, StructuredOutput(json_schema=_json(schema), strict=None if nested is None else nested.strict)
+                raise BadRequest(
+                    name, f"{name} is missing; allowed: a JSON Schema", code="missing_field"
+                )
+            return name, StructuredOutput(
+                json_schema=_json(schema), strict=None if nested is None else nested.strict
+            )
         case "regex" if form.pattern is not None:
             return f"{at}.pattern", StructuredOutput(regex=form.pattern)
         case "grammar" if form.grammar is not None:
             return f"{at}.grammar", StructuredOutput(grammar=form.grammar)
         case "structural_tag":
-            fields = {"format": form.format, "structures": form.structures, "triggers": form.triggers}
+            fields = {
+                "format": form.format,
+                "structures": form.structures,
+                "triggers": form.triggers,
+            }
             given = {name: value for name, value in fields.items() if value is not None}
             return at, StructuredOutput(structural_tag=_json(given))
         case _:

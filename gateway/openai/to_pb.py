@@ -75,7 +75,9 @@ def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
 def _speculative_to_pb(asked: str | Speculative) -> common_pb2.Speculative:
     if isinstance(asked, str):
         return common_pb2.Speculative(mode=asked)
-    return common_pb2.Speculative(mode=asked.mode, drafter=asked.drafter, max_tokens=asked.max_tokens)
+    return common_pb2.Speculative(
+        mode=asked.mode, drafter=asked.drafter, max_tokens=asked.max_tokens
+    )
 
 
 def truncation_to_pb(given: int) -> int:
@@ -90,7 +92,9 @@ def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> proces
         messages=[_message_to_pb(message, f"messages[{i}]") for i, message in enumerate(messages)],
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
-        tools=bounded_tools(_tool_to_pb(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())),
+        tools=bounded_tools(
+            _tool_to_pb(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())
+        ),
     )
     if isinstance(asked, ChatCompletionRequest):
         conversation.MergeFrom(_answering_to_pb(asked))
@@ -99,12 +103,19 @@ def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> proces
         variables["documents"] = asked.documents
     if variables:
         conversation.chat_template_kwargs_json = msgspec.json.encode(variables).decode()
-    return processor_pb2.Prompt(conversation=conversation, add_special_tokens=asked.add_special_tokens)
+    return processor_pb2.Prompt(
+        conversation=conversation, add_special_tokens=asked.add_special_tokens
+    )
 
 
 def _num_parts(messages: Sequence[Message]) -> int:
     """Number of parts of a conversation: messages, parts of their content and calls in them."""
-    lists = [each for message in messages for each in (message.content, message.tool_calls) if isinstance(each, list)]
+    lists = [
+        each
+        for message in messages
+        for each in (message.content, message.tool_calls)
+        if isinstance(each, list)
+    ]
     return len(messages) + sum(map(len, lists))
 
 
@@ -121,7 +132,8 @@ def _answering_to_pb(asked: ChatCompletionRequest) -> processor_pb2.Conversation
 
 
 def _tool_choice(asked: ChatCompletionRequest) -> processor_pb2.Conversation:
-    """Tool choice by a tool's name, or by a word with the tools that it allows where these are not all."""
+    """Tool choice by a tool's name, or by a word with the tools that it allows where these are not
+    all."""
     choice = asked.tool_choice
     if not isinstance(choice, ToolChoice):
         return processor_pb2.Conversation(tool_choice=tool_choice_word(choice))
@@ -130,28 +142,35 @@ def _tool_choice(asked: ChatCompletionRequest) -> processor_pb2.Conversation:
         name = offered_as(choice.type, _name_of(choice, "tool_choice"), "tool_choice", kinds)
         return processor_pb2.Conversation(tool_choice=name, tool_choice_is_name=True)
     allowed = given("tool_choice.allowed_tools", choice.allowed_tools)
-    tools = [(f"tool_choice.allowed_tools.tools[{i}]", tool) for i, tool in enumerate(allowed.tools)]
+    tools = [
+        (f"tool_choice.allowed_tools.tools[{i}]", tool) for i, tool in enumerate(allowed.tools)
+    ]
     names = [offered_as(tool.type, _name_of(tool, at), at, kinds) for at, tool in tools]
     return processor_pb2.Conversation(tool_choice=allowed.mode, allowed_tools=names)
 
 
 def offered_as(kind: str, name: str, at: str, kinds: Mapping[str, str]) -> str:
-    """Name of an offered tool in the contract; an unknown name is left for the contract to refuse. `kinds`: types of
-    the offered tools, by name."""
+    """Name of an offered tool in the contract; an unknown name is left for the contract to refuse.
+    `kinds`: types of the offered tools, by name."""
     if kinds.get(name, kind) != kind:
         raise BadRequest.of(f"{at}.type", kind, f"{kinds[name]}, which {name!r} is")
     return name
 
 
 def _name_of(tool: Tool | NamedTool | ToolChoice, at: str) -> str:
-    named: CustomTool | Function | ToolName | None = tool.custom if tool.type == "custom" else tool.function
+    named: CustomTool | Function | ToolName | None = (
+        tool.custom if tool.type == "custom" else tool.function
+    )
     return given(f"{at}.{tool.type}", None if named is None else named.name)
 
 
 def tool_choice_word(choice: str | None) -> str | None:
-    """Word of a tool choice. The contract takes words and names, so a word must be one of its own."""
+    """Word of a tool choice. The contract takes words and names, so a word must be one of its
+    own."""
     if choice is not None and choice not in TOOL_CHOICES:
-        raise BadRequest.of("tool_choice", choice, "auto, none, required, or an object that names functions")
+        raise BadRequest.of(
+            "tool_choice", choice, "auto, none, required, or an object that names functions"
+        )
     return choice
 
 
@@ -181,7 +200,9 @@ def function_to_pb(function: Function | ResponseTool) -> common_pb2.Tool:
     return common_pb2.Tool(
         name=function.name,
         description=function.description or "",
-        parameters_json="" if function.parameters is None else msgspec.json.encode(function.parameters).decode(),
+        parameters_json=""
+        if function.parameters is None
+        else msgspec.json.encode(function.parameters).decode(),
         strict=function.strict,
     )
 
@@ -194,7 +215,9 @@ def _grammar_of(form: CustomFormat | None, at: str) -> TextGrammar | None:
 
 def text_to_pb(grammar: TextGrammar | None) -> common_pb2.CustomInput:
     """Text that a custom tool takes; without a grammar any text."""
-    return common_pb2.CustomInput(**({} if grammar is None else {grammar.syntax: grammar.definition}))
+    return common_pb2.CustomInput(
+        **({} if grammar is None else {grammar.syntax: grammar.definition})
+    )
 
 
 def _message_to_pb(message: Message, at: str) -> common_pb2.ChatMessage:
@@ -208,7 +231,10 @@ def _message_to_pb(message: Message, at: str) -> common_pb2.ChatMessage:
         content=content if isinstance(content, str) else None,
         parts=[_part_to_pb(part, f"{at}.content[{k}]") for k, part in enumerate(parts)],
         name=message.name,
-        tool_calls=[_call_to_pb(call, f"{at}.tool_calls[{k}]") for k, call in enumerate(message.tool_calls or ())],
+        tool_calls=[
+            _call_to_pb(call, f"{at}.tool_calls[{k}]")
+            for k, call in enumerate(message.tool_calls or ())
+        ],
         tool_call_id=message.tool_call_id,
         reasoning_content=message.reasoning_content or message.reasoning,
     )
@@ -216,7 +242,9 @@ def _message_to_pb(message: Message, at: str) -> common_pb2.ChatMessage:
 
 def _part_to_pb(part: ContentPart, at: str) -> common_pb2.ContentPart:
     if part.type == "refusal":
-        return common_pb2.ContentPart(type="text", text=given(f"{at}.refusal", part.refusal, "a string"))
+        return common_pb2.ContentPart(
+            type="text", text=given(f"{at}.refusal", part.refusal, "a string")
+        )
     if part.type == "text":
         return common_pb2.ContentPart(type="text", text=given(f"{at}.text", part.text, "a string"))
     # The processor refuses it by its type.

@@ -31,21 +31,28 @@ PING_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 )
-SIZE_OPTIONS = (("grpc.max_metadata_size", MAX_HEAD_BYTES), ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES))
+SIZE_OPTIONS = (
+    ("grpc.max_metadata_size", MAX_HEAD_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
+)
 MAX_OPTION = 2**31 - 1
 """Largest value of gRPC's options, and no limit as one of bytes."""
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses a caller whose key is not known before its message comes, as over REST, and one call too many."""
+    """Refuses a caller whose key is not known before its message comes, as over REST, and one call
+    too many."""
 
     def __init__(self, cluster: Cluster, max_calls: int) -> None:
-        self._cluster, self._open_calls = cluster, OpenCalls(max_calls)
+        self._cluster = cluster
+        self._open_calls = OpenCalls(max_calls)
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         try:
@@ -78,18 +85,33 @@ class GrpcListener:
         reuse_port: bool,
         tls: ClientTls | None = None,
     ) -> None:
-        """`max_calls` is the largest number of calls that are open at once, in all and of a connection, whose client
-        keeps further ones back. `slow_message_limit` is the number of seconds in which the message of a call comes."""
+        """`max_calls` is the largest number of calls that are open at once, in all and of a
+        connection, whose client keeps further ones back. `slow_message_limit` is the number of
+        seconds in which the message of a call comes."""
         streams = ("grpc.max_concurrent_streams", min(max_calls, MAX_OPTION))
         longest = ("grpc.max_receive_message_length", min(max_message_bytes, MAX_OPTION))
-        options = (("grpc.so_reuseport", int(reuse_port)), longest, streams, *PING_OPTIONS, *SIZE_OPTIONS)
+        options = (
+            ("grpc.so_reuseport", int(reuse_port)),
+            longest,
+            streams,
+            *PING_OPTIONS,
+            *SIZE_OPTIONS,
+        )
         errors = ErrorInterceptor(slow_reader_limit, cluster.metrics.refused.add)
-        interceptors = [KeyInterceptor(cluster, max_calls), errors, MessageLimit(slow_message_limit)]
+        interceptors = [
+            KeyInterceptor(cluster, max_calls),
+            errors,
+            MessageLimit(slow_message_limit),
+        ]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = health.aio.HealthServicer()
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(cluster, max_text_bytes), self._server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(
+            InferenceService(cluster, max_text_bytes), self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        reflection.enable_server_reflection(
+            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
         credentials = tls.for_grpc() if tls is not None else None
         self.address = advertised(host, bind(self._server, joined(host, port), credentials))
 

@@ -18,8 +18,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class MessageLimit(grpc.aio.ServerInterceptor):
-    """Ends calls whose one message does not come in time. NOTE: grpcio (1.85) reads it before it calls a handler, and
-    waits for it for ever. A handler of a stream of messages is called at once, and reads the first one itself."""
+    """Ends calls whose one message does not come in time. NOTE: grpcio (1.85) reads it before it
+    calls a handler, and waits for it for ever. A handler of a stream of messages is called at once,
+    and reads the first one itself."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -35,7 +36,8 @@ class MessageLimit(grpc.aio.ServerInterceptor):
         behavior = behavior_of(handler)
         make = grpc.stream_stream_rpc_method_handler
         if not handler.response_streaming:
-            behavior, make = self._reading(behavior), grpc.stream_unary_rpc_method_handler
+            behavior = self._reading(behavior)
+            make = grpc.stream_unary_rpc_method_handler
         elif inspect.isasyncgenfunction(behavior):
             behavior = self._reading_generator(behavior)
         else:
@@ -50,7 +52,9 @@ class MessageLimit(grpc.aio.ServerInterceptor):
 
     def _reading_generator(self, behavior: Any) -> Any:
         async def read_and_answer(_messages: Any, context: Context) -> AsyncIterator[Any]:
-            async with contextlib.aclosing(behavior(await self._message(context), context)) as replies:
+            async with contextlib.aclosing(
+                behavior(await self._message(context), context)
+            ) as replies:
                 async for reply in replies:
                     yield reply
 

@@ -1,4 +1,5 @@
-"""Messages of the public gRPC surface: prompts to the stages' contract, answers to the client's messages."""
+"""Messages of the public gRPC surface: prompts to the stages' contract, answers to the client's
+messages."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def prompt_of(request: Asked) -> processor_pb2.Prompt:
     """Prompt of a request. Raises `BadRequest`."""
     adds_special_tokens: bool | None = optional(request, "add_special_tokens")
     if isinstance(request, inference_pb2.ChatRequest):
-        return processor_pb2.Prompt(conversation=request.conversation, add_special_tokens=adds_special_tokens)
+        return processor_pb2.Prompt(
+            conversation=request.conversation, add_special_tokens=adds_special_tokens
+        )
     if request.WhichOneof("prompt") == "token_ids":
         return processor_pb2.Prompt(token_ids=request.token_ids)
     if not request.text:
@@ -50,7 +53,8 @@ def reply_head(generation: Generation, request: Asked) -> dict[str, Any]:
 
 
 class StreamUsage:
-    """Usage of a stream up to a chunk's end, as that chunk's reader sees it, however much has come since."""
+    """Usage of a stream up to a chunk's end, as that chunk's reader sees it, however much has come
+    since."""
 
     def __init__(self) -> None:
         self._num_tokens: Counter[int] = Counter()
@@ -72,14 +76,22 @@ class StreamUsage:
 
 
 def chunk_fields(
-    generation: Generation, news: Piece | Choice | None, request: Asked, usage: StreamUsage, *, is_first: bool
+    generation: Generation,
+    news: Piece | Choice | None,
+    request: Asked,
+    usage: StreamUsage,
+    *,
+    is_first: bool,
 ) -> dict[str, Any]:
     """The fields that both kinds of chunks share."""
     fields: dict[str, Any] = {"request_id": generation.request.caller.request_id}
     if request.continuous_usage and news is not None:
         fields["usage"] = usage.behind(generation, news)
     if is_first:
-        fields |= {"client_request_id": generation.request.caller.client_request_id, "model": request.model}
+        fields |= {
+            "client_request_id": generation.request.caller.client_request_id,
+            "model": request.model,
+        }
         if request.return_token_ids:
             fields["prompt_token_ids"] = generation.prepared.prompt_ids
     if isinstance(news, Piece):
@@ -93,25 +105,33 @@ def chunk_fields(
     return fields
 
 
-def score_chunks(generation: Generation, first: inference_pb2.CompleteChunk) -> Iterator[inference_pb2.CompleteChunk]:
-    """Chunks before a choice's first one: the prompt's log probabilities, in parts that any client takes."""
+def score_chunks(
+    generation: Generation, first: inference_pb2.CompleteChunk
+) -> Iterator[inference_pb2.CompleteChunk]:
+    """Chunks before a choice's first one: the prompt's log probabilities, in parts that any client
+    takes."""
     scores = generation.prompt_logprobs
     for start in range(0, len(scores), SCORES_PER_CHUNK):
         chunk = inference_pb2.CompleteChunk(request_id=first.request_id, index=first.index)
         chunk.prompt_logprobs.extend(scores[start : start + SCORES_PER_CHUNK])
         if not start:
-            chunk.client_request_id, chunk.model = first.client_request_id, first.model
+            chunk.client_request_id = first.client_request_id
+            chunk.model = first.model
             chunk.prompt_token_ids.extend(first.prompt_token_ids)
         yield chunk
 
 
-def chat_choice(index: int, choice: Choice, piece: Piece, request: Asked) -> inference_pb2.ChatChoice:
+def chat_choice(
+    index: int, choice: Choice, piece: Piece, request: Asked
+) -> inference_pb2.ChatChoice:
     message = common_pb2.ChatMessage(role="assistant", content=piece.text)
     if reasoning := piece.reasoning:
         message.reasoning_content = reasoning
     for call in piece.calls:
         message.tool_calls.add(id=call.id, name=call.name, **_said(call))
-    return inference_pb2.ChatChoice(message=message, **_choice_fields(index, choice, piece, request))
+    return inference_pb2.ChatChoice(
+        message=message, **_choice_fields(index, choice, piece, request)
+    )
 
 
 def call_delta(call: CallPiece) -> common_pb2.ToolCallDelta:

@@ -1,4 +1,5 @@
-"""The public gRPC surface: OpenAI's semantics in typed messages, over the same life of a request as REST."""
+"""The public gRPC surface: OpenAI's semantics in typed messages, over the same life of a request as
+REST."""
 
 from __future__ import annotations
 
@@ -45,12 +46,16 @@ ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Serves the API by the cluster. Methods raise named errors, which the interceptor turns into status."""
+    """Serves the API by the cluster. Methods raise named errors, which the interceptor turns into
+    status."""
 
     def __init__(self, cluster: Cluster, max_text_bytes: int) -> None:
-        self._cluster, self._max_text_bytes = cluster, max_text_bytes
+        self._cluster = cluster
+        self._max_text_bytes = max_text_bytes
 
-    async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
+    async def Chat(
+        self, request: inference_pb2.ChatRequest, context: Context
+    ) -> inference_pb2.ChatReply:
         generation, gathered = await self._whole(request, context)
         return inference_pb2.ChatReply(
             choices=[
@@ -71,18 +76,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _chat_chunks(
         self, request: inference_pb2.ChatRequest, pieces: Pieces
     ) -> AsyncIterator[inference_pb2.ChatChunk]:
-        begun, usage = set[int](), StreamUsage()
+        begun = set[int]()
+        usage = StreamUsage()
         async for generation, news in pieces:
-            chunk = inference_pb2.ChatChunk(**chunk_fields(generation, news, request, usage, is_first=not begun))
+            chunk = inference_pb2.ChatChunk(
+                **chunk_fields(generation, news, request, usage, is_first=not begun)
+            )
             if isinstance(news, Piece):
-                chunk.content, chunk.reasoning_content = news.text, news.reasoning
+                chunk.content = news.text
+                chunk.reasoning_content = news.reasoning
                 chunk.tool_calls.extend(call_delta(call) for call in news.calls)
             if chunk.index not in begun and news is not None:
                 begun.add(chunk.index)
                 chunk.role = "assistant"
             yield chunk
 
-    async def Complete(self, request: inference_pb2.CompleteRequest, context: Context) -> inference_pb2.CompleteReply:
+    async def Complete(
+        self, request: inference_pb2.CompleteRequest, context: Context
+    ) -> inference_pb2.CompleteReply:
         generation, gathered = await self._whole(request, context)
         echo = await self._echo(generation) if request.sampling.echo else ""
         return inference_pb2.CompleteReply(
@@ -103,10 +114,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _complete_chunks(
         self, request: inference_pb2.CompleteRequest, pieces: Pieces
     ) -> AsyncIterator[inference_pb2.CompleteChunk]:
-        begun, usage = set[int](), StreamUsage()
+        begun = set[int]()
+        usage = StreamUsage()
         echo: str | None = None
         async for generation, news in pieces:
-            chunk = inference_pb2.CompleteChunk(**chunk_fields(generation, news, request, usage, is_first=not begun))
+            chunk = inference_pb2.CompleteChunk(
+                **chunk_fields(generation, news, request, usage, is_first=not begun)
+            )
             if isinstance(news, Piece):
                 chunk.text = news.text
             if chunk.index not in begun and news is not None:
@@ -123,9 +137,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[inference_pb2.ResumeReply]:
         if self._cluster.draining:
             raise shutting_down()
-        caller, after = self._cluster.traced(self._caller(context), "Inference/Resume"), request.after_index
+        caller = self._cluster.traced(self._caller(context), "Inference/Resume")
+        after = request.after_index
         found = await find(self._cluster, caller.tenant.key, bare_id(request.request_id))
-        caller, kind, body = caller_of(found, caller), found.context.kind, found.context.body
+        caller = caller_of(found, caller)
+        kind = found.context.kind
+        body = found.context.body
         if kind is StreamKind.GRPC_CHAT:
             chat = inference_pb2.ChatRequest.FromString(body)
             pieces = self._pieces(chat, caller, found)
@@ -134,13 +151,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         elif kind is StreamKind.GRPC_COMPLETE:
             complete = inference_pb2.CompleteRequest.FromString(body)
             pieces = self._pieces(complete, caller, found)
-            async for complete_chunk in _numbered(self._complete_chunks(complete, pieces), complete, after):
+            async for complete_chunk in _numbered(
+                self._complete_chunks(complete, pieces), complete, after
+            ):
                 yield inference_pb2.ResumeReply(complete=complete_chunk)
         else:
             # The request came over HTTP, where /v1/streams goes on with it.
             raise StreamNotKept(found.request_id)
 
-    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedReply:
+    async def Embed(
+        self, request: inference_pb2.EmbedRequest, context: Context
+    ) -> inference_pb2.EmbedReply:
         caller = self._admit(request, context)
         embedding = Embedding(
             model=request.model,
@@ -158,13 +179,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             request_id=caller.request_id,
             client_request_id=caller.client_request_id,
             model=request.model,
-            embeddings=[inference_pb2.EmbedReply.Vector(values=vector) for vector in embedding.vectors],
+            embeddings=[
+                inference_pb2.EmbedReply.Vector(values=vector) for vector in embedding.vectors
+            ],
             usage=common_pb2.Usage(
                 prompt_tokens=embedding.num_prompt_tokens, cached_tokens=embedding.num_cached_tokens
             ),
         )
 
-    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeReply:
         caller, model = await self._count(request, context)
         asked = processor_pb2.ProcessorTokenizeRequest(
             model=model,
@@ -174,7 +199,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
         reply = await self._cluster.processors.tokenize(asked)
         return inference_pb2.TokenizeReply(
-            token_ids=reply.token_ids, max_model_len=reply.max_model_len, token_strings=reply.token_strings
+            token_ids=reply.token_ids,
+            max_model_len=reply.max_model_len,
+            token_strings=reply.token_strings,
         )
 
     async def Detokenize(
@@ -182,7 +209,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.DetokenizeReply:
         _, model = await self._count(request, context)
         asked = processor_pb2.ProcessorDetokenizeRequest(model=model, token_ids=request.token_ids)
-        return inference_pb2.DetokenizeReply(text=(await self._cluster.processors.detokenize(asked)).text)
+        return inference_pb2.DetokenizeReply(
+            text=(await self._cluster.processors.detokenize(asked)).text
+        )
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Context
@@ -190,18 +219,26 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._caller(context)
         cards = [
             inference_pb2.ModelCard(
-                id=model.name, max_model_len=model.max_model_len, created=since, revision=model.revision
+                id=model.name,
+                max_model_len=model.max_model_len,
+                created=since,
+                revision=model.revision,
             )
             for model, since in self._cluster.processors.models().values()
         ]
         return inference_pb2.ListModelsReply(models=cards)
 
-    async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelReply:
-        return inference_pb2.CancelReply(cancelled=self._cluster.cancel(self._caller(context), request.request_id))
+    async def Cancel(
+        self, request: inference_pb2.CancelRequest, context: Context
+    ) -> inference_pb2.CancelReply:
+        return inference_pb2.CancelReply(
+            cancelled=self._cluster.cancel(self._caller(context), request.request_id)
+        )
 
     async def _whole(self, request: Asked, context: Context) -> tuple[Generation, Gathered]:
         """Runs a request to its end."""
-        caller, gathered = self._admit(request, context), Gathered()
+        caller = self._admit(request, context)
+        gathered = Gathered()
         generation = self._generation(request, caller, None, stream=False)
         async with caller.within_deadline():
             await prepare(self._cluster, generation)
@@ -209,7 +246,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return generation, gathered
 
     async def _pieces(self, request: Asked, caller: Caller, found: Found | None = None) -> Pieces:
-        """Yields pieces of choices, choices that have ended, and last None. Leaving the loop ends the request."""
+        """Yields pieces of choices, choices that have ended, and last None. Leaving the loop ends
+        the request."""
         queue = OrderedQueue() if request.resumable else PieceQueue()
         generation = self._generation(request, caller, found, stream=True)
         async with caller.within_deadline():
@@ -222,7 +260,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 await end(work)
             yield generation, None
 
-    def _generation(self, request: Asked, caller: Caller, found: Found | None, *, stream: bool) -> Generation:
+    def _generation(
+        self, request: Asked, caller: Caller, found: Found | None, *, stream: bool
+    ) -> Generation:
         sampling = request.sampling
         check_num_choices("prompt", 1, sampling, self._cluster.max_choices)
         stream = score_echo(sampling, stream=stream)
@@ -239,7 +279,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def _echo(self, generation: Generation) -> str:
         prompt = generation.request.prompt
-        if prompt.WhichOneof("kind") == "text" and not generation.request.sampling.HasField("truncate_prompt_tokens"):
+        if prompt.WhichOneof("kind") == "text" and not generation.request.sampling.HasField(
+            "truncate_prompt_tokens"
+        ):
             return prompt.text
         request = processor_pb2.ProcessorDetokenizeRequest(
             model=generation.request.model, token_ids=generation.prepared.prompt_ids
@@ -251,16 +293,22 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise shutting_down()
         caller = self._caller(context)
         if not 0 <= request.priority <= MAX_PRIORITY:
-            raise errors.BadRequest.of("priority", request.priority, f"a whole number, 0…{MAX_PRIORITY}")
+            raise errors.BadRequest.of(
+                "priority", request.priority, f"a whole number, 0…{MAX_PRIORITY}"
+            )
         caller = caller.with_body(request.client_request_id, request.priority)
         self._cluster.reject_early(caller)
-        return self._cluster.traced(caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}")
+        return self._cluster.traced(
+            caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}"
+        )
 
     async def _count(
-        self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, context: Context
+        self,
+        request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest,
+        context: Context,
     ) -> tuple[Caller, str]:
-        """Counts a request that no engine computes; returns its caller and model. Raises `LimitExceeded`,
-        `BodyTooLarge`."""
+        """Counts a request that no engine computes; returns its caller and model. Raises
+        `LimitExceeded`, `BodyTooLarge`."""
         caller = self._caller(context)
         if request.ByteSize() > self._max_text_bytes:
             raise errors.BodyTooLarge(self._max_text_bytes)
@@ -274,14 +322,19 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def identified(metadata: Any, tenants: Identity, *, remaining: float | None = None) -> Caller:
-    """The caller of a call, by its metadata; `remaining` are the seconds of its deadline. Raises as `Caller.of`."""
+    """The caller of a call, by its metadata; `remaining` are the seconds of its deadline. Raises as
+    `Caller.of`."""
     words = [(key, value) for key, value in metadata or () if isinstance(value, str)]
     if [key for key, _ in words].count("authorization") > 1:
-        raise errors.BadRequest("authorization", "authorization is given more than once; allowed: once")
+        raise errors.BadRequest(
+            "authorization", "authorization is given more than once; allowed: once"
+        )
     return Caller.of(dict(words), tenants, remaining=remaining)
 
 
-async def _numbered(chunks: AsyncIterator[ChunkT], request: Asked, after: int = 0) -> AsyncIterator[ChunkT]:
+async def _numbered(
+    chunks: AsyncIterator[ChunkT], request: Asked, after: int = 0
+) -> AsyncIterator[ChunkT]:
     """Chunks of a resumable stream with their numbers, behind those that the client has."""
     number = 0
     async for chunk in chunks:
@@ -292,7 +345,8 @@ async def _numbered(chunks: AsyncIterator[ChunkT], request: Asked, after: int = 
 
 
 def _context(request: Asked, caller: Caller) -> StreamContext | None:
-    """Context of a resumable stream. Raises `BadRequest` for a stream that cannot be repeated in the same order."""
+    """Context of a resumable stream. Raises `BadRequest` for a stream that cannot be repeated in
+    the same order."""
     if not request.resumable:
         return None
     check_repeatable("resumable", request.sampling)

@@ -1,7 +1,8 @@
-"""Admits choices: a bounded number runs at once, as long as the model's replicas have room for more waiting prompts;
-the others wait in a bounded queue, in order of tier, virtual time and arrival.
+"""Admits choices: a bounded number runs at once, as long as the model's replicas have room for more
+waiting prompts; the others wait in a bounded queue, in order of tier, virtual time and arrival.
 
-A request that waits long rises a tier at a time, so that none starves. Knows nothing about replicas.
+A request that waits long rises a tier at a time, so that none starves. Knows nothing about
+replicas.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from headwater.services.runtime import errors
 
 RISE_SECONDS = 30.0
 FREE_PROMPTS = 4
-"""Number of prompts of each of several tenants that may wait at replicas whatever the room there: a replica lets the
-tenant that is behind go first, and it can only do so for prompts that it has."""
+"""Number of prompts of each of several tenants that may wait at replicas whatever the room there: a
+replica lets the tenant that is behind go first, and it can only do so for prompts that it has."""
 
 KEPT = 16
-"""The tenant that has most turns leaves one of KEPT turns to others, who then need not wait for its answers to end."""
+"""The tenant that has most turns leaves one of KEPT turns to others, who then need not wait for its
+answers to end."""
 
 HasRoom = Callable[[str, int, int], bool]
-"""Whether a model's replicas let one more prompt wait there. Arguments: the tokens that are on their way there, and the
-number of prompts that were sent and have not started."""
+"""Whether a model's replicas let one more prompt wait there. Arguments: the tokens that are on
+their way there, and the number of prompts that were sent and have not started."""
 Rank = tuple[int, float, int]
 
 
@@ -66,17 +68,27 @@ class _ModelQueue:
     num_released_tokens: int = 0
     """Number of tokens of prompts that have a turn and are not at a replica yet."""
     unstarted: Counter[str] = field(default_factory=Counter)
-    """Number of prompts, by tenant, that have a turn and wait to be computed, here or at a replica."""
+    """Number of prompts, by tenant, that have a turn and wait to be computed, here or at a
+    replica."""
 
 
 class Turn:
-    """The right of one choice, or of several that run together, to run. A context manager that gives it back."""
+    """The right of one choice, or of several that run together, to run. A context manager that
+    gives it back."""
 
     def __init__(
-        self, admission: Admission, model_queue: _ModelQueue, tenant: str, num_tokens: int, num_choices: int
+        self,
+        admission: Admission,
+        model_queue: _ModelQueue,
+        tenant: str,
+        num_tokens: int,
+        num_choices: int,
     ) -> None:
-        self._admission, self._model_queue, self._tenant = admission, model_queue, tenant
-        self._num_tokens, self._num_choices = num_tokens, num_choices
+        self._admission = admission
+        self._model_queue = model_queue
+        self._tenant = tenant
+        self._num_tokens = num_tokens
+        self._num_choices = num_choices
         self._is_started = self._is_over = False
 
     def __enter__(self) -> Turn:
@@ -110,7 +122,8 @@ class Turn:
 
 
 class Admission:
-    """Gives turns: lowest tier first, then the tenant that was given least, then first come. A full queue refuses."""
+    """Gives turns: lowest tier first, then the tenant that was given least, then first come. A full
+    queue refuses."""
 
     def __init__(
         self,
@@ -119,14 +132,16 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         has_room: HasRoom = anywhere,
     ) -> None:
-        self.max_running, self.max_queued = max_running, max_queued
+        self.max_running = max_running
+        self.max_queued = max_queued
         self._num_kept = max_running // KEPT
         self.num_running = 0
         self.num_queued = 0
         self.someone_waits = asyncio.Event()
         self._has_room = has_room
         self._queues: defaultdict[str, _ModelQueue] = defaultdict(_ModelQueue)
-        self._clock, self._ranked_at = clock, clock()
+        self._clock = clock
+        self._ranked_at = clock()
         self.queued_by_tier: Counter[int] = Counter()
         self._queued_by_tenant: Counter[str] = Counter()
         self._running_by_tenant: Counter[str] = Counter()
@@ -141,9 +156,11 @@ class Admission:
         num_tokens: int = 0,
         num_choices: int = 1,
     ) -> Turn:
-        """Waits for a turn for `num_choices` that run together, with a prompt of `num_tokens`. Raises `LimitExceeded`
-        when the queue is full and no other tenant has more in it, or when this entry has to make room there."""
-        model_queue, num_choices = self._queues[model_key], min(num_choices, self.max_running)
+        """Waits for a turn for `num_choices` that run together, with a prompt of `num_tokens`.
+        Raises `LimitExceeded` when the queue is full and no other tenant has more in it, or when
+        this entry has to make room there."""
+        model_queue = self._queues[model_key]
+        num_choices = min(num_choices, self.max_running)
         if not self._may_pass(model_key, model_queue, tenant, num_choices):
             await self._wait(tier, virtual_time, model_queue, tenant, num_tokens, num_choices)
         else:
@@ -151,7 +168,8 @@ class Admission:
         return Turn(self, model_queue, tenant, num_tokens, num_choices)
 
     def try_take(self, model_key: str, tenant: str) -> Turn | None:
-        """Returns a turn for one more choice of a prompt that has one already; None where it would have to wait."""
+        """Returns a turn for one more choice of a prompt that has one already; None where it would
+        have to wait."""
         model_queue = self._queues[model_key]
         if not self._may_pass(model_key, model_queue, tenant, 1):
             return None
@@ -160,7 +178,11 @@ class Admission:
 
     def reject_early(self, tenant: str) -> None:
         """Raises `LimitExceeded` where the queue is full and no other tenant has more in it."""
-        if self.num_queued and self.num_queued >= self.max_queued and self._greediest(tenant) == tenant:
+        if (
+            self.num_queued
+            and self.num_queued >= self.max_queued
+            and self._greediest(tenant) == tenant
+        ):
             raise self._is_full()
 
     def by_tenant(self) -> dict[str, tuple[int, int]]:
@@ -173,7 +195,8 @@ class Admission:
         return self._queues[model_key].num_waiting_tokens
 
     def give(self) -> None:
-        """Gives turns to waiting entries as long as there are some. To be called when turns may have become free."""
+        """Gives turns to waiting entries as long as there are some. To be called when turns may
+        have become free."""
         if not self.num_queued:
             self.someone_waits.clear()
             return
@@ -199,7 +222,13 @@ class Admission:
         self.give()
 
     async def _wait(
-        self, tier: int, virtual_time: float, model_queue: _ModelQueue, tenant: str, num_tokens: int, num_choices: int
+        self,
+        tier: int,
+        virtual_time: float,
+        model_queue: _ModelQueue,
+        tenant: str,
+        num_tokens: int,
+        num_choices: int,
     ) -> None:
         if self.num_queued >= self.max_queued:
             if (greediest := self._greediest(tenant)) == tenant:
@@ -207,7 +236,9 @@ class Admission:
             self._refuse_last_of(greediest)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         now = self._clock()
-        waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, num_choices, turn)
+        waiting = _Waiting(
+            tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, num_choices, turn
+        )
         heapq.heappush(model_queue.queue, (waiting.rank(now), waiting))
         model_queue.num_waiting += 1
         model_queue.num_waiting_tokens += num_tokens
@@ -226,7 +257,9 @@ class Admission:
                 Turn(self, model_queue, tenant, num_tokens, num_choices).release()
             raise
 
-    def _take(self, model_queue: _ModelQueue, tenant: str, num_tokens: int, num_choices: int) -> None:
+    def _take(
+        self, model_queue: _ModelQueue, tenant: str, num_tokens: int, num_choices: int
+    ) -> None:
         self.num_running += num_choices
         self._running_by_tenant[tenant] += num_choices
         model_queue.unstarted[tenant] += 1
@@ -245,7 +278,8 @@ class Admission:
             del self._queued_by_tenant[waiting.tenant]
 
     def _greediest(self, newcomer: str) -> str:
-        """Tenant with most entries in the queue; the newcomer, if one more entry gives it as many."""
+        """Tenant with most entries in the queue; the newcomer, if one more entry gives it as
+        many."""
         counts = self._queued_by_tenant
         most = max(counts, key=counts.__getitem__, default=newcomer)
         return most if counts.get(most, 0) > counts.get(newcomer, 0) + 1 else newcomer
@@ -266,11 +300,17 @@ class Admission:
         self._left(model_queue, last)
 
     def _is_full(self) -> errors.LimitExceeded:
-        return errors.LimitExceeded(f"{self.num_queued} requests are already waiting", retry_after=1.0)
+        return errors.LimitExceeded(
+            f"{self.num_queued} requests are already waiting", retry_after=1.0
+        )
 
-    def _may_pass(self, model_key: str, model_queue: _ModelQueue, tenant: str, num_choices: int) -> bool:
+    def _may_pass(
+        self, model_key: str, model_queue: _ModelQueue, tenant: str, num_choices: int
+    ) -> bool:
         """Whether a newcomer need not wait."""
-        is_first = not model_queue.num_waiting and self._is_open(model_key, model_queue, tenant, num_choices)
+        is_first = not model_queue.num_waiting and self._is_open(
+            model_key, model_queue, tenant, num_choices
+        )
         return is_first or self._is_free(model_queue, tenant, num_choices)
 
     def _has_turns(self, tenant: str, num_choices: int) -> bool:
@@ -284,11 +324,15 @@ class Admission:
         tenant = max(running, key=running.__getitem__, default="")
         return tenant if running.get(tenant, 0) > self._num_kept > 0 else ""
 
-    def _is_open(self, model_key: str, model_queue: _ModelQueue, tenant: str, num_choices: int) -> bool:
+    def _is_open(
+        self, model_key: str, model_queue: _ModelQueue, tenant: str, num_choices: int
+    ) -> bool:
         return self._has_turns(tenant, num_choices) and self._has_room_for(model_key, model_queue)
 
     def _has_room_for(self, model_key: str, model_queue: _ModelQueue) -> bool:
-        return self._has_room(model_key, model_queue.num_released_tokens, model_queue.unstarted.total())
+        return self._has_room(
+            model_key, model_queue.num_released_tokens, model_queue.unstarted.total()
+        )
 
     def _is_free(self, model_queue: _ModelQueue, tenant: str, num_choices: int) -> bool:
         """Whether other tenants have taken all room and this one has next to nothing."""
@@ -306,7 +350,8 @@ class Admission:
         return min(found, key=lambda each: each[1][0], default=None)
 
     def _first(self, model_key: str, model_queue: _ModelQueue) -> Entry | None:
-        """Entry that may have the next turn. Others pass the tenant that leaves the last turns to them."""
+        """Entry that may have the next turn. Others pass the tenant that leaves the last turns to
+        them."""
         while model_queue.queue and model_queue.queue[0][1].turn.done():
             heapq.heappop(model_queue.queue)
         if not model_queue.queue or not self._has_room_for(model_key, model_queue):
@@ -317,16 +362,27 @@ class Admission:
         if first[1].tenant != (has_most := self._has_most()):
             # It waits for more turns than are left, and no other one passes it meanwhile.
             return None
-        others = (each for each in model_queue.queue if each[1].tenant != has_most and not each[1].turn.done())
+        others = (
+            each
+            for each in model_queue.queue
+            if each[1].tenant != has_most and not each[1].turn.done()
+        )
         second = min(others, default=None)
-        return second if second is not None and self._has_turns(second[1].tenant, second[1].num_choices) else None
+        return (
+            second
+            if second is not None and self._has_turns(second[1].tenant, second[1].num_choices)
+            else None
+        )
 
     def _rank_again(self) -> None:
-        """Sorts the queues anew, once a second at most, for the entries that have risen meanwhile."""
+        """Sorts the queues anew, once a second at most, for the entries that have risen
+        meanwhile."""
         if (now := self._clock()) - self._ranked_at >= 1.0:
             self._ranked_at = now
             for model_queue in self._queues.values():
                 model_queue.queue = [
-                    (waiting.rank(now), waiting) for _, waiting in model_queue.queue if not waiting.turn.done()
+                    (waiting.rank(now), waiting)
+                    for _, waiting in model_queue.queue
+                    if not waiting.turn.done()
                 ]
                 heapq.heapify(model_queue.queue)

@@ -1,4 +1,5 @@
-"""Publishes the number of tokens that wait here for a model's replicas, and looks for room there while any wait."""
+"""Publishes the number of tokens that wait here for a model's replicas, and looks for room there
+while any wait."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class Backlogs:
     """Publisher of a gateway's waiting tokens. Use within `running`."""
 
     def __init__(self, bus: Bus, router: Router, admission: Admission) -> None:
-        self._bus, self._router, self._admission = bus, router, admission
+        self._bus = bus
+        self._router = router
+        self._admission = admission
         self._published: dict[str, int] = {}
 
     @contextlib.asynccontextmanager
@@ -33,7 +36,8 @@ class Backlogs:
             yield self
 
     async def _run(self) -> None:
-        loop, beat_at = asyncio.get_running_loop(), 0.0
+        loop = asyncio.get_running_loop()
+        beat_at = 0.0
         while True:
             self._admission.give()
             if loop.time() >= beat_at:
@@ -50,4 +54,6 @@ class Backlogs:
             if self._published.get(model_key) != tokens:
                 self._published[model_key] = tokens
                 backlog = Backlog(epoch=epoch, tokens=tokens)
-                await self._bus.publish(subjects.backlog(model_key, epoch), backlog.SerializeToString())
+                await self._bus.publish(
+                    subjects.backlog(model_key, epoch), backlog.SerializeToString()
+                )

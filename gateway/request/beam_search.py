@@ -1,6 +1,8 @@
-"""Beam search over an engine that has none: each step asks for the likeliest next tokens of every beam.
+"""Beam search over an engine that has none: each step asks for the likeliest next tokens of every
+beam.
 
-A beam is the prompt and the tokens chosen so far, so the engine finds all of it but the last block in its prefix cache.
+A beam is the prompt and the tokens chosen so far, so the engine finds all of it but the last block
+in its prefix cache.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ class Beam:
 
 
 class BeamSearch:
-    """One search on one engine. `make_open` renders a request for a prompt's continuation; `started` is called when a
-    prompt is computed, the client's first."""
+    """One search on one engine. `make_open` renders a request for a prompt's continuation;
+    `started` is called when a prompt is computed, the client's first."""
 
     def __init__(
         self,
@@ -43,26 +45,40 @@ class BeamSearch:
         make_open: MakeOpen,
         started: Started,
     ) -> None:
-        self._session, self._prompt_ids, self._make_open, self._started = session, prompt_ids, make_open, started
+        self._session = session
+        self._prompt_ids = prompt_ids
+        self._make_open = make_open
+        self._started = started
         self._width = max(sampling.n, sampling.best_of)
-        self._max_tokens, self._length_penalty = sampling.max_tokens, sampling.length_penalty
+        self._max_tokens = sampling.max_tokens
+        self._length_penalty = sampling.length_penalty
         self._step = common_pb2.Sampling()
         self._step.CopyFrom(sampling)
         # One more than twice as many: at most half of them end their beam, and so many go on.
         self._step.MergeFrom(
             common_pb2.Sampling(
-                n=1, temperature=0, max_tokens=1, min_tokens=0, logprobs=True, top_logprobs=2 * self._width
+                n=1,
+                temperature=0,
+                max_tokens=1,
+                min_tokens=0,
+                logprobs=True,
+                top_logprobs=2 * self._width,
             )
         )
         del self._step.stop[:]
 
     async def run(self, ends: frozenset[int]) -> list[Beam]:
         """The best beams, best first; `ends` are ids that end an answer."""
-        live, ended = [Beam()], list[Beam]()
+        live = [Beam()]
+        ended = list[Beam]()
         for _ in range(self._max_tokens):
             grown = [beam for more in await asyncio.gather(*map(self._grow, live)) for beam in more]
             ended = self._best([*ended, *(beam for beam in grown if beam.token_ids[-1] in ends)])
-            live = sorted((beam for beam in grown if beam.token_ids[-1] not in ends), key=_logprob, reverse=True)
+            live = sorted(
+                (beam for beam in grown if beam.token_ids[-1] not in ends),
+                key=_logprob,
+                reverse=True,
+            )
             live = live[: self._width]
             if not live or (len(ended) == self._width and self._is_settled(ended[-1], live[0])):
                 break
@@ -79,12 +95,16 @@ class BeamSearch:
         return [Beam((*beam.token_ids, top.token_id), beam.logprob + top.logprob) for top in scores]
 
     def _best(self, beams: Sequence[Beam]) -> list[Beam]:
-        return sorted(beams, key=lambda beam: beam.score(self._length_penalty), reverse=True)[: self._width]
+        return sorted(beams, key=lambda beam: beam.score(self._length_penalty), reverse=True)[
+            : self._width
+        ]
 
     def _is_settled(self, worst: Beam, best_live: Beam) -> bool:
         """Whether no live beam will do better: log probabilities only fall."""
         longest = max(len(best_live.token_ids), self._max_tokens if self._length_penalty > 0 else 1)
-        return bool(best_live.logprob / longest**self._length_penalty <= worst.score(self._length_penalty))
+        return bool(
+            best_live.logprob / longest**self._length_penalty <= worst.score(self._length_penalty)
+        )
 
 
 class _Candidates:
@@ -93,7 +113,9 @@ class _Candidates:
     def __init__(self, started: Started) -> None:
         self.started = started
         self.heard_at = time.perf_counter()
-        self.scores: asyncio.Future[Sequence[common_pb2.TopLogprob]] = asyncio.get_running_loop().create_future()
+        self.scores: asyncio.Future[Sequence[common_pb2.TopLogprob]] = (
+            asyncio.get_running_loop().create_future()
+        )
 
     def receive(
         self,

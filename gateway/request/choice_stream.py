@@ -1,4 +1,5 @@
-"""Passes what an output session sends for one choice to the choice, its sink and the attempt that it belongs to."""
+"""Passes what an output session sends for one choice to the choice, its sink and the attempt that
+it belongs to."""
 
 from __future__ import annotations
 
@@ -43,23 +44,31 @@ class StreamEvents(Protocol):
 
 
 class ChoiceStream:
-    """Receiver of the output session for one choice. `observe` takes the seconds between a choice's pieces."""
+    """Receiver of the output session for one choice. `observe` takes the seconds between a choice's
+    pieces."""
 
     session: OutputSession
     stream_id: int
 
-    def __init__(self, choice: Choice, sink: Sink, events: StreamEvents, observe: Callable[[float], None]) -> None:
-        self.choice, self._sink, self._events, self._observe = choice, sink, events, observe
+    def __init__(
+        self, choice: Choice, sink: Sink, events: StreamEvents, observe: Callable[[float], None]
+    ) -> None:
+        self.choice = choice
+        self._sink = sink
+        self._events = events
+        self._observe = observe
         self._opened_at = 0.0
 
     def opened(self, session: OutputSession, stream_id: int) -> None:
-        self.session, self.stream_id = session, stream_id
+        self.session = session
+        self.stream_id = stream_id
         self._opened_at = time.perf_counter()
         self.choice.stream = self
 
     @property
     def heard_at(self) -> float:
-        """Time of the stream's last message or, before any, of its opening, on `time.perf_counter`."""
+        """Time of the stream's last message or, before any, of its opening, on
+        `time.perf_counter`."""
         return max(self.choice.last_token_at, self._opened_at)
 
     def receive(
@@ -73,7 +82,8 @@ class ChoiceStream:
         parts: RowParts | None,
     ) -> None:
         """Handles a row of the stream. Everything here runs once per engine step and stream."""
-        choice, told_ids = self.choice, token_ids
+        choice = self.choice
+        told_ids = token_ids
         if choice.has_unsent_ids:
             told_ids = [*choice.known_ids(first), *token_ids]
         if first != len(choice.output_ids):
@@ -124,7 +134,9 @@ class ChoiceStream:
 
     def lost(self, error: errors.HeadwaterError) -> None:
         self.choice.stream = None
-        self._events.broke(StreamLost(error.message, Cause.OUTPUT_PROCESSOR_GONE, has_left=self.session.leaving))
+        self._events.broke(
+            StreamLost(error.message, Cause.OUTPUT_PROCESSOR_GONE, has_left=self.session.leaving)
+        )
 
     def fail(self, error: errors.HeadwaterError) -> None:
         self._events.broke(error)

@@ -1,4 +1,5 @@
-"""The stages that serve a gateway's requests, as one object that REST and gRPC share. Knows nothing about either."""
+"""The stages that serve a gateway's requests, as one object that REST and gRPC share. Knows nothing
+about either."""
 
 from __future__ import annotations
 
@@ -59,10 +60,12 @@ class Cluster:
     max_choices: int
     """Largest number of choices in one request."""
     needs_engine: bool = False
-    """Whether the gateway is not ready without an engine, also where requests would wait for one."""
+    """Whether the gateway is not ready without an engine, also where requests would wait for
+    one."""
     tracing: Tracing = field(default_factory=NoTracing)
     log: FilteringBoundLogger = field(default_factory=lambda: structlog.get_logger().bind())
-    """Logger of requests. NOTE: it is bound once; binding is most of the cost of a line that is not written."""
+    """Logger of requests. NOTE: it is bound once; binding is most of the cost of a line that is not
+    written."""
     outages: Callable[[], tuple[str, ...]] = tuple
     """Names of services that the gateway does without for now."""
     prefetches: Prefetches = field(default_factory=Prefetches)
@@ -74,8 +77,8 @@ class Cluster:
     prompt_windows: PromptWindows = field(default_factory=PromptWindows)
     long_work: LongWork = field(default_factory=LongWork)
     _running: dict[str, list[dict[Generation, None]]] = field(default_factory=dict)
-    """Prompts that wait or run, in their order, by request id. A request runs twice when its client resumes it before
-    the end of the first connection was noticed."""
+    """Prompts that wait or run, in their order, by request id. A request runs twice when its client
+    resumes it before the end of the first connection was noticed."""
 
     def __post_init__(self) -> None:
         self.metrics.queued_by_tier = lambda: self.admission.queued_by_tier
@@ -87,7 +90,8 @@ class Cluster:
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
 
     def model(self, name: str) -> ServedModel:
-        """Model by name. Raises `NotFound`, `Unavailable` while no processor of a model that engines serve is known."""
+        """Model by name. Raises `NotFound`, `Unavailable` while no processor of a model that
+        engines serve is known."""
         try:
             return self.processors.model(name)
         except errors.NotFound:
@@ -98,17 +102,22 @@ class Cluster:
             ) from None
 
     def missing(self) -> list[str]:
-        """Names of the stages that are missing for a request to be answered. Empty: the gateway is ready."""
+        """Names of the stages that are missing for a request to be answered. Empty: the gateway is
+        ready."""
         stages = {
             "processor": bool(self.processors.models()),
             "output processor": self.outputs.is_reachable,
             # Where replicas are started when requests wait, none need be there.
-            "engine": self.router.has_replicas or (self.cold_starts.patience > 0 and not self.needs_engine),
+            "engine": self.router.has_replicas
+            or (self.cold_starts.patience > 0 and not self.needs_engine),
         }
-        return ["draining"] * self.draining + [stage for stage, is_there in stages.items() if not is_there]
+        return ["draining"] * self.draining + [
+            stage for stage, is_there in stages.items() if not is_there
+        ]
 
     def awaited(self) -> list[str]:
-        """Stages that are missing and that requests wait for: an engine that starts, or will by demand."""
+        """Stages that are missing and that requests wait for: an engine that starts, or will by
+        demand."""
         is_awaited = self.cold_starts.patience > 0 and not self.router.has_replicas
         return ["engine"] * is_awaited
 
@@ -124,7 +133,8 @@ class Cluster:
                 self.ended(generation)
 
     def check(self, caller: Caller) -> None:
-        """Raises `Unavailable` after the drain limit, `KeyRevoked` when the caller's key was revoked meanwhile."""
+        """Raises `Unavailable` after the drain limit, `KeyRevoked` when the caller's key was
+        revoked meanwhile."""
         if self.is_cut_off:
             raise shutting_down()
         self.tenants.check(caller.tenant)
@@ -146,7 +156,9 @@ class Cluster:
         without = self.cold_starts.waiting
         here = Counter(each.request.model for run in self._runs() for each in run)
         names = {*self.processors.models(), *without, *here}
-        return {name: (max(here[name], without.get(name, 0)), without.get(name, 0)) for name in names}
+        return {
+            name: (max(here[name], without.get(name, 0)), without.get(name, 0)) for name in names
+        }
 
     def running_prompts(self) -> list[Generation]:
         """Waiting and running prompts, oldest request first."""
@@ -157,8 +169,8 @@ class Cluster:
         return len(self._running)
 
     def reject_early(self, caller: Caller) -> None:
-        """Raises `LimitExceeded` where the request would be refused after its body was read, prepared and checked
-        against Redis. To be called before a body is read."""
+        """Raises `LimitExceeded` where the request would be refused after its body was read,
+        prepared and checked against Redis. To be called before a body is read."""
         self.admission.reject_early(caller.tenant.key)
         self.accounts.exhausted.reject_early(caller.tenant, caller.standing)
 
@@ -168,7 +180,11 @@ class Cluster:
         Raises `NotFound` for a request of another tenant, as for one that does not exist.
         """
         runs = self._running.get(request_id, [])
-        if any(generation.request.caller.tenant.key != caller.tenant.key for run in runs for generation in run):
+        if any(
+            generation.request.caller.tenant.key != caller.tenant.key
+            for run in runs
+            for generation in run
+        ):
             raise errors.NotFound("request", request_id)
         for run in runs:
             _cancel(run, errors.ClientGone("the request was cancelled"))
@@ -183,11 +199,15 @@ class Cluster:
                 _cancel(run, revoked)
 
     def traced(self, caller: Caller, name: str) -> Caller:
-        """The caller with a span that the request's other spans are part of. Binds its ids to the log."""
-        tenant, request_id = caller.tenant.id, caller.request_id
+        """The caller with a span that the request's other spans are part of. Binds its ids to the
+        log."""
+        tenant = caller.tenant.id
+        request_id = caller.request_id
         fields = {"headwater.request_id": request_id, "headwater.tenant": tenant}
         span = self.tracing.begin(name, caller.traceparent, caller.tracestate, **fields)
-        structlog.contextvars.bind_contextvars(request_id=request_id, tenant=tenant, trace_id=span.context.trace_id)
+        structlog.contextvars.bind_contextvars(
+            request_id=request_id, tenant=tenant, trace_id=span.context.trace_id
+        )
         return caller.within(span)
 
     def explanation(self, generation: Generation) -> Explanation:
@@ -205,13 +225,16 @@ class Cluster:
     async def explain(self, caller: Caller, request_id: str) -> Explanation:
         """The timeline of a request of the caller's tenant, on any gateway. Raises `NotFound`."""
         tenant = caller.tenant.key
-        known = self._explained_here(request_id, tenant) or await self.timelines.ask_others(request_id, tenant)
+        known = self._explained_here(request_id, tenant) or await self.timelines.ask_others(
+            request_id, tenant
+        )
         if known is None:
             raise errors.NotFound("request", request_id)
         return known
 
     def _explained_here(self, request_id: str, tenant: str) -> Explanation | None:
-        """The timeline of a request on this gateway, of the tenant with this key; None where there is none."""
+        """The timeline of a request on this gateway, of the tenant with this key; None where there
+        is none."""
         known = self.timelines.find(request_id, tenant)
         prompts = [each for run in self._running.get(request_id, []) for each in run]
         group = [each for each in prompts if each.request.caller.tenant.key == tenant]
@@ -219,11 +242,13 @@ class Cluster:
             return known
         ended = known.prompts if known is not None else ()
         running = (rendered(each.to_ended()) for each in group)
-        return msgspec.structs.replace(known or self.explanation(group[0]), prompts=(*ended, *running))
+        return msgspec.structs.replace(
+            known or self.explanation(group[0]), prompts=(*ended, *running)
+        )
 
     async def drain(self, limit: float, closing: Awaitable[object]) -> None:
-        """Takes no new requests while the listeners close. Requests that still run after `limit` seconds end with an
-        error."""
+        """Takes no new requests while the listeners close. Requests that still run after `limit`
+        seconds end with an error."""
         self.draining = True
         listeners = asyncio.ensure_future(closing)
         await asyncio.wait((listeners,), timeout=limit)
@@ -235,14 +260,18 @@ class Cluster:
 
     def follow(self, change: Change) -> None:
         """Keeps the connections to other stages in step with the membership."""
-        member, model = change.member, _model_of(change.member)
+        member = change.member
+        model = _model_of(change.member)
         if change.kind is ChangeKind.JOINED and member.kind is Kind.PROCESSOR:
             self.processors.join(member.address)
         elif change.kind is ChangeKind.JOINED and member.kind is Kind.OUTPUT_PROCESSOR:
             self.outputs.join(member.address, model)
         elif change.kind is ChangeKind.LEFT:
-            # A process that was restarted, or is known by its address too, is several members for a while.
-            others = [each for each in self.members.of(member.kind) if each.address == member.address]
+            # A process that was restarted, or is known by its address too, is several members for a
+            # while.
+            others = [
+                each for each in self.members.of(member.kind) if each.address == member.address
+            ]
             if member.kind is Kind.OUTPUT_PROCESSOR and model not in map(_model_of, others):
                 self.outputs.leave(member.address, model)
             elif member.kind is Kind.PROCESSOR and not others:
@@ -265,7 +294,8 @@ def _model_of(member: Member) -> str:
 
 
 def _cancel(prompts: Iterable[Generation], error: errors.HeadwaterError) -> None:
-    """Ends a run of a request by the first of its prompts that have not ended: the error of one ends the others."""
+    """Ends a run of a request by the first of its prompts that have not ended: the error of one
+    ends the others."""
     for generation in prompts:
         generation.cancelled_by = error
     for generation in itertools.islice(prompts, 1):

@@ -1,4 +1,5 @@
-"""Requests that wait for the first replica of their model, and the message that reports them to supervisors.
+"""Requests that wait for the first replica of their model, and the message that reports them to
+supervisors.
 
 Bounded in number and in time, and fair to tenants. Knows nothing about how replicas are started.
 """
@@ -27,7 +28,8 @@ PAUSE_SECONDS = 0.02
 """Least number of seconds between two messages, however many requests come and go."""
 RETRY_SECONDS = 5.0
 """Seconds after which a client whose wait ran out should try again."""
-TEXT, REPLICA = "text", "replica"
+TEXT = "text"
+REPLICA = "replica"
 """Words for the stages that requests wait for: text stages, an engine."""
 
 
@@ -45,15 +47,23 @@ class ColdStartQueue:
         is_served: Callable[[str], bool],
         has_replica: Callable[[str], bool],
     ) -> None:
-        """`patience` is in seconds; 0: no supervisor starts replicas, so no request waits. `is_served` tells whether
-        the text stages of a model, by name, are there; `has_replica` whether an engine is."""
+        """`patience` is in seconds; 0: no supervisor starts replicas, so no request waits.
+        `is_served` tells whether the text stages of a model, by name, are there; `has_replica`
+        whether an engine is."""
         self.patience = patience
-        self._bus, self._gateway_id, self._catalogues = bus, gateway_id, catalogues
-        self._is_served, self._has_replica = is_served, has_replica
-        self._queue = Admission(sys.maxsize, max_waiting, has_room=lambda key, *_: self._is_over(*key.split(" ", 1)))
-        """The requests that no replica was chosen for. Their turns come all at once, in the order of the queue."""
+        self._bus = bus
+        self._gateway_id = gateway_id
+        self._catalogues = catalogues
+        self._is_served = is_served
+        self._has_replica = has_replica
+        self._queue = Admission(
+            sys.maxsize, max_waiting, has_room=lambda key, *_: self._is_over(*key.split(" ", 1))
+        )
+        """The requests that no replica was chosen for. Their turns come all at once, in the order
+        of the queue."""
         self._waiting: Counter[str] = Counter()
-        self._news, self._changed = asyncio.Event(), asyncio.Event()
+        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._end: errors.HeadwaterError | None = None
         catalogues.on_change = self.look_again
 
@@ -73,9 +83,10 @@ class ColdStartQueue:
         return self.patience > 0 and not self._has_replica(model)
 
     async def text_stages(self, model: str, *, tenant: str, tier: int) -> None:
-        """Waits for the text stages of a model while a supervisor starts them, first come first served: what a prompt
-        costs is not known yet. Returns at once where they serve the model, or no supervisor knows it. Raises `NotFound`
-        for a model that is being unloaded, else as `replica`."""
+        """Waits for the text stages of a model while a supervisor starts them, first come first
+        served: what a prompt costs is not known yet. Returns at once where they serve the model, or
+        no supervisor knows it. Raises `NotFound` for a model that is being unloaded, else as
+        `replica`."""
         states = {entry.state for entry in self._catalogues.entries(model)}
         if states == {CatalogueEntry.STATE_UNLOADING}:
             raise errors.NotFound("model", model)
@@ -84,19 +95,19 @@ class ColdStartQueue:
                 await self._turn(TEXT, model, tenant, tier, 0.0)
 
     async def replica(self, model: str, *, tenant: str, tier: int, virtual_time: float) -> None:
-        """Returns when an engine for the model is there, or at once where no supervisor would start one. Those that
-        wait go on in the order of tier, virtual time and arrival.
+        """Returns when an engine for the model is there, or at once where no supervisor would start
+        one. Those that wait go on in the order of tier, virtual time and arrival.
 
-        Raises `Unavailable` when none came in time or none can start, `LimitExceeded` when too many wait already and no
-        other tenant has more of them, or when this request has to make room.
+        Raises `Unavailable` when none came in time or none can start, `LimitExceeded` when too many
+        wait already and no other tenant has more of them, or when this request has to make room.
         """
         if self.is_cold(model):
             async with self._waits(model, self.patience):
                 await self._turn(REPLICA, model, tenant, tier, virtual_time)
 
     async def replica_of_admitted(self, model: str, least_seconds: float) -> None:
-        """Waits as `replica` does, for a request that has its turn: however many wait already, and for `least_seconds`
-        at least."""
+        """Waits as `replica` does, for a request that has its turn: however many wait already, and
+        for `least_seconds` at least."""
         if self.is_cold(model):
             async with self._waits(model, max(self.patience, least_seconds)):
                 while not self._has_replica(model):
@@ -105,7 +116,8 @@ class ColdStartQueue:
 
     def look_again(self) -> None:
         """Wakes the requests that wait: the state that they wait for has changed."""
-        changed, self._changed = self._changed, asyncio.Event()
+        changed = self._changed
+        self._changed = asyncio.Event()
         changed.set()
         self._queue.give()
 
@@ -116,7 +128,8 @@ class ColdStartQueue:
 
     @contextlib.asynccontextmanager
     async def _waits(self, model: str, seconds: float) -> AsyncIterator[None]:
-        """Scope of a wait, in which it counts as one and ends after so many seconds. Raises `Unavailable` then."""
+        """Scope of a wait, in which it counts as one and ends after so many seconds. Raises
+        `Unavailable` then."""
         self._count(model, 1)
         try:
             async with asyncio.timeout(seconds):
@@ -130,7 +143,9 @@ class ColdStartQueue:
         finally:
             self._count(model, -1)
 
-    async def _turn(self, what: str, model: str, tenant: str, tier: int, virtual_time: float) -> None:
+    async def _turn(
+        self, what: str, model: str, tenant: str, tier: int, virtual_time: float
+    ) -> None:
         """Waits in the queue until what is awaited is there. Raises as `replica`."""
         while True:
             self._check(model)
@@ -138,7 +153,8 @@ class ColdStartQueue:
             turn.release()
             if self._is_there(what, model):
                 return
-            # It has left again, or what kept it from starting is over. The others whose turns came see that first.
+            # It has left again, or what kept it from starting is over. The others whose turns came
+            # see that first.
             await asyncio.sleep(0)
 
     def _is_there(self, what: str, model: str) -> bool:
@@ -147,11 +163,15 @@ class ColdStartQueue:
         return self._is_served(model) or not self._catalogues.entries(model)
 
     def _is_over(self, what: str, model: str) -> bool:
-        """Whether requests that wait need not wait longer: what they wait for is there, or will not come."""
-        return self._is_there(what, model) or self._end is not None or self._problem(model) is not None
+        """Whether requests that wait need not wait longer: what they wait for is there, or will not
+        come."""
+        return (
+            self._is_there(what, model) or self._end is not None or self._problem(model) is not None
+        )
 
     def _check(self, model: str) -> None:
-        """Raises what ended all waiting, and `Unavailable` where each of the model's supervisors has a problem."""
+        """Raises what ended all waiting, and `Unavailable` where each of the model's supervisors
+        has a problem."""
         if self._end is not None:
             raise self._end
         if (entry := self._problem(model)) is not None:
@@ -162,7 +182,8 @@ class ColdStartQueue:
             )
 
     def _problem(self, model: str) -> CatalogueEntry | None:
-        """Entry of the supervisor that will try again first, where each of the model's supervisors has a problem."""
+        """Entry of the supervisor that will try again first, where each of the model's supervisors
+        has a problem."""
         entries = self._catalogues.entries(model)
         if not entries or not all(entry.problem for entry in entries):
             return None
@@ -179,7 +200,9 @@ class ColdStartQueue:
                 await self._news.wait()
             self._news.clear()
             for model, num_waiting in list(self._waiting.items()):
-                word = events_pb2.Demand(gateway_id=self._gateway_id, model=model, num_waiting=num_waiting)
+                word = events_pb2.Demand(
+                    gateway_id=self._gateway_id, model=model, num_waiting=num_waiting
+                )
                 await self._bus.publish(subjects.demand(model_key(model)), word.SerializeToString())
                 if not self._waiting[model]:
                     del self._waiting[model]

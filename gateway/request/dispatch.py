@@ -1,5 +1,5 @@
-"""Runs one generation to the end of its choices, through the failures of stages: an attempt on a replica, then the next
-one from where that stopped.
+"""Runs one generation to the end of its choices, through the failures of stages: an attempt on a
+replica, then the next one from where that stopped.
 
 Knows nothing about clients: the output of a stream goes from the choice to the sink.
 """
@@ -32,16 +32,20 @@ from .stream_failure import OUTPUT_PROCESSOR_UNAVAILABLE, Cause, StreamLost
 from .timeline import Attempt, EngineStart
 
 WAIT_SECONDS = 30.0
-"""Seconds that an answer which has begun waits for a replica or an output processor, where none is left."""
+"""Seconds that an answer which has begun waits for a replica or an output processor, where none is
+left."""
 
 
 class Dispatcher:
     """One run of a generation. Use once: `run`."""
 
     def __init__(self, cluster: Cluster, generation: Generation, sink: Sink) -> None:
-        self._cluster, self._generation, self._sink = cluster, generation, sink
+        self._cluster = cluster
+        self._generation = generation
+        self._sink = sink
         metrics = cluster.metrics.of(generation.request.model)
-        self._observe_first_token, self._observe_between_tokens = metrics.first_token, metrics.between_tokens
+        self._observe_first_token = metrics.first_token
+        self._observe_between_tokens = metrics.between_tokens
         self._turns: PromptTurns[Choice]
         """Turns of the choices. Set when the generation runs."""
         self._ended: asyncio.Future[None] | None = None
@@ -53,13 +57,16 @@ class Dispatcher:
         """Output session and decision of the attempt, once its first streams are open."""
 
     async def check_deadline(self) -> None:
-        """Raises `DeadlineExceeded` for a generation that would be late even if its turn came at once."""
+        """Raises `DeadlineExceeded` for a generation that would be late even if its turn came at
+        once."""
         if self._generation.request.caller.deadline is not None:
             await self._choose()
 
     async def run(self, turns: PromptTurns[Choice]) -> None:
-        """Dispatches until every choice has ended. Raises errors that no other replica would mend."""
-        generation, self._turns = self._generation, turns
+        """Dispatches until every choice has ended. Raises errors that no other replica would
+        mend."""
+        generation = self._generation
+        self._turns = turns
         if not generation.is_computed:
             for choice in generation.choices:
                 choice.end("length")
@@ -89,7 +96,8 @@ class Dispatcher:
                 except StreamLost as loss:
                     self._faults.consider(loss)
                     if loss.cause is Cause.ENGINE_GONE:
-                        # Other gateways have lost answers with it, and would choose the same replica for theirs.
+                        # Other gateways have lost answers with it, and would choose the same
+                        # replica for theirs.
                         await asyncio.sleep(self._cluster.router.peers.turn_seconds)
         finally:
             self._faults.end_doubt()
@@ -97,15 +105,21 @@ class Dispatcher:
     # Events of streams; see `StreamEvents`.
 
     def started(self, start: engine_pb2.Start) -> None:
-        """Notes that the prompt is being computed. The choices share one prompt: the report of the one that computes it
-        counts, which found least of it cached, and of several attempts the first one."""
-        is_news, generation = self._is_news(start), self._generation
+        """Notes that the prompt is being computed. The choices share one prompt: the report of the
+        one that computes it counts, which found least of it cached, and of several attempts the
+        first one."""
+        is_news = self._is_news(start)
+        generation = self._generation
         if is_news and self._started_attempt is None:
             self._started_attempt = generation.attempt
             self._turns.started()
-        elif generation.attempt != self._started_attempt or start.cached_tokens >= generation.cached_tokens:
+        elif (
+            generation.attempt != self._started_attempt
+            or start.cached_tokens >= generation.cached_tokens
+        ):
             return
-        generation.cached_tokens, generation.cached_by_tier = start.cached_tokens, dict(start.cached_by_tier)
+        generation.cached_tokens = start.cached_tokens
+        generation.cached_by_tier = dict(start.cached_by_tier)
 
     def first_token(self, now: float) -> None:
         timeline = self._generation.timeline
@@ -119,7 +133,9 @@ class Dispatcher:
 
     def choice_ended(self, choice: Choice) -> None:
         self._turns.ended(choice)
-        self._cluster.metrics.finished.add(self._generation.request.model, str(choice.finish_reason))
+        self._cluster.metrics.finished.add(
+            self._generation.request.model, str(choice.finish_reason)
+        )
         if self._faults.is_doubted:
             self._faults.got_further()
         if self._ended is not None and not self._ended.done() and not self._generation.unfinished:
@@ -139,7 +155,8 @@ class Dispatcher:
         if not self._generation.has_begun:
             self._faults.pass_trial()
         if self._dispatch is not None:
-            decision, cached_tokens = self._dispatch.decision, start.cached_tokens
+            decision = self._dispatch.decision
+            cached_tokens = start.cached_tokens
             if decision.num_prompt_tokens > self._generation.num_prompt_tokens:
                 # An engine reports the prompt alone; the answer so far was looked up with it.
                 cached_tokens = max(cached_tokens, decision.predicted_cached_tokens)
@@ -150,8 +167,8 @@ class Dispatcher:
     # One attempt.
 
     def _begin(self) -> asyncio.Future[None]:
-        """Prepares for an attempt, before streams are opened. The future is done when every choice has ended, or one of
-        them is lost."""
+        """Prepares for an attempt, before streams are opened. The future is done when every choice
+        has ended, or one of them is lost."""
         self._ended = asyncio.get_running_loop().create_future()
         return self._ended
 
@@ -163,7 +180,9 @@ class Dispatcher:
             asked_at = time.perf_counter()
             decision = generation.decision = await self._choose()
             session = await self._session(decision)
-            attempt = Attempt(decision=decision, asked_at=asked_at, dispatched_at=time.perf_counter())
+            attempt = Attempt(
+                decision=decision, asked_at=asked_at, dispatched_at=time.perf_counter()
+            )
             generation.timeline.attempts += (attempt,)
             self._faults.dispatched(decision.incarnation)
             try:
@@ -179,17 +198,21 @@ class Dispatcher:
             self._faults.pass_trial()
 
     async def _attempt(self, session: OutputSession, decision: Decision) -> None:
-        generation, cluster = self._generation, self._cluster
+        generation = self._generation
+        cluster = self._cluster
         ended = self._begin()
         if not generation.prompt.is_scored:
             # An attempt that failed may have scored a part of the prompt.
             generation.prompt.logprobs = []
         self._dispatch = cluster.router.dispatched(
-            decision, generation.request.caller.request_id, is_first=not generation.request.first_index
+            decision,
+            generation.request.caller.request_id,
+            is_first=not generation.request.first_index,
         )
         self._turns.sent()
         cluster.migrations.dispatched()
-        reason, is_outage = "client_gone", False
+        reason = "client_gone"
+        is_outage = False
         try:
             await self._open(session, decision)
             with prefetching(cluster.prefetches, generation, decision):
@@ -200,7 +223,8 @@ class Dispatcher:
                 loss = StreamLost(error.message, Cause.OUTPUT_PROCESSOR_GONE)
             if loss is None:
                 raise
-            reason, is_outage = "attempt_lost", loss.cause.is_outage
+            reason = "attempt_lost"
+            is_outage = loss.cause.is_outage
             raise loss from None
         except errors.InternalError:
             is_outage = True
@@ -211,9 +235,12 @@ class Dispatcher:
             cluster.router.finished(self._dispatch, failed=is_outage)
 
     async def _choose(self) -> Decision:
-        """The replica that is predicted to answer soonest, among those that have not failed this generation."""
-        generation, cluster = self._generation, self._cluster
-        prepared, model_key = generation.prepared, generation.model.key
+        """The replica that is predicted to answer soonest, among those that have not failed this
+        generation."""
+        generation = self._generation
+        cluster = self._cluster
+        prepared = generation.prepared
+        model_key = generation.model.key
         token_ids, hashes = self._computed()
         await cluster.router.consult(model_key, hashes)
         await cluster.cold_starts.replica_of_admitted(generation.request.model, self._least_seconds)
@@ -227,33 +254,43 @@ class Dispatcher:
                     len(token_ids),
                     max_tokens,
                     exclude=self._faults.failed,
-                    numerics_id=attempts[0].decision.member.numerics_id if attempts and generation.has_begun else "",
+                    numerics_id=attempts[0].decision.member.numerics_id
+                    if attempts and generation.has_begun
+                    else "",
                     lender=self._faults.lender,
                     may_hand_over=generation.may_be_handed_over,
                 )
                 break
             except errors.Unavailable as error:
-                await self._wait(lambda: cluster.router.wait_for(model_key, self._faults.failed), error)
-        remaining_ms, seconds = generation.request.caller.remaining_ms, decision.predicted_seconds
+                await self._wait(
+                    lambda: cluster.router.wait_for(model_key, self._faults.failed), error
+                )
+        remaining_ms = generation.request.caller.remaining_ms
+        seconds = decision.predicted_seconds
         if remaining_ms and seconds * 1e3 > remaining_ms:
             raise errors.DeadlineExceeded(
-                f"the first token would come in {seconds:.1f} s, the deadline is in {remaining_ms / 1e3:.1f} s"
+                f"the first token would come in {seconds:.1f} s, the deadline is in "
+                f"{remaining_ms / 1e3:.1f} s"
             )
         return decision
 
     def _computed(self) -> tuple[Sequence[int], bytes]:
-        """Tokens that are to be computed anew, those of the longest choice, and their block hashes."""
+        """Tokens that are to be computed anew, those of the longest choice, and their block
+        hashes."""
         prepared = self._generation.prepared
-        longest = max((choice.output_ids for choice in self._generation.unfinished), key=len, default=[])
+        longest = max(
+            (choice.output_ids for choice in self._generation.unfinished), key=len, default=[]
+        )
         if not longest:
             return prepared.prompt_ids, prepared.block_hashes
         token_ids = [*prepared.prompt_ids, *longest]
         return token_ids, prefix_of(self._generation.namespace, token_ids, prepared.block_size)
 
     async def _session(self, decision: Decision) -> OutputSession:
-        request, outputs = self._generation.request, self._cluster.outputs
-        # The id of a request finds the output processor of a resumable one, and keeps several prompts at a single one
-        # that counts the tokens of all of them.
+        request = self._generation.request
+        outputs = self._cluster.outputs
+        # The id of a request finds the output processor of a resumable one, and keeps several
+        # prompts at a single one that counts the tokens of all of them.
         is_by_id = request.context is not None or self._generation.grant.num_prompts > 1
         key = request.caller.request_id if is_by_id else decision.address
         while True:
@@ -267,9 +304,11 @@ class Dispatcher:
         """Seconds for which it waits for a stage at least."""
         return WAIT_SECONDS if self._generation.has_begun else 0.0
 
-    async def _wait(self, coming: Callable[[], Awaitable[None]], otherwise: errors.Unavailable) -> None:
-        """Waits for a stage, where an answer has begun or a supervisor starts stages. Raises `Unavailable` when none
-        comes."""
+    async def _wait(
+        self, coming: Callable[[], Awaitable[None]], otherwise: errors.Unavailable
+    ) -> None:
+        """Waits for a stage, where an answer has begun or a supervisor starts stages. Raises
+        `Unavailable` when none comes."""
         seconds = max(self._least_seconds, self._cluster.cold_starts.patience)
         if not seconds:
             raise otherwise
@@ -277,7 +316,9 @@ class Dispatcher:
             async with asyncio.timeout(seconds):
                 await coming()
         except TimeoutError:
-            raise errors.Unavailable("nothing can go on with the answer", code="no_replica") from None
+            raise errors.Unavailable(
+                "nothing can go on with the answer", code="no_replica"
+            ) from None
 
     # Streams.
 
@@ -294,8 +335,8 @@ class Dispatcher:
         self._open_at = session, decision
 
     def _join(self, choices: Sequence[Choice]) -> None:
-        """Opens streams of choices whose turn comes while others run, at the same replica. Between two attempts the
-        next attempt takes them."""
+        """Opens streams of choices whose turn comes while others run, at the same replica. Between
+        two attempts the next attempt takes them."""
         if self._open_at is None or self._ended is None or self._ended.done():
             return
         session, decision = self._open_at
@@ -308,24 +349,31 @@ class Dispatcher:
             self.broke(error)
 
     def _streams(self, choices: Sequence[Choice]) -> list[ChoiceStream]:
-        return [ChoiceStream(choice, self._sink, self, self._observe_between_tokens) for choice in choices]
+        return [
+            ChoiceStream(choice, self._sink, self, self._observe_between_tokens)
+            for choice in choices
+        ]
 
-    def _open_streams(self, session: OutputSession, opening: Open, choices: Sequence[Choice]) -> None:
+    def _open_streams(
+        self, session: OutputSession, opening: Open, choices: Sequence[Choice]
+    ) -> None:
         streams = self._streams(choices)
         ids = session.open(opening, streams, stream_context(self._generation))
         for stream, stream_id in zip(streams, ids, strict=True):
             stream.opened(session, stream_id)
 
     def _openings(self, decision: Decision) -> Iterator[tuple[Open, list[Choice]]]:
-        """Choices grouped by stream opening. Choices without tokens share a prompt; each other choice goes on by
-        itself. One of them scores the prompt."""
-        generation, sampling = self._generation, self._generation.prepared.sampling
+        """Choices grouped by stream opening. Choices without tokens share a prompt; each other
+        choice goes on by itself. One of them scores the prompt."""
+        generation = self._generation
+        sampling = self._generation.prepared.sampling
         unfinished = [choice for choice in generation.unfinished if self._turns.has(choice)]
         begun = [choice for choice in unfinished if choice.output_ids]
         fresh = [choice for choice in unfinished if not choice.output_ids]
         scores = generation.prompt.awaits_scores
         for choices in [*([fresh] if fresh else []), *([choice] for choice in begun)]:
-            opening, first = self._opening(decision, choices), choices[0]
+            opening = self._opening(decision, choices)
+            first = choices[0]
             if first.output_ids:
                 # A beam has been found whole.
                 go_on(opening, first, is_whole=sampling.use_beam_search)
@@ -339,7 +387,8 @@ class Dispatcher:
 
     async def _find_beams(self, session: OutputSession, decision: Decision) -> None:
         """Finds the beams' tokens; their text is made as in a resume."""
-        generation, prepared = self._generation, self._generation.prepared
+        generation = self._generation
+        prepared = self._generation.prepared
 
         def make_open(prompt_ids: Sequence[int], sampling: common_pb2.Sampling) -> Open:
             opening = self._opening(decision, generation.choices[:1])
@@ -352,7 +401,9 @@ class Dispatcher:
 
         ends = frozenset([*prepared.sampling.stop_token_ids, *prepared.eos_token_ids])
         ends -= frozenset(prepared.eos_token_ids) if prepared.sampling.ignore_eos else frozenset()
-        search = BeamSearch(session, prepared.prompt_ids, prepared.sampling, make_open, self.started)
+        search = BeamSearch(
+            session, prepared.prompt_ids, prepared.sampling, make_open, self.started
+        )
         beams = await search.run(ends)
         for choice, beam in zip(generation.choices, beams, strict=False):
             choice.resume(beam.token_ids)

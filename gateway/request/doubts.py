@@ -1,7 +1,8 @@
 """Doubted requests of all gateways, by engine: one of another gateway may be why an engine died.
 
-A gateway tells the others its own, whenever they change and each second while there are any. What it told is forgotten
-three seconds after its last message. Without the bus each gateway knows its own alone.
+A gateway tells the others its own, whenever they change and each second while there are any. What
+it told is forgotten three seconds after its last message. Without the bus each gateway knows its
+own alone.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ EXPIRY_SECONDS = 3.0
 DEAD_SECONDS = 5.0
 """Seconds for which a gateway tells of an engine that died: others may notice its death later."""
 STAGGER_SECONDS = 0.1
-"""Most by which a trial is put off where there are other gateways, by another time at each: of those that saw the same
-death, one begins, and the others see that."""
+"""Most by which a trial is put off where there are other gateways, by another time at each: of
+those that saw the same death, one begins, and the others see that."""
 LOOK_SECONDS = 0.5
 """Seconds after which a gateway that fell silent may be forgotten."""
 PATIENCE_SECONDS = 10.0
@@ -42,7 +43,8 @@ class _Peer:
 
 
 class Doubts:
-    """Use within `running`. `epoch` names one life of this gateway; `has_others`: whether there are others."""
+    """Use within `running`. `epoch` names one life of this gateway; `has_others`: whether there are
+    others."""
 
     def __init__(
         self,
@@ -51,12 +53,16 @@ class Doubts:
         has_others: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._bus, self._epoch, self._has_others, self._clock = bus, epoch, has_others, clock
+        self._bus = bus
+        self._epoch = epoch
+        self._has_others = has_others
+        self._clock = clock
         self._own: Counter[tuple[str, EngineLife]] = Counter()
         self._dead: dict[tuple[str, EngineLife], float] = {}
         """When engines died that had doubted requests of this gateway."""
         self._peers: dict[int, _Peer] = {}
-        self._changed, self._heard = asyncio.Event(), asyncio.Event()
+        self._changed = asyncio.Event()
+        self._heard = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Doubts]:
@@ -87,8 +93,8 @@ class Doubts:
         return any(engine == each for _, each, _ in self._engines_of_others())
 
     async def until_alone(self, model_key: str) -> None:
-        """Returns when no other gateway has a doubted request of the model on an engine that lives, or after a
-        while."""
+        """Returns when no other gateway has a doubted request of the model on an engine that lives,
+        or after a while."""
         if not self._has_others():
             return
         await asyncio.sleep(self._epoch % 997 / 997 * STAGGER_SECONDS)
@@ -98,12 +104,16 @@ class Doubts:
             await set_within(self._heard, LOOK_SECONDS)
 
     def _is_tried_elsewhere(self, model_key: str) -> bool:
-        return any(key == model_key and not is_dead for key, _, is_dead in self._engines_of_others())
+        return any(
+            key == model_key and not is_dead for key, _, is_dead in self._engines_of_others()
+        )
 
     def _engines_of_others(self) -> list[tuple[str, EngineLife, bool]]:
         now = self._clock()
         self._peers = {
-            epoch: peer for epoch, peer in self._peers.items() if now - peer.heard_at <= EXPIRY_SECONDS and peer.engines
+            epoch: peer
+            for epoch, peer in self._peers.items()
+            if now - peer.heard_at <= EXPIRY_SECONDS and peer.engines
         }
         return [each for peer in self._peers.values() for each in peer.engines]
 
@@ -114,14 +124,18 @@ class Doubts:
             else:
                 await self._changed.wait()
             self._changed.clear()
-            await self._bus.publish(subjects.doubts(self._epoch), self._message().SerializeToString())
+            await self._bus.publish(
+                subjects.doubts(self._epoch), self._message().SerializeToString()
+            )
 
     def _message(self) -> DoubtsMessage:
         """The engines of this gateway, as it tells the others."""
         now = self._clock()
         self._dead = {each: at for each, at in self._dead.items() if now - at <= DEAD_SECONDS}
         engines = [
-            DoubtedEngine(model_key=key, replica=Incarnation(replica_id=name, epoch=epoch), is_dead=is_dead)
+            DoubtedEngine(
+                model_key=key, replica=Incarnation(replica_id=name, epoch=epoch), is_dead=is_dead
+            )
             for which, is_dead in ((self._own, False), (self._dead, True))
             for key, (name, epoch) in which
         ]

@@ -1,4 +1,5 @@
-"""Prompts to vectors, the same under REST and gRPC: runs them together, cuts and scales the results."""
+"""Prompts to vectors, the same under REST and gRPC: runs them together, cuts and scales the
+results."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Embedding:
     generations: list[Generation] = field(default_factory=list)
 
     async def run(self, cluster: Cluster, caller: Caller) -> None:
-        """Checks every prompt before any is computed. Raises the named error of the first that fails."""
+        """Checks every prompt before any is computed. Raises the named error of the first that
+        fails."""
         check_num_choices("input", len(self.prompts), common_pb2.Sampling(), cluster.max_choices)
         if self.dimensions is not None and self.dimensions < 1:
             raise BadRequest.of("dimensions", self.dimensions, "at least 1")
@@ -69,7 +71,8 @@ class Embedding:
 
     @property
     def vectors(self) -> list[list[float]]:
-        """Vectors in the order of the prompts. Raises `BadRequest` for more dimensions than the model has."""
+        """Vectors in the order of the prompts. Raises `BadRequest` for more dimensions than the
+        model has."""
         return [self._shaped(generation.choices[0].vector) for generation in self.generations]
 
     @property
@@ -82,7 +85,9 @@ class Embedding:
 
     def _shaped(self, vector: Sequence[float]) -> list[float]:
         if self.dimensions is not None and self.dimensions > len(vector):
-            raise BadRequest.of("dimensions", self.dimensions, f"1…{len(vector)}, the model's hidden size")
+            raise BadRequest.of(
+                "dimensions", self.dimensions, f"1…{len(vector)}, the model's hidden size"
+            )
         values = vector[: self.dimensions]
         length = math.hypot(*values) if self.normalize else 1.0
         return [value / length for value in values] if length else list(values)

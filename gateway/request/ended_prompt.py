@@ -1,4 +1,5 @@
-"""A prompt that has ended, as the gateway remembers it: what explains it, rendered when a client asks."""
+"""A prompt that has ended, as the gateway remembers it: what explains it, rendered when a client
+asks."""
 
 from __future__ import annotations
 
@@ -9,13 +10,17 @@ import msgspec
 from .timeline import Timeline
 
 # Measured with tracemalloc, CPython 3.11, 2026-11-27.
-PROMPT_BYTES, ATTEMPT_BYTES, CANDIDATE_BYTES, CHOICE_BYTES = 400, 650, 500, 550
-"""Estimated bytes of a prompt, of each of its attempts, of each candidate of an attempt, and of each choice with the
-figures of its engine."""
+PROMPT_BYTES = 400
+ATTEMPT_BYTES = 650
+CANDIDATE_BYTES = 500
+CHOICE_BYTES = 550
+"""Estimated bytes of a prompt, of each of its attempts, of each candidate of an attempt, and of
+each choice with the figures of its engine."""
 
 
 class EndedPrompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Figures of a prompt, without its tokens and its answer. Most are forgotten before a client asks for them."""
+    """Figures of a prompt, without its tokens and its answer. Most are forgotten before a client
+    asks for them."""
 
     timeline: Timeline
     num_prompt_tokens: int

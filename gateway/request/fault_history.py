@@ -1,7 +1,8 @@
-"""Faults of one generation: whether it is tried again, which engines it avoids, and whether it runs alone.
+"""Faults of one generation: whether it is tried again, which engines it avoids, and whether it runs
+alone.
 
-A request may have killed the engine that died. A generation that the engine ran is doubted until it gets past the
-position at which it was.
+A request may have killed the engine that died. A generation that the engine ran is doubted until it
+gets past the position at which it was.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ class FaultHistory:
     """Fault history of one generation, over all its attempts."""
 
     def __init__(self, cluster: Cluster, generation: Generation) -> None:
-        self._cluster, self._generation = cluster, generation
+        self._cluster = cluster
+        self._generation = generation
         self.failed: set[Incarnation] = set()
         """Engines that failed the generation."""
         self.lender: Incarnation | None = None
-        """The engine that gave the generation away in the last attempt that started; it still holds its blocks."""
+        """The engine that gave the generation away in the last attempt that started; it still holds
+        its blocks."""
         self.is_doubted = False
-        """Whether an engine died while it ran the generation, and the generation has not got any further since."""
+        """Whether an engine died while it ran the generation, and the generation has not got any
+        further since."""
         self._num_faults = 0
         self._doubted_on: Incarnation | None = None
         """The engine that runs the generation while it is doubted."""
@@ -74,16 +78,23 @@ class FaultHistory:
 
     def consider(self, loss: StreamLost) -> None:
         """Raises the error that ends the generation, if the attempt that was lost was its last."""
-        generation, cause = self._generation, loss.cause
+        generation = self._generation
+        cause = loss.cause
         attempt = generation.timeline.attempts[-1]
-        fields = {"request_id": generation.request.caller.request_id, "replica": attempt.decision.replica_id}
+        fields = {
+            "request_id": generation.request.caller.request_id,
+            "replica": attempt.decision.replica_id,
+        }
         if cause is Cause.ENGINE_GONE:
-            # It stays counted as doubted there, for the others that were there when the engine died.
+            # It stays counted as doubted there, for the others that were there when the engine
+            # died.
             if self._doubted_on is not None:
                 self._cluster.migrations.died(generation.model.key, self._doubted_on)
             self._doubted_on = None
             if self._is_to_blame(attempt):
-                structlog.get_logger().error("poison request", attempts=generation.attempt, **fields)
+                structlog.get_logger().error(
+                    "poison request", attempts=generation.attempt, **fields
+                )
                 raise PoisonRequest("engines die of the request; it is not tried again")
             self._suspect(attempt)
         self.end_doubt()
@@ -91,7 +102,9 @@ class FaultHistory:
         if self._num_faults == MAX_FAULTS:
             raise loss
         if cause.is_suspicion and not self._cluster.migrations.is_excused():
-            structlog.get_logger().warning("migration refused: too many on suspicion", cause=cause.value, **fields)
+            structlog.get_logger().warning(
+                "migration refused: too many on suspicion", cause=cause.value, **fields
+            )
             raise loss
         if cause is Cause.HANDED_OVER:
             self.lender = attempt.decision.incarnation
@@ -107,21 +120,26 @@ class FaultHistory:
         self._cluster.metrics.retries.add()
         if generation.has_begun:
             self._cluster.metrics.migrations.add(cause.value)
-            structlog.get_logger().info("migration", cause=cause.value, tokens=generation.num_output_tokens, **fields)
+            structlog.get_logger().info(
+                "migration", cause=cause.value, tokens=generation.num_output_tokens, **fields
+            )
 
     def _suspect(self, attempt: Attempt) -> None:
-        # A generation that had tokens goes on at once, those of an engine before this one included, unless that went
-        # wrong already.
-        self._is_suspect = self.is_doubted or not (attempt.start is not None or self._generation.has_begun)
+        # A generation that had tokens goes on at once, those of an engine before this one included,
+        # unless that went wrong already.
+        self._is_suspect = self.is_doubted or not (
+            attempt.start is not None or self._generation.has_begun
+        )
         if not self.is_doubted:
             for choice in self._generation.unfinished:
                 choice.doubt()
         self.is_doubted = True
 
     def _is_to_blame(self, attempt: Attempt) -> bool:
-        """Whether a second engine died at the same place of the answer and ran no other doubted generation, of this
-        gateway or another one."""
-        migrations, engine = self._cluster.migrations, attempt.decision.incarnation
+        """Whether a second engine died at the same place of the answer and ran no other doubted
+        generation, of this gateway or another one."""
+        migrations = self._cluster.migrations
+        engine = attempt.decision.incarnation
         if not self.is_doubted or migrations.doubts.are_elsewhere(engine):
             return False
         return attempt.was_alone or migrations.num_doubted(engine) == 1

@@ -1,6 +1,8 @@
-"""One prompt of a request and its choices: the request, the answer so far, and what another attempt needs.
+"""One prompt of a request and its choices: the request, the answer so far, and what another attempt
+needs.
 
-The same under REST and gRPC. Knows nothing about the cluster that computes it, nor about where its answer goes.
+The same under REST and gRPC. Knows nothing about the cluster that computes it, nor about where its
+answer goes.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ class Generation:
 
     request: GenerationRequest
     found: Found | None = None
-    """State that its output processor keeps; set where another gateway or an earlier connection began it."""
+    """State that its output processor keeps; set where another gateway or an earlier connection
+    began it."""
     prompt: PreparedPrompt = field(default_factory=PreparedPrompt)
     prepared: processor_pb2.PrepareReply = field(default_factory=processor_pb2.PrepareReply)
-    """Reply of the processor, which `prompt` has too. A field, as the next two: they are read some 45 times a request,
-    and properties cost more."""
+    """Reply of the processor, which `prompt` has too. A field, as the next two: they are read some
+    45 times a request, and properties cost more."""
     num_prompt_tokens: int = 0
     is_answered: bool = False
     """Whether its choices are answered with tokens."""
@@ -70,7 +73,8 @@ class Generation:
 
     @property
     def is_computed(self) -> bool:
-        """Whether a replica has to be found that computes it. False for a resumed one, which runs already."""
+        """Whether a replica has to be found that computes it. False for a resumed one, which runs
+        already."""
         sampling = self.prepared.sampling
         return self.found is None and (
             self.is_answered or bool(sampling.HasField("prompt_logprobs") or self.request.pooling)
@@ -104,17 +108,19 @@ class Generation:
 
     @property
     def answered(self) -> list[Choice]:
-        """Choices that the client gets. If more were computed than it asked for, those with the likeliest tokens on
-        average."""
+        """Choices that the client gets. If more were computed than it asked for, those with the
+        likeliest tokens on average."""
         num_wanted = self.prepared.sampling.n
         if len(self.choices) <= num_wanted:
             return self.choices
-        return sorted(self.choices, key=lambda choice: choice.mean_logprob, reverse=True)[:num_wanted]
+        return sorted(self.choices, key=lambda choice: choice.mean_logprob, reverse=True)[
+            :num_wanted
+        ]
 
     @property
     def is_together(self) -> bool:
-        """Whether its choices begin together: beams are compared at each step, and a client that resumes a stream finds
-        all choices in one place."""
+        """Whether its choices begin together: beams are compared at each step, and a client that
+        resumes a stream finds all choices in one place."""
         return self.prepared.sampling.use_beam_search or self.request.context is not None
 
     @property
@@ -130,10 +136,14 @@ class Generation:
 
     @property
     def num_tokens_at_first(self) -> int:
-        """Number of output tokens that are reserved before more is asked for. Beams are not followed one by one: it is
-        all that they may need."""
+        """Number of output tokens that are reserved before more is asked for. Beams are not
+        followed one by one: it is all that they may need."""
         sampling = self.prepared.sampling
-        each = sampling.max_tokens if sampling.use_beam_search else min(sampling.max_tokens, LEASE_TOKENS)
+        each = (
+            sampling.max_tokens
+            if sampling.use_beam_search
+            else min(sampling.max_tokens, LEASE_TOKENS)
+        )
         return each * len(self.choices) if self.is_answered else 0
 
     def granted(self, grant: Grant) -> None:
@@ -150,10 +160,12 @@ class Generation:
         return Part(uncached=self.num_prompt_tokens * has_prompt, output=output)
 
     def spent(self, choices: Sequence[Choice], has_prompt: bool) -> Part:
-        """Number of tokens that `choices` were given. The tenant does not pay again for what was delivered before a
-        resume."""
+        """Number of tokens that `choices` were given. The tenant does not pay again for what was
+        delivered before a resume."""
         if self.found is not None:
-            return Part(uncached=0, output=max(0, self.num_output_tokens - sum(self.found.num_tokens)))
+            return Part(
+                uncached=0, output=max(0, self.num_output_tokens - sum(self.found.num_tokens))
+            )
         prompt = self.num_prompt_tokens if self.attempt and has_prompt else 0
         cached = min(prompt, self.cached_tokens)
         return Part(uncached=prompt - cached, cached=cached, output=_num_output_tokens(choices))
@@ -165,7 +177,8 @@ class Generation:
             self.task.cancel()
 
     def receipt(self) -> dict[str, Any]:
-        """Receipt as plain data for the client: which replica served the prompt and why, and how long that took."""
+        """Receipt as plain data for the client: which replica served the prompt and why, and how
+        long that took."""
         timeline = self.timeline
         start = (timeline.attempts[-1].start if timeline.attempts else None) or EngineStart()
         return {
@@ -195,8 +208,8 @@ class Generation:
 
 
 def _explained_choice(choice: Choice) -> dict[str, Any]:
-    """Plain data of a choice. `engine` is missing for a choice that a stop string ended: its engine does not report the
-    end."""
+    """Plain data of a choice. `engine` is missing for a choice that a stop string ended: its engine
+    does not report the end."""
     fields: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}
     if (work := work_fields([choice.work])) is not None:
         fields["engine"] = work
@@ -204,4 +217,6 @@ def _explained_choice(choice: Choice) -> dict[str, Any]:
 
 
 def _num_output_tokens(choices: Sequence[Choice]) -> int:
-    return sum(each.num_output_tokens if each.finish_reason else len(each.output_ids) for each in choices)
+    return sum(
+        each.num_output_tokens if each.finish_reason else len(each.output_ids) for each in choices
+    )

@@ -1,4 +1,5 @@
-"""One prompt as a client asked for it, over REST or gRPC. Knows nothing about how it is answered."""
+"""One prompt as a client asked for it, over REST or gRPC. Knows nothing about how it is
+answered."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def score_echo(sampling: common_pb2.Sampling, *, stream: bool) -> bool:
-    """Asks for the log probabilities of a prompt that is echoed beside those of its answer. Returns whether the
-    contract's rules for streams hold: that against `prompt_logprobs` is about a field that has no place in chunks, and
-    these have one."""
+    """Asks for the log probabilities of a prompt that is echoed beside those of its answer. Returns
+    whether the contract's rules for streams hold: that against `prompt_logprobs` is about a field
+    that has no place in chunks, and these have one."""
     if not (sampling.echo and sampling.logprobs) or sampling.HasField("prompt_logprobs"):
         return stream
     sampling.prompt_logprobs = sampling.top_logprobs

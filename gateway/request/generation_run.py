@@ -1,4 +1,5 @@
-"""One generation's run: a turn in the gateway's queue, the dispatcher, and the records at its end."""
+"""One generation's run: a turn in the gateway's queue, the dispatcher, and the records at its
+end."""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ from .resumed import ResumedDispatcher
 async def run_generation(
     cluster: Cluster, generation: Generation, sink: Sink, on_turn: Callable[[], None] = lambda: None
 ) -> None:
-    """Waits for a turn, calls `on_turn`, runs the generation to its end. Raises the named error that ended it."""
+    """Waits for a turn, calls `on_turn`, runs the generation to its end. Raises the named error
+    that ended it."""
     generation.task = asyncio.current_task()
-    timeline, outcome = generation.timeline, "error"
+    timeline = generation.timeline
+    outcome = "error"
     try:
         if generation.cancelled_by is not None:
             raise generation.cancelled_by
@@ -38,7 +41,8 @@ async def run_generation(
             raise generation.cancelled_by from None
         raise
     finally:
-        timeline.outcome, timeline.ended_at = outcome, time.perf_counter()
+        timeline.outcome = outcome
+        timeline.ended_at = time.perf_counter()
         cluster.ended(generation)
         _record(cluster, generation)
 
@@ -47,7 +51,8 @@ async def _run_in_turn(
     cluster: Cluster, generation: Generation, dispatcher: Dispatcher, on_turn: Callable[[], None]
 ) -> None:
     """Begins the choices one by one as their turns come, unless they have to begin together."""
-    timeline, turns = generation.timeline, _turns_of(cluster, generation)
+    timeline = generation.timeline
+    turns = _turns_of(cluster, generation)
     try:
         if generation.is_computed:
             if cluster.cold_starts.is_cold(generation.request.model):
@@ -58,7 +63,9 @@ async def _run_in_turn(
         await (turns.together(generation.num_seats) if generation.is_together else turns.next())
         on_turn()
         timeline.admitted_at = time.perf_counter()
-        cluster.metrics.of(generation.request.model).queue_time(timeline.admitted_at - (timeline.queued_at or 0.0))
+        cluster.metrics.of(generation.request.model).queue_time(
+            timeline.admitted_at - (timeline.queued_at or 0.0)
+        )
         if turns.are_all_given or not generation.is_computed:
             await dispatcher.run(turns)
         else:
@@ -70,9 +77,13 @@ async def _run_in_turn(
 
 async def _replica(cluster: Cluster, generation: Generation, turns: PromptTurns[Choice]) -> None:
     """Waits for a replica of the model, in the order in which the queue will give turns."""
-    caller, virtual_time = generation.request.caller, turns.first_share(together=generation.is_together)
+    caller = generation.request.caller
+    virtual_time = turns.first_share(together=generation.is_together)
     await cluster.cold_starts.replica(
-        generation.request.model, tenant=caller.tenant.key, tier=caller.tier, virtual_time=virtual_time
+        generation.request.model,
+        tenant=caller.tenant.key,
+        tier=caller.tier,
+        virtual_time=virtual_time,
     )
 
 
@@ -97,8 +108,10 @@ def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:
 
 
 def _record(cluster: Cluster, generation: Generation) -> None:
-    """Records metrics, spans, and the timeline for later requests. The first gateway counts a resumed generation."""
-    timeline, caller = generation.timeline, generation.request.caller
+    """Records metrics, spans, and the timeline for later requests. The first gateway counts a
+    resumed generation."""
+    timeline = generation.timeline
+    caller = generation.request.caller
     if generation.found is None:
         cluster.metrics.count(
             generation.request.model,

@@ -13,13 +13,32 @@ from ..counters import LabelledCounter, LabelledGauges, LabelledHistogram
 from ..tenancy.tenants import Tenant
 
 LATENCY_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
-TOKEN_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
+TOKEN_BUCKETS = (
+    0.0002,
+    0.0005,
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1,
+    5,
+)
 
 
 QUEUE = {"headwater_admission_queue_length": "Requests that wait for their turn"}
 DEMAND = {
     "headwater_model_requests": "Requests that wait or run",
-    "headwater_model_requests_without_replica": "Requests that wait because no replica of their model is there",
+    "headwater_model_requests_without_replica": "Requests that wait because no replica of their "
+    "model is there",
 }
 
 
@@ -42,7 +61,8 @@ OTHER_TENANTS = "others"
 
 
 class TenantUse(msgspec.Struct):
-    """Tokens of one tenant since the gateway started. Labels of metrics are names, which may be given again."""
+    """Tokens of one tenant since the gateway started. Labels of metrics are names, which may be
+    given again."""
 
     name: str
     prompt_tokens: int = 0
@@ -55,22 +75,42 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.running = Gauge("headwater_num_requests_running", "Requests that have their turn", registry=registry)
-        self.waiting = Gauge("headwater_num_requests_waiting", "Requests that wait for their turn", registry=registry)
-        self.connections = Gauge("headwater_num_connections", "Connections of clients over REST", registry=registry)
-        self.streams = Gauge("headwater_num_streams", "Choices open at output processors", registry=registry)
+        self.running = Gauge(
+            "headwater_num_requests_running", "Requests that have their turn", registry=registry
+        )
+        self.waiting = Gauge(
+            "headwater_num_requests_waiting", "Requests that wait for their turn", registry=registry
+        )
+        self.connections = Gauge(
+            "headwater_num_connections", "Connections of clients over REST", registry=registry
+        )
+        self.streams = Gauge(
+            "headwater_num_streams", "Choices open at output processors", registry=registry
+        )
 
-        self.responses = self._counter("http_responses", "HTTP answers by path and status", "path", "status")
+        self.responses = self._counter(
+            "http_responses", "HTTP answers by path and status", "path", "status"
+        )
         self.finished = self._counter(
             "request_success", "Choices that ended, by reason", "model_name", "finished_reason"
         )
         self.refused = self._counter("requests_refused", "Requests refused, by code", "code")
         self.retries = self._counter("dispatch_retries", "Dispatches after a failed one")
-        self.hand_overs = self._counter("hand_overs", "Answers that went on elsewhere behind their prompts, as planned")
-        self.migrations = self._counter("migrations", "Answers that went on elsewhere, by cause", "cause")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of dispatched requests", "model_name")
-        self.cached_tokens = self._counter("cached_prompt_tokens", "Of these, found in the KV cache", "model_name")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens delivered", "model_name")
+        self.hand_overs = self._counter(
+            "hand_overs", "Answers that went on elsewhere behind their prompts, as planned"
+        )
+        self.migrations = self._counter(
+            "migrations", "Answers that went on elsewhere, by cause", "cause"
+        )
+        self.prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens of dispatched requests", "model_name"
+        )
+        self.cached_tokens = self._counter(
+            "cached_prompt_tokens", "Of these, found in the KV cache", "model_name"
+        )
+        self.generation_tokens = self._counter(
+            "generation_tokens", "Tokens delivered", "model_name"
+        )
         kinds = "Tokens by tenant: of prompts, of these found in the cache, and of answers"
         self.tenant_tokens = self._counter("tenant_tokens", kinds, "tenant", "kind")
         self._tenants: set[str] = set()
@@ -78,33 +118,56 @@ class Metrics:
         """By the tenant's key; of the first so many tenants."""
         self._models: dict[str, ModelMetrics] = {}
 
-        self.queue_time = self._distribution("request_queue_time_seconds", "Wait for a turn here", LATENCY_BUCKETS)
-        self.first_token = self._distribution("time_to_first_token_seconds", "Arrival to first token", LATENCY_BUCKETS)
-        self.whole = self._distribution("e2e_request_latency_seconds", "Arrival to last token", LATENCY_BUCKETS)
-        self.per_token = self._distribution(
-            "request_time_per_output_token_seconds", "A request's mean time a token after its first", TOKEN_BUCKETS
+        self.queue_time = self._distribution(
+            "request_queue_time_seconds", "Wait for a turn here", LATENCY_BUCKETS
         )
-        self.prompt_length = self._distribution("request_prompt_tokens", "Tokens of a prompt", LENGTH_BUCKETS)
-        self.answer_length = self._distribution("request_generation_tokens", "Tokens of an answer", LENGTH_BUCKETS)
+        self.first_token = self._distribution(
+            "time_to_first_token_seconds", "Arrival to first token", LATENCY_BUCKETS
+        )
+        self.whole = self._distribution(
+            "e2e_request_latency_seconds", "Arrival to last token", LATENCY_BUCKETS
+        )
+        self.per_token = self._distribution(
+            "request_time_per_output_token_seconds",
+            "A request's mean time a token after its first",
+            TOKEN_BUCKETS,
+        )
+        self.prompt_length = self._distribution(
+            "request_prompt_tokens", "Tokens of a prompt", LENGTH_BUCKETS
+        )
+        self.answer_length = self._distribution(
+            "request_generation_tokens", "Tokens of an answer", LENGTH_BUCKETS
+        )
         self.between_tokens = self._distribution(
             "inter_token_latency_seconds", "Between a choice's pieces", TOKEN_BUCKETS
         )
         self.queued_by_tier: Callable[[], Mapping[int, int]] = dict
-        """Reads the number of requests that wait for their turn. Tiers without any are left out, except the usual."""
+        """Reads the number of requests that wait for their turn. Tiers without any are left out,
+        except the usual."""
         self.demand: Callable[[], Mapping[str, tuple[int, int]]] = dict
-        """Reads the numbers of `DEMAND` by model, for an autoscaler. A model without requests has zeros."""
+        """Reads the numbers of `DEMAND` by model, for an autoscaler. A model without requests has
+        zeros."""
         registry.register(LabelledGauges("tier", QUEUE, self._queue_lengths))
-        registry.register(LabelledGauges("model_name", DEMAND, lambda: sorted(self.demand().items())))
+        registry.register(
+            LabelledGauges("model_name", DEMAND, lambda: sorted(self.demand().items()))
+        )
 
     def _queue_lengths(self) -> list[tuple[str, list[int]]]:
-        return [(str(tier), [length]) for tier, length in sorted({0: 0, **self.queued_by_tier()}.items())]
+        return [
+            (str(tier), [length])
+            for tier, length in sorted({0: 0, **self.queued_by_tier()}.items())
+        ]
 
     def _counter(self, name: str, documentation: str, *labels: str) -> LabelledCounter:
         return LabelledCounter(f"headwater_{name}", documentation, labels, registry=self.registry)
 
-    def _distribution(self, name: str, documentation: str, bounds: Sequence[float]) -> LabelledHistogram:
+    def _distribution(
+        self, name: str, documentation: str, bounds: Sequence[float]
+    ) -> LabelledHistogram:
         name = f"headwater_{name}"
-        return LabelledHistogram(name, documentation, bounds, ("model_name",), registry=self.registry)
+        return LabelledHistogram(
+            name, documentation, bounds, ("model_name",), registry=self.registry
+        )
 
     def page(self, *, with_tenants: bool) -> bytes:
         """Page that Prometheus reads; without tenants for callers that may not know of others."""
@@ -144,7 +207,9 @@ class Metrics:
             use.cached_tokens += cached_tokens
             use.output_tokens += num_output_tokens
 
-    def _count_tenant(self, tenant: str, num_prompt_tokens: int, cached_tokens: int, num_output_tokens: int) -> None:
+    def _count_tenant(
+        self, tenant: str, num_prompt_tokens: int, cached_tokens: int, num_output_tokens: int
+    ) -> None:
         if tenant not in self._tenants:
             if len(self._tenants) < MAX_TENANTS:
                 self._tenants.add(tenant)

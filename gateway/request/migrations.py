@@ -1,5 +1,5 @@
-"""Bounds how often requests migrate on suspicion and lets suspects run one at a time, so that one fault does not become
-many.
+"""Bounds how often requests migrate on suspicion and lets suspects run one at a time, so that one
+fault does not become many.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Migrations:
         return True
 
     async def alone(self, model_key: str) -> Callable[[], None]:
-        """Waits until no other suspect of an engine's death is being tried, here or by another gateway; returns the
-        function that ends the trial."""
+        """Waits until no other suspect of an engine's death is being tried, here or by another
+        gateway; returns the function that ends the trial."""
         room = self._rooms[model_key]
         await room.acquire()
         try:
@@ -54,8 +54,8 @@ class Migrations:
         return room.release
 
     def doubt(self, model_key: str, engine: Incarnation) -> None:
-        """Notes that a doubted answer runs on an engine: it was on another engine when that died, and has not got any
-        further since."""
+        """Notes that a doubted answer runs on an engine: it was on another engine when that died,
+        and has not got any further since."""
         self.doubts.begin(model_key, engine)
         self._num_doubted[engine] = self.num_doubted(engine) + 1
         self._num_doubted.move_to_end(engine)

@@ -1,4 +1,5 @@
-"""The message that opens the streams of a generation's choices at an output processor and an engine."""
+"""The message that opens the streams of a generation's choices at an output processor and an
+engine."""
 
 from __future__ import annotations
 
@@ -12,9 +13,13 @@ from .choice import Choice
 from .generation import Generation
 
 
-def open_request(generation: Generation, decision: Decision, choices: Sequence[Choice], virtual_time: float) -> Open:
-    """Message of a generation's choices. `virtual_time`: time of their beginning in their tenant's virtual time."""
-    request, prepared = generation.request, generation.prepared
+def open_request(
+    generation: Generation, decision: Decision, choices: Sequence[Choice], virtual_time: float
+) -> Open:
+    """Message of a generation's choices. `virtual_time`: time of their beginning in their tenant's
+    virtual time."""
+    request = generation.request
+    prepared = generation.prepared
     caller = request.caller
     add = engine_pb2.Add(
         request_id=caller.request_id,
@@ -56,11 +61,14 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
 def _holder_of(decision: Decision) -> engine_pb2.Holder | None:
     if (holder := decision.holder) is None:
         return None
-    return engine_pb2.Holder(address=holder.member.address, epoch=holder.member.epoch, num_tokens=holder.num_tokens)
+    return engine_pb2.Holder(
+        address=holder.member.address, epoch=holder.member.epoch, num_tokens=holder.num_tokens
+    )
 
 
 def go_on(opening: Open, choice: Choice, *, is_whole: bool) -> None:
-    """Makes the message go on with a choice behind its tokens. `is_whole`: only their text is missing."""
+    """Makes the message go on with a choice behind its tokens. `is_whole`: only their text is
+    missing."""
     opening.add.output_ids[:] = choice.output_ids
     opening.delivered_bytes[:] = [choice.delivered_bytes]
     if is_whole:
@@ -68,20 +76,24 @@ def go_on(opening: Open, choice: Choice, *, is_whole: bool) -> None:
 
 
 def stream_context(generation: Generation) -> bytes:
-    """Context that another gateway needs to resume the generation; empty when it cannot be resumed."""
+    """Context that another gateway needs to resume the generation; empty when it cannot be
+    resumed."""
     context = generation.request.context
     return context.encode(generation.prepared.sampling.seed) if context is not None else b""
 
 
 def _charge_of(generation: Generation) -> Charge:
-    """Data that the output processor does not count itself and needs to write the usage record if this gateway dies."""
+    """Data that the output processor does not count itself and needs to write the usage record if
+    this gateway dies."""
     grant = generation.grant
     return Charge(
         record_id=grant.request_id,
         key_id=grant.tenant.key_id,
         prompt_tokens=generation.num_prompt_tokens,
         cached_tokens=generation.cached_tokens,
-        output_tokens=sum(each.num_output_tokens for each in generation.choices if each.finish_reason is not None),
+        output_tokens=sum(
+            each.num_output_tokens for each in generation.choices if each.finish_reason is not None
+        ),
         prompt_alone=not generation.is_answered,
         charged_prompt_tokens=grant.charged_prompt_tokens,
         charged_output_tokens=grant.charged_output_tokens,

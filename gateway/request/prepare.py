@@ -15,10 +15,11 @@ from .generation import Generation
 
 
 async def prepare(cluster: Cluster, generation: Generation) -> None:
-    """Prepares a generation. Raises `BadRequest`, `NotFound`, `Unavailable`, and `StreamNotKept` for a resumed one that
-    has changed."""
+    """Prepares a generation. Raises `BadRequest`, `NotFound`, `Unavailable`, and `StreamNotKept`
+    for a resumed one that has changed."""
     request = generation.request
-    tenant, tier = request.caller.tenant, request.caller.tier
+    tenant = request.caller.tenant
+    tier = request.caller.tier
     await cluster.cold_starts.text_stages(request.model, tenant=tenant.key, tier=tier)
     generation.model = cluster.model(request.model)
     generation.namespace = cluster.namespaces.of(
@@ -41,9 +42,12 @@ async def prepare(cluster: Cluster, generation: Generation) -> None:
         sampling.seed = secrets.randbits(63)
     num_choices = sampling.n if sampling.use_beam_search else max(sampling.n, sampling.best_of)
     if num_choices > sampling.n:
-        # The best are found by their tokens' log probabilities, whether or not the client wants to see these.
+        # The best are found by their tokens' log probabilities, whether or not the client wants to
+        # see these.
         sampling.logprobs = True
-    generation.choices = [Choice(i, request.first_index + i, generation.prompt) for i in range(num_choices)]
+    generation.choices = [
+        Choice(i, request.first_index + i, generation.prompt) for i in range(num_choices)
+    ]
     if (found := generation.found) is not None:
         sampling.seed = found.context.seed
         generation.attempt = found.attempt
@@ -57,12 +61,17 @@ async def prepare_all(cluster: Cluster, generations: Sequence[Generation]) -> No
 
 
 async def for_each_prompt(
-    cluster: Cluster, generations: Sequence[Generation], work: Callable[[Generation], Awaitable[None]]
+    cluster: Cluster,
+    generations: Sequence[Generation],
+    work: Callable[[Generation], Awaitable[None]],
 ) -> None:
-    """Awaits `work` for the prompts of one request, a few of its tenant's and model's at a time: prompts of a model
-    whose stages are being started hold up no others. A request's only prompt waits for no other one."""
+    """Awaits `work` for the prompts of one request, a few of its tenant's and model's at a time:
+    prompts of a model whose stages are being started hold up no others. A request's only prompt
+    waits for no other one."""
     first = generations[0]
     if len(generations) == 1:
         await work(first)
         return
-    await cluster.prompt_windows.for_each((first.request.caller.tenant.key, first.request.model), generations, work)
+    await cluster.prompt_windows.for_each(
+        (first.request.caller.tenant.key, first.request.model), generations, work
+    )

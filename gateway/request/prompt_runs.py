@@ -1,4 +1,5 @@
-"""Runs the prompts of one request as their turns come, at their tenant's expense, and logs it in one line."""
+"""Runs the prompts of one request as their turns come, at their tenant's expense, and logs it in
+one line."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from .generation_run import run_generation
 
 
 async def run_all(cluster: Cluster, generations: Sequence[Generation], sink: Sink) -> None:
-    """Runs the prepared prompts of one request; their choices go to `sink`. The next prompt starts when the one before
-    has its turn. The first error ends the others. A resumed request has one prompt."""
+    """Runs the prepared prompts of one request; their choices go to `sink`. The next prompt starts
+    when the one before has its turn. The first error ends the others. A resumed request has one
+    prompt."""
     async with _paid(cluster, generations) as grant:
         for generation in generations:
             generation.granted(grant)
@@ -29,14 +31,21 @@ async def run_all(cluster: Cluster, generations: Sequence[Generation], sink: Sin
                 if len(generations) == 1:
                     await run_generation(cluster, generations[0], sink)
                 else:
-                    await in_succession(partial(run_generation, cluster, each, sink) for each in generations)
+                    await in_succession(
+                        partial(run_generation, cluster, each, sink) for each in generations
+                    )
         finally:
             log_request(cluster, generations)
 
 
-def _paid(cluster: Cluster, generations: Sequence[Generation]) -> AbstractAsyncContextManager[Grant]:
-    first, accounts = generations[0], cluster.accounts
-    caller, model, use = first.request.caller, first.request.model, partial(_use_of, generations)
+def _paid(
+    cluster: Cluster, generations: Sequence[Generation]
+) -> AbstractAsyncContextManager[Grant]:
+    first = generations[0]
+    accounts = cluster.accounts
+    caller = first.request.caller
+    model = first.request.model
+    use = partial(_use_of, generations)
     if first.found is not None:
         return accounts.resumed(caller, model, _resumed(first, first.found), use)
     return accounts.paid(caller, model, _need_of(generations), use)
@@ -83,7 +92,8 @@ def log_request(cluster: Cluster, generations: Sequence[Generation]) -> None:
     """Logs a request in one line, however many prompts and choices it has."""
     if not cluster.log.is_enabled_for(logging.INFO):
         return
-    first, timelines = generations[0], [each.timeline for each in generations]
+    first = generations[0]
+    timelines = [each.timeline for each in generations]
     outcomes = {timeline.outcome for timeline in timelines}
     first_tokens = [timeline.ttft for timeline in timelines if timeline.ttft is not None]
     cluster.log.info(

@@ -1,5 +1,5 @@
-"""The turns of a request's choices. Choices enter the gateway's queue one at a time, each with its part of its tenant's
-share, and other requests pass between them.
+"""The turns of a request's choices. Choices enter the gateway's queue one at a time, each with its
+part of its tenant's share, and other requests pass between them.
 
 Knows the queue and the shares of tenants; knows nothing about what a choice computes.
 """
@@ -44,7 +44,8 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Held(Generic[ChoiceT]):
-    """The turn and the share that choices which began together hold until the last of them has ended."""
+    """The turn and the share that choices which began together hold until the last of them has
+    ended."""
 
     choices: Sequence[ChoiceT]
     num_running: int
@@ -55,8 +56,8 @@ class _Held(Generic[ChoiceT]):
 
 
 class PromptTurns(Generic[ChoiceT]):
-    """The turns of one prompt's choices. `guess` predicts what choices will be given, `cost` is what they were
-    given."""
+    """The turns of one prompt's choices. `guess` predicts what choices will be given, `cost` is
+    what they were given."""
 
     def __init__(
         self,
@@ -68,8 +69,12 @@ class PromptTurns(Generic[ChoiceT]):
         guess: Callable[[Sequence[ChoiceT], bool], Part],
         cost: Callable[[Sequence[ChoiceT], bool], Part],
     ) -> None:
-        self._admission, self._fair, self._entrance, self._place = admission, fair, entrance, place
-        self._guess, self._cost = guess, cost
+        self._admission = admission
+        self._fair = fair
+        self._entrance = entrance
+        self._place = place
+        self._guess = guess
+        self._cost = cost
         self._waiting = deque(choices)
         self._held: dict[ChoiceT, _Held[ChoiceT]] = {}
         self._early_share: Share | None = None
@@ -86,16 +91,20 @@ class PromptTurns(Generic[ChoiceT]):
 
     def virtual_time(self, choices: Sequence[ChoiceT]) -> float:
         """Time at which choices began, in their tenant's virtual time; the earliest of several."""
-        return min((self._held[each].share.virtual_time for each in choices if each in self._held), default=0.0)
+        return min(
+            (self._held[each].share.virtual_time for each in choices if each in self._held),
+            default=0.0,
+        )
 
     def first_share(self, *, together: bool) -> float:
-        """Takes the share of the first choice, or of all that begin together, before it enters the queue. Returns the
-        virtual time at which it begins."""
+        """Takes the share of the first choice, or of all that begin together, before it enters the
+        queue. Returns the virtual time at which it begins."""
         self._early_share = self._share(self._waiting if together else [self._waiting[0]])
         return self._early_share.virtual_time
 
     async def next(self) -> list[ChoiceT]:
-        """Waits for the turn of the next choice. Choices behind it that need not wait at all are returned with it."""
+        """Waits for the turn of the next choice. Choices behind it that need not wait at all are
+        returned with it."""
         given = await self._begin(1, 1)
         while self._waiting and (turn := self._along()) is not None:
             given.append(self._waiting[0])
@@ -135,15 +144,23 @@ class PromptTurns(Generic[ChoiceT]):
             self.ended(choice)
 
     async def _begin(self, count: int, num_choices: int) -> list[ChoiceT]:
-        """Takes the next `count` choices through the entrance and the queue, where they count as `num_choices`."""
-        place, entrance = self._place, self._entrance
+        """Takes the next `count` choices through the entrance and the queue, where they count as
+        `num_choices`."""
+        place = self._place
+        entrance = self._entrance
         await entrance.enter(num_choices)
         choices = list(itertools.islice(self._waiting, count))
-        share, self._early_share = self._early_share or self._share(choices), None
+        share = self._early_share or self._share(choices)
+        self._early_share = None
         num_tokens = 0 if self._has_first else place.num_prompt_tokens
         try:
             turn = await self._admission.take(
-                place.tier, share.virtual_time, place.model_key, place.tenant.key, num_tokens, num_choices
+                place.tier,
+                share.virtual_time,
+                place.model_key,
+                place.tenant.key,
+                num_tokens,
+                num_choices,
             )
         except BaseException:
             _drop(share)
@@ -164,7 +181,9 @@ class PromptTurns(Generic[ChoiceT]):
 
     def _share(self, choices: Sequence[ChoiceT]) -> Share:
         part = self._guess(choices, not self._has_first)
-        return self._fair.request(self._place.tenant, part.uncached, part.output, queue=self._place.queue)
+        return self._fair.request(
+            self._place.tenant, part.uncached, part.output, queue=self._place.queue
+        )
 
     def _give(self, choices: list[ChoiceT], num_choices: int, turn: Turn, share: Share) -> None:
         held = _Held(choices, len(choices), not self._has_first, num_choices, turn, share)

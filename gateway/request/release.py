@@ -1,5 +1,5 @@
-"""Releases a generation's streams before its answer's end: cancels them, or leaves them to the client that resumes
-it."""
+"""Releases a generation's streams before its answer's end: cancels them, or leaves them to the
+client that resumes it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ def release(generation: Generation, reason: str) -> None:
         choice.stream = None
     if streams:
         stream_ids = [stream.stream_id for stream in streams]
-        streams[0].session.detach(stream_ids, generation.num_prompt_tokens, generation.num_output_tokens)
+        streams[0].session.detach(
+            stream_ids, generation.num_prompt_tokens, generation.num_output_tokens
+        )
 
 
 def _is_left(generation: Generation) -> bool:
-    """Whether the streams go on: the client's connection or this gateway ends, and the request was neither cancelled
-    nor is late."""
+    """Whether the streams go on: the client's connection or this gateway ends, and the request was
+    neither cancelled nor is late."""
     if not isinstance(sys.exc_info()[1], asyncio.CancelledError):
         return False
-    deadline, cause = generation.request.caller.deadline, generation.cancelled_by
+    deadline = generation.request.caller.deadline
+    cause = generation.cancelled_by
     is_late = deadline is not None and time.monotonic() >= deadline
     return not is_late and (cause is None or isinstance(cause, errors.Unavailable))

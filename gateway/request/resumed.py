@@ -1,8 +1,8 @@
-"""A request that another gateway or an earlier connection began: it is found by its id, repeated from the start and
-continued.
+"""A request that another gateway or an earlier connection began: it is found by its id, repeated
+from the start and continued.
 
-The renderer leaves out the events that the client has. It renders them all the same, since the next event depends on
-the state that rendering left.
+The renderer leaves out the events that the client has. It renders them all the same, since the next
+event depends on the state that rendering left.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def caller_of(found: Found, caller: Caller) -> Caller:
 
 
 def check_repeatable(field: str, sampling: common_pb2.Sampling, num_prompts: int = 1) -> None:
-    """Raises `BadRequest` for what cannot be told twice in the same order. `field` asks for a resumable stream."""
+    """Raises `BadRequest` for what cannot be told twice in the same order. `field` asks for a
+    resumable stream."""
     for what, is_there in (
         ("several prompts", num_prompts > 1),
         ("beam search", sampling.use_beam_search),
@@ -58,17 +59,20 @@ def bare_id(shown: str) -> str:
 
 
 async def find(cluster: Cluster, tenant: str, request_id: str) -> Found:
-    """Finds a request. Raises `StreamNotKept`, or `Unavailable` while an output processor that may have it is out of
-    reach."""
+    """Finds a request. Raises `StreamNotKept`, or `Unavailable` while an output processor that may
+    have it is out of reach."""
     return await _ask_outputs(cluster, request_id, lambda session: session.find(request_id, tenant))
 
 
 async def forget(cluster: Cluster, tenant: str, request_id: str) -> None:
-    """Drops the stream: what runs of it ends as soon as its reader leaves. Raises as `find` does."""
+    """Drops the stream: what runs of it ends as soon as its reader leaves. Raises as `find`
+    does."""
     await _ask_outputs(cluster, request_id, lambda session: session.forget(request_id, tenant))
 
 
-async def _ask_outputs(cluster: Cluster, request_id: str, ask: Callable[[OutputSession], Awaitable[ReplyT]]) -> ReplyT:
+async def _ask_outputs(
+    cluster: Cluster, request_id: str, ask: Callable[[OutputSession], Awaitable[ReplyT]]
+) -> ReplyT:
     """Asks output processors, the likeliest first."""
     fault: errors.Unavailable | None = None
     for session in cluster.outputs.in_order_for(request_id):
@@ -80,7 +84,9 @@ async def _ask_outputs(cluster: Cluster, request_id: str, ask: Callable[[OutputS
             fault = error
     if fault is None and not cluster.outputs.is_whole:
         # The gateway may have just started, for example.
-        fault = errors.Unavailable("not every output processor is within reach", code="output_processor_unavailable")
+        fault = errors.Unavailable(
+            "not every output processor is within reach", code="output_processor_unavailable"
+        )
     try:
         raise fault or StreamNotKept(request_id)
     finally:
@@ -89,8 +95,8 @@ async def _ask_outputs(cluster: Cluster, request_id: str, ask: Callable[[OutputS
 
 
 class ResumedDispatcher(Dispatcher):
-    """Goes on with the streams that were found. A generation whose engine or output processor dies meanwhile is
-    dispatched as any other."""
+    """Goes on with the streams that were found. A generation whose engine or output processor dies
+    meanwhile is dispatched as any other."""
 
     _attached: output_processor_pb2.Attached | None = None
 
@@ -113,13 +119,16 @@ class ResumedDispatcher(Dispatcher):
 
     async def _go_on(self, found: Found) -> None:
         generation = self._generation
-        ended, streams = self._begin(), self._streams(generation.choices)
+        ended = self._begin()
+        streams = self._streams(generation.choices)
         session = self._cluster.outputs.at(found.address)
         generation.grant.counted_by.add(session)
         try:
             record_id = "" if found.is_charged else generation.grant.request_id
             tenant_key = generation.request.caller.tenant.key
-            ids = session.attach(found.request_id, tenant_key, streams, self._on_attached, record_id)
+            ids = session.attach(
+                found.request_id, tenant_key, streams, self._on_attached, record_id
+            )
             for stream, stream_id in zip(streams, ids, strict=True):
                 stream.opened(session, stream_id)
             await ended
@@ -150,4 +159,5 @@ class ResumedDispatcher(Dispatcher):
         if self._first_starts:
             # As in the attempt that began it: the choice that computed the prompt counts.
             first = min(self._first_starts.values(), key=attrgetter("cached_tokens"))
-            generation.cached_tokens, generation.cached_by_tier = first.cached_tokens, dict(first.cached_by_tier)
+            generation.cached_tokens = first.cached_tokens
+            generation.cached_by_tier = dict(first.cached_by_tier)

@@ -1,4 +1,5 @@
-"""Sinks of answers that cannot be written at once: gathered whole, or held and merged until there is room."""
+"""Sinks of answers that cannot be written at once: gathered whole, or held and merged until there
+is room."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ class Piece(msgspec.Struct):
     def reasoning(self) -> str:
         return "".join(self.thoughts)
 
-    def add(self, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> None:
+    def add(
+        self, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None
+    ) -> None:
         self.texts.append(text)
         self.token_ids += token_ids
         self.logprobs += logprobs
@@ -60,7 +63,8 @@ class Piece(msgspec.Struct):
         for call in self.calls:
             if call.index == delta.index:
                 call.arguments.append(said)
-                call.id, call.name = call.id or delta.id, call.name or delta.name
+                call.id = call.id or delta.id
+                call.name = call.name or delta.name
                 return
         self.calls.append(CallPiece(delta.index, delta.id, delta.name, [said], is_text))
 
@@ -71,7 +75,14 @@ class Gathered:
     def __init__(self) -> None:
         self.answers: dict[Choice, Piece] = {}
 
-    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+    def piece(
+        self,
+        choice: Choice,
+        text: str,
+        token_ids: list[int],
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> bool:
         self.of(choice).add(text, token_ids, logprobs, parts)
         return True
 
@@ -85,12 +96,20 @@ class Gathered:
 
 
 class Held:
-    """Pieces that a reader has not taken yet: one merged piece a choice. The credit of the choice bounds it."""
+    """Pieces that a reader has not taken yet: one merged piece a choice. The credit of the choice
+    bounds it."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, Piece] = {}
 
-    def add(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> None:
+    def add(
+        self,
+        choice: Choice,
+        text: str,
+        token_ids: list[int],
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> None:
         piece = self._pieces.get(choice.index)
         if piece is None:
             piece = self._pieces[choice.index] = Piece(choice)
@@ -98,11 +117,13 @@ class Held:
 
     @property
     def waits_for_scores(self) -> bool:
-        """Whether the pieces have to wait for the prompt's log probabilities, which are still coming."""
+        """Whether the pieces have to wait for the prompt's log probabilities, which are still
+        coming."""
         return any(piece.choice.prompt.awaits_scores for piece in self._pieces.values())
 
     def pop(self, choice: Choice | None = None) -> Piece | None:
-        """Removes and returns the oldest piece, or the one of a choice; its tokens count as taken."""
+        """Removes and returns the oldest piece, or the one of a choice; its tokens count as
+        taken."""
         index = choice.index if choice is not None else next(iter(self._pieces), None)
         piece = self._pieces.pop(index, None) if index is not None else None
         if piece is not None:
@@ -118,7 +139,14 @@ class PieceQueue:
         self._ended: list[Choice] = []
         self._news = asyncio.Event()
 
-    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+    def piece(
+        self,
+        choice: Choice,
+        text: str,
+        token_ids: list[int],
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> bool:
         self._held.add(choice, text, token_ids, logprobs, parts)
         self._news.set()
         return False
@@ -128,8 +156,8 @@ class PieceQueue:
         self._news.set()
 
     async def read(self, work: asyncio.Task[None]) -> AsyncIterator[Piece | Choice]:
-        """Yields pieces, and choices that have ended behind their last piece, until `work` is done; raises the error of
-        `work`."""
+        """Yields pieces, and choices that have ended behind their last piece, until `work` is done;
+        raises the error of `work`."""
         work.add_done_callback(lambda _: self._news.set())
         while True:
             self._news.clear()
@@ -147,13 +175,21 @@ class PieceQueue:
 
 
 class OrderedQueue:
-    """A sink that a loop reads: every reader gets the same pieces, however slow. Credit bounds what waits."""
+    """A sink that a loop reads: every reader gets the same pieces, however slow. Credit bounds what
+    waits."""
 
     def __init__(self) -> None:
         self._waiting: deque[Piece | Choice] = deque()
         self._news = asyncio.Event()
 
-    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+    def piece(
+        self,
+        choice: Choice,
+        text: str,
+        token_ids: list[int],
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> bool:
         piece = Piece(choice)
         piece.add(text, token_ids, logprobs, parts)
         self._waiting.append(piece)
@@ -165,8 +201,8 @@ class OrderedQueue:
         self._news.set()
 
     async def read(self, work: asyncio.Task[None]) -> AsyncIterator[Piece | Choice]:
-        """Yields pieces, and choices that have ended, in their order until `work` is done; raises the error of
-        `work`."""
+        """Yields pieces, and choices that have ended, in their order until `work` is done; raises
+        the error of `work`."""
         work.add_done_callback(lambda _: self._news.set())
         while True:
             self._news.clear()

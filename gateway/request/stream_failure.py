@@ -12,7 +12,8 @@ ENGINE_UNAVAILABLE = "engine_unavailable"
 OUTPUT_PROCESSOR_UNAVAILABLE = "output_processor_unavailable"
 BROKEN = (common_pb2.FINISH_REASON_ERROR, common_pb2.FINISH_REASON_CANCELLED)
 DEADLINE = "deadline_exceeded"
-"""Reason of an engine that cancels a late request by itself, which may be ahead of the gateway's own clock."""
+"""Reason of an engine that cancels a late request by itself, which may be ahead of the gateway's
+own clock."""
 SLOW_READER = "slow_reader"
 """Reason with which an engine cancels a request whose client reads no tokens."""
 
@@ -60,7 +61,9 @@ class StreamLost(errors.Unavailable):
 
     def __init__(self, message: str, cause: Cause, *, has_left: bool = False) -> None:
         """`has_left`: the stage had said before that it leaves."""
-        super().__init__(message, code=ENGINE_UNAVAILABLE if cause.is_of_engine else OUTPUT_PROCESSOR_UNAVAILABLE)
+        super().__init__(
+            message, code=ENGINE_UNAVAILABLE if cause.is_of_engine else OUTPUT_PROCESSOR_UNAVAILABLE
+        )
         self.cause = cause
         self.is_fault = cause is not Cause.HANDED_OVER and not has_left
 

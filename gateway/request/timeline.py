@@ -1,7 +1,8 @@
-"""The timeline of one prompt: the time at which it reached each stage, the decisions there, and how long they took.
+"""The timeline of one prompt: the time at which it reached each stage, the decisions there, and how
+long they took.
 
-Shown in three ways: plain data to explain a request, spans for a collector, a receipt for the client. Times are seconds
-of `time.perf_counter`.
+Shown in three ways: plain data to explain a request, spans for a collector, a receipt for the
+client. Times are seconds of `time.perf_counter`.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Timeline(msgspec.Struct, gc=False):
 
     @property
     def is_exact(self) -> bool:
-        """Whether every attempt computed with the same bits, so that the answer is that of an undisturbed one."""
+        """Whether every attempt computed with the same bits, so that the answer is that of an
+        undisturbed one."""
         return len({attempt.decision.member.numerics_id for attempt in self.attempts}) <= 1
 
     @property
@@ -86,8 +88,8 @@ class Timeline(msgspec.Struct, gc=False):
         return _between(self.queued_at, self.admitted_at)
 
     def forget_hashes(self) -> None:
-        """Forgets the hashes of the prompt's blocks, which a long prompt has thousands of. To be called once no more
-        attempts follow."""
+        """Forgets the hashes of the prompt's blocks, which a long prompt has thousands of. To be
+        called once no more attempts follow."""
         for attempt in self.attempts:
             attempt.decision.hashes = ()
 
@@ -105,7 +107,9 @@ class Timeline(msgspec.Struct, gc=False):
             fields |= {"predicted_cached_tokens": decision.predicted_cached_tokens}
             span.part("route", attempt.asked_at, attempt.dispatched_at, **fields)
             if attempt.ended_at is not None:
-                span.part("stream", attempt.dispatched_at, attempt.ended_at, error=attempt.error, **fields)
+                span.part(
+                    "stream", attempt.dispatched_at, attempt.ended_at, error=attempt.error, **fields
+                )
 
     def stretches(self) -> dict[str, float | None]:
         """Seconds of each section, in their order; `engine_` ones are by the engine's clock."""
@@ -119,7 +123,9 @@ class Timeline(msgspec.Struct, gc=False):
             "engine_queue": start.queue_seconds if start is not None else None,
             "engine_prefill": start.prefill_seconds if start is not None else None,
             "to_first_token": self.ttft,
-            "after_first_token": _between(self.first_token_at, last.ended_at if last is not None else None),
+            "after_first_token": _between(
+                self.first_token_at, last.ended_at if last is not None else None
+            ),
             "total": self.seconds,
         }
 
@@ -135,7 +141,9 @@ def work_fields(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | Non
         "tokens_per_step": round(sum(work.output_tokens for work in done) / max(steps, 1), 2),
         "draft_tokens": sum(work.draft_tokens for work in done),
         "accepted_tokens": sum(work.accepted_tokens for work in done),
-        "mean_batch_size": round(sum(work.mean_batch * work.steps for work in done) / max(steps, 1), 2),
+        "mean_batch_size": round(
+            sum(work.mean_batch * work.steps for work in done) / max(steps, 1), 2
+        ),
         "preemptions": sum(work.preemptions for work in done),
     }
 

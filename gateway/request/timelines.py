@@ -1,10 +1,11 @@
-"""The timelines of the requests that ended last, within a bound of memory. They are found on any gateway.
+"""The timelines of the requests that ended last, within a bound of memory. They are found on any
+gateway.
 
 A gateway that does not know a request asks the others over the bus. Knows nothing about HTTP.
 
-NOTE: thousands of requests are kept, each in a dozen objects. What they are made of, here and in the modules of
-decisions and timelines, has no cycles and is left out of collections (`gc=False`, tuples): one took 30 ms
-(2026-11-27).
+NOTE: thousands of requests are kept, each in a dozen objects. What they are made of, here and in
+the modules of decisions and timelines, has no cycles and is left out of collections (`gc=False`,
+tuples): one took 30 ms (2026-11-27).
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class _Question(msgspec.Struct):
     tenant: str
 
 
-_questions, _explanations = msgspec.msgpack.Decoder(_Question), msgspec.json.Decoder(Explanation)
+_questions = msgspec.msgpack.Decoder(_Question)
+_explanations = msgspec.json.Decoder(Explanation)
 
 
 class Timelines:
@@ -87,18 +89,30 @@ class Timelines:
         self.gateway_id = gateway_id
         self.num_bytes = 0
         self.find_here: Callable[[str, str], Explanation | None] = self.find
-        """Finds what other gateways ask for, by request id and tenant key: also what still runs, where it is known."""
-        self._bus, self._max_bytes = bus, max_bytes
+        """Finds what other gateways ask for, by request id and tenant key: also what still runs,
+        where it is known."""
+        self._bus = bus
+        self._max_bytes = max_bytes
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Timelines]:
         """Answers the other gateways for the length of a scope."""
-        async with self._bus.subscribe(subjects.EXPLAIN) as questions, owned_task(self._answer(questions)):
+        async with (
+            self._bus.subscribe(subjects.EXPLAIN) as questions,
+            owned_task(self._answer(questions)),
+        ):
             yield self
 
     def begin(
-        self, request_id: str, tenant: Tenant, model: str, client_request_id: str, trace_id: str, *, age: float
+        self,
+        request_id: str,
+        tenant: Tenant,
+        model: str,
+        client_request_id: str,
+        trace_id: str,
+        *,
+        age: float,
     ) -> Explanation:
         """Head of an explanation. `age` is the number of seconds since the request came."""
         return Explanation(
@@ -119,7 +133,8 @@ class Timelines:
         return known is None or len(known.prompts) < MAX_PROMPTS
 
     def keep(self, head: Explanation, prompt: EndedPrompt) -> None:
-        """Keeps a prompt that has ended; `head` is its request's. To be called where `has_room` is true."""
+        """Keeps a prompt that has ended; `head` is its request's. To be called where `has_room` is
+        true."""
         if (known := self._kept.get(head.id)) is None:
             known = self._kept[head.id] = _Kept(head, ())
             self.num_bytes += _OVERHEAD_BYTES
@@ -130,15 +145,21 @@ class Timelines:
             self.num_bytes -= oldest.num_bytes
 
     def youngest(self, count: int, tenant: str | None = None) -> Iterator[Explanation]:
-        """Requests among the `count` that ended last: those of the tenant with this key, or all; the last one first."""
+        """Requests among the `count` that ended last: those of the tenant with this key, or all;
+        the last one first."""
         for known in itertools.islice(reversed(self._kept.values()), count):
             if tenant in (None, known.head.tenant_key):
                 yield known.to_explanation()
 
     def find(self, request_id: str, tenant: str) -> Explanation | None:
-        """The request's explanation; None where there is none, also for a request of another tenant."""
+        """The request's explanation; None where there is none, also for a request of another
+        tenant."""
         known = self._kept.get(request_id)
-        return known.to_explanation() if known is not None and known.head.tenant_key == tenant else None
+        return (
+            known.to_explanation()
+            if known is not None and known.head.tenant_key == tenant
+            else None
+        )
 
     async def ask_others(self, request_id: str, tenant: str) -> Explanation | None:
         question = msgspec.msgpack.encode(_Question(request_id, tenant))
@@ -150,7 +171,10 @@ class Timelines:
         async for message in questions:
             with contextlib.suppress(msgspec.DecodeError):
                 question = _questions.decode(message.payload)
-                if message.reply and (known := self.find_here(question.request_id, question.tenant)) is not None:
+                if (
+                    message.reply
+                    and (known := self.find_here(question.request_id, question.tenant)) is not None
+                ):
                     answer = encode(known)
                     if len(answer) <= MAX_ANSWER_BYTES:
                         await self._bus.publish(message.reply, answer)

@@ -1,12 +1,15 @@
-"""Leaves a replica alone after it failed, longer each time, and lets one request try it before the rest."""
+"""Leaves a replica alone after it failed, longer each time, and lets one request try it before the
+rest."""
 
 from __future__ import annotations
 
-_FIRST_SECONDS, _MAX_SECONDS = 1.0, 30.0
+_FIRST_SECONDS = 1.0
+_MAX_SECONDS = 30.0
 
 
 class Breaker:
-    """Closed: requests pass. Open: none does until `retry_at`; then one passes, and its outcome decides."""
+    """Closed: requests pass. Open: none does until `retry_at`; then one passes, and its outcome
+    decides."""
 
     def __init__(self) -> None:
         self._pause = 0.0

@@ -1,4 +1,5 @@
-"""The cost of sending a request to a replica, in seconds, part by part. Knows nothing about choosing."""
+"""The cost of sending a request to a replica, in seconds, part by part. Knows nothing about
+choosing."""
 
 from __future__ import annotations
 
@@ -28,10 +29,11 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
     filled: float
     """Share of KV blocks that would be in use."""
     hand_over: float = 0.0
-    """Time from the first token until another replica has the prompt's last blocks and has computed a step, where this
-    one computes prompts for others."""
+    """Time from the first token until another replica has the prompt's last blocks and has computed
+    a step, where this one computes prompts for others."""
     stall: float = 0.0
-    """Time that this prefill costs the requests that decode meanwhile, where others compute prompts for this one."""
+    """Time that this prefill costs the requests that decode meanwhile, where others compute prompts
+    for this one."""
 
 
 TIMES = ("drain", "own", "pressure", "slow", "hand_over", "stall")

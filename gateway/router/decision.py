@@ -1,4 +1,5 @@
-"""A decision of the router and its reasons. A receipt holds everything that is needed to score the decision again."""
+"""A decision of the router and its reasons. A receipt holds everything that is needed to score the
+decision again."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ class Decision(msgspec.Struct, kw_only=True, gc=False):
     holder: Holder | None = None
     """Another replica that may have more of the prompt cached than the chosen one."""
     successor: Member | None = None
-    """The replica that is expected to go on, where the chosen one computes the prompt and one token. The next attempt
-    may still choose another one."""
+    """The replica that is expected to go on, where the chosen one computes the prompt and one
+    token. The next attempt may still choose another one."""
     max_chunk_tokens: int = 0
     """Most tokens of a prompt that the replica computes in one step; 0: unknown."""
     actual_cached_tokens: int | None = None
@@ -108,7 +109,9 @@ class Decision(msgspec.Struct, kw_only=True, gc=False):
             "successor": None if self.successor is None else self.successor.replica_id,
             "holder": None if self.holder is None else _held(self.holder),
             "predicted_prefill_seconds": round(self.predicted_seconds, 6),
-            "actual_prefill_seconds": round(self.actual_seconds, 6) if self.actual_seconds is not None else None,
+            "actual_prefill_seconds": round(self.actual_seconds, 6)
+            if self.actual_seconds is not None
+            else None,
             "num_candidates": self.num_candidates,
             "candidates": [_plain(candidate) for candidate in self.candidates],
         }

@@ -1,4 +1,5 @@
-"""The replicas of every model, kept by membership and load messages. Knows nothing about choosing."""
+"""The replicas of every model, kept by membership and load messages. Knows nothing about
+choosing."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ class Fleet:
     """Use within `running`."""
 
     def __init__(self, bus: Bus, members: Members, clock: Callable[[], float]) -> None:
-        self._bus, self._members, self._clock = bus, members, clock
+        self._bus = bus
+        self._members = members
+        self._clock = clock
         self._models: dict[str, dict[str, Replica]] = {}
         self._rates: dict[str, tuple[float, dict[str, Rates]]] = {}
 
@@ -50,12 +53,16 @@ class Fleet:
     def replica(self, member: Member) -> Replica:
         """NOTE: it may have left since it was chosen; what is counted then counts nowhere."""
         known = self.of(member.model_key).get(member.replica_id)
-        return known if known is not None and known.member.epoch == member.epoch else Replica(member)
+        return (
+            known if known is not None and known.member.epoch == member.epoch else Replica(member)
+        )
 
     def expect(self, member: Member | None) -> Replica | None:
-        """Adds to the number of requests that are expected to go on at a replica, and returns it; None: at none.
+        """Adds to the number of requests that are expected to go on at a replica, and returns it;
+        None: at none.
 
-        NOTE: what is added is taken from that replica again, which may have left and joined meanwhile.
+        NOTE: what is added is taken from that replica again, which may have left and joined
+        meanwhile.
         """
         replica = self.replica(member) if member is not None else None
         if replica is not None:

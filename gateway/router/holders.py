@@ -15,10 +15,13 @@ def replica_of(replicas: Mapping[str, Replica], incarnation: Incarnation | None)
 
 
 def num_lent_tokens(
-    replicas: Mapping[str, Replica], matched: Mapping[str, int], failed: Collection[Incarnation], now: float
+    replicas: Mapping[str, Replica],
+    matched: Mapping[str, int],
+    failed: Collection[Incarnation],
+    now: float,
 ) -> int:
-    """Tokens of a prompt that a replica has most of and may lend. `matched`: blocks of the prompt that each replica
-    has; `failed` are those that failed the request."""
+    """Tokens of a prompt that a replica has most of and may lend. `matched`: blocks of the prompt
+    that each replica has; `failed` are those that failed the request."""
     able = (
         replica.block_size * matched.get(replica_id, 0)
         for replica_id, replica in replicas.items()
@@ -28,16 +31,26 @@ def num_lent_tokens(
 
 
 def find_holder(
-    replicas: Mapping[str, Replica], owner: Replica | None, decision: Decision, chosen: Candidate, seen: list[Candidate]
+    replicas: Mapping[str, Replica],
+    owner: Replica | None,
+    decision: Decision,
+    chosen: Candidate,
+    seen: list[Candidate],
 ) -> Holder | None:
-    """The replica that has most of the prompt, where that is more than the chosen one has: its blocks may come sooner
-    from there than they are computed. One that has failed lends nothing."""
+    """The replica that has most of the prompt, where that is more than the chosen one has: its
+    blocks may come sooner from there than they are computed. One that has failed lends nothing."""
     if owner is not None and owner.member.replica_id != chosen.replica_id:
-        holder, num_tokens = owner, decision.num_prompt_tokens
+        holder = owner
+        num_tokens = decision.num_prompt_tokens
     else:
         able = [each for each in seen if each.guard not in ("failed", "failing")]
         best = max(able, key=lambda each: each.parts.matched_tokens, default=chosen)
-        holder, num_tokens = replicas[best.replica_id], best.parts.matched_tokens
+        holder = replicas[best.replica_id]
+        num_tokens = best.parts.matched_tokens
     if num_tokens <= chosen.parts.matched_tokens:
         return None
-    return Holder(holder.member, num_tokens) if holder.member.numerics_id == decision.member.numerics_id else None
+    return (
+        Holder(holder.member, num_tokens)
+        if holder.member.numerics_id == decision.member.numerics_id
+        else None
+    )

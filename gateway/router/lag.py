@@ -1,7 +1,8 @@
 """How late events come: the 99th percentile of the last few hundred.
 
-Ages of events are read from two clocks. The least age that a replica's events had lately is subtracted, since the
-offset of its clock cannot be told from the shortest way: what is left is by how much events came later than that.
+Ages of events are read from two clocks. The least age that a replica's events had lately is
+subtracted, since the offset of its clock cannot be told from the shortest way: what is left is by
+how much events came later than that.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections import deque
 from .replica import Incarnation
 
 LEAST_SECONDS = 60.0
-"""Length of a window: least ages are those of this window and the one before. A clock that is set back is known by its
-new offset after two."""
+"""Length of a window: least ages are those of this window and the one before. A clock that is set
+back is known by its new offset after two."""
 MAX_SECONDS = 10.0
-"""Longest time for which a late event is expected: a prompt that is wrongly taken for cached costs trust."""
+"""Longest time for which a late event is expected: a prompt that is wrongly taken for cached costs
+trust."""
 _NUM_KEPT = 512
 _EVERY = 32
 """Events between two looks; sorting each time would cost more than it tells."""
@@ -38,7 +40,8 @@ class EventLag:
         return min(2 * self.p99, MAX_SECONDS)
 
     def observe(self, incarnation: Incarnation, age: float, now: float) -> float:
-        """Takes the age of an event by both clocks; returns its lag. Both are seconds, and an age may be negative."""
+        """Takes the age of an event by both clocks; returns its lag. Both are seconds, and an age
+        may be negative."""
         seconds = age - self._least_age(incarnation, age, now)
         self._seconds.append(seconds)
         self._num_new += 1

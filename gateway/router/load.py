@@ -1,7 +1,9 @@
-"""How busy one replica is: what gateways sent there, to the token and at once, and what the replica reports.
+"""How busy one replica is: what gateways sent there, to the token and at once, and what the replica
+reports.
 
-A report is always a little late, and late reports send every request of a burst to the same replica; what was sent
-from here, or told to be sent by other gateways, is therefore counted here, and a report only corrects it.
+A report is always a little late, and late reports send every request of a burst to the same
+replica; what was sent from here, or told to be sent by other gateways, is therefore counted here,
+and a report only corrects it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Load:
         self.reported = ReplicaLoad()
         self.reported_at: float | None = None
         self.num_requests = 0
-        """Requests of all gateways that are on their way there or run there, as far as gateways reported them."""
+        """Requests of all gateways that are on their way there or run there, as far as gateways
+        reported them."""
         self._unstarted: dict[InFlight, None] = {}
         self._own_tokens = 0
         self._own_blocks = 0
@@ -42,7 +45,9 @@ class Load:
         self._others_tokens = 0.0
         self._head_since = 0.0
 
-    def add(self, num_tokens: int, num_blocks: int, now: float, *, is_own: bool = False) -> InFlight:
+    def add(
+        self, num_tokens: int, num_blocks: int, now: float, *, is_own: bool = False
+    ) -> InFlight:
         """A request leaves for the replica, from this gateway or from another one."""
         if not self._unstarted:
             self._head_since = now
@@ -71,24 +76,34 @@ class Load:
     def report(self, load: ReplicaLoad, now: float) -> None:
         """Takes a load message.
 
-        What it counts beyond the requests known here belongs to gateways out of reach. What it counts less is done, or
+        What it counts beyond the requests known here belongs to gateways out of reach. What it
+        counts less is done, or
         on its way: only requests that it must know by now are written off.
         """
-        self.reported, self.reported_at = load, now
+        self.reported = load
+        self.reported_at = now
         own = self._own_pending(now)
         self._others_tokens = max(0.0, load.num_prefill_tokens - own)
         if load.num_prefill_tokens == 0 and load.num_waiting == 0:
-            for request in [each for each in self._unstarted if now - each.sent_at > _SETTLED_SECONDS]:
+            for request in [
+                each for each in self._unstarted if now - each.sent_at > _SETTLED_SECONDS
+            ]:
                 self.started(request, now)
 
     def drain_tokens(self, now: float, tps: float) -> float:
-        """Prompt tokens that wait or run there: what was sent, less what must be computed by now at `tps`."""
+        """Prompt tokens that wait or run there: what was sent, less what must be computed by now at
+        `tps`."""
         age = now - self.reported_at if self.reported_at is not None else 0.0
         return self._own_pending(now, tps) + max(0.0, self._others_tokens - tps * age)
 
     def sent_tokens(self, now: float, tps: float) -> float:
-        """As `drain_tokens`, of this gateway's requests alone. Progress counts for each gateway by its part."""
-        return self._own_pending(now, tps) * self._sent_tokens / self._own_tokens if self._sent_tokens else 0.0
+        """As `drain_tokens`, of this gateway's requests alone. Progress counts for each gateway by
+        its part."""
+        return (
+            self._own_pending(now, tps) * self._sent_tokens / self._own_tokens
+            if self._sent_tokens
+            else 0.0
+        )
 
     def used_blocks(self) -> int:
         """Blocks in use there, or soon in use by requests that the replica has not started."""
@@ -96,10 +111,13 @@ class Load:
 
     def batch(self) -> int:
         """Requests that decode together, as reported or as known here."""
-        return max(self.reported.num_running, self.num_requests - len(self._unstarted)) + len(self._unstarted)
+        return max(self.reported.num_running, self.num_requests - len(self._unstarted)) + len(
+            self._unstarted
+        )
 
     def _own_pending(self, now: float, tps: float = 0.0) -> float:
-        """NOTE: the first request in line is not done before its replica says so, so progress ends short of it."""
+        """NOTE: the first request in line is not done before its replica says so, so progress ends
+        short of it."""
         if not self._unstarted:
             return 0.0
         head = next(iter(self._unstarted))

@@ -10,13 +10,17 @@ from headwater.services.index.kv_index import Column
 
 from ..counters import LabelledCounter, LabelledGauges, LabelledHistogram
 
-_MICROSECONDS = tuple(each * 1e-6 for each in (50, 100, 200, 300, 500, 750, 1000, 2000, 5000, 10_000))
+_MICROSECONDS = tuple(
+    each * 1e-6 for each in (50, 100, 200, 300, 500, 750, 1000, 2000, 5000, 10_000)
+)
 
 
 class RouterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, documentation: str, *labels: str) -> LabelledCounter:
-            return LabelledCounter(f"headwater_router_{name}", documentation, labels, registry=registry)
+            return LabelledCounter(
+                f"headwater_router_{name}", documentation, labels, registry=registry
+            )
 
         self.decisions = counter("decisions", "Requests routed, by what decided", "reason")
         self.seconds = LabelledHistogram(
@@ -26,21 +30,27 @@ class RouterMetrics:
         self.actual = counter("actual_cached_tokens", "Of the same requests, found cached")
         self.event_lag = LabelledHistogram(
             "headwater_router_event_lag_seconds",
-            "How much later than at best in the last minutes a replica's cache events become known here",
+            "How much later than at best in the last minutes a replica's cache events become "
+            "known here",
             (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
             registry=registry,
         ).of()
-        self.doubted = counter("doubted", "Prefills that left a replica's trust below 0.7", "replica")
+        self.doubted = counter(
+            "doubted", "Prefills that left a replica's trust below 0.7", "replica"
+        )
 
 
 def trust_gauge(trust: Callable[[], Mapping[str, float]]) -> LabelledGauges:
     """Trust in the replicas that are there. One that has left is not exported any longer."""
     gauges = {"headwater_router_trust": "How far a replica's column is believed, 0 to 1"}
-    return LabelledGauges("replica", gauges, lambda: ((name, [value]) for name, value in trust().items()))
+    return LabelledGauges(
+        "replica", gauges, lambda: ((name, [value]) for name, value in trust().items())
+    )
 
 
 def index_gauges(columns: Callable[[], Sequence[Column]]) -> LabelledGauges:
-    """How much is known of each replica's cache; the replica's own numbers are in its heartbeats."""
+    """How much is known of each replica's cache; the replica's own numbers are in its
+    heartbeats."""
     gauges = {
         "headwater_index_blocks": "Blocks known to be cached",
         "headwater_index_batch": "The last batch of events taken in",
@@ -49,5 +59,7 @@ def index_gauges(columns: Callable[[], Sequence[Column]]) -> LabelledGauges:
     return LabelledGauges(
         "replica",
         gauges,
-        lambda: ((each.replica_id, (len(each.blocks), each.seq, each.is_synced)) for each in columns()),
+        lambda: (
+            (each.replica_id, (len(each.blocks), each.seq, each.is_synced)) for each in columns()
+        ),
     )

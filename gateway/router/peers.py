@@ -1,8 +1,8 @@
 """Several gateways, one account: each tells the others what it sends where, within a millisecond.
 
-What a gateway told is forgotten three seconds after its last word, and put right by its beat each second, since the
-bus may lose or turn round what it carries. With each beat come the requests whose prompts are not computed, and after
-a loss of the bus all of them. Knows nothing about choosing.
+What a gateway told is forgotten three seconds after its last word, and put right by its beat each
+second, since the bus may lose or turn round what it carries. With each beat come the requests whose
+prompts are not computed, and after a loss of the bus all of them. Knows nothing about choosing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ TELL_SECONDS = 0.001
 BEAT_SECONDS = 1.0
 EXPIRY_SECONDS = 3.0
 TURN_SECONDS = 0.01
-"""Time between two gateways that take turns: the later one has heard where the requests of the earlier one went."""
+"""Time between two gateways that take turns: the later one has heard where the requests of the
+earlier one went."""
 _YOUNG_SECONDS = 0.5
 """A beat may have been overtaken by what was added since."""
 _MAX_ENTRIES = 1000
@@ -60,7 +61,10 @@ class Peers:
     """Use within `running`."""
 
     def __init__(self, bus: Bus, fleet: Fleet, epoch: int, clock: Callable[[], float]) -> None:
-        self._bus, self._fleet, self.epoch, self._clock = bus, fleet, epoch, clock
+        self._bus = bus
+        self._fleet = fleet
+        self.epoch = epoch
+        self._clock = clock
         self._numbers = itertools.count(1)
         self._live: dict[int, _Sent] = {}
         self._update = InFlightUpdate(epoch=epoch)
@@ -68,7 +72,8 @@ class Peers:
         self._peers: dict[int, _Peer] = {}
         self._reconnected = asyncio.Event()
         self._repeats_until = -math.inf
-        """End of the time after a loss of the bus in which beats come with started requests as well."""
+        """End of the time after a loss of the bus in which beats come with started requests as
+        well."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Peers]:
@@ -88,7 +93,8 @@ class Peers:
 
     @property
     def turn_seconds(self) -> float:
-        """Time until it is this gateway's turn, where all gateways have the same to do in the same moment."""
+        """Time until it is this gateway's turn, where all gateways have the same to do in the same
+        moment."""
         return TURN_SECONDS * sum(epoch < self.epoch for epoch in self._peers)
 
     @property
@@ -130,7 +136,8 @@ class Peers:
             await self._is_told.wait()
             await asyncio.sleep(TELL_SECONDS)
             self._is_told.clear()
-            update, self._update = self._update, InFlightUpdate(epoch=self.epoch)
+            update = self._update
+            self._update = InFlightUpdate(epoch=self.epoch)
             await self._publish(update)
 
     async def _beat(self) -> None:
@@ -148,7 +155,11 @@ class Peers:
         await self._repeat(list(self._live) if is_whole else self._unstarted())
         await self._publish(
             InFlightUpdate(
-                epoch=self.epoch, is_beat=True, live=self._live, unstarted=self._unstarted(), names_unstarted=True
+                epoch=self.epoch,
+                is_beat=True,
+                live=self._live,
+                unstarted=self._unstarted(),
+                names_unstarted=True,
             )
         )
 
@@ -162,7 +173,11 @@ class Peers:
             # Some may have ended while others were published.
             sent = [self._live[number] for number in some if number in self._live]
             started = [each.entry.number for each in sent if each.is_started]
-            await self._publish(InFlightUpdate(epoch=self.epoch, added=[each.entry for each in sent], started=started))
+            await self._publish(
+                InFlightUpdate(
+                    epoch=self.epoch, added=[each.entry for each in sent], started=started
+                )
+            )
 
     async def _publish(self, update: InFlightUpdate) -> None:
         await self._bus.publish(subjects.in_flight(self.epoch), update.SerializeToString())
@@ -186,7 +201,8 @@ class Peers:
             self._take_beat(peer, update, now)
 
     def _take_beat(self, peer: _Peer, update: InFlightUpdate, now: float) -> None:
-        live, unstarted = set(update.live), set(update.unstarted)
+        live = set(update.live)
+        unstarted = set(update.unstarted)
         for number, told in list(peer.requests.items()):
             if number not in live:
                 if now - told.request.sent_at > _YOUNG_SECONDS:

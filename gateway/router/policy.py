@@ -1,5 +1,5 @@
-"""Policies, which say which candidate is best: a policy is an expression over the parts of a cost; the lowest value
-wins."""
+"""Policies, which say which candidate is best: a policy is an expression over the parts of a cost;
+the lowest value wins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from .cost import Parts
 
 ALPHA = 2.0
-"""A second of this request's prefill weighs more than one of waiting: it also keeps others waiting."""
+"""A second of this request's prefill weighs more than one of waiting: it also keeps others
+waiting."""
 LAMBDA = 1.0
 """Decode steps by which a slower batch is felt."""
 SPREAD = 0.05
@@ -18,7 +19,14 @@ Policy = Callable[[Parts], float]
 
 
 def seconds(parts: Parts) -> float:
-    return parts.drain + ALPHA * parts.own + parts.pressure + LAMBDA * parts.slow + parts.hand_over + parts.stall
+    return (
+        parts.drain
+        + ALPHA * parts.own
+        + parts.pressure
+        + LAMBDA * parts.slow
+        + parts.hand_over
+        + parts.stall
+    )
 
 
 def load_only(parts: Parts) -> float:

@@ -1,4 +1,5 @@
-"""How fast replicas are: the mean of what equal ones say, since what one alone learns is noise between equals.
+"""How fast replicas are: the mean of what equal ones say, since what one alone learns is noise
+between equals.
 
 Replicas are equal when their numerics id is: same weights, device, kernels, layout.
 """
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from headwater.services.runtime.member import ReplicaLoad
 
 DEFAULT_PREFILL_TPS = 2000.0
-"""Prompt tokens a second before a replica of the model has reported any. It is used for a moment, so that only its
-relation to the other parts of the cost matters."""
+"""Prompt tokens a second before a replica of the model has reported any. It is used for a moment,
+so that only its relation to the other parts of the cost matters."""
 
 
 @dataclass(frozen=True, slots=True)

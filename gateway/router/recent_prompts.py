@@ -1,4 +1,5 @@
-"""The prompts that were sent last, by the hashes of their blocks: from them people are shown the hottest prefixes."""
+"""The prompts that were sent last, by the hashes of their blocks: from them people are shown the
+hottest prefixes."""
 
 from __future__ import annotations
 

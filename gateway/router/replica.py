@@ -1,4 +1,5 @@
-"""A replica as the router knows it: who it is, how busy, how reliable, how far its column is believed."""
+"""A replica as the router knows it: who it is, how busy, how reliable, how far its column is
+believed."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ EXPECTED_OUTPUT = 128
 
 @dataclass(slots=True, eq=False)
 class RoutedTokens:
-    """Prompt tokens of the requests that this gateway sent to a replica and that were computed there."""
+    """Prompt tokens of the requests that this gateway sent to a replica and that were computed
+    there."""
 
     num_prompt: int = 0
     num_predicted: int = 0
@@ -45,7 +47,8 @@ class Replica:
     breaker: Breaker = field(default_factory=Breaker)
     routed: RoutedTokens = field(default_factory=RoutedTokens)
     num_expected: int = 0
-    """Requests of this gateway whose prompts are computed elsewhere, and that will probably go on here."""
+    """Requests of this gateway whose prompts are computed elsewhere, and that will probably go on
+    here."""
 
     def parts(
         self,
@@ -56,12 +59,17 @@ class Replica:
         now: float,
         lent_tokens: int = 0,
     ) -> Parts:
-        """The cost of a request here, with `matched_tokens` of its prompt in the index, and `lent_tokens` of it at
-        another replica."""
-        reported, block_size = self.load.reported, self.block_size
+        """The cost of a request here, with `matched_tokens` of its prompt in the index, and
+        `lent_tokens` of it at another replica."""
+        reported = self.load.reported
+        block_size = self.block_size
         believed = min(int(self.trust.value * matched_tokens), num_prompt_tokens - 1)
         num_uncached = num_prompt_tokens - believed
-        num_blocks = self.load.used_blocks() + (num_uncached + min(max_tokens, EXPECTED_OUTPUT)) // block_size + 1
+        num_blocks = (
+            self.load.used_blocks()
+            + (num_uncached + min(max_tokens, EXPECTED_OUTPUT)) // block_size
+            + 1
+        )
         filled = num_blocks / reported.num_total_blocks if reported.num_total_blocks else 0.0
         return Parts(
             drain=self.load.drain_tokens(now, rates.prefill_tps) / rates.prefill_tps,
@@ -73,11 +81,16 @@ class Replica:
             filled=filled,
         )
 
-    def _prefill_seconds(self, num_tokens: int, num_cached: int, num_lent: int, rates: Rates) -> float:
-        """Seconds of a prefill. Tokens that are not cached here are computed, or pulled where that is sooner."""
+    def _prefill_seconds(
+        self, num_tokens: int, num_cached: int, num_lent: int, rates: Rates
+    ) -> float:
+        """Seconds of a prefill. Tokens that are not cached here are computed, or pulled where that
+        is sooner."""
         num_pulled = max(0, min(num_lent, num_tokens - 1) - num_cached)
         num_computed = num_tokens - num_cached - num_pulled
-        seconds = num_computed / rates.prefill_tps + num_pulled * self.seconds_per_pulled_token(rates)
+        seconds = num_computed / rates.prefill_tps + num_pulled * self.seconds_per_pulled_token(
+            rates
+        )
         return seconds + num_cached * self._seconds_per_hit_token(rates)
 
     def seconds_per_pulled_token(self, rates: Rates) -> float:
@@ -85,15 +98,18 @@ class Replica:
         return min(self.load.reported.seconds_per_pulled_token or math.inf, 1 / rates.prefill_tps)
 
     def _seconds_per_hit_token(self, rates: Rates) -> float:
-        """Seconds to bring a token from a tier behind the device; those of computing it, where that is sooner."""
+        """Seconds to bring a token from a tier behind the device; those of computing it, where that
+        is sooner."""
         return min(self.load.reported.seconds_per_hit_token, 1 / rates.prefill_tps)
 
     def standing(self, column: Column | None) -> tuple[bool, int]:
-        """Two facts of the index: it has all that this incarnation reported; and how full the cache is by that, in
-        sixteenths, since finer differences mean nothing once caches are full."""
+        """Two facts of the index: it has all that this incarnation reported; and how full the cache
+        is by that, in sixteenths, since finer differences mean nothing once caches are full."""
         if column is None or column.epoch != self.member.epoch:
             return False, 0
-        return column.is_synced, 16 * len(column.stored) // (self.load.reported.num_total_blocks or 1)
+        return column.is_synced, 16 * len(column.stored) // (
+            self.load.reported.num_total_blocks or 1
+        )
 
     def guard(self, parts: Parts, now: float) -> str:
         """Why the replica should not get the request; empty: it may."""

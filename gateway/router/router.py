@@ -1,4 +1,5 @@
-"""Chooses the replica that answers soonest: the one that holds the prompt's prefix, unless waiting there costs more.
+"""Chooses the replica that answers soonest: the one that holds the prompt's prefix, unless waiting
+there costs more.
 
 Knows membership, index and load; knows nothing about sessions, tenants or HTTP. One thread uses it.
 """
@@ -76,7 +77,8 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class Router:
-    """Use within `running`. A request's life: `consult` (may wait), `choose`, `dispatched`, `started`, `finished`."""
+    """Use within `running`. A request's life: `consult` (may wait), `choose`, `dispatched`,
+    `started`, `finished`."""
 
     def __init__(
         self,
@@ -90,9 +92,12 @@ class Router:
         epoch: int | None = None,
         logged_share: float = 0.0,
     ) -> None:
-        """`epoch` names this life of the gateway to others; drawn where it is not given. `logged_share` of the requests
-        leave their receipts in the log."""
-        self._members, self._feed, self._score, self._clock = members, feed, score, clock
+        """`epoch` names this life of the gateway to others; drawn where it is not given.
+        `logged_share` of the requests leave their receipts in the log."""
+        self._members = members
+        self._feed = feed
+        self._score = score
+        self._clock = clock
         self._logged_share = logged_share
         self._fleet = Fleet(bus, members, clock)
         self.peers = Peers(bus, self._fleet, epoch or new_epoch(), clock)
@@ -134,9 +139,11 @@ class Router:
         await self._members.wait_for(is_there)
 
     def replicas(self) -> list[tuple[Replica, Column | None]]:
-        """Each replica, and what the index knows of its cache: None where it follows no events of it."""
+        """Each replica, and what the index knows of its cache: None where it follows no events of
+        it."""
         return [
-            (each, self._feed.index(each.member.model_key).column(each.member.replica_id)) for each in self._fleet.all()
+            (each, self._feed.index(each.member.model_key).column(each.member.replica_id))
+            for each in self._fleet.all()
         ]
 
     def holders(self, model_key: str, block_hash: bytes) -> list[str]:
@@ -150,7 +157,8 @@ class Router:
 
     @property
     def event_lag(self) -> float:
-        """Seconds by which what an engine caches becomes known here later than at best, p99; 0: nothing was heard."""
+        """Seconds by which what an engine caches becomes known here later than at best, p99; 0:
+        nothing was heard."""
         return self._lag.p99
 
     def num_in_flight(self, model_key: str) -> int:
@@ -158,13 +166,16 @@ class Router:
         return sum(replica.load.num_requests for replica in self._fleet.of(model_key).values())
 
     def has_room(self, model_key: str, num_tokens: int, num_prompts: int) -> bool:
-        """Replicas let this gateway have one more prompt waiting there: beside `num_tokens` that are on their
-        way there, and `num_prompts` that were sent and have not started.
+        """Replicas let this gateway have one more prompt waiting there: beside `num_tokens` that
+        are on their way there, and `num_prompts` that were sent and have not started.
 
-        A replica needs no more prompts waiting than it runs at once. Short prompts within its credit of tokens would be
-        hundreds, sent in one burst that holds up everything else.
+        A replica needs no more prompts waiting than it runs at once. Short prompts within its
+        credit of tokens would be hundreds, sent in one burst that holds up everything else.
         """
-        now, room, num_seats, is_served = self._clock(), float(-num_tokens), 0, False
+        now = self._clock()
+        room = float(-num_tokens)
+        num_seats = 0
+        is_served = False
         rates = self._fleet.rates(model_key, now)
         for replica in self._fleet.of(model_key).values():
             if replica.is_draining:
@@ -175,14 +186,19 @@ class Router:
             if credit is None:
                 room = math.inf
             else:
-                room += max(0.0, credit - replica.load.sent_tokens(now, rates[replica.member.numerics_id].prefill_tps))
+                room += max(
+                    0.0,
+                    credit
+                    - replica.load.sent_tokens(now, rates[replica.member.numerics_id].prefill_tps),
+                )
             if room > 0 and num_prompts < num_seats:
                 return True
         # Where no replica takes requests, one that is sent finds out why.
         return not is_served
 
     async def consult(self, model_key: str, block_hashes: bytes) -> None:
-        """Asks Redis where the local index is not sure of itself; returns at once where it is. Never raises."""
+        """Asks Redis where the local index is not sure of itself; returns at once where it is.
+        Never raises."""
         if not self._feed.is_sure(model_key):
             await self._feed.consult(model_key, _split(block_hashes))
 
@@ -198,14 +214,19 @@ class Router:
         lender: Incarnation | None = None,
         may_hand_over: bool = False,
     ) -> Decision:
-        """The replica for a prompt whose full blocks hash to `block_hashes` (16 bytes each, one after another).
+        """The replica for a prompt whose full blocks hash to `block_hashes` (16 bytes each, one
+        after another).
 
-        `exclude` names incarnations that failed this request; `numerics_id` is what its answer so far was computed
-        with, if there is any; `lender` is the one that gave it away last, and may still hold its blocks. A request that
-        may be handed over can be computed at two replicas. Raises `Unavailable` when none is left.
+        `exclude` names incarnations that failed this request; `numerics_id` is what its answer so
+        far was computed with, if there is any; `lender` is the one that gave it away last, and may
+        still hold its blocks. A request that may be handed over can be computed at two replicas.
+        Raises `Unavailable` when none is left.
         """
-        started, now, hashes = time.perf_counter(), self._clock(), _split(block_hashes)
-        replicas, rates = self._fleet.of(model_key), self._fleet.rates(model_key, now)
+        started = time.perf_counter()
+        now = self._clock()
+        hashes = _split(block_hashes)
+        replicas = self._fleet.of(model_key)
+        rates = self._fleet.rates(model_key, now)
         owner = replica_of(replicas, lender)
         splitting = Splitting(replicas.values(), is_lent=bool(numerics_id) and owner is not None)
         asked = _Asked(hashes, num_prompt_tokens, max_tokens, exclude, numerics_id, owner)
@@ -214,50 +235,65 @@ class Router:
         if not able:
             raise _none_left(seen)
         chosen, reason = self._pick(able, hashes)
-        decision = _decide(replicas[chosen.replica_id], chosen, reason, seen, hashes, num_prompt_tokens)
+        decision = _decide(
+            replicas[chosen.replica_id], chosen, reason, seen, hashes, num_prompt_tokens
+        )
         decision.holder = find_holder(replicas, owner, decision, chosen, seen)
         if may_hand_over:
             of_kind = rates[decision.member.numerics_id]
-            decision.successor = splitting.successor(replicas[chosen.replica_id], seen, num_prompt_tokens, of_kind)
+            decision.successor = splitting.successor(
+                replicas[chosen.replica_id], seen, num_prompt_tokens, of_kind
+            )
         self._metrics.decisions.add(reason)
         self._metrics.seconds(time.perf_counter() - started)
         return decision
 
     def dispatched(self, decision: Decision, request_id: str, *, is_first: bool = True) -> Dispatch:
-        """A prompt leaves for the chosen replica: from here on it counts there, and so do its blocks. Receipts are
-        logged of the first prompt of a request alone."""
-        now, replica, num_uncached = self._clock(), self._fleet.replica(decision.member), decision.num_uncached_tokens
-        in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now, is_own=True)
+        """A prompt leaves for the chosen replica: from here on it counts there, and so do its
+        blocks. Receipts are logged of the first prompt of a request alone."""
+        now = self._clock()
+        replica = self._fleet.replica(decision.member)
+        num_uncached = decision.num_uncached_tokens
+        in_flight = replica.load.add(
+            num_uncached, num_uncached // decision.block_size + 1, now, is_own=True
+        )
         replica.breaker.sent(now)
         successor = self._fleet.expect(decision.successor)
         self._remember(rendezvous.prefix_of(decision.hashes), decision.replica_id, now)
         self._recent_prompts.add(decision.member.model_key, decision.hashes, now)
         believed = max(EXPECT_SECONDS, self._lag.expected_within, 2 * decision.predicted_seconds)
         if self._fleet.has(decision.member):
-            self._feed.expect(decision.member, decision.hashes, believed, start=decision.num_matched_blocks)
+            self._feed.expect(
+                decision.member, decision.hashes, believed, start=decision.num_matched_blocks
+            )
         number = self.peers.added(decision.member, in_flight)
         return Dispatch(decision, request_id, replica, successor, in_flight, now, number, is_first)
 
     def started(self, dispatch: Dispatch, cached_tokens: int) -> None:
         """The prompt is computed; `cached_tokens` of it were found in the cache."""
-        decision, replica = dispatch.decision, dispatch.replica
+        decision = dispatch.decision
+        replica = dispatch.replica
         now = self._clock()
         replica.load.started(dispatch.in_flight, now)
         replica.breaker.succeeded()
         if decision.actual_cached_tokens is not None:
             return
         self.peers.started(dispatch.number)
-        decision.actual_cached_tokens, decision.actual_seconds = cached_tokens, now - dispatch.sent_at
+        decision.actual_cached_tokens = cached_tokens
+        decision.actual_seconds = now - dispatch.sent_at
         replica.trust.observe(decision.predicted_cached_tokens, cached_tokens)
         self._metrics.predicted.add(by=decision.predicted_cached_tokens)
         self._metrics.actual.add(by=cached_tokens)
-        replica.routed.add(decision.num_prompt_tokens, decision.predicted_cached_tokens, cached_tokens)
+        replica.routed.add(
+            decision.num_prompt_tokens, decision.predicted_cached_tokens, cached_tokens
+        )
         if replica.trust.is_doubted:
             self._metrics.doubted.add(replica.member.replica_id)
             self._feed.doubt(replica.member)
 
     def finished(self, dispatch: Dispatch, *, failed: bool = False) -> None:
-        """The request is over there. `failed`: by a fault of the replica, which is then left alone for a while."""
+        """The request is over there. `failed`: by a fault of the replica, which is then left alone
+        for a while."""
         if dispatch.is_over:
             return
         dispatch.is_over = True
@@ -269,7 +305,9 @@ class Router:
         if failed:
             dispatch.replica.breaker.failed(now)
         if dispatch.is_first and (failed or self._is_logged(dispatch.request_id)):
-            structlog.get_logger().info("routed", request_id=dispatch.request_id, receipt=dispatch.decision.receipt)
+            structlog.get_logger().info(
+                "routed", request_id=dispatch.request_id, receipt=dispatch.decision.receipt
+            )
 
     def _is_logged(self, request_id: str) -> bool:
         """All attempts of a request, on all gateways, or none."""
@@ -288,9 +326,14 @@ class Router:
         now: float,
     ) -> list[Candidate]:
         """Every replica of the model, scored."""
-        index, num_tokens = self._feed.index(model_key), asked.num_tokens
+        index = self._feed.index(model_key)
+        num_tokens = asked.num_tokens
         matched = index.lookup(asked.hashes)
-        num_lent = num_tokens if asked.owner is not None else num_lent_tokens(replicas, matched, asked.exclude, now)
+        num_lent = (
+            num_tokens
+            if asked.owner is not None
+            else num_lent_tokens(replicas, matched, asked.exclude, now)
+        )
         seen = []
         for replica_id, replica in replicas.items():
             matched_tokens = matched.get(replica_id, 0) * replica.block_size
@@ -298,7 +341,9 @@ class Router:
                 # Its events may still be on their way.
                 matched_tokens = num_tokens
             of_kind = rates[replica.member.numerics_id]
-            parts = replica.parts(num_tokens, matched_tokens, asked.max_tokens, of_kind, now, num_lent)
+            parts = replica.parts(
+                num_tokens, matched_tokens, asked.max_tokens, of_kind, now, num_lent
+            )
             parts = splitting.with_costs(replica, parts, num_tokens, of_kind)
             guard = "failed" if replica.incarnation in asked.exclude else replica.guard(parts, now)
             if not guard and asked.numerics_id and replica.member.numerics_id != asked.numerics_id:
@@ -307,13 +352,22 @@ class Router:
             is_synced, cached = replica.standing(index.column(replica_id))
             age = replica.load_age(now)
             seen.append(
-                Candidate(replica_id, parts, self._score(parts), replica.trust.value, is_synced, age, guard, cached)
+                Candidate(
+                    replica_id,
+                    parts,
+                    self._score(parts),
+                    replica.trust.value,
+                    is_synced,
+                    age,
+                    guard,
+                    cached,
+                )
             )
         return seen
 
     def _pick(self, able: list[Candidate], hashes: tuple[bytes, ...]) -> tuple[Candidate, str]:
-        """The best, and among those as good the one with fewest requests, then the one least lately used; for a prompt
-        that is cached nowhere, first the one whose cache has most room."""
+        """The best, and among those as good the one with fewest requests, then the one least lately
+        used; for a prompt that is cached nowhere, first the one whose cache has most room."""
         if len(able) == 1:
             return able[0], "only"
         prefix = rendezvous.prefix_of(hashes)
@@ -344,8 +398,11 @@ class Router:
 
 
 def _split(block_hashes: bytes) -> tuple[bytes, ...]:
-    """NOTE: a tuple, since the garbage collector goes through lists for as long as their requests run."""
-    return tuple([block_hashes[start : start + HASH_LEN] for start in range(0, len(block_hashes), HASH_LEN)])
+    """NOTE: a tuple, since the garbage collector goes through lists for as long as their requests
+    run."""
+    return tuple(
+        [block_hashes[start : start + HASH_LEN] for start in range(0, len(block_hashes), HASH_LEN)]
+    )
 
 
 def _able(seen: list[Candidate]) -> list[Candidate]:
@@ -373,7 +430,8 @@ def _decide(
     hashes: tuple[bytes, ...],
     num_prompt_tokens: int,
 ) -> Decision:
-    block_size, parts = replica.block_size, chosen.parts
+    block_size = replica.block_size
+    parts = chosen.parts
     return Decision(
         member=replica.member,
         reason=reason,
@@ -385,7 +443,9 @@ def _decide(
         block_size=block_size,
         max_chunk_tokens=replica.load.reported.max_chunk_tokens,
         # A token is always computed, and only whole blocks are found.
-        predicted_cached_tokens=min(parts.matched_tokens, num_prompt_tokens - 1) // block_size * block_size,
+        predicted_cached_tokens=min(parts.matched_tokens, num_prompt_tokens - 1)
+        // block_size
+        * block_size,
         predicted_seconds=parts.drain + parts.own,
     )
 

@@ -1,7 +1,8 @@
-"""Whether a prompt is computed at one replica and its answer at another: what that adds to the costs of either.
+"""Whether a prompt is computed at one replica and its answer at another: what that adds to the
+costs of either.
 
-Replicas have roles, which change at any time. A role is a preference: where none of the right role is left, another
-one does all of it.
+Replicas have roles, which change at any time. A role is a preference: where none of the right role
+is left, another one does all of it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from .rates import Rates
 from .replica import Replica
 
 MISPLACED = "prefill"
-"""Guard of a replica that computes prompts, for an answer whose prompt another one has computed and lends."""
+"""Guard of a replica that computes prompts, for an answer whose prompt another one has computed and
+lends."""
 STALL_WEIGHT = 0.1
-"""Seconds of waiting for a first token that weigh as much as one second by which a running answer is delayed. So
-few, because a decode engine bounds the prompts of a step: the answer's tokens still come faster than anyone reads."""
+"""Seconds of waiting for a first token that weigh as much as one second by which a running answer
+is delayed. So few, because a decode engine bounds the prompts of a step: the answer's tokens still
+come faster than anyone reads."""
 UNABLE = ("failed", "failing", "draining", "inexact")
 """Guards of candidates that no answer goes on at."""
 
@@ -32,8 +35,8 @@ class Splitting:
     """The roles of a model's replicas, for one decision."""
 
     def __init__(self, replicas: Iterable[Replica], *, is_lent: bool) -> None:
-        """`is_lent`: the answer has begun, and a replica lends what was computed of it. An answer that has begun and is
-        lost is computed as a prompt is."""
+        """`is_lent`: the answer has begun, and a replica lends what was computed of it. An answer
+        that has begun and is lost is computed as a prompt is."""
         serving = [each for each in replicas if not each.is_draining]
         self._is_lent = is_lent
         # An engine that cannot pull would compute the prompt again.
@@ -45,14 +48,21 @@ class Splitting:
         if not self._is_split or self._is_lent:
             return parts
         if replica.role == PREFILL:
-            return replace(parts, hand_over=self._hand_over_seconds(replica, parts, num_tokens, rates))
+            return replace(
+                parts, hand_over=self._hand_over_seconds(replica, parts, num_tokens, rates)
+            )
         if replica.role == DECODE:
-            return replace(parts, stall=STALL_WEIGHT * parts.own * replica.load.reported.num_running)
+            return replace(
+                parts, stall=STALL_WEIGHT * parts.own * replica.load.reported.num_running
+            )
         return parts
 
-    def _hand_over_seconds(self, replica: Replica, parts: Parts, num_tokens: int, rates: Rates) -> float:
-        """Blocks are pulled beside the prefill of later chunks, as far as it takes: those of the last chunk come behind
-        it. Then the other replica computes one step more than the chosen one would have."""
+    def _hand_over_seconds(
+        self, replica: Replica, parts: Parts, num_tokens: int, rates: Rates
+    ) -> float:
+        """Blocks are pulled beside the prefill of later chunks, as far as it takes: those of the
+        last chunk come behind it. Then the other replica computes one step more than the chosen one
+        would have."""
         pulled = min(each.seconds_per_pulled_token(rates) for each in self._others)
         num_left = min(num_tokens, replica.load.reported.max_chunk_tokens or num_tokens)
         return max(num_left * pulled, num_tokens * pulled - parts.own) + parts.slow
@@ -60,9 +70,12 @@ class Splitting:
     def guard(self, replica: Replica) -> str:
         return MISPLACED if self._is_lent and self._is_split and replica.role == PREFILL else ""
 
-    def successor(self, chosen: Replica, seen: Collection[Candidate], num_tokens: int, rates: Rates) -> Member | None:
-        """The replica that goes on soonest with what the chosen one begins, as far as is known now; None where the
-        chosen one does all of it. Of those that are about as good, the one with fewest requests."""
+    def successor(
+        self, chosen: Replica, seen: Collection[Candidate], num_tokens: int, rates: Rates
+    ) -> Member | None:
+        """The replica that goes on soonest with what the chosen one begins, as far as is known now;
+        None where the chosen one does all of it. Of those that are about as good, the one with
+        fewest requests."""
         if chosen.role != PREFILL or self._is_lent:
             return None
         others = {
@@ -71,7 +84,8 @@ class Splitting:
             if each.member.numerics_id == chosen.member.numerics_id
         }
         costs = {
-            each.replica_id: load_only(each.parts) + _pull_seconds(others[each.replica_id], each, num_tokens, rates)
+            each.replica_id: load_only(each.parts)
+            + _pull_seconds(others[each.replica_id], each, num_tokens, rates)
             for each in seen
             if each.replica_id in others and each.guard not in UNABLE
         }

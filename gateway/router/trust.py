@@ -1,4 +1,5 @@
-"""How far a replica's column is believed: what its hits turned out to be, over what was predicted."""
+"""How far a replica's column is believed: what its hits turned out to be, over what was
+predicted."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Trust:
         return self.value < DOUBT
 
     def observe(self, predicted: int, actual: int) -> None:
-        """Takes the outcome of one prefill, in tokens. Where nothing was predicted nothing is learned."""
+        """Takes the outcome of one prefill, in tokens. Where nothing was predicted nothing is
+        learned."""
         if predicted > 0:
             outcome = min(1.0, actual / predicted)
             self.value = max(FLOOR, (1 - WEIGHT) * self.value + WEIGHT * outcome)

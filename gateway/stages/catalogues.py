@@ -1,4 +1,5 @@
-"""The models that supervisors announce, with their states and the problems for which a replica cannot start.
+"""The models that supervisors announce, with their states and the problems for which a replica
+cannot start.
 
 Knows nothing about requests. Without a supervisor it is empty.
 """
@@ -35,14 +36,18 @@ class Catalogues:
 
     def __init__(self, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        self._bus, self._clock = bus, clock
+        self._bus = bus
+        self._clock = clock
         self._received: dict[str, _Received] = {}
         self._has_changed = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Catalogues]:
         """Listens for the length of a scope."""
-        async with self._bus.subscribe(subjects.EVERY_CATALOGUE) as words, owned_task(self._read(words)):
+        async with (
+            self._bus.subscribe(subjects.EVERY_CATALOGUE) as words,
+            owned_task(self._read(words)),
+        ):
             await self._bus.publish(subjects.HELLO, b"")
             yield self
 

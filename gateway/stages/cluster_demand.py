@@ -1,6 +1,7 @@
 """Requests by model on all gateways of a cluster, which any one of them reports to an autoscaler.
 
-Each gateway publishes its counts to the others; the last message of one that is gone counts for a few seconds, and as
+Each gateway publishes its counts to the others; the last message of one that is gone counts for a
+few seconds, and as
 long as the bus is away: a sum that is too small would end engines that others need.
 """
 
@@ -39,14 +40,23 @@ class _Heard:
 
 
 class ClusterDemand:
-    """Counts of all gateways. Use within `running`, or alone where there is no bus: then it knows only its own
-    gateway."""
+    """Counts of all gateways. Use within `running`, or alone where there is no bus: then it knows
+    only its own gateway."""
 
     def __init__(
-        self, bus: Bus, gateway_id: str, read: ReadDemand, *, clock: Callable[[], float] = time.monotonic
+        self,
+        bus: Bus,
+        gateway_id: str,
+        read: ReadDemand,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read` returns the requests of this gateway by model; a model that it serves has an entry without any."""
-        self._bus, self._gateway_id, self._read, self._clock = bus, gateway_id, read, clock
+        """`read` returns the requests of this gateway by model; a model that it serves has an entry
+        without any."""
+        self._bus = bus
+        self._gateway_id = gateway_id
+        self._read = read
+        self._clock = clock
         self._others: dict[str, _Heard] = {}
         self._connected_at = -EXPIRY_SECONDS
         bus.on_connected(self._on_connected)
@@ -67,10 +77,14 @@ class ClusterDemand:
         return (sum(each[0] for each in found), sum(each[1] for each in found)) if found else None
 
     def _known(self) -> list[Mapping[str, Counts]]:
-        return [self._read(), *(heard.models for heard in self._others.values() if self._counts(heard))]
+        return [
+            self._read(),
+            *(heard.models for heard in self._others.values() if self._counts(heard)),
+        ]
 
     def _counts(self, heard: _Heard) -> bool:
-        """Whether a gateway's last word still does: it was young when the bus was there last, or it is."""
+        """Whether a gateway's last word still does: it was young when the bus was there last, or it
+        is."""
         is_away = self._bus.url is not None and not self._bus.connected
         return is_away or max(heard.at, self._connected_at) > self._clock() - EXPIRY_SECONDS
 
@@ -78,7 +92,8 @@ class ClusterDemand:
         self._connected_at = self._clock()
 
     async def _publish(self) -> None:
-        """Publishes the counts. Models without requests are left out; a gateway without any reports that once."""
+        """Publishes the counts. Models without requests are left out; a gateway without any reports
+        that once."""
         said_any = False
         while True:
             models = {name: counts for name, counts in self._read().items() if any(counts)}

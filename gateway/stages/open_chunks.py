@@ -11,7 +11,8 @@ from headwater.proto.output_processor_pb2 import Open
 from headwater.services.runtime import errors
 
 CHUNK_TOKENS = 16_384
-"""Number of a prompt's tokens in one frame: at most 5 bytes each, so far below the 256 KiB that a frame may have."""
+"""Number of a prompt's tokens in one frame: at most 5 bytes each, so far below the 256 KiB that a
+frame may have."""
 CHUNK_BYTES = 64 * 1024
 """Number of a grammar's bytes in one frame."""
 MAX_HEAD_BYTES = 128 * 1024
@@ -19,20 +20,25 @@ MAX_HEAD_BYTES = 128 * 1024
 
 
 def parts_of(request: Open) -> Iterator[Open | AddPart]:
-    """The request with the first part of its prompt, then the other parts, each fit for a frame. A short grammar goes
-    along, a long one in parts of its own. Raises `BadRequest` for one whose parameters alone are too much."""
-    add, grammar = request.add, request.add.grammar
+    """The request with the first part of its prompt, then the other parts, each fit for a frame. A
+    short grammar goes along, a long one in parts of its own. Raises `BadRequest` for one whose
+    parameters alone are too much."""
+    add = request.add
+    grammar = request.add.grammar
     add.num_prompt_tokens, add.num_output_tokens = len(add.prompt_ids), len(add.output_ids)
     if not add.num_output_tokens and request.ByteSize() <= CHUNK_BYTES:
         return iter([request])
-    prompt_ids, output_ids = add.prompt_ids[:], add.output_ids[:]
+    prompt_ids = add.prompt_ids[:]
+    output_ids = add.output_ids[:]
     del add.prompt_ids[:], add.output_ids[:]
     if len(grammar) > CHUNK_BYTES:
         add.grammar = b""
     if (size := request.ByteSize()) > MAX_HEAD_BYTES:
         field, num_items = _longest(add.sampling)
         raise errors.BadRequest(
-            field, f"{field} has {num_items} entries, {size} bytes with the rest; allowed: {MAX_HEAD_BYTES} bytes"
+            field,
+            f"{field} has {num_items} entries, {size} bytes with the rest; allowed: "
+            f"{MAX_HEAD_BYTES} bytes",
         )
     add.prompt_ids[:] = prompt_ids[:CHUNK_TOKENS]
     parts = [

@@ -1,4 +1,5 @@
-"""Services that a gateway does without for now: NATS, Redis, a Redis that answers in time, the events of caches.
+"""Services that a gateway does without for now: NATS, Redis, a Redis that answers in time, the
+events of caches.
 
 It watches and reports. The code that needs a service finds out by itself, and goes on without.
 """
@@ -23,13 +24,18 @@ from ..counters import LabelledGauges
 
 ASK_SECONDS = 1.0
 NUM_LATE = 3
-"""Number of late answers in a row that count as an outage: one alone may be this process's own fault."""
-NATS, REDIS, REDIS_IN_TIME, EVENTS = "nats", "redis", "redis in time", "events"
+"""Number of late answers in a row that count as an outage: one alone may be this process's own
+fault."""
+NATS = "nats"
+REDIS = "redis"
+REDIS_IN_TIME = "redis in time"
+EVENTS = "events"
 GAUGE = {"headwater_without": "1: what the gateway goes without for now"}
 
 
 class Outages:
-    """Outages of the services of one gateway. Use within `running`. A service that is not configured is not missed."""
+    """Outages of the services of one gateway. Use within `running`. A service that is not
+    configured is not missed."""
 
     def __init__(
         self,
@@ -40,11 +46,18 @@ class Outages:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._bus, self._store, self._feed, self._clock = bus, store, feed, clock
+        self._bus = bus
+        self._store = store
+        self._feed = feed
+        self._clock = clock
         self._answers: deque[float | None] = deque(maxlen=NUM_LATE)
         """Seconds that each answer of Redis took; None: it did not answer."""
         registry.register(
-            LabelledGauges("what", GAUGE, lambda: ((what, [is_out]) for what, is_out in self._is_missed().items()))
+            LabelledGauges(
+                "what",
+                GAUGE,
+                lambda: ((what, [is_out]) for what, is_out in self._is_missed().items()),
+            )
         )
 
     @contextlib.asynccontextmanager
@@ -70,7 +83,9 @@ class Outages:
             if self._store.url is not None:
                 self._answers.append(await self._probe())
             if (missed := self.now()) != before:
-                structlog.get_logger().warning("what is gone without has changed", without=missed, before=before)
+                structlog.get_logger().warning(
+                    "what is gone without has changed", without=missed, before=before
+                )
                 before = missed
             await asyncio.sleep(ASK_SECONDS)
 

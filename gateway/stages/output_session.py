@@ -1,4 +1,5 @@
-"""One multiplexed session with an output processor. Sorts frames to streams; knows nothing about HTTP or JSON."""
+"""One multiplexed session with an output processor. Sorts frames to streams; knows nothing about
+HTTP or JSON."""
 
 from __future__ import annotations
 
@@ -78,9 +79,13 @@ class OutputSession:
     """The stream of frames to and from one output processor, kept up by `run`."""
 
     def __init__(
-        self, address: str, on_connected: Callable[[], None] = lambda: None, gateway: Gateway = NOBODY
+        self,
+        address: str,
+        on_connected: Callable[[], None] = lambda: None,
+        gateway: Gateway = NOBODY,
     ) -> None:
-        self.address, self._gateway = address, gateway
+        self.address = address
+        self._gateway = gateway
         self.connected = asyncio.Event()
         self.models: set[str] = set()
         """Models whose tokenizers it has; empty while it has not said."""
@@ -88,14 +93,16 @@ class OutputSession:
         self.leaving = False
         """The output processor ends the session with its last stream; no new streams come."""
         self._refuses = False
-        """The output processor has said in a frame that it leaves, which may come before the membership says so."""
+        """The output processor has said in a frame that it leaves, which may come before the
+        membership says so."""
         self._streams: dict[int, Receiver] = {}
         self._ids = itertools.count(1)
         self._controls = Controls()
         self._adds: deque[Keep | Open | AddPart | Attach] = deque()
         self._let_go: list[LetGo] = []
         self._recorded: list[str] = []
-        """Ids of stored usage records. They go along with the next frame, and alone when that takes long."""
+        """Ids of stored usage records. They go along with the next frame, and alone when that takes
+        long."""
         self._is_recorded_due = False
         self._attaching: dict[int, Callable[[Attached], None]] = {}
         """Callbacks by first stream id, called when a request goes on here."""
@@ -113,16 +120,20 @@ class OutputSession:
     def open(self, request: Open, receivers: Sequence[Receiver], context: bytes = b"") -> list[int]:
         """Sends a request whose choices report to `receivers`; returns their stream ids.
 
-        With the context that its next gateway needs, it can be resumed.
-        Raises `Unavailable` while the session is down, `BadRequest` when the parameters exceed a frame.
+        With the context that its next gateway needs, it can be resumed. Raises `Unavailable` while
+        the session is down, `BadRequest` when the parameters exceed a frame.
         """
         if not self.connected.is_set():
-            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+            raise errors.Unavailable(
+                "the output processor is out of reach", code="output_processor_unavailable"
+            )
         ids = [next(self._ids) for _ in receivers]
         request.add.stream_ids[:] = ids
         request.resumable = bool(context)
         for start in range(0, len(context), CONTEXT_BYTES):
-            self._adds.append(Keep(stream_id=ids[0], context=context[start : start + CONTEXT_BYTES]))
+            self._adds.append(
+                Keep(stream_id=ids[0], context=context[start : start + CONTEXT_BYTES])
+            )
         self._adds.extend(parts_of(request))
         self._streams.update(zip(ids, receivers, strict=True))
         self._end.wake()
@@ -131,7 +142,9 @@ class OutputSession:
     async def find(self, request_id: str, tenant: str) -> Found:
         """Finds what the output processor keeps of a request. Raises `NotFound`, `Unavailable`."""
         if self._stub is None:
-            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+            raise errors.Unavailable(
+                "the output processor is out of reach", code="output_processor_unavailable"
+            )
         asked = FindStreamRequest(request_id=request_id, tenant=tenant)
         try:
             parts = [part async for part in self._stub.FindStream(asked, timeout=FIND_SECONDS)]
@@ -142,9 +155,13 @@ class OutputSession:
     async def forget(self, request_id: str, tenant: str) -> None:
         """Drops what the output processor keeps of a request. Raises `NotFound`, `Unavailable`."""
         if self._stub is None:
-            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+            raise errors.Unavailable(
+                "the output processor is out of reach", code="output_processor_unavailable"
+            )
         try:
-            await self._stub.ForgetStream(FindStreamRequest(request_id=request_id, tenant=tenant), timeout=FIND_SECONDS)
+            await self._stub.ForgetStream(
+                FindStreamRequest(request_id=request_id, tenant=tenant), timeout=FIND_SECONDS
+            )
         except grpc.aio.AioRpcError as failure:
             raise from_rpc_error(failure) from None
 
@@ -156,15 +173,20 @@ class OutputSession:
         on_attached: Callable[[Attached], None],
         record_id: str = "",
     ) -> list[int]:
-        """Takes a request over, whose choices report to `receivers` from their first token on; returns stream ids.
-        `record_id` is of the usage record that this gateway will write, if it will.
+        """Takes a request over, whose choices report to `receivers` from their first token on;
+        returns stream ids. `record_id` is of the usage record that this gateway will write, if it
+        will.
 
         Raises `Unavailable` while the session is down.
         """
         if not self.connected.is_set():
-            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+            raise errors.Unavailable(
+                "the output processor is out of reach", code="output_processor_unavailable"
+            )
         ids = [next(self._ids) for _ in receivers]
-        self._adds.append(Attach(request_id=request_id, tenant=tenant, stream_ids=ids, record_id=record_id))
+        self._adds.append(
+            Attach(request_id=request_id, tenant=tenant, stream_ids=ids, record_id=record_id)
+        )
         self._attaching[ids[0]] = on_attached
         self._streams.update(zip(ids, receivers, strict=True))
         self._end.wake()
@@ -172,11 +194,15 @@ class OutputSession:
 
     def detach(self, stream_ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
         """Leaves a resumable request to its next reader; so many of its tokens are charged."""
-        known = [stream_id for stream_id in stream_ids if self._streams.pop(stream_id, None) is not None]
+        known = [
+            stream_id for stream_id in stream_ids if self._streams.pop(stream_id, None) is not None
+        ]
         for stream_id in known:
             self._controls.forget(stream_id)
         if known:
-            self._let_go.append(LetGo(stream_ids=known, prompt_tokens=prompt_tokens, output_tokens=output_tokens))
+            self._let_go.append(
+                LetGo(stream_ids=known, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+            )
             self._end.wake()
 
     def cancel(self, stream_id: int, reason: str) -> None:
@@ -196,8 +222,11 @@ class OutputSession:
             self._end.wake()
 
     async def run(self) -> None:
-        """Connects, passes frames on until the session breaks, tells its streams, and starts again unless `leaving`."""
-        await keep_up(self._run_session, "output session", self.address, is_over=lambda _: self.leaving)
+        """Connects, passes frames on until the session breaks, tells its streams, and starts again
+        unless `leaving`."""
+        await keep_up(
+            self._run_session, "output session", self.address, is_over=lambda _: self.leaving
+        )
 
     async def _run_session(self) -> Ending:
         async with open_channel(self.address) as channel:
@@ -214,13 +243,18 @@ class OutputSession:
                 self._lose()
 
     def _on_proven(self, stub: output_processor_pb2_grpc.OutputProcessorAsyncStub) -> None:
-        self._stub, self._refuses = stub, False
+        self._stub = stub
+        self._refuses = False
         self.connected.set()
         self._on_connected()
 
     def _deliver(self, frame: OutputFrame) -> None:
-        """Sorts one frame to its streams. Rows of streams that were cancelled meanwhile are dropped."""
-        now, streams, position, token_ids = time.perf_counter(), self._streams, 0, frame.token_ids[:]
+        """Sorts one frame to its streams. Rows of streams that were cancelled meanwhile are
+        dropped."""
+        now = time.perf_counter()
+        streams = self._streams
+        position = 0
+        token_ids = frame.token_ids[:]
         for attached in frame.attached:
             if (on_attached := self._attaching.pop(attached.stream_ids[0], None)) is not None:
                 on_attached(attached)
@@ -235,7 +269,13 @@ class OutputSession:
                 stream.embedded(embedding)
         scored = {row.row: row.tokens for row in frame.logprobs} if frame.logprobs else None
         parts = {row.row: row for row in frame.parts} if frame.parts else None
-        columns = (frame.stream_ids[:], frame.first_index[:], frame.num_tokens[:], frame.texts[:], frame.text_offset[:])
+        columns = (
+            frame.stream_ids[:],
+            frame.first_index[:],
+            frame.num_tokens[:],
+            frame.texts[:],
+            frame.text_offset[:],
+        )
         for row, (stream_id, first, count, text, offset) in enumerate(zip(*columns, strict=True)):
             end = position + count
             if (stream := streams.get(stream_id)) is not None:
@@ -250,14 +290,16 @@ class OutputSession:
                 stream.finished(finish)
 
     async def _probe(self) -> None:
-        """Asks for streams that have said nothing for long: they may wait, or not be there any more. Runs for ever."""
+        """Asks for streams that have said nothing for long: they may wait, or not be there any
+        more. Runs for ever."""
         while True:
             await asyncio.sleep(SILENCE_SECONDS)
             self._is_recorded_due = True
             self.probe(time.perf_counter() - SILENCE_SECONDS)
 
     def probe(self, since: float) -> None:
-        """Asks for streams that are silent since then; not while requests wait to be sent, lest it overtake them."""
+        """Asks for streams that are silent since then; not while requests wait to be sent, lest it
+        overtake them."""
         if not self._adds:
             for stream_id, stream in self._streams.items():
                 if stream.heard_at < since:
@@ -265,14 +307,16 @@ class OutputSession:
             self._end.wake()
 
     def _probe_any(self) -> bool:
-        """Asks for a stream, so that the output processor has to answer; False when there is none."""
+        """Asks for a stream, so that the output processor has to answer; False when there is
+        none."""
         if self._streams and not self._adds:
             self._controls.probe(next(iter(self._streams)))
             self._end.wake()
         return bool(self._streams)
 
     def _next_frame(self) -> GatewayFrame | None:
-        """The next frame: every cancel, every credit, behind them a part of one prompt or several short prompts."""
+        """The next frame: every cancel, every credit, behind them a part of one prompt or several
+        short prompts."""
         is_due = self._is_recorded_due and self._recorded
         if not (is_due or self._controls or self._adds or self._let_go):
             return None
@@ -293,7 +337,8 @@ class OutputSession:
         return frame if frame.ByteSize() else None
 
     def _put(self, item: Keep | Open | AddPart | Attach, frame: GatewayFrame) -> None:
-        """Puts an item in the frame, unless it was cancelled while it waited: it must not overtake its cancel."""
+        """Puts an item in the frame, unless it was cancelled while it waited: it must not overtake
+        its cancel."""
         if isinstance(item, Open):
             if not self._streams.keys().isdisjoint(item.add.stream_ids):
                 frame.opens.append(item)
@@ -307,13 +352,18 @@ class OutputSession:
             frame.parts.append(item)
 
     def _lose(self) -> None:
-        streams, self._streams = self._streams, {}
+        streams = self._streams
+        self._streams = {}
         self._controls.clear()
         self._adds.clear()
         self._let_go.clear()
         self._attaching.clear()
         for stream in streams.values():
-            stream.lost(errors.Unavailable("the output processor is gone", code="output_processor_unavailable"))
+            stream.lost(
+                errors.Unavailable(
+                    "the output processor is gone", code="output_processor_unavailable"
+                )
+            )
 
 
 def _found(address: str, request_id: str, parts: Sequence[FoundStream]) -> Found:

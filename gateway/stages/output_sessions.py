@@ -1,4 +1,5 @@
-"""The output processors within reach, and the choice of one for a request. Knows nothing about frames."""
+"""The output processors within reach, and the choice of one for a request. Knows nothing about
+frames."""
 
 from __future__ import annotations
 
@@ -28,10 +29,12 @@ class OutputSessions:
         self._news = asyncio.Event()
 
     def join(self, address: str, model: str = ANY_MODEL) -> None:
-        """Adds an output processor for a model; one that serves several models joins several times."""
+        """Adds an output processor for a model; one that serves several models joins several
+        times."""
         if address not in self._sessions and (left := self._left_at(address)) is not None:
             # The output processor did not end it, and would not end it later.
-            self._sessions[address], left.leaving = left, False
+            self._sessions[address] = left
+            left.leaving = False
         elif address not in self._sessions:
             session = self._sessions[address] = OutputSession(address, self._stands, self._gateway)
             task = self._tasks[session] = asyncio.create_task(session.run())
@@ -40,8 +43,8 @@ class OutputSessions:
         self._sessions[address].models.add(model)
 
     def leave(self, address: str, model: str = ANY_MODEL) -> None:
-        """Takes a model away from an output processor. Without models it gets no new streams; its running streams end
-        by themselves, or with the connection."""
+        """Takes a model away from an output processor. Without models it gets no new streams; its
+        running streams end by themselves, or with the connection."""
         if (session := self._sessions.get(address)) is not None:
             session.models.discard(model)
             if session.models:
@@ -52,19 +55,24 @@ class OutputSessions:
                 task.cancel()
 
     def _left_at(self, address: str) -> OutputSession | None:
-        """Session with an output processor that left while streams ran there, as one that is out of reach for a
-        moment."""
-        going_on = (each for each, task in self._tasks.items() if not (task.done() or task.cancelling()))
+        """Session with an output processor that left while streams ran there, as one that is out of
+        reach for a moment."""
+        going_on = (
+            each for each, task in self._tasks.items() if not (task.done() or task.cancelling())
+        )
         return next((each for each in going_on if each.leaving and each.address == address), None)
 
     def pick(self, engine: str, model: str = ANY_MODEL) -> OutputSession:
-        """Picks an output processor with the model by rendezvous hash, so that an engine talks to one of them.
+        """Picks an output processor with the model by rendezvous hash, so that an engine talks to
+        one of them.
 
         Raises `Unavailable` when there is none.
         """
         connected = self._with(model) or self._with(ANY_MODEL)
         if not connected:
-            raise errors.Unavailable("no output processor is within reach", code="output_processor_unavailable")
+            raise errors.Unavailable(
+                "no output processor is within reach", code="output_processor_unavailable"
+            )
         return max(connected, key=lambda session: _weight(session.address, engine))
 
     async def wait_for(self, model: str) -> None:
@@ -81,23 +89,33 @@ class OutputSessions:
         return bool(self._with(model) or self._with(ANY_MODEL))
 
     def _with(self, model: str) -> list[OutputSession]:
-        return [each for each in self._sessions.values() if each.takes_streams and model in each.models]
+        return [
+            each for each in self._sessions.values() if each.takes_streams and model in each.models
+        ]
 
     def in_order_for(self, request_id: str) -> list[OutputSession]:
-        """Output processors within reach, in the order in which they would be picked for a resumable request."""
+        """Output processors within reach, in the order in which they would be picked for a
+        resumable request."""
         connected = [session for session in self._sessions.values() if session.connected.is_set()]
-        return sorted(connected, key=lambda session: _weight(session.address, request_id), reverse=True)
+        return sorted(
+            connected, key=lambda session: _weight(session.address, request_id), reverse=True
+        )
 
     def at(self, address: str) -> OutputSession:
         """Session with the output processor at an address. Raises `Unavailable`."""
         if (session := self._sessions.get(address)) is None:
-            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+            raise errors.Unavailable(
+                "the output processor is out of reach", code="output_processor_unavailable"
+            )
         return session
 
     @property
     def is_whole(self) -> bool:
-        """Whether all known output processors are within reach: a stream that none of them has is not kept."""
-        return bool(self._sessions) and all(session.connected.is_set() for session in self._sessions.values())
+        """Whether all known output processors are within reach: a stream that none of them has is
+        not kept."""
+        return bool(self._sessions) and all(
+            session.connected.is_set() for session in self._sessions.values()
+        )
 
     @property
     def is_reachable(self) -> bool:

@@ -1,6 +1,7 @@
 """Prefetches at engines: a call each, which lasts until its request goes on elsewhere or ends.
 
-Advice throughout: an engine that is away, leaves or knows no prefetches changes nothing for the request.
+Advice throughout: an engine that is away, leaves or knows no prefetches changes nothing for the
+request.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Prefetches:
             await call.write(request)
             await call
         except (grpc.aio.AioRpcError, Impostor) as failure:
-            structlog.get_logger().debug("prefetch ended early", engine=address, problem=str(failure))
+            structlog.get_logger().debug(
+                "prefetch ended early", engine=address, problem=str(failure)
+            )
         finally:
             call.cancel()

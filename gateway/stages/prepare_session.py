@@ -1,5 +1,5 @@
-"""The stream of requests to one processor: a frame takes all that wait, where a call of its own would cost each of them
-more than being prepared does.
+"""The stream of requests to one processor: a frame takes all that wait, where a call of its own
+would cost each of them more than being prepared does.
 
 Knows nothing about which processor is asked, nor what becomes of a request whose session is lost.
 """
@@ -14,7 +14,13 @@ import grpc
 from google.rpc import status_pb2
 
 from headwater.proto import processor_pb2_grpc
-from headwater.proto.processor_pb2 import PrepareCall, PreparedCall, PreparedFrame, PrepareFrame, PrepareReply
+from headwater.proto.processor_pb2 import (
+    PrepareCall,
+    PreparedCall,
+    PreparedFrame,
+    PrepareFrame,
+    PrepareReply,
+)
 from headwater.services.runtime import errors
 from headwater.services.runtime.call_proof import StageChannel
 from headwater.services.runtime.grpc_errors import from_status
@@ -22,7 +28,8 @@ from headwater.services.runtime.session.calling import CallingEnd, Cause, Ending
 from headwater.services.runtime.session.joined import num_joined
 
 MAX_CALL_BYTES = 64 * 1024
-"""Longer requests go by themselves: what a call costs is little beside them, and others need not wait for them."""
+"""Longer requests go by themselves: what a call costs is little beside them, and others need not
+wait for them."""
 MAX_FRAME_BYTES = 192 * 1024
 Waiting = asyncio.Future[PreparedCall]
 SessionCall = grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]
@@ -44,7 +51,9 @@ class PrepareSession:
         on_open: Callable[[], None],
     ) -> None:
         self.is_open = False
-        self._address, self._channel, self._stub = address, channel, stub
+        self._address = address
+        self._channel = channel
+        self._stub = stub
         self._on_open = on_open
         self._ids = itertools.count(1)
         self._waiting: dict[int, Waiting] = {}
@@ -54,8 +63,10 @@ class PrepareSession:
         self._end = CallingEnd(self._next_frame, self._on_frame)
 
     async def prepare(self, call: PrepareCall, seconds: float) -> PrepareReply:
-        """Raises the named error of the stage, `Unavailable` when the session is lost meanwhile, `NoSessions`."""
-        call.id, loop = next(self._ids), asyncio.get_running_loop()
+        """Raises the named error of the stage, `Unavailable` when the session is lost meanwhile,
+        `NoSessions`."""
+        call.id = next(self._ids)
+        loop = asyncio.get_running_loop()
         waiting: Waiting = loop.create_future()
         self._waiting[call.id] = waiting
         self._calls.append(call)
@@ -78,7 +89,8 @@ class PrepareSession:
             await asyncio.wait(self._waiting.values(), timeout=seconds)
 
     async def run(self) -> None:
-        """Connects, passes calls on until the session breaks, starts again; ends where a processor has no sessions."""
+        """Connects, passes calls on until the session breaks, starts again; ends where a processor
+        has no sessions."""
         await keep_up(
             self._run_session,
             "session with a processor",
@@ -119,11 +131,13 @@ class PrepareSession:
             return None
         count = num_joined(calls, MAX_FRAME_BYTES)
         frame = PrepareFrame(calls=calls[:count], cancels=self._cancels)
-        self._calls, self._cancels = calls[count:], []
+        self._calls = calls[count:]
+        self._cancels = []
         return frame
 
     def _lose(self, loss: Exception) -> None:
-        waiting, self._waiting = self._waiting, {}
+        waiting = self._waiting
+        self._waiting = {}
         self._calls.clear()
         self._cancels.clear()
         for each in waiting.values():
@@ -133,4 +147,6 @@ class PrepareSession:
 
 def _give_up(waiting: Waiting) -> None:
     if not waiting.done():
-        waiting.set_exception(errors.Unavailable("the processor does not answer", code="processor_unavailable"))
+        waiting.set_exception(
+            errors.Unavailable("the processor does not answer", code="processor_unavailable")
+        )

@@ -1,5 +1,5 @@
-"""The processors within reach, and the models that they serve. Any of them serves a call: they keep nothing between
-calls."""
+"""The processors within reach, and the models that they serve. Any of them serves a call: they keep
+nothing between calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from .prepare_session import MAX_CALL_BYTES, NoSessions, PrepareSession
 
 CALL_SECONDS = 30.0
 RETURN_SECONDS = 30.0
-"""Seconds that a request waits for a processor that was there: one that died is restarted, unseen by clients. On busy
-cores it takes more than ten to import its libraries and to read the tokenizer."""
+"""Seconds that a request waits for a processor that was there: one that died is restarted, unseen
+by clients. On busy cores it takes more than ten to import its libraries and to read the
+tokenizer."""
 GONE = ("unavailable", "processor_unavailable", "draining")
 """Status codes of failures of the processor, not of the request."""
 MOST_LOST = 2
@@ -52,8 +53,8 @@ class Processor:
 
 
 class Processors:
-    """Pool of processors: calls go to the least busy one that serves the model, or to another one if that is out of
-    reach."""
+    """Pool of processors: calls go to the least busy one that serves the model, or to another one
+    if that is out of reach."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
@@ -76,7 +77,9 @@ class Processors:
                 self._emit()
 
             session = PrepareSession(address, channel, stub, on_open=on_open)
-            self._pool[address] = processor = Processor(address, channel, stub, session, since=int(time.time()))
+            self._pool[address] = processor = Processor(
+                address, channel, stub, session, since=int(time.time())
+            )
             asker = asyncio.create_task(self._follow_models(processor, opened))
             self._tasks[address] = asker, asyncio.create_task(session.run())
             for task in self._tasks[address]:
@@ -113,49 +116,66 @@ class Processors:
         return errors.NotFound("model", name, sorted(self.models()))
 
     def only_model(self) -> str:
-        """Name of the model that a client need not name. Raises `BadRequest` where there are several, `Unavailable`
-        while no processor is known."""
+        """Name of the model that a client need not name. Raises `BadRequest` where there are
+        several, `Unavailable` while no processor is known."""
         served = sorted(self.models())
         if not served:
             raise errors.Unavailable("no processor is within reach", code="processor_unavailable")
         if len(served) > 1:
             named = ", ".join(served[: errors.MAX_NAMED])
-            raise errors.BadRequest("model", f"model is missing; allowed: one of {named}", code="missing_field")
+            raise errors.BadRequest(
+                "model", f"model is missing; allowed: one of {named}", code="missing_field"
+            )
         return served[0]
 
-    async def prepare(self, request: processor_pb2.PrepareRequest, span: Span) -> processor_pb2.PrepareReply:
+    async def prepare(
+        self, request: processor_pb2.PrepareRequest, span: Span
+    ) -> processor_pb2.PrepareReply:
         # Only a collector of spans reads it.
         context = span.context if span.context.is_sampled else None
-        return await self._call(request.model, lambda processor: _prepared(processor, request, context))
+        return await self._call(
+            request.model, lambda processor: _prepared(processor, request, context)
+        )
 
-    async def tokenize(self, request: processor_pb2.ProcessorTokenizeRequest) -> processor_pb2.ProcessorTokenizeReply:
-        return await self._call(request.model, lambda processor: processor.stub.Tokenize(request, timeout=CALL_SECONDS))
+    async def tokenize(
+        self, request: processor_pb2.ProcessorTokenizeRequest
+    ) -> processor_pb2.ProcessorTokenizeReply:
+        return await self._call(
+            request.model, lambda processor: processor.stub.Tokenize(request, timeout=CALL_SECONDS)
+        )
 
     async def detokenize(
         self, request: processor_pb2.ProcessorDetokenizeRequest
     ) -> processor_pb2.ProcessorDetokenizeReply:
-        """Text of token ids. Raises `BadRequest` for more ids than the model's context holds, which no answer can
-        have."""
-        num_ids, allowed = len(request.token_ids), self.model(request.model).max_model_len
+        """Text of token ids. Raises `BadRequest` for more ids than the model's context holds, which
+        no answer can have."""
+        num_ids = len(request.token_ids)
+        allowed = self.model(request.model).max_model_len
         if num_ids > allowed:
             raise errors.BadRequest(
-                "tokens", f"tokens has {num_ids} ids; allowed: at most {allowed}, the model's context"
+                "tokens",
+                f"tokens has {num_ids} ids; allowed: at most {allowed}, the model's context",
             )
         return await self._call(
-            request.model, lambda processor: processor.stub.Detokenize(request, timeout=CALL_SECONDS)
+            request.model,
+            lambda processor: processor.stub.Detokenize(request, timeout=CALL_SECONDS),
         )
 
     async def tokenizer_info(self, model: str) -> bytes:
         """Configuration of the model's tokenizer as JSON."""
         request = processor_pb2.ProcessorTokenizerInfoRequest(model=model)
-        reply = await self._call(model, lambda processor: processor.stub.TokenizerInfo(request, timeout=CALL_SECONDS))
+        reply = await self._call(
+            model, lambda processor: processor.stub.TokenizerInfo(request, timeout=CALL_SECONDS)
+        )
         return reply.info_json.encode()
 
     async def _call(self, model: str, send: Callable[[Processor], Awaitable[ReplyT]]) -> ReplyT:
-        """Calls a processor. Raises the named error of the stage. A processor out of reach is followed by another,
-        since calls keep nothing, and where there is none, by the next one that comes."""
+        """Calls a processor. Raises the named error of the stage. A processor out of reach is
+        followed by another, since calls keep nothing, and where there is none, by the next one that
+        comes."""
         self.model(model)
-        end, num_lost = time.monotonic() + RETURN_SECONDS, 0
+        end = time.monotonic() + RETURN_SECONDS
+        num_lost = 0
         while True:
             news = self._news
             problem = errors.Unavailable("the processor is gone", code="processor_unavailable")
@@ -163,7 +183,8 @@ class Processors:
                 for processor in self._by_load(model):
                     was_there = processor.session.is_open
                     if processor.channel.asks_for_proof and not was_there:
-                        # Its session proves the identity of the process; a call by itself would show the prompt first.
+                        # Its session proves the identity of the process; a call by itself would
+                        # show the prompt first.
                         continue
                     try:
                         return await _called(processor, send)
@@ -176,7 +197,8 @@ class Processors:
                 if problem.code not in GONE or not await set_within(news, end - time.monotonic()):
                     raise problem
             finally:
-                # A frame that keeps what it raises keeps itself, and the prompt, until garbage is collected.
+                # A frame that keeps what it raises keeps itself, and the prompt, until garbage is
+                # collected.
                 del problem
 
     def _by_load(self, model: str) -> Iterator[Processor]:
@@ -184,7 +206,8 @@ class Processors:
         return iter(sorted(serving, key=lambda processor: processor.num_running))
 
     async def _follow_models(self, processor: Processor, opened: asyncio.Event) -> None:
-        """Asks for the models, and again behind each session: a process that was restarted may serve other ones."""
+        """Asks for the models, and again behind each session: a process that was restarted may
+        serve other ones."""
         while True:
             await _ask_models(processor)
             self._emit()
@@ -192,7 +215,8 @@ class Processors:
             opened.clear()
 
     def _emit(self) -> None:
-        news, self._news = self._news, asyncio.Event()
+        news = self._news
+        self._news = asyncio.Event()
         news.set()
         self.on_change()
 
@@ -208,7 +232,8 @@ async def _prepared(
     if processor.session.is_open and request.ByteSize() <= MAX_CALL_BYTES:
         call = processor_pb2.PrepareCall(request=request)
         if context is not None:
-            call.traceparent, call.tracestate = context.traceparent, context.tracestate
+            call.traceparent = context.traceparent
+            call.tracestate = context.tracestate
         with contextlib.suppress(NoSessions):
             return await processor.session.prepare(call, CALL_SECONDS)
     metadata = None
@@ -223,7 +248,9 @@ async def _called(processor: Processor, send: Callable[[Processor], Awaitable[Re
     try:
         return await _named(send(processor))
     except errors.Unavailable as error:
-        structlog.get_logger().warning("processor out of reach", address=processor.address, problem=str(error))
+        structlog.get_logger().warning(
+            "processor out of reach", address=processor.address, problem=str(error)
+        )
         raise
     finally:
         processor.num_running -= 1

@@ -1,4 +1,5 @@
-"""The context that a gateway leaves with a resumable request, so that any gateway can go on with it."""
+"""The context that a gateway leaves with a resumable request, so that any gateway can go on with
+it."""
 
 from __future__ import annotations
 
@@ -57,21 +58,33 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_charged(self) -> bool:
         """Whether every token is charged."""
-        return self.has_ended and bool(self.prompt_tokens) and self.output_tokens >= sum(self.num_tokens)
+        return (
+            self.has_ended
+            and bool(self.prompt_tokens)
+            and self.output_tokens >= sum(self.num_tokens)
+        )
 
     @property
     def num_outstanding(self) -> int:
         """Number of tokens that may still come without more credit."""
         pairs = zip(self.granted, self.num_tokens, strict=True)
-        return 0 if self.has_ended else sum(max(0, granted - delivered) for granted, delivered in pairs)
+        return (
+            0
+            if self.has_ended
+            else sum(max(0, granted - delivered) for granted, delivered in pairs)
+        )
 
 
 class StreamNotKept(errors.NotFound):
-    """No stream of that id is kept: it does not exist, belongs to another tenant, or its time is over."""
+    """No stream of that id is kept: it does not exist, belongs to another tenant, or its time is
+    over."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__("stream", request_id)
-        self.args = (f"the stream {request_id!r} is not kept: it was not asked to be resumable, or its time is over",)
+        self.args = (
+            f"the stream {request_id!r} is not kept: it was not asked to be resumable, or its "
+            "time is over",
+        )
 
 
 contexts = msgspec.msgpack.Decoder(StreamContext)

@@ -1,6 +1,8 @@
-"""Charges tenants: reserves before a request runs, renews while it does, settles when it ends, records what it used.
+"""Charges tenants: reserves before a request runs, renews while it does, settles when it ends,
+records what it used.
 
-One for a gateway. Without Redis the local share of the limits counts; nothing fails for want of it otherwise.
+One for a gateway. Without Redis the local share of the limits counts; nothing fails for want of it
+otherwise.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Accounts:
         fail_open_share: float = 1.0,
     ) -> None:
         self.gateway_id = gateway_id
-        self._limiter, self._usage, self._scopes_of = limiter, usage, scopes_of
+        self._limiter = limiter
+        self._usage = usage
+        self._scopes_of = scopes_of
         self._local = LocalLimits(fail_open_share)
         self._is_open = fail_open_share > 0
         self._is_alone = False
@@ -71,8 +75,8 @@ class Accounts:
     def paid(
         self, caller: Caller, model: str, need: TokenNeed, use: Callable[[], TokenUse]
     ) -> AbstractAsyncContextManager[Grant]:
-        """Scope of the run of a request; `use` is called at its end. Raises `LimitExceeded` where limits leave less
-        than the request needs, `Unavailable` where limits cannot be checked."""
+        """Scope of the run of a request; `use` is called at its end. Raises `LimitExceeded` where
+        limits leave less than the request needs, `Unavailable` where limits cannot be checked."""
         return self._charged(caller, model, self._reserve(caller, model, need), use)
 
     @contextlib.asynccontextmanager
@@ -83,14 +87,17 @@ class Accounts:
         if request.is_charged:
             yield Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
             return
-        async with self._charged(caller, model, self._take_over(caller, model, request), use) as grant:
+        async with self._charged(
+            caller, model, self._take_over(caller, model, request), use
+        ) as grant:
             yield grant
 
     @contextlib.asynccontextmanager
     async def _charged(
         self, caller: Caller, model: str, granted: Awaitable[Grant], use: Callable[[], TokenUse]
     ) -> AsyncIterator[Grant]:
-        grant, began = await granted, time.time()
+        grant = await granted
+        began = time.time()
         outcome = "error"
         try:
             yield grant
@@ -112,8 +119,13 @@ class Accounts:
                 await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
 
     async def count(self, tenant: Tenant, standing: Standing, model: str = "") -> None:
-        """Counts a request that computes nothing among those of the minute. Raises as `paid` does."""
-        scopes = [each for each in self._scopes_of(tenant, model) if each.limits.requests_per_minute is not None]
+        """Counts a request that computes nothing among those of the minute. Raises as `paid`
+        does."""
+        scopes = [
+            each
+            for each in self._scopes_of(tenant, model)
+            if each.limits.requests_per_minute is not None
+        ]
         if not scopes:
             return
         try:
@@ -122,7 +134,9 @@ class Accounts:
         except StoreUnavailable as failure:
             self._without_redis(failure)
             if not self._is_open:
-                raise errors.Unavailable("limits cannot be checked", code="limits_unavailable") from None
+                raise errors.Unavailable(
+                    "limits cannot be checked", code="limits_unavailable"
+                ) from None
             verdict = self._local.count(tenant.key, scopes)
         standing.requests = verdict.requests
         if verdict.refusal is not None:
@@ -130,7 +144,8 @@ class Accounts:
             raise refused(verdict.refusal, tenant.id)
 
     async def extend(self, grant: Grant, tokens: int) -> Verdict:
-        tenant, scopes = grant.tenant.key, grant.scopes
+        tenant = grant.tenant.key
+        scopes = grant.scopes
         try:
             verdict = await self._hold(grant, used=grant.used, more=tokens)
             if verdict.refusal is not None and verdict.refusal.limit == "unknown":
@@ -141,10 +156,13 @@ class Accounts:
             return verdict
         except StoreUnavailable as failure:
             self._without_redis(failure)
-            return self._local.reserve(tenant, scopes, most=tokens, least=1, requests=0, choices=NO_CHOICE)
+            return self._local.reserve(
+                tenant, scopes, most=tokens, least=1, requests=0, choices=NO_CHOICE
+            )
 
     async def _reserve(self, caller: Caller, model: str, need: TokenNeed) -> Grant:
-        tenant, standing = caller.tenant, caller.standing
+        tenant = caller.tenant
+        standing = caller.standing
         scopes = self._scopes_of(tenant, model)
         grant = Grant(
             tenant=tenant,
@@ -163,11 +181,14 @@ class Accounts:
             used=prompts,
             choices=Choices(need.num_seats, need.num_first_seats),
         )
-        standing.requests, standing.tokens = verdict.requests, verdict.tokens
+        standing.requests = verdict.requests
+        standing.tokens = verdict.tokens
         if verdict.refusal is not None:
             self.exhausted.note(tenant, verdict)
             raise refused(verdict.refusal, tenant.id)
-        grant.granted, grant.more, grant.used_before = verdict.granted, self, prompts
+        grant.granted = verdict.granted
+        grant.more = self
+        grant.used_before = prompts
         grant.num_choices = grant.entrance.most = verdict.num_choices
         if need.num_answers:
             grant.first_credit = min(LEASE_TOKENS, (verdict.granted - prompts) // need.num_answers)
@@ -177,12 +198,15 @@ class Accounts:
         return grant
 
     async def _take_over(self, caller: Caller, model: str, request: ResumedRequest) -> Grant:
-        """Continues the reservation of a gateway that charged nothing, because it died. Otherwise reserves the tokens
-        that may still come anew."""
-        scopes, is_charged = self._scopes_of(caller.tenant, model), bool(request.charged_prompt_tokens)
+        """Continues the reservation of a gateway that charged nothing, because it died. Otherwise
+        reserves the tokens that may still come anew."""
+        scopes = self._scopes_of(caller.tenant, model)
+        is_charged = bool(request.charged_prompt_tokens)
         grant = Grant(
             tenant=caller.tenant,
-            request_id=f"{request.request_id}.{request.num_readers}" if is_charged else request.request_id,
+            request_id=f"{request.request_id}.{request.num_readers}"
+            if is_charged
+            else request.request_id,
             scopes=scopes,
             charged_prompt_tokens=request.charged_prompt_tokens,
             charged_output_tokens=request.charged_output_tokens,
@@ -191,12 +215,17 @@ class Accounts:
             return grant
         if is_charged:
             grant.used_before = -request.charged_output_tokens
-            choices, outstanding = Choices(request.num_seats, request.num_seats), request.num_outstanding
-            verdict = await self._request_or_cancel(grant, most=outstanding, least=outstanding, choices=choices)
-            caller.standing.requests, caller.standing.tokens = verdict.requests, verdict.tokens
+            choices = Choices(request.num_seats, request.num_seats)
+            outstanding = request.num_outstanding
+            verdict = await self._request_or_cancel(
+                grant, most=outstanding, least=outstanding, choices=choices
+            )
+            caller.standing.requests = verdict.requests
+            caller.standing.tokens = verdict.tokens
             if verdict.refusal is not None:
                 raise refused(verdict.refusal, grant.tenant.id)
-            grant.granted, grant.num_choices = verdict.granted, verdict.num_choices
+            grant.granted = verdict.granted
+            grant.num_choices = verdict.num_choices
         else:
             await self._adopt(grant, request)
         grant.more = self
@@ -207,7 +236,8 @@ class Accounts:
         """Tells Redis that the reservation is this gateway's."""
         prompt_tokens = request.prompt_tokens
         grant.num_choices = request.num_seats
-        grant.used_before, grant.granted = prompt_tokens, prompt_tokens + request.granted
+        grant.used_before = prompt_tokens
+        grant.granted = prompt_tokens + request.granted
         try:
             await self._hold(grant, used=prompt_tokens + request.num_tokens)
             self._with_redis()
@@ -215,16 +245,25 @@ class Accounts:
             self._without_redis(failure)
 
     async def _hold(self, grant: Grant, *, used: int, more: int = 0) -> Verdict:
-        tenant, held = grant.tenant.key, grant.granted
+        tenant = grant.tenant.key
+        held = grant.granted
         return await self._limiter.extend(
-            tenant, grant.request_id, grant.scopes, more=more, held=held, used=used, num_choices=grant.num_choices
+            tenant,
+            grant.request_id,
+            grant.scopes,
+            more=more,
+            held=held,
+            used=used,
+            num_choices=grant.num_choices,
         )
 
     async def _request_or_cancel(
         self, grant: Grant, *, most: int, least: int, choices: Choices, used: int = 0
     ) -> Verdict:
         """As `_request`. A request that is cancelled before the answer holds nothing."""
-        asking = asyncio.create_task(self._request(grant, most=most, least=least, choices=choices, used=used))
+        asking = asyncio.create_task(
+            self._request(grant, most=most, least=least, choices=choices, used=used)
+        )
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -236,12 +275,19 @@ class Accounts:
             verdict = await asking
             if verdict.refusal is None and grant.is_local:
                 num_choices = verdict.num_choices
-                self._local.settle(grant.tenant.key, grant.scopes, unused=verdict.granted, num_choices=num_choices)
+                self._local.settle(
+                    grant.tenant.key, grant.scopes, unused=verdict.granted, num_choices=num_choices
+                )
             if verdict.refusal is None:
-                await self._limiter.settle(grant.tenant.key, grant.request_id, grant.scopes, used=0, seq=0)
+                await self._limiter.settle(
+                    grant.tenant.key, grant.request_id, grant.scopes, used=0, seq=0
+                )
 
-    async def _request(self, grant: Grant, *, most: int, least: int, choices: Choices, used: int) -> Verdict:
-        tenant, scopes = grant.tenant.key, grant.scopes
+    async def _request(
+        self, grant: Grant, *, most: int, least: int, choices: Choices, used: int
+    ) -> Verdict:
+        tenant = grant.tenant.key
+        scopes = grant.scopes
         try:
             for _ in range(len(scopes) + 1):
                 verdict = await self._limiter.reserve(
@@ -267,21 +313,27 @@ class Accounts:
         if not self._is_open:
             raise errors.Unavailable("limits cannot be checked", code="limits_unavailable")
         grant.is_local = True
-        return self._local.reserve(tenant, scopes, most=most, least=least, choices=choices, requests=grant.num_requests)
+        return self._local.reserve(
+            tenant, scopes, most=most, least=least, choices=choices, requests=grant.num_requests
+        )
 
     async def _settle(self, grant: Grant, record: UsageRecord) -> None:
         seq = await self._usage.stored(record, grant.recorded)
         if grant.is_local:
             unused = max(0, grant.granted - grant.used)
-            self._local.settle(grant.tenant.key, grant.scopes, unused=unused, num_choices=grant.num_choices)
+            self._local.settle(
+                grant.tenant.key, grant.scopes, unused=unused, num_choices=grant.num_choices
+            )
         try:
-            await self._limiter.settle(grant.tenant.key, grant.request_id, grant.scopes, used=grant.used, seq=seq)
+            await self._limiter.settle(
+                grant.tenant.key, grant.request_id, grant.scopes, used=grant.used, seq=seq
+            )
         except StoreUnavailable as failure:
             self._without_redis(failure)
 
     async def _rebuild(self, tenant: str, scopes: Sequence[Scope], name: str) -> bool:
-        """Counts what a scope has spent, once for all requests that wait. Returns False where that cannot be found
-        out."""
+        """Counts what a scope has spent, once for all requests that wait. Returns False where that
+        cannot be found out."""
         scope = next(scope for scope in scopes if scope.name == name)
         key = (tenant, name)
         if key not in self._rebuilding:
@@ -299,7 +351,9 @@ class Accounts:
                     last = seq
                     used += record.num_tokens if _is_within(scope, record) else 0
         except FAILURES as failure:
-            structlog.get_logger().warning("usage cannot be counted", tenant=tenant, error=repr(failure))
+            structlog.get_logger().warning(
+                "usage cannot be counted", tenant=tenant, error=repr(failure)
+            )
             return False
         await self._limiter.end_rebuild(tenant, scope, began=began, used=used, seq=last)
         return True
@@ -325,10 +379,14 @@ class Accounts:
         """Gives back what gateways that died have reserved and not used."""
         async for left in self._usage.left():
             try:
-                await self._limiter.lapse(left.tenant, left.request_id, used=left.used, seq=left.seq)
+                await self._limiter.lapse(
+                    left.tenant, left.request_id, used=left.used, seq=left.seq
+                )
             except STORE_FAILURES as failure:
                 # It expires by itself, with the last reported number of used tokens.
-                structlog.get_logger().info("a reservation is left to its lease", reason=str(failure))
+                structlog.get_logger().info(
+                    "a reservation is left to its lease", reason=str(failure)
+                )
 
     def _with_redis(self) -> None:
         if self._is_alone:
@@ -346,7 +404,8 @@ class Accounts:
     ) -> UsageRecord:
         prompt_tokens = max(0, use.prompt_tokens - grant.charged_prompt_tokens)
         output_tokens = max(0, use.output_tokens - grant.charged_output_tokens)
-        grant.used_before, grant.num_output_tokens = prompt_tokens, output_tokens
+        grant.used_before = prompt_tokens
+        grant.num_output_tokens = output_tokens
         return UsageRecord(
             request_id=grant.request_id,
             tenant=tenant.key,

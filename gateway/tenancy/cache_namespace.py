@@ -1,5 +1,5 @@
-"""The root of a request's hash chain, which decides whose cached prefixes a tenant may hit. Knows nothing about
-blocks."""
+"""The root of a request's hash chain, which decides whose cached prefixes a tenant may hit. Knows
+nothing about blocks."""
 
 from __future__ import annotations
 
@@ -30,22 +30,34 @@ class CacheNamespaces:
 
     @classmethod
     def read(cls, master_key: str, master_key_file: str, *, shared: bool) -> CacheNamespaces:
-        """Reads the key as given, or from a file; with neither it is random, so that this gateway's namespaces are its
-        own."""
+        """Reads the key as given, or from a file; with neither it is random, so that this gateway's
+        namespaces are its own."""
         if shared:
             return cls(None)
         if not (master_key or master_key_file):
             structlog.get_logger().info("no master key: prefixes are shared with no other gateway")
             return cls(secrets.token_bytes(32))
-        key = master_key.encode() or read_secrets("master_key_file", Path(master_key_file)).strip().encode()
+        key = (
+            master_key.encode()
+            or read_secrets("master_key_file", Path(master_key_file)).strip().encode()
+        )
         if len(key) < MIN_MASTER_KEY_LEN:
-            raise SettingError("master_key", "***", f"at least {MIN_MASTER_KEY_LEN} bytes, given or in a file")
+            raise SettingError(
+                "master_key", "***", f"at least {MIN_MASTER_KEY_LEN} bytes, given or in a file"
+            )
         return cls(key)
 
     def of(
-        self, tenant_id: str, model: ServedModel, *, lora: str = "", cache_salt: str = "", shared: bool = False
+        self,
+        tenant_id: str,
+        model: ServedModel,
+        *,
+        lora: str = "",
+        cache_salt: str = "",
+        shared: bool = False,
     ) -> bytes:
-        """Namespace of 16 bytes: equal for equal words, and no one can derive them from it without the tenant's secret.
+        """Namespace of 16 bytes: equal for equal words, and no one can derive them from it without
+        the tenant's secret.
 
         `shared`: the tenant shares with all others that do.
         """
@@ -53,9 +65,13 @@ class CacheNamespaces:
 
 
 @lru_cache(maxsize=4096)
-def _derived(master_key: bytes | None, tenant_id: str, model: ServedModel, lora: str, cache_salt: str) -> bytes:
+def _derived(
+    master_key: bytes | None, tenant_id: str, model: ServedModel, lora: str, cache_salt: str
+) -> bytes:
     secret = SHARED_KEY if master_key is None else _tenant_secret(master_key, tenant_id)
-    words = _framed("model", f"{model.name}@{model.revision}", "lora", lora, "cache_salt", cache_salt)
+    words = _framed(
+        "model", f"{model.name}@{model.revision}", "lora", lora, "cache_salt", cache_salt
+    )
     words += _framed("kv_format", model.kv_format, "block_size", str(model.block_size))
     return blake2b(words, key=secret, digest_size=NAMESPACE_LEN).digest()
 
@@ -68,5 +84,6 @@ def _tenant_secret(master_key: bytes, tenant_id: str) -> bytes:
 
 
 def _framed(*texts: str) -> bytes:
-    """Words one after another, each behind its length, so that no two rows of words have the same bytes."""
+    """Words one after another, each behind its length, so that no two rows of words have the same
+    bytes."""
     return b"".join(len(data).to_bytes(4, "little") + data for data in map(str.encode, texts))

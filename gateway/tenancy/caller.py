@@ -1,4 +1,5 @@
-"""The caller of a request, read from its headers over HTTP and gRPC alike: tenant, priority, deadline, trace."""
+"""The caller of a request, read from its headers over HTTP and gRPC alike: tenant, priority,
+deadline, trace."""
 
 from __future__ import annotations
 
@@ -51,8 +52,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """State of the tenant's limits; set when the request is charged."""
 
     @classmethod
-    def of(cls, headers: Mapping[str, str], tenants: Identity, *, remaining: float | None = None) -> Caller:
-        """Reads lower-case header names; `remaining` is a deadline that the transport itself carries, in seconds."""
+    def of(
+        cls, headers: Mapping[str, str], tenants: Identity, *, remaining: float | None = None
+    ) -> Caller:
+        """Reads lower-case header names; `remaining` is a deadline that the transport itself
+        carries, in seconds."""
         tenant = tenants.identify(headers.get("authorization", ""), headers.get("x-tenant", ""))
         asked = headers.get("x-headwater-deadline-ms")
         if asked is not None:
@@ -68,7 +72,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_body(self, request_id: str | None, priority: int | None) -> Caller:
-        """The caller with the values of the body: an id if the headers have none, a priority that only lowers."""
+        """The caller with the values of the body: an id if the headers have none, a priority that
+        only lowers."""
         if not (request_id or priority):
             return self
         return msgspec.structs.replace(
@@ -93,8 +98,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextlib.asynccontextmanager
     async def within_deadline(self) -> AsyncIterator[None]:
-        """Scope of the request's work: raises `DeadlineExceeded` once the deadline has passed; its span ends with the
-        scope."""
+        """Scope of the request's work: raises `DeadlineExceeded` once the deadline has passed; its
+        span ends with the scope."""
         fault = "cancelled"
         try:
             async with _until(self.deadline):
@@ -118,7 +123,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _until(deadline: float | None) -> contextlib.AbstractAsyncContextManager[object]:
-    return contextlib.nullcontext() if deadline is None else asyncio.timeout(deadline - time.monotonic())
+    return (
+        contextlib.nullcontext()
+        if deadline is None
+        else asyncio.timeout(deadline - time.monotonic())
+    )
 
 
 def printable(text: str) -> str:
@@ -127,15 +136,20 @@ def printable(text: str) -> str:
 
 
 def _whole_entries(tracestate: str) -> str:
-    """The tracestate header as it came. Of one that is longer than W3C asks to pass on, the entries that changed
-    last."""
+    """The tracestate header as it came. Of one that is longer than W3C asks to pass on, the entries
+    that changed last."""
     if not tracestate.isascii() or not tracestate.isprintable():
         return ""
-    return tracestate if len(tracestate) <= MAX_STATE_LEN else tracestate[: MAX_STATE_LEN + 1].rpartition(",")[0]
+    return (
+        tracestate
+        if len(tracestate) <= MAX_STATE_LEN
+        else tracestate[: MAX_STATE_LEN + 1].rpartition(",")[0]
+    )
 
 
 def _whole(name: str, raw: str, limit: int) -> int:
-    # A number that int() would take but a header has no business with (signs, spaces, underscores) is refused too.
+    # A number that int() would take but a header has no business with (signs, spaces, underscores)
+    # is refused too.
     if not raw.isascii() or not raw.isdigit() or len(raw) > 10 or int(raw) > limit:
         raise errors.BadRequest.of(name, raw, f"a whole number, 0…{limit}")
     return int(raw)

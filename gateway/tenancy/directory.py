@@ -1,7 +1,8 @@
-"""The tenants as one gateway knows them: read when it starts, when something changes, and once a minute in any case.
+"""The tenants as one gateway knows them: read when it starts, when something changes, and once a
+minute in any case.
 
-The tenants that were read stay while NATS is away; a gateway that starts then uses those that a gateway of this machine
-read last. Knows the owners of keys; knows nothing about limits.
+The tenants that were read stay while NATS is away; a gateway that starts then uses those that a
+gateway of this machine read last. Knows the owners of keys; knows nothing about limits.
 """
 
 from __future__ import annotations
@@ -26,20 +27,32 @@ from headwater.services.runtime.tasks import owned_task, set_within
 from .records import Key, Removed, Scope, TenantRecord
 from .snapshot import Snapshot
 from .tenant_store import TenantStore
-from .tenants import ADMIN_TENANT, MARK, AdminKeys, KeyedTenants, Tenant, checked_name, key_of, key_revoked
+from .tenants import (
+    ADMIN_TENANT,
+    MARK,
+    AdminKeys,
+    KeyedTenants,
+    Tenant,
+    checked_name,
+    key_of,
+    key_revoked,
+)
 
 PREFIX = "hw"
-_OF_FILE, _NAMED_BY_ADMIN = f"file{MARK}", f"admin{MARK}"
+_OF_FILE = f"file{MARK}"
+_NAMED_BY_ADMIN = f"admin{MARK}"
 """Prefixes of the keys of tenants whose names are not their keys."""
 READ_AGAIN_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 _UNKNOWN_DIGEST = secrets.token_bytes(32)
-"""Digest that a key with an unknown name is compared with, so that the comparison takes as long as another."""
+"""Digest that a key with an unknown name is compared with, so that the comparison takes as long as
+another."""
 
 
 def new_key(*, expires_at: float | None = None) -> tuple[Key, str]:
     """A key as it is kept, and its secret, which is shown to its owner only once."""
-    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    key_id = secrets.token_hex(6)
+    secret = secrets.token_urlsafe(32)
     text = f"{PREFIX}-{key_id}-{secret}"
     return Key(id=key_id, digest=_digest(text), created_at=time.time(), expires_at=expires_at), text
 
@@ -55,7 +68,9 @@ class TenantDirectory:
         snapshot: Snapshot | None = None,
     ) -> None:
         """`file` holds tenants without limits and their keys."""
-        self.tenant_store, self._admins, self._file = tenant_store, admins, file
+        self.tenant_store = tenant_store
+        self._admins = admins
+        self._file = file
         self._snapshot = snapshot or Snapshot("")
         self._records: dict[str, TenantRecord] = {}
         """Records by name."""
@@ -73,26 +88,35 @@ class TenantDirectory:
 
     @contextlib.asynccontextmanager
     async def running(self, bus: Bus) -> AsyncIterator[TenantDirectory]:
-        """Follows the tenant store for the length of a scope; the scope begins with the tenants that are there, if they
-        can be read."""
+        """Follows the tenant store for the length of a scope; the scope begins with the tenants
+        that are there, if they can be read."""
         changed = asyncio.Event()
         bus.on_connected(changed.set)
         async with bus.subscribe(subjects.TENANTS_CHANGED) as words:
             if not await self.read() and (records := self._snapshot.load()) is not None:
-                structlog.get_logger().warning("tenants are those that were read last", known=len(records))
+                structlog.get_logger().warning(
+                    "tenants are those that were read last", known=len(records)
+                )
                 self._know(records)
-            async with owned_task(self._follow_changes(words, changed)), owned_task(self._follow(changed)):
+            async with (
+                owned_task(self._follow_changes(words, changed)),
+                owned_task(self._follow(changed)),
+            ):
                 yield self
 
     async def read(self) -> bool:
         """Reads the records. False where they cannot be read."""
         try:
-            # Removals before records: a tenant that is put back between the two reads is among the records then.
+            # Removals before records: a tenant that is put back between the two reads is among the
+            # records then.
             removed = await self.tenant_store.removed()
             records = await self.tenant_store.all()
         except (errors.Unavailable, msgspec.MsgspecError) as failure:
-            # A later version's record is none to this one: better to know the old records than to stop reading.
-            structlog.get_logger().warning("tenants cannot be read", error=str(failure), known=len(self._records))
+            # A later version's record is none to this one: better to know the old records than to
+            # stop reading.
+            structlog.get_logger().warning(
+                "tenants cannot be read", error=str(failure), known=len(self._records)
+            )
             return False
         self._know(records, removed)
         self._emit()
@@ -107,12 +131,15 @@ class TenantDirectory:
         self._is_read = True
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
-        """Identifies a tenant by key. Raises `Unauthenticated`; `Unavailable` while the records cannot be read."""
+        """Identifies a tenant by key. Raises `Unauthenticated`; `Unavailable` while the records
+        cannot be read."""
         key = key_of(authorization)
         _, _, rest = key.partition("-")
         key_id, _, _ = rest.partition("-")
         known, record = self._keys.get(key_id, (None, None))
-        fits = hmac.compare_digest(known.digest if known is not None else _UNKNOWN_DIGEST, _digest(key))
+        fits = hmac.compare_digest(
+            known.digest if known is not None else _UNKNOWN_DIGEST, _digest(key)
+        )
         if fits and known is not None and record is not None and known.is_valid(time.time()):
             return dataclasses.replace(record.tenant, key_id=known.id)
         if self._admins.name_of(authorization):
@@ -124,12 +151,13 @@ class TenantDirectory:
         raise errors.Unauthenticated("the API key is not known")
 
     def check(self, tenant: Tenant) -> None:
-        """Raises `KeyRevoked` for a tenant, or a key of one, that was removed; `Unavailable` while the records cannot
-        be read."""
+        """Raises `KeyRevoked` for a tenant, or a key of one, that was removed; `Unavailable` while
+        the records cannot be read."""
         self._record_of(tenant)
 
     def scopes(self, tenant: Tenant, model: str) -> list[Scope]:
-        """Scopes whose limits count; none for a tenant that is not in the tenant store. Raises as `check` does."""
+        """Scopes whose limits count; none for a tenant that is not in the tenant store. Raises as
+        `check` does."""
         record = self._record_of(tenant)
         return record.scopes(tenant.key_id, model) if record is not None else []
 
@@ -159,7 +187,9 @@ class TenantDirectory:
         """Record of a tenant; None for administrators and tenants of the key file."""
         record = self._by_key.get(tenant.key)
         if record is not None:
-            if tenant.key_id and not any(key.id == tenant.key_id and key.is_valid(time.time()) for key in record.keys):
+            if tenant.key_id and not any(
+                key.id == tenant.key_id and key.is_valid(time.time()) for key in record.keys
+            ):
                 raise key_revoked(tenant)
             return record
         if tenant.key == ADMIN_TENANT or tenant.key.startswith(_NAMED_BY_ADMIN):
@@ -180,8 +210,8 @@ class TenantDirectory:
         return Tenant(id=tenant_name, uid=_NAMED_BY_ADMIN + tenant_name)
 
     def _apart(self, tenant: Tenant) -> Tenant:
-        """A tenant of the key file. Its name is its key, except where that is, was, or may be the key of a tenant of
-        the tenant store whose record was made before there were ids."""
+        """A tenant of the key file. Its name is its key, except where that is, was, or may be the
+        key of a tenant of the tenant store whose record was made before there were ids."""
         is_free = self._is_read and tenant.id not in self._by_key and tenant.id not in self._retired
         return tenant if is_free else dataclasses.replace(tenant, uid=_OF_FILE + tenant.id)
 
@@ -201,7 +231,9 @@ class TenantDirectory:
     def _seconds_to_expiry(self) -> float:
         """Seconds until the next key expires."""
         now = time.time()
-        ends = [key.expires_at - now for key, _ in self._keys.values() if key.expires_at is not None]
+        ends = [
+            key.expires_at - now for key, _ in self._keys.values() if key.expires_at is not None
+        ]
         return min((seconds for seconds in ends if seconds > 0), default=READ_AGAIN_SECONDS)
 
     def _emit(self) -> None:

@@ -9,8 +9,8 @@ NO_BOUND = sys.maxsize
 
 
 class Entrance:
-    """Entrance of one request's prompts to the gateway's queue: one prompt enters at a time, and at most `most` choices
-    of the request run at once."""
+    """Entrance of one request's prompts to the gateway's queue: one prompt enters at a time, and at
+    most `most` choices of the request run at once."""
 
     def __init__(self, most: int = NO_BOUND, num_prompts: int = 1) -> None:
         self.most = most
@@ -21,8 +21,8 @@ class Entrance:
         """Pending while the entering prompt waits for others to leave."""
 
     async def enter(self, num_choices: int) -> None:
-        """Returns when `num_choices` that begin together may go to the queue. Call `let_next` when they are past it,
-        and `left` when they have ended."""
+        """Returns when `num_choices` that begin together may go to the queue. Call `let_next` when
+        they are past it, and `left` when they have ended."""
         if self._door is not None:
             await self._door.acquire()
         try:
@@ -37,7 +37,8 @@ class Entrance:
     def let_next(self) -> None:
         """Lets the next prompt enter."""
         if self._door is not None:
-            # In the next pass of the event loop: a thousand prompts in one pass would hold up all other requests.
+            # In the next pass of the event loop: a thousand prompts in one pass would hold up all
+            # other requests.
             asyncio.get_running_loop().call_soon(self._door.release)
 
     def come_along(self) -> None:

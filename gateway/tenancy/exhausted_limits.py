@@ -1,6 +1,8 @@
-"""Tenants that have used up their requests of the minute, refused before anything of a request is read.
+"""Tenants that have used up their requests of the minute, refused before anything of a request is
+read.
 
-A minute's requests do not come back before their time, so a refusal here is the one that Redis would give. It stands
+A minute's requests do not come back before their time, so a refusal here is the one that Redis
+would give. It stands
 for a second at most: limits may be raised.
 """
 
@@ -18,7 +20,8 @@ MAX_KEPT = 10_000
 
 
 class ExhaustedLimits:
-    """Refusals by tenant and key. A limit of one model refuses none here: the model is not known yet."""
+    """Refusals by tenant and key. A limit of one model refuses none here: the model is not known
+    yet."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -28,7 +31,11 @@ class ExhaustedLimits:
     def note(self, tenant: Tenant, verdict: Verdict) -> None:
         """Notes the verdict on a request of the tenant."""
         refusal = verdict.refusal
-        if refusal is not None and refusal.limit == "requests" and not refusal.scope.startswith("model "):
+        if (
+            refusal is not None
+            and refusal.limit == "requests"
+            and not refusal.scope.startswith("model ")
+        ):
             if len(self._refusals) >= MAX_KEPT:
                 self._refusals.clear()
             self._refusals[tenant.key, tenant.key_id] = self._clock(), verdict
@@ -42,5 +49,6 @@ class ExhaustedLimits:
         if refusal is None or age >= min(KEPT_SECONDS, refusal.seconds):
             del self._refusals[tenant.key, tenant.key_id]
             return
-        standing.requests, standing.tokens = verdict.requests, verdict.tokens
+        standing.requests = verdict.requests
+        standing.tokens = verdict.tokens
         raise refused(Refusal(refusal.scope, refusal.limit, refusal.seconds - age), tenant.id)

@@ -1,4 +1,5 @@
-"""Tells engines which tenants are not there any longer, so that they delete what they keep of them on their disks."""
+"""Tells engines which tenants are not there any longer, so that they delete what they keep of them
+on their disks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ class Directory(Protocol):
 @contextlib.asynccontextmanager
 async def gone_tenants_told(bus: Bus, directory: Directory) -> AsyncIterator[None]:
     """Answers questions for the length of a scope."""
-    async with bus.subscribe(subjects.GONE_TENANTS) as questions, owned_task(_answer(bus, questions, directory)):
+    async with (
+        bus.subscribe(subjects.GONE_TENANTS) as questions,
+        owned_task(_answer(bus, questions, directory)),
+    ):
         yield
 
 

@@ -1,4 +1,5 @@
-"""One request's right to use tokens: as many as its tenant's limits allow, a lease at a time, exact to the token.
+"""One request's right to use tokens: as many as its tenant's limits allow, a lease at a time, exact
+to the token.
 
 An engine computes no token of an answer without credit, and credit is given against a lease only.
 """
@@ -20,7 +21,8 @@ from .tenants import Tenant
 LEASE_TOKENS = 1024
 """Number of tokens that an answer is leased at first: the credit that a choice has on its way."""
 MAX_WAIT_SECONDS = 20.0
-"""Seconds that an answer waits for the minute's tokens: less than an engine holds a stream without credit."""
+"""Seconds that an answer waits for the minute's tokens: less than an engine holds a stream without
+credit."""
 END_SECONDS = 0.5
 """Seconds within which an answer that got all its tokens has to end."""
 
@@ -43,7 +45,8 @@ class Credited(Protocol):
 
 
 class Counts(Protocol):
-    """A stage that also counts the used tokens, in case this gateway dies before it has stored the usage record."""
+    """A stage that also counts the used tokens, in case this gateway dies before it has stored the
+    usage record."""
 
     def recorded(self, record_id: str) -> None: ...
 
@@ -65,8 +68,15 @@ class Standing:
         found = []
         for name, left in (("requests", self.requests), ("tokens", self.tokens)):
             if left is not None:
-                values = (("limit", left.limit), ("remaining", left.remaining), ("reset", f"{left.reset_seconds:.0f}s"))
-                found += [(f"x-ratelimit-{word}-{name}".encode(), str(value).encode()) for word, value in values]
+                values = (
+                    ("limit", left.limit),
+                    ("remaining", left.remaining),
+                    ("reset", f"{left.reset_seconds:.0f}s"),
+                )
+                found += [
+                    (f"x-ratelimit-{word}-{name}".encode(), str(value).encode())
+                    for word, value in values
+                ]
         return found
 
 
@@ -97,7 +107,8 @@ class Grant:
     """Number of output tokens that earlier gateways have charged."""
     num_prompts: int = 1
     entrance: Entrance = field(init=False)
-    """Entrance of its choices to the queue; no more of them run at once than its tenant's limits allow."""
+    """Entrance of its choices to the queue; no more of them run at once than its tenant's limits
+    allow."""
     counted_by: set[Counts] = field(default_factory=set)
     refusal: errors.LimitExceeded | None = None
     """Error of the tenant's limits. Set once no more is given."""
@@ -112,7 +123,8 @@ class Grant:
         return self.used_before + self.num_output_tokens
 
     def received(self, choice: Credited, num_tokens: int) -> None:
-        """Counts a step's tokens of a choice; the last ones that were granted end it, unless it ends by itself."""
+        """Counts a step's tokens of a choice; the last ones that were granted end it, unless it
+        ends by itself."""
         self.num_output_tokens += num_tokens
         choice.credit_left -= num_tokens
         if choice.credit_left <= 0 and self.refusal is not None:
@@ -164,21 +176,25 @@ class Grant:
             choice.refuse(self.refusal)
 
 
-OUT_OF_BUDGET, LIMIT_TOO_LOW = "insufficient_quota", "limit_too_low"
+OUT_OF_BUDGET = "insufficient_quota"
+LIMIT_TOO_LOW = "limit_too_low"
 """Codes of refusals against which waiting a minute does not help."""
 _SENTENCES = {
     "requests": "its requests a minute are used up",
     "tokens": "its tokens a minute do not suffice",
     "concurrency": "as many of its choices run as may at once",
     "budget": "its budget does not suffice",
-    "share of budget": "its budget cannot be checked, and the share of it that counts meanwhile is used up",
+    "share of budget": "its budget cannot be checked, and the share of it that counts meanwhile "
+    "is used up",
 }
 _LONG_SECONDS = 3600.0
 
 
 def refused(refusal: Refusal, tenant: str) -> errors.LimitExceeded:
     """Error that names the owner of the limit and the limit."""
-    owner = f"tenant {tenant}" if refusal.scope == "tenant" else f"{refusal.scope} of tenant {tenant}"
+    owner = (
+        f"tenant {tenant}" if refusal.scope == "tenant" else f"{refusal.scope} of tenant {tenant}"
+    )
     seconds = refusal.seconds if refusal.seconds != NEVER else _LONG_SECONDS
     error = errors.LimitExceeded(f"{owner}: {_SENTENCES[refusal.limit]}", retry_after=seconds)
     if refusal.limit == "budget":

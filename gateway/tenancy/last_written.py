@@ -1,8 +1,9 @@
-"""Times at which tenants' records were last written or removed, so that an older record that is put back is refused.
+"""Times at which tenants' records were last written or removed, so that an older record that is put
+back is refused.
 
-NATS cannot prove it: its passwords suffice to restore any earlier state. So the times are kept out of their reach, in a
-file of this machine and in Redis, and gateways send them to each other in sealed messages. A record with no time in any
-of these places is taken from NATS as it is.
+NATS cannot prove it: its passwords suffice to restore any earlier state. So the times are kept out
+of their reach, in a file of this machine and in Redis, and gateways send them to each other in
+sealed messages. A record with no time in any of these places is taken from NATS as it is.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _times = msgspec.json.Decoder(dict[str, int])
 
 
 class LastWritten:
-    """Times of records, in milliseconds since 1970, by the record's key in the bucket; times only grow. Without a
-    cluster key it stays empty: no time there could be trusted."""
+    """Times of records, in milliseconds since 1970, by the record's key in the bucket; times only
+    grow. Without a cluster key it stays empty: no time there could be trusted."""
 
     def __init__(self, path: str = "", store: Store | None = None) -> None:
         """`path` is a file that gateways of one machine may share; empty: none."""
@@ -55,7 +56,8 @@ class LastWritten:
         await self._fetch()
 
     async def keep(self) -> None:
-        """Writes the known times to the places that lack them. A place out of reach gets them the next time."""
+        """Writes the known times to the places that lack them. A place out of reach gets them the
+        next time."""
         if self._path is not None and any(self._newer_than(self._on_disk)):
             await asyncio.to_thread(self._save, self._path)
         # This is a copy, since other times are noted while Redis is asked.
@@ -75,8 +77,8 @@ class LastWritten:
         return ((key, at) for key, at in self._times.items() if at > kept.get(key, 0))
 
     async def _fetch(self) -> None:
-        """Reads the times in Redis; none where Redis is away, has lost them, or holds foreign values: running gateways
-        write them again."""
+        """Reads the times in Redis; none where Redis is away, has lost them, or holds foreign
+        values: running gateways write them again."""
         if not self._seals.are_made:
             return
         try:
@@ -88,7 +90,9 @@ class LastWritten:
             return
         self._in_redis = {}
         for key, sealed in found.items():
-            if (opened := self._seals.open(name := key.decode(errors="replace"), sealed)) is not None:
+            if (
+                opened := self._seals.open(name := key.decode(errors="replace"), sealed)
+            ) is not None:
                 self.note({name: int(opened.value)})
                 # Values signed by a token that is about to go are written once more.
                 self._in_redis |= {name: int(opened.value)} if opened.is_current else {}

@@ -1,11 +1,13 @@
-"""The script by which Redis changes the counters of a tenant's limits, in one step for each change; see `limiter`.
+"""The script by which Redis changes the counters of a tenant's limits, in one step for each change;
+see `limiter`.
 
-KEYS are the packed counters, the open reservations and their leases. ARGV are the operation (reserve, count, extend,
-settle, lapse, rebuild, rebuilt), the reservation's id, its lease in ms, most, least, used, seq, the packed scopes, the
-milliseconds for which the keys are kept without a request, the largest and the least number of choices that the request
-runs, 1 where it counts among the requests of the minute, and the time at which a rebuild began. Returns the tokens
-granted or the time at which a rebuild begins, the limit that refuses, the tightest limits, and the number of choices
-that may run.
+KEYS are the packed counters, the open reservations and their leases. ARGV are the operation
+(reserve, count, extend, settle, lapse, rebuild, rebuilt), the reservation's id, its lease in ms,
+most, least, used, seq, the packed scopes, the milliseconds for which the keys are kept without a
+request, the largest and the least number of choices that the request runs, 1 where it counts among
+the requests of the minute, and the time at which a rebuild began. Returns the tokens granted or the
+time at which a rebuild begins, the limit that refuses, the tightest limits, and the number of
+choices that may run.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Limits of tenants, exact over all gateways: checked and reserved in one step on Redis's clock.
 
-All counters of a tenant lie in one hash slot: a hash with one packed field a scope, a hash of open reservations, a
-sorted set of their leases. A minute is any 60 seconds, counted in slots of 5 s that expire whole. A reservation that is
-not renewed is given back except for the tokens that it is known to have used, sooner where their number is known; one
-that is settled is remembered for a lease, so that a renewal which was on its way does not bring it back. Knows nothing
-about the source of tenants.
+All counters of a tenant lie in one hash slot: a hash with one packed field a scope, a hash of open
+reservations, a sorted set of their leases. A minute is any 60 seconds, counted in slots of 5 s that
+expire whole. A reservation that is not renewed is given back except for the tokens that it is known
+to have used, sooner where their number is known; one that is settled is remembered for a lease, so
+that a renewal which was on its way does not bring it back. Knows nothing about the source of
+tenants.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .records import Limits, Scope
 
 LEASE_MS = 20_000
 KEEP_MS = 86_400_000
-"""Milliseconds for which counters are kept without a request; afterwards they are counted from the usage records."""
+"""Milliseconds for which counters are kept without a request; afterwards they are counted from the
+usage records."""
 PATIENCE_SECONDS = 1.0
 """Seconds to wait for Redis: a limit is worth more waiting than a routing hint."""
 MAX_CALLS = 4
@@ -39,8 +41,8 @@ class Refusal:
 
     scope: str
     limit: str
-    """Limit that refuses: requests, tokens, concurrency or budget; share of budget: what a gateway grants by itself is
-    used up; unknown: the spent tokens have to be counted first."""
+    """Limit that refuses: requests, tokens, concurrency or budget; share of budget: what a gateway
+    grants by itself is used up; unknown: the spent tokens have to be counted first."""
     seconds: float
     """Seconds until the limit allows it; `NEVER` where time alone does not help."""
 
@@ -56,13 +58,15 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Choices of one request: the number that would run at once, and the number without which it cannot begin."""
+    """Choices of one request: the number that would run at once, and the number without which it
+    cannot begin."""
 
     most: int
     least: int
 
 
-NO_CHOICE, ONE_CHOICE = Choices(0, 0), Choices(1, 1)
+NO_CHOICE = Choices(0, 0)
+ONE_CHOICE = Choices(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +82,12 @@ class Verdict:
 
 
 class Limiter:
-    """Client of the limits in one Redis; any number of gateways have one each. Raises `StoreUnavailable` where Redis
-    does not answer."""
+    """Client of the limits in one Redis; any number of gateways have one each. Raises
+    `StoreUnavailable` where Redis does not answer."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._turn = store, asyncio.Semaphore(MAX_CALLS)
+        self._store = store
+        self._turn = asyncio.Semaphore(MAX_CALLS)
 
     async def reserve(
         self,
@@ -96,10 +101,19 @@ class Limiter:
         choices: Choices = ONE_CHOICE,
         requests: int = 1,
     ) -> Verdict:
-        """Reserves for a request between `least` and `most` tokens, of which `used` are used in any case, and as many
-        of its choices as the limits have room for. `requests` is 0 for one that was counted before."""
+        """Reserves for a request between `least` and `most` tokens, of which `used` are used in any
+        case, and as many of its choices as the limits have room for. `requests` is 0 for one that
+        was counted before."""
         return await self._change(
-            "reserve", tenant, id, scopes, most=most, least=least, used=used, choices=choices, requests=requests
+            "reserve",
+            tenant,
+            id,
+            scopes,
+            most=most,
+            least=least,
+            used=used,
+            choices=choices,
+            requests=requests,
         )
 
     async def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
@@ -117,27 +131,34 @@ class Limiter:
         used: int,
         num_choices: int = 1,
     ) -> Verdict:
-        """Renews a reservation that holds `held` tokens, of which `used` are used, and `num_choices`, and adds up to
-        `more` tokens."""
+        """Renews a reservation that holds `held` tokens, of which `used` are used, and
+        `num_choices`, and adds up to `more` tokens."""
         choices = Choices(num_choices, num_choices)
-        return await self._change("extend", tenant, id, scopes, most=more, least=held, used=used, choices=choices)
+        return await self._change(
+            "extend", tenant, id, scopes, most=more, least=held, used=used, choices=choices
+        )
 
-    async def settle(self, tenant: str, id: str, scopes: Sequence[Scope], *, used: int, seq: int) -> None:
+    async def settle(
+        self, tenant: str, id: str, scopes: Sequence[Scope], *, used: int, seq: int
+    ) -> None:
         """Ends a reservation. `seq` is the number of its usage record, 0 while there is none."""
         await self._change("settle", tenant, id, scopes, used=used, seq=seq)
 
     async def lapse(self, tenant: str, id: str, *, used: int, seq: int) -> None:
-        """Ends a reservation that has used `used` tokens as if it had not been renewed. Ignores one that is not
-        there."""
+        """Ends a reservation that has used `used` tokens as if it had not been renewed. Ignores one
+        that is not there."""
         await self._change("lapse", tenant, id, [], used=used, seq=seq)
 
     async def begin_rebuild(self, tenant: str, scope: Scope) -> int:
-        """Begins to count what a scope has spent; returns the time of that on Redis's clock, in ms."""
+        """Begins to count what a scope has spent; returns the time of that on Redis's clock, in
+        ms."""
         return (await self._change("rebuild", tenant, "", [scope])).granted
 
-    async def end_rebuild(self, tenant: str, scope: Scope, *, began: int, used: int, seq: int) -> None:
-        """Ends a count: `used` tokens were found in the usage records up to number `seq`. Changes nothing where another
-        gateway has counted meanwhile, or this one took too long."""
+    async def end_rebuild(
+        self, tenant: str, scope: Scope, *, began: int, used: int, seq: int
+    ) -> None:
+        """Ends a count: `used` tokens were found in the usage records up to number `seq`. Changes
+        nothing where another gateway has counted meanwhile, or this one took too long."""
         await self._change("rebuilt", tenant, "", [scope], used=used, seq=seq, began=began)
 
     async def _change(
@@ -158,15 +179,33 @@ class Limiter:
         tag = f"{{tenant:{tenant}}}"
         keys = [f"limits:{tag}", f"reservations:{tag}", f"leases:{tag}"]
         packed = msgspec.msgpack.encode([_plain(scope) for scope in scopes])
-        args = [op, id, LEASE_MS, most, least, used, seq, packed, KEEP_MS, choices.most, choices.least, requests, began]
+        args = [
+            op,
+            id,
+            LEASE_MS,
+            most,
+            least,
+            used,
+            seq,
+            packed,
+            KEEP_MS,
+            choices.most,
+            choices.least,
+            requests,
+            began,
+        ]
         async with self._turn:
             reply = await self._store.run(CHANGE, keys, args, seconds=PATIENCE_SECONDS)
         granted, refused, (requests_left, tokens_left), num_choices = msgspec.msgpack.decode(reply)
         refusal = None
         if refused:
-            scope, limit = (str(each, "utf-8") if isinstance(each, bytes) else str(each) for each in refused[:2])
+            scope, limit = (
+                str(each, "utf-8") if isinstance(each, bytes) else str(each) for each in refused[:2]
+            )
             refusal = Refusal(scope, limit, refused[2] / 1e3 if refused[2] >= 0 else NEVER)
-        return Verdict(int(granted), refusal, _left(requests_left), _left(tokens_left), int(num_choices))
+        return Verdict(
+            int(granted), refusal, _left(requests_left), _left(tokens_left), int(num_choices)
+        )
 
 
 def requests_alone(scope: Scope) -> Scope:

@@ -1,6 +1,8 @@
-"""Limits while Redis does not answer: each gateway grants a declared share of every limit by itself.
+"""Limits while Redis does not answer: each gateway grants a declared share of every limit by
+itself.
 
-Forgets its grants when Redis is back: settlements report the used tokens to Redis. Knows one gateway.
+Forgets its grants when Redis is back: settlements report the used tokens to Redis. Knows one
+gateway.
 """
 
 from __future__ import annotations
@@ -12,19 +14,23 @@ from dataclasses import dataclass, field
 from .limiter import NEVER, NO_CHOICE, ONE_CHOICE, Choices, Left, Refusal, Verdict, requests_alone
 from .records import Scope
 
-SLOT_SECONDS, NUM_SLOTS = 5.0, 13
+SLOT_SECONDS = 5.0
+NUM_SLOTS = 13
 """A minute is any 60 seconds, counted in slots that expire whole, as Redis counts it."""
 WINDOW_SECONDS = NUM_SLOTS * SLOT_SECONDS
-BUDGET, SHARE_OF_BUDGET = ("budget", NEVER), ("share of budget", 5.0)
+BUDGET = ("budget", NEVER)
+SHARE_OF_BUDGET = ("share of budget", 5.0)
 """Limits that refuse, each with the seconds until another try is worth it."""
-REQUESTS, TOKENS = 0, 1
+REQUESTS = 0
+TOKENS = 1
 """Columns of a slot."""
 
 
 @dataclass(slots=True)
 class _Counts:
     slots: dict[int, list[int]] = field(default_factory=dict)
-    """Numbers of requests and of tokens granted in each slot of the last minute, oldest slot first."""
+    """Numbers of requests and of tokens granted in each slot of the last minute, oldest slot
+    first."""
     running: int = 0
     spent: int = 0
 
@@ -61,12 +67,15 @@ class LocalLimits:
     """Grants `share` of each limit; 0 grants nothing that is limited."""
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._share, self._clock = share, clock
+        self._share = share
+        self._clock = clock
         self._counts: dict[tuple[str, str], _Counts] = {}
 
     def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
         """See `Limiter.count`."""
-        return self.reserve(tenant, [requests_alone(each) for each in scopes], most=0, least=0, choices=NO_CHOICE)
+        return self.reserve(
+            tenant, [requests_alone(each) for each in scopes], most=0, least=0, choices=NO_CHOICE
+        )
 
     def reserve(
         self,
@@ -79,11 +88,13 @@ class LocalLimits:
         choices: Choices = ONE_CHOICE,
     ) -> Verdict:
         """See `Limiter.reserve`. More tokens for a running request take no requests and choices."""
-        now, num_choices = self._clock(), choices.most
+        now = self._clock()
+        num_choices = choices.most
         slot = int(now // SLOT_SECONDS)
         requests_left: Left | None = None
         for scope in scopes:
-            counts, limits = self._of(tenant, scope), scope.limits
+            counts = self._of(tenant, scope)
+            limits = scope.limits
             counts.forget_before(slot)
             if limits.budget is not None:
                 most = min(most, self._part(limits.budget) - counts.spent)
@@ -98,15 +109,21 @@ class LocalLimits:
                 if most < least:
                     # What only the share is too small for fits when Redis is back.
                     is_never = least > limits.tokens_per_minute
-                    return Verdict(0, Refusal(scope.name, "tokens", NEVER if is_never else WINDOW_SECONDS))
+                    return Verdict(
+                        0, Refusal(scope.name, "tokens", NEVER if is_never else WINDOW_SECONDS)
+                    )
                 if excess > 0:
-                    return Verdict(0, Refusal(scope.name, "tokens", counts.wait_for(TOKENS, excess, now)))
+                    return Verdict(
+                        0, Refusal(scope.name, "tokens", counts.wait_for(TOKENS, excess, now))
+                    )
             if requests and limits.requests_per_minute is not None:
                 limit = self._part(limits.requests_per_minute)
                 left = limit - counts.in_window(REQUESTS)
                 requests_left = Left(limit, max(0, left - 1), WINDOW_SECONDS)
                 if left < 1:
-                    return Verdict(0, Refusal(scope.name, "requests", counts.wait_for(REQUESTS, 1 - left, now)))
+                    return Verdict(
+                        0, Refusal(scope.name, "requests", counts.wait_for(REQUESTS, 1 - left, now))
+                    )
             if num_choices and limits.concurrency is not None:
                 limit = self._part(limits.concurrency)
                 num_choices = min(num_choices, limit - counts.running)
@@ -120,7 +137,9 @@ class LocalLimits:
             counts.running += num_choices
         return Verdict(most, requests=requests_left, num_choices=num_choices)
 
-    def settle(self, tenant: str, scopes: Sequence[Scope], *, unused: int, num_choices: int = 1) -> None:
+    def settle(
+        self, tenant: str, scopes: Sequence[Scope], *, unused: int, num_choices: int = 1
+    ) -> None:
         for scope in scopes:
             counts = self._of(tenant, scope)
             counts.running = max(0, counts.running - num_choices)

@@ -1,4 +1,5 @@
-"""The stored record of a tenant: identity, weight, limits, and digests of its keys. It holds no secrets."""
+"""The stored record of a tenant: identity, weight, limits, and digests of its keys. It holds no
+secrets."""
 
 from __future__ import annotations
 
@@ -11,11 +12,15 @@ import msgspec
 from .tenants import MARK, RESERVED, Tenant
 
 MAX_COUNT = 2**48
-Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, description=f"a whole number, 0…{MAX_COUNT}, or null")]
+Count = Annotated[
+    int, msgspec.Meta(ge=0, le=MAX_COUNT, description=f"a whole number, 0…{MAX_COUNT}, or null")
+]
 Period = Annotated[Literal["day", "month"], msgspec.Meta(description="day or month")]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Limits(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Limits of a tenant, a key or a model. An absent limit does not restrict."""
 
     requests_per_minute: Count | None = None
@@ -54,7 +59,8 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     id: str
     uid: str = ""
-    """Id that is drawn once, so that a later tenant of the same name is another one. Empty in records from before there
+    """Id that is drawn once, so that a later tenant of the same name is another one. Empty in
+    records from before there
     were ids: the data of those tenants is kept under their names."""
     created_at: float = msgspec.field(default_factory=time.time)
     weight: float = 1.0
@@ -62,18 +68,26 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     shared_cache: bool = False
     """Whether its prompts hit, and are hit by, those of every other tenant that shares."""
     escape_special_tokens: bool = False
-    """Whether special tokens in its conversations are text, also where the model's processors read them as tokens."""
+    """Whether special tokens in its conversations are text, also where the model's processors read
+    them as tokens."""
     limits: Limits = NO_LIMITS
     models: dict[str, Limits] = {}
     """Additional limits by model."""
     file_bytes: int | None = None
-    """Largest number of bytes of its files, see `StorageLimits`. None: the default of all tenants."""
+    """Largest number of bytes of its files, see `StorageLimits`. None: the default of all
+    tenants."""
     response_bytes: int | None = None
     keys: tuple[Key, ...] = ()
 
     @property
     def tenant(self) -> Tenant:
-        return Tenant(id=self.id, uid=self.key, weight=self.weight, tier=self.tier, shared_cache=self.shared_cache)
+        return Tenant(
+            id=self.id,
+            uid=self.key,
+            weight=self.weight,
+            tier=self.tier,
+            shared_cache=self.shared_cache,
+        )
 
     @property
     def key(self) -> str:
@@ -95,12 +109,12 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str = ""
     """Name of the tenant; empty in removals from before it was kept."""
     written_before: int = 0
-    """Milliseconds since 1970: a record under that name that was written earlier belongs to the removed tenant, or an
-    older one."""
+    """Milliseconds since 1970: a record under that name that was written earlier belongs to the
+    removed tenant, or an older one."""
     at: float = msgspec.field(default_factory=time.time)
     is_cleared: bool = False
-    """Whether none of its data is left. Kept where the key is a name, so that no tenant of the key file gets that
-    key."""
+    """Whether none of its data is left. Kept where the key is a name, so that no tenant of the key
+    file gets that key."""
 
     @property
     def is_name(self) -> bool:

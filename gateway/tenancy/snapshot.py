@@ -1,6 +1,8 @@
-"""The tenants that were read last, in a file of this machine, for a gateway that starts while NATS is away.
+"""The tenants that were read last, in a file of this machine, for a gateway that starts while NATS
+is away.
 
-It has the contents of the bucket: digests of keys, no keys. Only its owner may read it. Gateways may share it.
+It has the contents of the bucket: digests of keys, no keys. Only its owner may read it. Gateways
+may share it.
 """
 
 from __future__ import annotations
@@ -26,14 +28,17 @@ class Snapshot:
         self._kept = b""
 
     def save(self, records: Sequence[TenantRecord]) -> None:
-        """Writes the file; readers see the old list or the new one. Errors are logged and not raised."""
+        """Writes the file; readers see the old list or the new one. Errors are logged and not
+        raised."""
         text = msgspec.json.encode(records)
         if self._path is None or text == self._kept:
             return
         try:
             write_owner_file(self._path, text)
         except OSError as failure:
-            structlog.get_logger().warning("tenants cannot be kept in their file", error=str(failure))
+            structlog.get_logger().warning(
+                "tenants cannot be kept in their file", error=str(failure)
+            )
             return
         self._kept = text
 

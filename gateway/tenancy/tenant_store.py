@@ -1,7 +1,9 @@
-"""The store of tenants: one value a tenant in a key-value bucket of JetStream. Raises `Unavailable` without NATS.
+"""The store of tenants: one value a tenant in a key-value bucket of JetStream. Raises `Unavailable`
+without NATS.
 
-Changes are published to every gateway over the bus. Records and removals that the cluster's key did not sign are
-ignored, as are records that are older than the last one written in their place. Knows nothing about keys' secrets.
+Changes are published to every gateway over the bus. Records and removals that the cluster's key did
+not sign are ignored, as are records that are older than the last one written in their place. Knows
+nothing about keys' secrets.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _times = msgspec.json.Decoder(dict[str, int])
 
 
 class TenantStore:
-    def __init__(self, bus: Bus, last_written: LastWritten | None = None, *, adopts_unsigned: bool = False) -> None:
+    def __init__(
+        self, bus: Bus, last_written: LastWritten | None = None, *, adopts_unsigned: bool = False
+    ) -> None:
         self._bus = bus
         self._last_written = last_written or LastWritten()
         self._seals = RecordSeals(BUCKET, adopts_unsigned=adopts_unsigned)
@@ -61,11 +65,14 @@ class TenantStore:
         return sorted(found, key=lambda record: record.id)
 
     def on_changed(self, payload: bytes) -> None:
-        """Notes the times that another gateway published with a change, which NATS may have lost since."""
+        """Notes the times that another gateway published with a change, which NATS may have lost
+        since."""
         try:
             self._last_written.note(_times.decode(payload or b"{}"))
         except msgspec.DecodeError as failure:
-            structlog.get_logger().warning("a change of tenants is not understood", error=str(failure))
+            structlog.get_logger().warning(
+                "a change of tenants is not understood", error=str(failure)
+            )
 
     async def get(self, tenant_id: str) -> TenantRecord:
         """Record of a tenant. Raises `NotFound`."""
@@ -89,25 +96,35 @@ class TenantStore:
                 await bucket.update(key, sealed := self._sealed(record), last=there.revision)
         await self._publish(key, self._seals.time_of(sealed))
 
-    async def change(self, tenant_id: str, change: Callable[[TenantRecord], TenantRecord]) -> TenantRecord:
-        """Applies `change` to the current record, also while other processes change it. Raises `NotFound`."""
+    async def change(
+        self, tenant_id: str, change: Callable[[TenantRecord], TenantRecord]
+    ) -> TenantRecord:
+        """Applies `change` to the current record, also while other processes change it. Raises
+        `NotFound`."""
         while True:
             record, revision = await self._find(tenant_id)
             changed = change(record)
             with or_unavailable():
                 bucket = await self._open()
                 try:
-                    await bucket.update(_key(tenant_id), sealed := self._sealed(changed), last=revision)
+                    await bucket.update(
+                        _key(tenant_id), sealed := self._sealed(changed), last=revision
+                    )
                 except nats.js.errors.KeyWrongLastSequenceError:
                     continue
             await self._publish(_key(tenant_id), self._seals.time_of(sealed))
             return changed
 
     async def remove(self, tenant_id: str) -> Removed:
-        """Removes a tenant. Raises `NotFound`. `removed` lists its remaining data until it is cleared."""
+        """Removes a tenant. Raises `NotFound`. `removed` lists its remaining data until it is
+        cleared."""
         record, _ = await self._find(tenant_id)
         key = _key(tenant_id)
-        removed = Removed(key=record.key, id=tenant_id, written_before=max(now_ms(), self._last_written.of(key) + 1))
+        removed = Removed(
+            key=record.key,
+            id=tenant_id,
+            written_before=max(now_ms(), self._last_written.of(key) + 1),
+        )
         with or_unavailable():
             bucket = await self._open()
             try:
@@ -116,7 +133,9 @@ class TenantStore:
                 # Streams without bounds may have filled a server although this bucket has room.
                 if not is_full(refused):
                     raise
-                structlog.get_logger().warning("a removal cannot be noted: storage is full", key=removed.key)
+                structlog.get_logger().warning(
+                    "a removal cannot be noted: storage is full", key=removed.key
+                )
             # NOTE: the bucket's own `delete` writes a mark, for which a full one has no room.
             await drop_keys(self._js(), BUCKET, key)
         await self._publish(key, removed.written_before)
@@ -125,7 +144,9 @@ class TenantStore:
     async def removed(self) -> list[Removed]:
         with or_unavailable():
             await self._open()
-            values = [self._opened(entry) async for entry in entries(self._js(), BUCKET, f"{_REMOVED}.*")]
+            values = [
+                self._opened(entry) async for entry in entries(self._js(), BUCKET, f"{_REMOVED}.*")
+            ]
             await self._sign_again()
         found = [_removed.decode(value) for value in values if value is not None]
         self._last_written.note({_key(each.id): each.written_before for each in found if each.id})
@@ -155,8 +176,8 @@ class TenantStore:
         return self._seal(_key(record.id), msgspec.json.encode(record))
 
     def _sealed_removal(self, removed: Removed) -> tuple[str, bytes]:
-        """Key and value of a removal. It has a seal: without one, any writer to the bucket could have any tenant's data
-        deleted."""
+        """Key and value of a removal. It has a seal: without one, any writer to the bucket could
+        have any tenant's data deleted."""
         key = _removed_key(removed)
         return key, self._seal(key, msgspec.json.encode(removed))
 
@@ -170,7 +191,9 @@ class TenantStore:
 
     def _opened(self, entry: KeyValue.Entry) -> bytes | None:
         """Contents of a value; None for one that is not trusted."""
-        opened = self._seals.open(entry.key, entry.value or b"", not_before=self._last_written.of(entry.key))
+        opened = self._seals.open(
+            entry.key, entry.value or b"", not_before=self._last_written.of(entry.key)
+        )
         if opened is None:
             return None
         self._last_written.note({entry.key: opened.at})
@@ -179,7 +202,8 @@ class TenantStore:
         return opened.value
 
     async def _sign_again(self) -> None:
-        """Signs values that an earlier version wrote or an earlier token signed, unless they were changed meanwhile."""
+        """Signs values that an earlier version wrote or an earlier token signed, unless they were
+        changed meanwhile."""
         bucket = await self._open()
         while self._to_sign:
             key, (value, revision) = self._to_sign.popitem()
@@ -193,7 +217,8 @@ class TenantStore:
                     raise
 
     async def _publish(self, key: str, at: int) -> None:
-        """Publishes a change of that record to every gateway, and keeps its time in the places that outlive them."""
+        """Publishes a change of that record to every gateway, and keeps its time in the places that
+        outlive them."""
         self._last_written.note({key: at})
         await self._bus.publish(subjects.TENANTS_CHANGED, msgspec.json.encode({key: at}))
         await self._last_written.keep()

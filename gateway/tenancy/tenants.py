@@ -14,9 +14,11 @@ from headwater.services.runtime import errors
 from headwater.services.runtime.owner_file import read_secrets
 from headwater.services.runtime.settings import SettingError
 
-OPEN_TENANT, ADMIN_TENANT = "open", "admin"
+OPEN_TENANT = "open"
+ADMIN_TENANT = "admin"
 RESERVED = (OPEN_TENANT, ADMIN_TENANT)
-"""Names that no tenant may have: data of callers without keys and of administrators is kept under them."""
+"""Names that no tenant may have: data of callers without keys and of administrators is kept under
+them."""
 MARK = "~"
 """Prefix of tenant keys that are no names; no name has it."""
 KEY_ID_LEN = 12
@@ -42,7 +44,8 @@ class Tenant:
     """Whether it hits the cached prefixes of all tenants that share theirs, and they its."""
 
     key: str = field(init=False, repr=False, compare=False)
-    """Key under which the tenant's data is kept and counted. A later tenant of the same name has another key."""
+    """Key under which the tenant's data is kept and counted. A later tenant of the same name has
+    another key."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.uid or self.id)
@@ -76,11 +79,21 @@ class KeyedTenants:
 
     @classmethod
     def read(cls, path: Path) -> KeyedTenants:
-        """Reads a file with one `tenant key` a line; empty lines and those that begin with # are skipped."""
+        """Reads a file with one `tenant key` a line; empty lines and those that begin with # are
+        skipped."""
         names = _names_by_key("api_key_file", path, "tenant")
         if taken := sorted(set(RESERVED) & set(names.values())):
-            raise SettingError("api_key_file", f"{path}: {taken[0]}", f"names of tenants but {' and '.join(RESERVED)}")
-        return cls({digest: Tenant(id=name, key_id=digest.hex()[:KEY_ID_LEN]) for digest, name in names.items()})
+            raise SettingError(
+                "api_key_file",
+                f"{path}: {taken[0]}",
+                f"names of tenants but {' and '.join(RESERVED)}",
+            )
+        return cls(
+            {
+                digest: Tenant(id=name, key_id=digest.hex()[:KEY_ID_LEN])
+                for digest, name in names.items()
+            }
+        )
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
         found = self.find(key_of(authorization))
@@ -103,8 +116,12 @@ class KeyedTenants:
         return Tenant(id=name) if any(each.id == name for each in self.tenants.values()) else None
 
     def has(self, tenant: Tenant) -> bool:
-        """Whether the tenant is in the file, and so is the key that it came with, if that is known."""
-        return any(each.id == tenant.id and tenant.key_id in ("", each.key_id) for each in self.tenants.values())
+        """Whether the tenant is in the file, and so is the key that it came with, if that is
+        known."""
+        return any(
+            each.id == tenant.id and tenant.key_id in ("", each.key_id)
+            for each in self.tenants.values()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +133,8 @@ class AdminKeys:
 
     @classmethod
     def read(cls, key: str, path: str) -> AdminKeys:
-        """Reads the key as given, or a file with one `name key` a line. With neither there are no administrators."""
+        """Reads the key as given, or a file with one `name key` a line. With neither there are no
+        administrators."""
         if key and len(key) < MIN_ADMIN_KEY_LEN:
             raise SettingError("admin_key", "***", f"at least {MIN_ADMIN_KEY_LEN} characters")
         names = {_digest(key): "admin"} if key else {}
@@ -143,7 +161,8 @@ class Identity(Protocol):
 
 class Tenants(Identity, Protocol):
     def check(self, tenant: Tenant) -> None:
-        """Checks a tenant that was identified before. Raises `KeyRevoked` when its key or the tenant itself is gone."""
+        """Checks a tenant that was identified before. Raises `KeyRevoked` when its key or the
+        tenant itself is gone."""
         ...
 
     def escapes_special_tokens(self, tenant: Tenant) -> bool:
@@ -152,7 +171,9 @@ class Tenants(Identity, Protocol):
 
 
 def key_revoked(tenant: Tenant) -> errors.KeyRevoked:
-    return errors.KeyRevoked(f"the key of tenant {tenant.id} was revoked or has expired, or the tenant was removed")
+    return errors.KeyRevoked(
+        f"the key of tenant {tenant.id} was revoked or has expired, or the tenant was removed"
+    )
 
 
 def key_of(authorization: str) -> str:
@@ -186,7 +207,8 @@ def _names_by_key(setting: str, path: Path, owner: str) -> dict[bytes, str]:
 
 def _found(by_digest: Mapping[bytes, FoundT], key: str) -> FoundT | None:
     # Every key is compared, each in constant time: the duration reveals nothing about similar keys.
-    given, found = _digest(key), None
+    given = _digest(key)
+    found = None
     for digest, owner in by_digest.items():
         if hmac.compare_digest(digest, given):
             found = owner

@@ -15,7 +15,8 @@ class TokenNeed(msgspec.Struct, frozen=True, kw_only=True):
     """Number of choices that are answered with tokens."""
     prompt_tokens: int
     first_tokens: int
-    """Number of tokens of answers that are reserved at first. More is requested while the answers grow."""
+    """Number of tokens of answers that are reserved at first. More is requested while the answers
+    grow."""
     num_seats: int
     """Number of seats that all choices take together."""
     num_first_seats: int

@@ -1,8 +1,9 @@
-"""Fair shares: each tenant's virtual time, which advances by the cost of its tokens divided by its weight.
+"""Fair shares: each tenant's virtual time, which advances by the cost of its tokens divided by its
+weight.
 
-The tenant with the least virtual time goes first, here and in the engines. The counters of all gateways meet in Redis a
-few times a second; without it each gateway is fair by itself. See Sheng et al., Fairness in Serving Large Language
-Models (2024).
+The tenant with the least virtual time goes first, here and in the engines. The counters of all
+gateways meet in Redis a few times a second; without it each gateway is fair by itself. See Sheng et
+al., Fairness in Serving Large Language Models (2024).
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from headwater.services.runtime.tasks import owned_task
 from .tenants import Tenant
 
 SHARE_SECONDS = 0.1
-COST_UNCACHED, COST_CACHED, COST_OUTPUT = 1.0, 0.1, 2.0
+COST_UNCACHED = 1.0
+COST_CACHED = 0.1
+COST_OUTPUT = 2.0
 """Cost of an uncached prompt token, a cached one and an output token."""
 FIRST_GUESS = 128.0
 """Number of tokens that a tenant's first answer is assumed to have."""
 LEARNING = 0.2
 MAX_TENANTS = 10_000
-"""Largest number of tenants without requests that are remembered: where tenants name themselves, their number has no
-bound."""
+"""Largest number of tenants without requests that are remembered: where tenants name themselves,
+their number has no bound."""
 KEYS = ("fair:{tenants}", "fair:{tenants}:active", "fair:{tenants}:reached")
 
 _SHARE = Script(
@@ -62,15 +65,24 @@ return cmsgpack.pack({ found, reached })
 
 
 class Share:
-    """One prompt's share: its place in the queue, and its cost once that is known. A context manager that releases
-    it."""
+    """One prompt's share: its place in the queue, and its cost once that is known. A context
+    manager that releases it."""
 
     def __init__(
-        self, clock: VirtualTime, tenant: Tenant, queue: str, virtual_time: float, charged: float, is_answered: bool
+        self,
+        clock: VirtualTime,
+        tenant: Tenant,
+        queue: str,
+        virtual_time: float,
+        charged: float,
+        is_answered: bool,
     ) -> None:
         self.virtual_time = virtual_time
         """Virtual time at which it begins; smaller goes first."""
-        self._clock, self._tenant, self._queue, self._charged = clock, tenant, queue, charged
+        self._clock = clock
+        self._tenant = tenant
+        self._queue = queue
+        self._charged = charged
         self._is_answered = is_answered
 
     def __enter__(self) -> Share:
@@ -87,7 +99,8 @@ class Share:
         """Corrects the predicted cost by the true one."""
         cost = COST_UNCACHED * uncached + COST_CACHED * cached + COST_OUTPUT * output
         self._clock.advance(self._tenant, cost - self._charged)
-        # A prompt that is embedded has no answer, and one that was refused or left the queue had none yet.
+        # A prompt that is embedded has no answer, and one that was refused or left the queue had
+        # none yet.
         if self._is_answered and cost:
             self._clock.learn(self._tenant, output)
 
@@ -97,7 +110,8 @@ class Share:
 
 
 class VirtualTime:
-    """Virtual times of the tenants at one gateway. Use within `running`, or alone where nothing is shared."""
+    """Virtual times of the tenants at one gateway. Use within `running`, or alone where nothing is
+    shared."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -118,9 +132,11 @@ class VirtualTime:
         async with owned_task(self._share()):
             yield self
 
-    def request(self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int, *, queue: str = "") -> Share:
-        """The share of a new prompt, charged at once for its predicted cost: many prompts at once stand in line.
-        `queue` names those among which it waits, of one model and tier."""
+    def request(
+        self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int, *, queue: str = ""
+    ) -> Share:
+        """The share of a new prompt, charged at once for its predicted cost: many prompts at once
+        stand in line. `queue` names those among which it waits, of one model and tier."""
         self._lift(tenant.key, queue)
         begin = self._times[tenant.key]
         output = min(max_tokens, self._answer_lens.get(tenant.key, FIRST_GUESS))
@@ -147,8 +163,9 @@ class VirtualTime:
         self._used.add(queue)
 
     def _lift(self, name: str, queue: str) -> None:
-        """Raises the time of a tenant that was away, which has saved up nothing: it begins where the served tenants of
-        the queue are. Those of other queues may be far ahead, as of a model that has room for all."""
+        """Raises the time of a tenant that was away, which has saved up nothing: it begins where
+        the served tenants of the queue are. Those of other queues may be far ahead, as of a model
+        that has room for all."""
         self._used.add(queue)
         is_back = not self._here[name] and name not in self._elsewhere
         if is_back and self._times[name] < self._reached[queue]:
@@ -166,17 +183,25 @@ class VirtualTime:
                 faults.add(fault)
 
     async def share(self) -> None:
-        """Writes to Redis what was given here and reads what was given elsewhere. Raises `STORE_FAILURES`."""
+        """Writes to Redis what was given here and reads what was given elsewhere. Raises
+        `STORE_FAILURES`."""
         active = {name for name, count in self._here.items() if count}
-        sent, floors = {name: self._unsent[name] for name in active | self._unsent.keys()}, self._floors
+        sent = {name: self._unsent[name] for name in active | self._unsent.keys()}
+        floors = self._floors
         if not sent and not self._elsewhere:
             return
         if self._store.broken:
             self._forget()
             raise StoreUnavailable("left alone")
-        sent_times = [[name, sent[name], floors.get(name, 0.0), self._times[name], name in active] for name in sent]
+        sent_times = [
+            [name, sent[name], floors.get(name, 0.0), self._times[name], name in active]
+            for name in sent
+        ]
         reached = [[queue, self._reached[queue]] for queue in self._used]
-        self._unsent, self._floors, used, self._used = defaultdict(float), {}, self._used, set()
+        self._unsent = defaultdict(float)
+        self._floors = {}
+        used = self._used
+        self._used = set()
         try:
             given = [msgspec.msgpack.encode(sent_times), msgspec.msgpack.encode(reached)]
             reply = await self._store.run(_SHARE, KEYS, given, seconds=1.0)
@@ -186,7 +211,9 @@ class VirtualTime:
                 self._unsent[name] += delta
             self._floors = floors | self._floors
             raise
-        times, latest = msgspec.msgpack.decode(reply, type=tuple[list[tuple[str, float]], list[tuple[str, float]]])
+        times, latest = msgspec.msgpack.decode(
+            reply, type=tuple[list[tuple[str, float]], list[tuple[str, float]]]
+        )
         for queue, virtual_time in latest:
             self._reached[queue] = max(self._reached[queue], virtual_time)
         self._elsewhere = received = dict(times)
@@ -201,6 +228,10 @@ class VirtualTime:
         if len(self._times) > MAX_TENANTS:
             kept = self._here.keys() | self._elsewhere.keys()
             self._times = defaultdict(float, {name: self._times[name] for name in kept})
-            self._unsent = defaultdict(float, {name: self._unsent[name] for name in kept & self._unsent.keys()})
+            self._unsent = defaultdict(
+                float, {name: self._unsent[name] for name in kept & self._unsent.keys()}
+            )
             self._floors = {name: value for name, value in self._floors.items() if name in kept}
-            self._answer_lens = {name: value for name, value in self._answer_lens.items() if name in kept}
+            self._answer_lens = {
+                name: value for name, value in self._answer_lens.items() if name in kept
+            }

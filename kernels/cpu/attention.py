@@ -1,8 +1,12 @@
-"""Attention over a CPU's paged cache (laid out as `qk_norm_rope_store_kv` says), prompts and decoding alike.
+"""Attention over a CPU's paged cache (laid out as `qk_norm_rope_store_kv` says), prompts and
+decoding alike.
 
-Four rows of queries that share a key head meet sixteen keys at once. A row sees its keys in the order of positions,
-`CHUNK` of them to a step of the running softmax, whatever rows are beside it: a position's result has the same bits
-decoded, as part of a chunk and in a whole prompt. With a sliding window, keys before it are neither read nor weighed.
+Four rows of queries that share a key head meet sixteen keys at once. A row sees its keys in the
+order of positions,
+`CHUNK` of them to a step of the running softmax, whatever rows are beside it: a position's result
+has the same bits
+decoded, as part of a chunk and in a whole prompt. With a sliding window, keys before it are neither
+read nor weighed.
 Twin: `kernels.prefill_attention`.
 """
 
@@ -19,7 +23,20 @@ from numpy.typing import ArrayLike
 from .compiled import Kernel, address_of, argument, float_bits, items
 from .qk_norm_rope_store_kv import MAX_HEAD_DIM
 from .scalars import float32_at, int32_at, put, size_of
-from .simd import add, div, fma, highest_of, keep_first, load, maximum, mul, splat, store, sub, sum_of
+from .simd import (
+    add,
+    div,
+    fma,
+    highest_of,
+    keep_first,
+    load,
+    maximum,
+    mul,
+    splat,
+    store,
+    sub,
+    sum_of,
+)
 from .simd_math import exp
 from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
@@ -28,9 +45,11 @@ CHUNK = 256
 _HIDDEN = -1e30
 """Score of a key that a row does not see; finite, so that differences of scores are numbers."""
 _NOTHING = -1e29
-"""Highest score of a row that has seen no key yet: far above `_HIDDEN`, so that hidden keys weigh exactly zero."""
+"""Highest score of a row that has seen no key yet: far above `_HIDDEN`, so that hidden keys weigh
+exactly zero."""
 _COLUMNS = 5
-_SCORES_SIZE, _ROWS_SIZE = ROWS * CHUNK * 4, ROWS * MAX_HEAD_DIM * 4
+_SCORES_SIZE = ROWS * CHUNK * 4
+_ROWS_SIZE = ROWS * MAX_HEAD_DIM * 4
 _SCRATCH = 2 * ROWS * MAX_HEAD_DIM + ROWS * CHUNK + 2 * ROWS
 
 
@@ -41,25 +60,36 @@ class AttentionPlan:
     block_tables: torch.Tensor
     """int32 [R, blocks], contiguous"""
     tiles: np.ndarray[Any, np.dtype[np.int32]]
-    """int [tiles, 5]: first token of the request, its position, the request's rows (tokens x group), the tile's first
-    row, the request."""
+    """int [tiles, 5]: first token of the request, its position, the request's rows (tokens x
+    group), the tile's first row, the request."""
     num_keys: int
     """Number of keys that all rows read, a measure of the work."""
     addresses: tuple[int, int]
-    """Addresses of block tables and tiles. To ask numpy for one takes a microsecond, in every layer."""
+    """Addresses of block tables and tiles. To ask numpy for one takes a microsecond, in every
+    layer."""
 
 
-def plan_attention(starts: ArrayLike, counts: ArrayLike, block_tables: torch.Tensor, group: int) -> AttentionPlan:
-    """Plan for requests that compute positions starts[i] … starts[i] + counts[i] − 1; `group` is the number of query
-    heads of a key head; block_tables int32 [R, blocks]."""
-    starts_, counts_ = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
+def plan_attention(
+    starts: ArrayLike, counts: ArrayLike, block_tables: torch.Tensor, group: int
+) -> AttentionPlan:
+    """Plan for requests that compute positions starts[i] … starts[i] + counts[i] − 1; `group` is
+    the number of query heads of a key head; block_tables int32 [R, blocks]."""
+    starts_ = np.asarray(starts, np.int64)
+    counts_ = np.asarray(counts, np.int64)
     num_rows = counts_ * group
     num_tiles = -(-num_rows // ROWS)
     ends = num_tiles.cumsum()
-    columns = (counts_.cumsum() - counts_, starts_, num_rows, ends - num_tiles, np.arange(len(counts_)))
+    columns = (
+        counts_.cumsum() - counts_,
+        starts_,
+        num_rows,
+        ends - num_tiles,
+        np.arange(len(counts_)),
+    )
     tiles = np.repeat(np.stack(columns, 1), num_tiles, axis=0)
     tiles[:, 3] = (np.arange(len(tiles)) - tiles[:, 3]) * ROWS
-    tables, rows = block_tables.contiguous(), tiles.astype(np.int32)
+    tables = block_tables.contiguous()
+    rows = tiles.astype(np.int32)
     return AttentionPlan(
         block_tables=tables,
         tiles=rows,
@@ -71,15 +101,23 @@ def plan_attention(starts: ArrayLike, counts: ArrayLike, block_tables: torch.Ten
 def attention(
     q: torch.Tensor, kv_cache: torch.Tensor, plan: AttentionPlan, scale: float, *, window: int = 0
 ) -> torch.Tensor:
-    """Attention of q [T, Hq, D], contiguous, over kv_cache [2, num_blocks, Hk, block_size, D] of q's dtype; block_size
-    and D divide by 16. Returns [T, Hq, D]. A position sees the last `window` keys, its own included; 0: all up to its
-    own. Keys and values that it does not see may hold any finite numbers."""
+    """Attention of q [T, Hq, D], contiguous, over kv_cache [2, num_blocks, Hk, block_size, D] of
+    q's dtype; block_size and D divide by 16. Returns [T, Hq, D]. A position sees the last `window`
+    keys, its own included; 0: all up to its own. Keys and values that it does not see may hold any
+    finite numbers."""
     _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
     assert q.is_contiguous()
     assert block_size % NUM_LANES == head_dim % NUM_LANES == 0
     assert head_dim <= MAX_HEAD_DIM
     out = torch.empty_like(q)
-    sizes = (plan.block_tables.shape[1], num_kv_heads, q.shape[1] // num_kv_heads, head_dim, block_size, num_blocks)
+    sizes = (
+        plan.block_tables.shape[1],
+        num_kv_heads,
+        q.shape[1] // num_kv_heads,
+        head_dim,
+        block_size,
+        num_blocks,
+    )
     KERNEL(
         q.dtype,
         len(plan.tiles) * num_kv_heads,
@@ -95,27 +133,43 @@ def attention(
 
 @njit
 def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
-    num_kv_heads, group, head_dim = argument(arguments, 6), argument(arguments, 7), argument(arguments, 8)
-    head, p_tile = i % num_kv_heads, argument(arguments, 4) + i // num_kv_heads * _COLUMNS * 4
-    first_token, start, num_rows = int32_at(p_tile), int32_at(p_tile + 4), int32_at(p_tile + 8)
-    first, last = int32_at(p_tile + 12), min(int32_at(p_tile + 12) + ROWS, num_rows) - 1
+    num_kv_heads = argument(arguments, 6)
+    group = argument(arguments, 7)
+    head_dim = argument(arguments, 8)
+    head = i % num_kv_heads
+    p_tile = argument(arguments, 4) + i // num_kv_heads * _COLUMNS * 4
+    first_token = int32_at(p_tile)
+    start = int32_at(p_tile + 4)
+    num_rows = int32_at(p_tile + 8)
+    first = int32_at(p_tile + 12)
+    last = min(int32_at(p_tile + 12) + ROWS, num_rows) - 1
     p_table = argument(arguments, 3) + int32_at(p_tile + 16) * argument(arguments, 5) * 4
-    p_q, p_out, p_scores = p_scratch, p_scratch + _ROWS_SIZE, p_scratch + 2 * _ROWS_SIZE
+    p_q = p_scratch
+    p_out = p_scratch + _ROWS_SIZE
+    p_scores = p_scratch + 2 * _ROWS_SIZE
     scale = splat(float32_at(address_of(arguments, 11)))
     for j in range(ROWS):
         # Where there are fewer rows, the last is computed again and thrown away.
         row = min(first + j, last)
-        p_row = argument(arguments, 0) + _row(first_token, row, head, num_kv_heads, group) * head_dim * size_of(element)
+        p_row = argument(arguments, 0) + _row(
+            first_token, row, head, num_kv_heads, group
+        ) * head_dim * size_of(element)
         for d in range(0, head_dim, NUM_LANES):
-            store(p_q + (j * head_dim + d) * 4, mul(load(p_row + d * size_of(element), element), scale), F32_ELEMENT)
+            store(
+                p_q + (j * head_dim + d) * 4,
+                mul(load(p_row + d * size_of(element), element), scale),
+                F32_ELEMENT,
+            )
             store(p_out + (j * head_dim + d) * 4, splat(F32(0)), F32_ELEMENT)
         _put_state(p_scratch, j, F32(_NOTHING), F32(0))
-    num_keys, window = start + last // group + 1, argument(arguments, 12)
-    # The first key that any row of the tile sees. Chunks lie where they lie without a window: what is skipped of them
-    # weighs zero, so a row's bits do not depend on the rows beside it.
+    num_keys = start + last // group + 1
+    window = argument(arguments, 12)
+    # The first key that any row of the tile sees. Chunks lie where they lie without a window: what
+    # is skipped of them weighs zero, so a row's bits do not depend on the rows beside it.
     oldest = max(start + first // group + 1 - window, 0) if window else 0
     for key in range(oldest // CHUNK * CHUNK, num_keys, CHUNK):
-        begin, count = max(oldest - key, 0) // NUM_LANES * NUM_LANES, min(CHUNK, num_keys - key)
+        begin = max(oldest - key, 0) // NUM_LANES * NUM_LANES
+        count = min(CHUNK, num_keys - key)
         # How many of the chunk's keys each row sees.
         seen = (
             start + first // group + 1 - key,
@@ -129,7 +183,9 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
         _add_values(arguments, p_table, head, key, begin, count, p_scores, p_out, element)
     for j in range(last - first + 1):
         p_row = argument(arguments, 2)
-        p_row += _row(first_token, first + j, head, num_kv_heads, group) * head_dim * size_of(element)
+        p_row += (
+            _row(first_token, first + j, head, num_kv_heads, group) * head_dim * size_of(element)
+        )
         total = splat(_total(p_scratch, j))
         for d in range(0, head_dim, NUM_LANES):
             x = div(load(p_out + (j * head_dim + d) * 4, F32_ELEMENT), total)
@@ -162,14 +218,20 @@ def _score(
     p_scores: int,
     element: Any,
 ) -> Any:
-    """Writes the scores [ROWS, CHUNK] of a chunk's keys from `begin` to `count`; returns the highest of each row."""
-    head_dim, block_size, window = argument(arguments, 8), argument(arguments, 9), argument(arguments, 12)
+    """Writes the scores [ROWS, CHUNK] of a chunk's keys from `begin` to `count`; returns the
+    highest of each row."""
+    head_dim = argument(arguments, 8)
+    block_size = argument(arguments, 9)
+    window = argument(arguments, 12)
     width = head_dim * 4
-    hidden, zero = splat(F32(_HIDDEN)), splat(F32(0))
+    hidden = splat(F32(_HIDDEN))
+    zero = splat(F32(0))
     highest_0 = highest_1 = highest_2 = highest_3 = hidden
     for at in range(begin, count, NUM_LANES):
         line = _line(arguments, p_table, head, key + at, 0)
-        p_k = argument(arguments, 1) + (line * head_dim * block_size + (key + at) % block_size) * size_of(element)
+        p_k = argument(arguments, 1) + (
+            line * head_dim * block_size + (key + at) % block_size
+        ) * size_of(element)
         # Two sums a row, one of even and one of odd dimensions: a sum has to wait for itself.
         a_0 = a_1 = a_2 = a_3 = b_0 = b_1 = b_2 = b_3 = zero
         for d in range(0, head_dim, 2):
@@ -199,14 +261,22 @@ def _score(
         store(p + CHUNK * 4, a_1, F32_ELEMENT)
         store(p + CHUNK * 8, a_2, F32_ELEMENT)
         store(p + CHUNK * 12, a_3, F32_ELEMENT)
-        highest_0, highest_1 = maximum(highest_0, a_0), maximum(highest_1, a_1)
-        highest_2, highest_3 = maximum(highest_2, a_2), maximum(highest_3, a_3)
-    return highest_of(highest_0), highest_of(highest_1), highest_of(highest_2), highest_of(highest_3)
+        highest_0 = maximum(highest_0, a_0)
+        highest_1 = maximum(highest_1, a_1)
+        highest_2 = maximum(highest_2, a_2)
+        highest_3 = maximum(highest_3, a_3)
+    return (
+        highest_of(highest_0),
+        highest_of(highest_1),
+        highest_of(highest_2),
+        highest_of(highest_3),
+    )
 
 
 @njit
 def _weigh(p_scratch: int, j: int, highest: Any, begin: int, count: int, head_dim: int) -> None:
-    """Turns the scores of a row into weights; scales the result of earlier chunks to the new highest score."""
+    """Turns the scores of a row into weights; scales the result of earlier chunks to the new
+    highest score."""
     p_scores = p_scratch + 2 * _ROWS_SIZE + j * CHUNK * 4
     p_out = p_scratch + _ROWS_SIZE + j * head_dim * 4
     before = _highest(p_scratch, j)
@@ -224,19 +294,35 @@ def _weigh(p_scratch: int, j: int, highest: Any, begin: int, count: int, head_di
 
 @njit
 def _add_values(
-    arguments: int, p_table: int, head: int, key: int, begin: int, count: int, p_weights: int, p_out: int, element: Any
+    arguments: int,
+    p_table: int,
+    head: int,
+    key: int,
+    begin: int,
+    count: int,
+    p_weights: int,
+    p_out: int,
+    element: Any,
 ) -> None:
-    head_dim, block_size = argument(arguments, 8), argument(arguments, 9)
-    width, stride = head_dim * 4, head_dim * size_of(element)
+    head_dim = argument(arguments, 8)
+    block_size = argument(arguments, 9)
+    width = head_dim * 4
+    stride = head_dim * size_of(element)
     zero = splat(F32(0))
     for d in range(0, head_dim, NUM_LANES):
         p_o = p_out + d * 4
-        a_0, a_1 = load(p_o, F32_ELEMENT), load(p_o + width, F32_ELEMENT)
-        a_2, a_3 = load(p_o + 2 * width, F32_ELEMENT), load(p_o + 3 * width, F32_ELEMENT)
+        a_0 = load(p_o, F32_ELEMENT)
+        a_1 = load(p_o + width, F32_ELEMENT)
+        a_2 = load(p_o + 2 * width, F32_ELEMENT)
+        a_3 = load(p_o + 3 * width, F32_ELEMENT)
         b_0 = b_1 = b_2 = b_3 = zero
         for at in range(begin, count, NUM_LANES):
             line = _line(arguments, p_table, head, key + at, 1)
-            p_v = argument(arguments, 1) + (line * block_size + (key + at) % block_size) * stride + d * size_of(element)
+            p_v = (
+                argument(arguments, 1)
+                + (line * block_size + (key + at) % block_size) * stride
+                + d * size_of(element)
+            )
             for lane in range(0, NUM_LANES, 2):
                 v = load(p_v + lane * stride, element)
                 p = p_weights + (at + lane) * 4

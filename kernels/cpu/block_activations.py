@@ -28,24 +28,30 @@ from .scalars import put, put_int32, size_of
 from .simd import add, highest_of, load, maximum, minimum, mul, nearest, splat, sub, sum_of
 from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, I64, LANES, NUM_LANES
 
-_INTS, _BYTES = ir.VectorType(ir.IntType(32), NUM_LANES), ir.VectorType(ir.IntType(8), NUM_LANES)
-_MOST, _LEAST, _LEAST_SQUARES, _REST_STEPS = F32(MOST), F32(LEAST_MAGNITUDE), F32(LEAST_SQUARES), F32(REST_STEPS)
+_INTS = ir.VectorType(ir.IntType(32), NUM_LANES)
+_BYTES = ir.VectorType(ir.IntType(8), NUM_LANES)
+_MOST = F32(MOST)
+_LEAST = F32(LEAST_MAGNITUDE)
+_LEAST_SQUARES = F32(LEAST_SQUARES)
+_REST_STEPS = F32(REST_STEPS)
 
 
 def quantize(x: torch.Tensor) -> torch.Tensor:
-    """Rounds x [T, K], contiguous, to uint8 [T, 2, K / 32, 48]. The place of a rest that no block has holds
-    anything."""
+    """Rounds x [T, K], contiguous, to uint8 [T, 2, K / 32, 48]. The place of a rest that no block
+    has holds anything."""
     return _quantized(x, KERNEL, NUM_PARTS)
 
 
 def quantize_tokens(x: torch.Tensor) -> torch.Tensor:
-    """Rounds x [T, K], contiguous, to uint8 [T, 1, K / 32, 48], with one scale for all inputs of a row."""
+    """Rounds x [T, K], contiguous, to uint8 [T, 1, K / 32, 48], with one scale for all inputs of a
+    row."""
     return _quantized(x, TOKEN_KERNEL, NUM_PARTS_OF_TOKENS)
 
 
 def _quantized(x: torch.Tensor, kernel: Kernel, num_parts: int) -> torch.Tensor:
     assert x.is_contiguous()
-    num_rows, num_blocks = x.shape[0], x.shape[1] // BLOCK
+    num_rows = x.shape[0]
+    num_blocks = x.shape[1] // BLOCK
     rows = torch.empty(num_rows, num_parts, num_blocks, ROW_BYTES, dtype=torch.uint8)
     kernel(x.dtype, num_rows, 2 * x.numel(), x.data_ptr(), rows.data_ptr(), num_blocks)
     return rows
@@ -57,10 +63,15 @@ def _store_bytes(typing: Any, address: Any, x: Any) -> Any:
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
         numbers = builder.fptosi(a[1], _INTS)
-        builder.store(builder.trunc(numbers, _BYTES), builder.inttoptr(a[0], _BYTES.as_pointer()), align=1)
+        builder.store(
+            builder.trunc(numbers, _BYTES), builder.inttoptr(a[0], _BYTES.as_pointer()), align=1
+        )
         function = ir.FunctionType(ir.IntType(32), [_INTS])
         total = builder.call(
-            builder.module.declare_intrinsic(f"llvm.vector.reduce.add.v{NUM_LANES}i32", (), function), [numbers]
+            builder.module.declare_intrinsic(
+                f"llvm.vector.reduce.add.v{NUM_LANES}i32", (), function
+            ),
+            [numbers],
         )
         return builder.sext(total, ir.IntType(64))
 
@@ -71,7 +82,9 @@ def _store_bytes(typing: Any, address: Any, x: Any) -> Any:
 def _magnitude(p_x: int, element: Any) -> Any:
     """The largest of 32 numbers."""
     size = BLOCK * size_of(element)
-    zero, first, second = splat(F32(0)), load(p_x, element), load(p_x + size // 2, element)
+    zero = splat(F32(0))
+    first = load(p_x, element)
+    second = load(p_x + size // 2, element)
     return highest_of(maximum(maximum(first, sub(zero, first)), maximum(second, sub(zero, second))))
 
 
@@ -94,37 +107,50 @@ def _put_block(p_block: int, first: Any, second: Any, scale: Any, flag: int) -> 
 
 @njit
 def quantize_blocks(p_x: int, p_out: int, num_rows: int, num_blocks: int, element: Any) -> None:
-    """Rounds rows of blocks that follow one another, of elements of one type; rests stand behind a row's blocks."""
-    size, rest_bytes = BLOCK * size_of(element), num_blocks * ROW_BYTES
+    """Rounds rows of blocks that follow one another, of elements of one type; rests stand behind a
+    row's blocks."""
+    size = BLOCK * size_of(element)
+    rest_bytes = num_blocks * ROW_BYTES
     for row in range(num_rows):
         for block in range(num_blocks):
             p_block = p_x + (row * num_blocks + block) * size
             p_rounded = p_out + (NUM_PARTS * row * num_blocks + block) * ROW_BYTES
             magnitude = _magnitude(p_block, element)
-            inverse, scale = _inverse(magnitude), magnitude / _MOST
-            first, second = _scaled(p_block, inverse, element), _scaled(p_block + size // 2, inverse, element)
-            whole, other = nearest(first), nearest(second)
-            has_rest = magnitude >= _LEAST and sum_of(add(mul(whole, whole), mul(other, other))) < _LEAST_SQUARES
+            inverse = _inverse(magnitude)
+            scale = magnitude / _MOST
+            first = _scaled(p_block, inverse, element)
+            second = _scaled(p_block + size // 2, inverse, element)
+            whole = nearest(first)
+            other = nearest(second)
+            has_rest = (
+                magnitude >= _LEAST
+                and sum_of(add(mul(whole, whole), mul(other, other))) < _LEAST_SQUARES
+            )
             _put_block(p_rounded, whole, other, scale, 1 if has_rest else 0)
             if has_rest:
                 steps = splat(_REST_STEPS)
-                whole, other = nearest(mul(sub(first, whole), steps)), nearest(mul(sub(second, other), steps))
+                whole = nearest(mul(sub(first, whole), steps))
+                other = nearest(mul(sub(second, other), steps))
                 _put_block(p_rounded + rest_bytes, whole, other, scale / _REST_STEPS, 0)
 
 
 @njit
 def quantize_rows(p_x: int, p_out: int, num_rows: int, num_blocks: int, element: Any) -> None:
-    """Rounds rows of blocks that follow one another; the blocks of a row have one scale, and no rests."""
+    """Rounds rows of blocks that follow one another; the blocks of a row have one scale, and no
+    rests."""
     size = BLOCK * size_of(element)
     for row in range(num_rows):
-        p_row, p_rounded = p_x + row * num_blocks * size, p_out + row * num_blocks * ROW_BYTES
+        p_row = p_x + row * num_blocks * size
+        p_rounded = p_out + row * num_blocks * ROW_BYTES
         magnitude = F32(0)
         for block in range(num_blocks):
             magnitude = max(magnitude, _magnitude(p_row + block * size, element))
-        inverse, scale = _inverse(magnitude), magnitude / _MOST
+        inverse = _inverse(magnitude)
+        scale = magnitude / _MOST
         for block in range(num_blocks):
             p_block = p_row + block * size
-            first, second = _scaled(p_block, inverse, element), _scaled(p_block + size // 2, inverse, element)
+            first = _scaled(p_block, inverse, element)
+            second = _scaled(p_block + size // 2, inverse, element)
             _put_block(p_rounded + block * ROW_BYTES, nearest(first), nearest(second), scale, 0)
 
 
@@ -138,9 +164,11 @@ def _rows(rounds_tokens: bool, element: Any) -> Any:
 
     def work(arguments: int) -> None:
         num_blocks = argument(arguments, 2)
-        row_size, row_bytes = num_blocks * BLOCK * size_of(element), num_parts * num_blocks * ROW_BYTES
+        row_size = num_blocks * BLOCK * size_of(element)
+        row_bytes = num_parts * num_blocks * ROW_BYTES
         for row in items(arguments):
-            p_x, p_out = argument(arguments, 0) + row * row_size, argument(arguments, 1) + row * row_bytes
+            p_x = argument(arguments, 0) + row * row_size
+            p_out = argument(arguments, 1) + row * row_bytes
             if rounds_tokens:
                 quantize_rows(p_x, p_out, 1, num_blocks, element)
             else:

@@ -1,4 +1,5 @@
-"""x @ weight.T of block weights and activations in 8 bits on a CPU. Twin: `kernels.block_linear`."""
+"""x @ weight.T of block weights and activations in 8 bits on a CPU. Twin:
+`kernels.block_linear`."""
 
 from __future__ import annotations
 

@@ -40,11 +40,19 @@ def kernel_of(format: BlockFormat) -> Kernel:
 
 def _work(type_id: int, element: Any) -> Any:
     def work(arguments: int) -> None:
-        units, tile_bytes = argument(arguments, 1), argument(arguments, 2)
+        units = argument(arguments, 1)
+        tile_bytes = argument(arguments, 2)
         out_bytes = argument(arguments, 5) * size_of(element)
         for item in items(arguments):
             row = int64_at(argument(arguments, 3) + 8 * item)
             p_tile = argument(arguments, 0) + row // TILE_ROWS * tile_bytes
-            expand_row(p_tile, units, row % TILE_ROWS, argument(arguments, 4) + item * out_bytes, type_id, element)
+            expand_row(
+                p_tile,
+                units,
+                row % TILE_ROWS,
+                argument(arguments, 4) + item * out_bytes,
+                type_id,
+                element,
+            )
 
     return work

@@ -1,5 +1,5 @@
-"""Kernels in machine code for this CPU, run on the threads that torch computes with: another pool beside torch's would
-fight it for the cores.
+"""Kernels in machine code for this CPU, run on the threads that torch computes with: another pool
+beside torch's would fight it for the cores.
 
 Knows nothing about what a kernel computes.
 """
@@ -27,28 +27,38 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Kernel:
-    """Work on independent items. Each thread takes the next item, so the order of items is not fixed.
+    """Work on independent items. Each thread takes the next item, so the order of items is not
+    fixed.
 
-    `works` are the kernel for float32 and for bfloat16 elements: functions of the address of their arguments, which go
-    through `items`. A function is compiled when its type is first used.
+    `works` are the kernel for float32 and for bfloat16 elements: functions of the address of their
+    arguments, which go through `items`. A function is compiled when its type is first used.
     """
 
     def __init__(self, *works: Callable[[int], None]) -> None:
         self._works = dict(zip(DTYPES, works, strict=True))
         self._compiled: dict[torch.dtype, tuple[Any, Any]] = {}
 
-    def __call__(self, dtype: torch.dtype, num_items: int, num_numbers: int, *arguments: int) -> None:
-        """Computes all items. num_numbers: amount of work of all items, for the choice of threads. Arguments are whole
-        numbers and addresses, 8 bytes each, read from `argument(…, 0)` on."""
+    def __call__(
+        self, dtype: torch.dtype, num_items: int, num_numbers: int, *arguments: int
+    ) -> None:
+        """Computes all items. num_numbers: amount of work of all items, for the choice of threads.
+        Arguments are whole numbers and addresses, 8 bytes each, read from `argument(…, 0)` on."""
         self.run(dtype, num_numbers, array("q", (0, num_items, *arguments)))
 
     def run(self, dtype: torch.dtype, num_numbers: int, memory: array[int]) -> None:
-        """As a call, with 0, the number of items and the arguments in memory of this run's own, which it writes."""
+        """As a call, with 0, the number of items and the arguments in memory of this run's own,
+        which it writes."""
         call, address = self._compiled.get(dtype) or self.compile(dtype)
-        p_memory, num_threads = memory.buffer_info()[0], torch.get_num_threads()
+        p_memory = memory.buffer_info()[0]
+        num_threads = torch.get_num_threads()
         if (recording := current_recording()) is not None:
             recording.note(address, memory)
-        if num_threads > 1 and memory[1] > 1 and num_numbers > SMALL and (run_team := team()) is not None:
+        if (
+            num_threads > 1
+            and memory[1] > 1
+            and num_numbers > SMALL
+            and (run_team := team()) is not None
+        ):
             run_team(address, p_memory, num_threads, 0)
         else:
             call(p_memory)
@@ -89,18 +99,21 @@ def float_bits(x: float) -> int:
 
 @cache
 def team() -> Any:
-    """libgomp's entry to a parallel region; None where torch computes with something else, as on macOS."""
+    """libgomp's entry to a parallel region; None where torch computes with something else, as on
+    macOS."""
     library = _gomp()
     if library is None:
         return None
     run = library.GOMP_parallel
-    run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    run.restype = None
     return run
 
 
 @cache
 def barrier_address() -> int:
-    """Address of libgomp's function at which the threads of a region wait for one another; 0 where there is none."""
+    """Address of libgomp's function at which the threads of a region wait for one another; 0 where
+    there is none."""
     library = _gomp()
     return 0 if library is None else ctypes.cast(library.GOMP_barrier, ctypes.c_void_p).value or 0
 
@@ -110,6 +123,7 @@ def _gomp() -> ctypes.CDLL | None:
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.is_file() else []
     paths = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
-    # Other libraries may have loaded a libgomp, too; torch's lies beside it, unless it uses the system's.
+    # Other libraries may have loaded a libgomp, too; torch's lies beside it, unless it uses the
+    # system's.
     found = sorted(paths, key=lambda path: not path.startswith(str(Path(torch.__file__).parent)))
     return ctypes.CDLL(found[0]) if found else None

@@ -1,8 +1,8 @@
-"""Draws tokens from whole rows of logits on a CPU: the same that `sample.scores_twin` has highest, or, where the
-temperature is 0, the first of the likeliest.
+"""Draws tokens from whole rows of logits on a CPU: the same that `sample.scores_twin` has highest,
+or, where the temperature is 0, the first of the likeliest.
 
-A fast pass finds every row's few tokens that could have the highest score; only their scores are computed exactly.
-Sixteen tokens of which the mask allows none cost one look: most masks allow few.
+A fast pass finds every row's few tokens that could have the highest score; only their scores are
+computed exactly. Sixteen tokens of which the mask allows none cost one look: most masks allow few.
 """
 
 from __future__ import annotations
@@ -18,10 +18,32 @@ from ..sample import Draws, scores_twin
 from ..token_mask import LOWEST, mask_tokens_twin
 from .compiled import Kernel, argument, items
 from .scalars import float32_at, has_bits, int32_at, int64_at, put, put_int32, size_of
-from .simd import add, choose_below, div, fma, highest_of, keep_where, load, maximum, minimum, mul, splat, store, sub
+from .simd import (
+    add,
+    choose_below,
+    div,
+    fma,
+    highest_of,
+    keep_where,
+    load,
+    maximum,
+    minimum,
+    mul,
+    splat,
+    store,
+    sub,
+)
 from .simd_math import log
 from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
-from .simd_words import add_words, mul_words, numbers_of, shift_right, splat_word, words_from, xor_words
+from .simd_words import (
+    add_words,
+    mul_words,
+    numbers_of,
+    shift_right,
+    splat_word,
+    words_from,
+    xor_words,
+)
 
 NUM_CANDIDATES = 8
 MARGIN = 1e-4
@@ -31,14 +53,17 @@ _STRIP = 1024
 _WORD = 0xFFFFFFFF
 _MULTIPLIER_1, _MULTIPLIER_2 = (multiplier & _WORD for multiplier in MULTIPLIERS)
 _START_0, _START_1 = KEY_STARTS
-_LEAST, _LARGEST, _SMALL = -3.0e38, 1 - 2.0**-24, 2.0**-7
+_LEAST = -3.0e38
+_LARGEST = 1 - 2.0**-24
+_SMALL = 2.0**-7
 
 
 def draw(
     logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None, *, first_token: int = 0
 ) -> torch.Tensor:
-    """Draws from logits [R, V], float32 or bfloat16, under masks int32 [R, words] as `mask_tokens` has them; returns
-    int32 [R]. The noise is that of the tokens from `first_token` on, which is token 0 of what is returned."""
+    """Draws from logits [R, V], float32 or bfloat16, under masks int32 [R, words] as `mask_tokens`
+    has them; returns int32 [R]. The noise is that of the tokens from `first_token` on, which is
+    token 0 of what is returned."""
     logits, (num_rows, vocab_size) = logits.contiguous(), logits.shape
     if vocab_size < NUM_LANES:
         wide = logits if masks is None else mask_tokens_twin(logits, masks)
@@ -48,19 +73,32 @@ def draw(
     keys = torch.empty(num_rows, 2, dtype=torch.int32)
     candidates = torch.zeros(num_rows, NUM_CANDIDATES, dtype=torch.int32)
     counts = torch.empty(num_rows, dtype=torch.int32)
-    seeds, choices = draws.seeds.contiguous(), draws.choice_indices.int().contiguous()
-    temperatures, outputs = draws.temperatures.contiguous(), draws.output_indices.int().contiguous()
+    seeds = draws.seeds.contiguous()
+    choices = draws.choice_indices.int().contiguous()
+    temperatures = draws.temperatures.contiguous()
+    outputs = draws.output_indices.int().contiguous()
     addresses = [tensor.data_ptr() for tensor in (logits, keys, temperatures, candidates, counts)]
     mask = (0, 0) if masks is None else (masks.data_ptr(), masks.stride(0) * 4)
     of_keys = [tensor.data_ptr() for tensor in (seeds, choices, outputs)]
-    KERNEL(logits.dtype, num_rows, 8 * logits.numel(), *addresses, vocab_size, *mask, first_token, *of_keys)
+    KERNEL(
+        logits.dtype,
+        num_rows,
+        8 * logits.numel(),
+        *addresses,
+        vocab_size,
+        *mask,
+        first_token,
+        *of_keys,
+    )
     tokens = candidates[:, 0].clone()
     # Nearly every draw has a single candidate, whose exact score decides nothing.
     undecided = np.flatnonzero((temperatures.numpy() > 0) & (counts.numpy() != 1))
     if undecided.size:
         at = torch.from_numpy(undecided)
         some = logits[at] if masks is None else mask_tokens_twin(logits[at], masks[at])
-        tokens[at] = _best_of(some, candidates[at], counts[at], keys[at], draws.select(at), first_token)
+        tokens[at] = _best_of(
+            some, candidates[at], counts[at], keys[at], draws.select(at), first_token
+        )
     return tokens
 
 
@@ -72,14 +110,16 @@ def _best_of(
     draws: Draws,
     first_token: int,
 ) -> torch.Tensor:
-    """Tokens int32 [R] with the highest exact score of the candidates [R, NUM_CANDIDATES], or of all tokens where more
-    were counted. logits [R, V] are masked; all rows are random."""
+    """Tokens int32 [R] with the highest exact score of the candidates [R, NUM_CANDIDATES], or of
+    all tokens where more were counted. logits [R, V] are masked; all rows are random."""
     scaled = logits.gather(1, candidates.long()).float() / draws.temperatures[:, None]
     best = (scaled + gumbel_noise(keys, candidates + first_token)).argmax(1, keepdim=True)
     tokens = candidates.gather(1, best)[:, 0]
     crowded = torch.nonzero(counts > NUM_CANDIDATES)[:, 0]
     if len(crowded):
-        tokens[crowded] = scores_twin(logits[crowded], draws.select(crowded), first_token).argmax(1).int()
+        tokens[crowded] = (
+            scores_twin(logits[crowded], draws.select(crowded), first_token).argmax(1).int()
+        )
     return tokens
 
 
@@ -91,7 +131,8 @@ def scores_of(
     *,
     first_token: int = 0,
 ) -> torch.Tensor:
-    """Scores float32 [R] of tokens int32 [R], as `draw` compares them; minus infinity where a mask excludes them."""
+    """Scores float32 [R] of tokens int32 [R], as `draw` compares them; minus infinity where a mask
+    excludes them."""
     scores = logits.gather(1, tokens[:, None].long())[:, 0].float()
     if masks is not None:
         words = masks.gather(1, tokens[:, None].long() // 32)[:, 0]
@@ -100,7 +141,9 @@ def scores_of(
     keys = noise_keys(draws.seeds, draws.choice_indices, draws.output_indices)
     noise = gumbel_noise(keys, tokens[:, None] + first_token)[:, 0]
     is_random = draws.temperatures > 0
-    return torch.where(is_random, scores / torch.where(is_random, draws.temperatures, 1.0) + noise, scores)
+    return torch.where(
+        is_random, scores / torch.where(is_random, draws.temperatures, 1.0) + noise, scores
+    )
 
 
 @njit
@@ -123,8 +166,10 @@ def _key(start: int, seed: int, choice: int, output: int) -> Any:
 @njit
 def _keys(arguments: int, i: int) -> Any:
     """Stores a row's two keys, and returns them."""
-    p_keys, seed = argument(arguments, 1) + i * 8, int64_at(argument(arguments, 9) + i * 8)
-    choice, output = int32_at(argument(arguments, 10) + i * 4), int32_at(argument(arguments, 11) + i * 4)
+    p_keys = argument(arguments, 1) + i * 8
+    seed = int64_at(argument(arguments, 9) + i * 8)
+    choice = int32_at(argument(arguments, 10) + i * 4)
+    output = int32_at(argument(arguments, 11) + i * 4)
     put_int32(p_keys, _key(_START_0, seed, choice, output))
     put_int32(p_keys + 4, _key(_START_1, seed, choice, output))
     return int32_at(p_keys), int32_at(p_keys + 4)
@@ -132,10 +177,17 @@ def _keys(arguments: int, i: int) -> Any:
 
 @njit
 def _scores(
-    p_logits: int, p_mask: int, token: int, first: int, temperature: Any, key_0: int, key_1: int, element: Any
+    p_logits: int,
+    p_mask: int,
+    token: int,
+    first: int,
+    temperature: Any,
+    key_0: int,
+    key_1: int,
+    element: Any,
 ) -> Any:
-    """Scores of sixteen tokens, with an absolute error of 1e-5; those of a greedy row are exact. `first` is added to a
-    token for its noise."""
+    """Scores of sixteen tokens, with an absolute error of 1e-5; those of a greedy row are exact.
+    `first` is added to a token for its noise."""
     x = load(p_logits + token * size_of(element), element)
     if p_mask:
         x = keep_where(maximum(x, splat(F32(LOWEST))), p_mask + token // 8, splat(F32(-np.inf)))
@@ -150,7 +202,9 @@ def _scores(
     v = minimum(v, splat(F32(_LARGEST)))
     series = fma(v, splat(F32(1 / 3)), splat(F32(0.5)))
     series = mul(v, fma(v, series, splat(F32(1))))
-    noise = choose_below(v, splat(F32(_SMALL)), series, sub(splat(F32(0)), log(sub(splat(F32(1)), v))))
+    noise = choose_below(
+        v, splat(F32(_SMALL)), series, sub(splat(F32(0)), log(sub(splat(F32(1)), v)))
+    )
     return sub(div(x, splat(temperature)), log(noise))
 
 
@@ -162,8 +216,10 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
     if p_mask:
         p_mask += i * argument(arguments, 7)
     key_0, key_1 = _keys(arguments, i)
-    temperature, first = float32_at(argument(arguments, 2) + i * 4), argument(arguments, 8)
-    p_candidates, p_count = argument(arguments, 3) + i * NUM_CANDIDATES * 4, argument(arguments, 4) + i * 4
+    temperature = float32_at(argument(arguments, 2) + i * 4)
+    first = argument(arguments, 8)
+    p_candidates = argument(arguments, 3) + i * NUM_CANDIDATES * 4
+    p_count = argument(arguments, 4) + i * 4
     highest = F32(_LEAST)
     for strip in range(0, vocab_size, _STRIP):
         best = splat(F32(_LEAST))
@@ -172,12 +228,15 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
             token = min(at, vocab_size - NUM_LANES)
             if p_mask and not has_bits(p_mask + token // 8):
                 continue
-            best = maximum(best, _scores(p_logits, p_mask, token, first, temperature, key_0, key_1, element))
+            best = maximum(
+                best, _scores(p_logits, p_mask, token, first, temperature, key_0, key_1, element)
+            )
         of_strip = highest_of(best)
         put(p_scratch + strip // _STRIP * 4, of_strip, F32_ELEMENT)
         highest = max(highest, of_strip)
     bound = highest if temperature == F32(0) else highest - F32(MARGIN)
-    p_some, count = p_scratch + (vocab_size // _STRIP + 1) * 4, 0
+    p_some = p_scratch + (vocab_size // _STRIP + 1) * 4
+    count = 0
     for strip in range(0, vocab_size, _STRIP):
         if float32_at(p_scratch + strip // _STRIP * 4) < bound:
             continue
@@ -185,7 +244,11 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
             token = min(at, vocab_size - NUM_LANES)
             if p_mask and not has_bits(p_mask + token // 8):
                 continue
-            store(p_some, _scores(p_logits, p_mask, token, first, temperature, key_0, key_1, element), F32_ELEMENT)
+            store(
+                p_some,
+                _scores(p_logits, p_mask, token, first, temperature, key_0, key_1, element),
+                F32_ELEMENT,
+            )
             for lane in range(NUM_LANES):
                 if float32_at(p_some + lane * 4) >= bound:
                     if count < NUM_CANDIDATES:

@@ -1,8 +1,8 @@
-"""x @ weight.T of e4m3 weights on a CPU, which reads eight bits a weight, tile after tile of sixteen outputs. Twin:
-`kernels.fp8_linear`.
+"""x @ weight.T of e4m3 weights on a CPU, which reads eight bits a weight, tile after tile of
+sixteen outputs. Twin: `kernels.fp8_linear`.
 
-Every output is a sum in one order along K, so bits depend neither on how many rows are computed together nor on the
-number of threads.
+Every output is a sum in one order along K, so bits depend neither on how many rows are computed
+together nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from .tile_product import ITEMS_PER_THREAD, kernel_of
 def fp8_product(weight: Fp8Tiles) -> Callable[[torch.Tensor], torch.Tensor]:
     """The product of x [T, K], contiguous, as [T, N] in x's dtype, float32 or bfloat16."""
     tiles, (num_outputs, num_inputs) = weight.tiles, weight.shape
-    kernel, tile_bytes = kernel_of(weight.format), tiles.shape[1] * tiles.shape[2]
+    kernel = kernel_of(weight.format)
+    tile_bytes = tiles.shape[1] * tiles.shape[2]
     units = units_of(tiles.shape[1], weight.group_size // BLOCK)
 
     def product(x: torch.Tensor) -> torch.Tensor:
-        rows, out = x.float().contiguous(), x.new_empty(len(x), num_outputs)
+        rows = x.float().contiguous()
+        out = x.new_empty(len(x), num_outputs)
         tiles_per_item = max(1, len(tiles) // (ITEMS_PER_THREAD * torch.get_num_threads()))
         kernel(
             x.dtype,

@@ -1,4 +1,5 @@
-"""x @ weight.T of weights in groups and activations in 8 bits on a CPU. Twin: `kernels.group_linear`."""
+"""x @ weight.T of weights in groups and activations in 8 bits on a CPU. Twin:
+`kernels.group_linear`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from .tile_product import Part, TileProduct
 def group_product(weight: GroupTiles) -> Callable[[torch.Tensor], torch.Tensor]:
     """The product of x [T, K], contiguous, as [T, N] in x's dtype."""
     units = units_of(weight.tiles.shape[1], weight.group_size // BLOCK)
-    part, order = Part(weight.format, weight.tiles, units, weight.num_rows), weight.order
+    part = Part(weight.format, weight.tiles, units, weight.num_rows)
+    order = weight.order
     product = TileProduct([part], weight.shape[1], rounds_tokens=weight.rounds_tokens)
     return product if order is None else lambda x: product(x[:, order])
 

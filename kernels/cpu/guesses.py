@@ -1,5 +1,6 @@
-"""Bookkeeping of guessed tokens, and how many of them to verify: loops over a few numbers for every row and step, which
-in arrays would take dozens of calls. Knows nothing about requests, drafters and how costs are measured."""
+"""Bookkeeping of guessed tokens, and how many of them to verify: loops over a few numbers for every
+row and step, which in arrays would take dozens of calls. Knows nothing about requests, drafters and
+how costs are measured."""
 
 from __future__ import annotations
 
@@ -12,21 +13,27 @@ from numba import njit, types
 
 from .machine_code import compile_function
 
-RIGHT, WRONG = 1, 2
+RIGHT = 1
+WRONG = 2
 """States of a guess that has ended: all of it was sampled, or another token was."""
-BUCKET_SHIFT, NUM_BUCKETS = 47, 1024
-"""Bits of a probability that do not tell its bucket, so that a bucket spans 3 %; and buckets, the last one of which has
-all below 2 ** -32."""
+BUCKET_SHIFT = 47
+NUM_BUCKETS = 1024
+"""Bits of a probability that do not tell its bucket, so that a bucket spans 3 %; and buckets, the
+last one of which has all below 2 ** -32."""
 ONE = 1023 << (52 - BUCKET_SHIFT)
 """Leading bits of 1.0."""
-_ROWS, _COLUMN, _TABLE, _NUMBERS = types.int64[::1], types.int32[::1], types.int32[:, ::1], types.float64[::1]
+_ROWS = types.int64[::1]
+_COLUMN = types.int32[::1]
+_TABLE = types.int32[:, ::1]
+_NUMBERS = types.float64[::1]
 
 
 @njit
 def _promise(chances: Any, match_len: int, num_tokens: int) -> float:
-    """Expected number of right tokens at the head of a draft of `num_tokens` tokens, each with the probability that
-    belongs to the match."""
-    chance, promise = chances[min(max(match_len, 1), len(chances)) - 1], 0.0
+    """Expected number of right tokens at the head of a draft of `num_tokens` tokens, each with the
+    probability that belongs to the match."""
+    chance = chances[min(max(match_len, 1), len(chances)) - 1]
+    promise = 0.0
     for _ in range(num_tokens):
         promise = chance * (1.0 + promise)
     return promise
@@ -47,7 +54,8 @@ def _take_better(
     guessed_by: Any,
 ) -> None:
     for i in range(len(rows)):
-        row, length = rows[i], min(num_drafts[i], most[i], draft_ids.shape[1], guesses.shape[1])
+        row = rows[i]
+        length = min(num_drafts[i], most[i], draft_ids.shape[1], guesses.shape[1])
         num_legal = 0
         while num_legal < length and 0 <= draft_ids[i, num_legal] < vocab_size:
             num_legal += 1
@@ -55,7 +63,9 @@ def _take_better(
         if num_legal > 0 and _promise(chances, match_lens[i], num_legal) > promised:
             for j in range(num_legal):
                 guesses[row, j] = draft_ids[i, j]
-            num_guesses[row], guessed_after[row], guessed_by[row] = num_legal, match_lens[i], drafter
+            num_guesses[row] = num_legal
+            guessed_after[row] = match_lens[i]
+            guessed_by[row] = drafter
 
 
 def _compare(
@@ -70,7 +80,8 @@ def _compare(
     ends: Any,
 ) -> None:
     for i in range(len(rows)):
-        row, ends[i] = rows[i], 0
+        row = rows[i]
+        ends[i] = 0
         if num_guesses[row] == 0:
             continue
         for position in range(first[i], num_known[row]):
@@ -101,9 +112,9 @@ def _seconds_of(num_positions: int, sizes: Any, seconds: Any) -> float:
 
 @njit
 def _by_size(stands: Any, values: Any, ends: Any) -> int:
-    """Writes the positive values of stands to `values`, larger ones first as far as buckets tell them apart; ends[b] is
-    where bucket b ends. Returns how many there are. A few passes over thousands of values, where sorting all of them
-    would take most of a step's time on the host."""
+    """Writes the positive values of stands to `values`, larger ones first as far as buckets tell
+    them apart; ends[b] is where bucket b ends. Returns how many there are. A few passes over
+    thousands of values, where sorting all of them would take most of a step's time on the host."""
     bits = stands.reshape(-1).view(np.int64)
     ends[:] = 0
     for i in range(len(bits)):
@@ -124,14 +135,15 @@ def _by_size(stands: Any, values: Any, ends: Any) -> int:
 
 @njit
 def _bucket(bits: int) -> int:
-    """Number of the bucket of a probability by its bits: positive floats are ordered as their bits are."""
+    """Number of the bucket of a probability by its bits: positive floats are ordered as their bits
+    are."""
     return int(min(max(ONE - (bits >> BUCKET_SHIFT), 0), NUM_BUCKETS - 1))
 
 
 @njit
 def _share_out(stands: Any, least: float, room: int, num_drafts: Any) -> None:
-    """Adds to num_drafts [R] the drafts that are worth more than `least`, then those worth as much, first rows first,
-    up to `room` in all."""
+    """Adds to num_drafts [R] the drafts that are worth more than `least`, then those worth as much,
+    first rows first, up to `room` in all."""
     most = stands.shape[1]
     for row in range(stands.shape[0]):
         while num_drafts[row] < most and stands[row, num_drafts[row]] > least:
@@ -144,16 +156,29 @@ def _share_out(stands: Any, least: float, room: int, num_drafts: Any) -> None:
 
 
 def _choose_lengths(
-    stands: Any, sizes: Any, seconds: Any, gap: float, num_rows: int, most_drafts: int, num_drafts: Any, gain: Any
+    stands: Any,
+    sizes: Any,
+    seconds: Any,
+    gap: float,
+    num_rows: int,
+    most_drafts: int,
+    num_drafts: Any,
+    gain: Any,
 ) -> None:
     num_drafts[:] = 0
     gain[0] = 1.0
-    values, ends = np.empty(stands.size), np.empty(NUM_BUCKETS, np.int64)
+    values = np.empty(stands.size)
+    ends = np.empty(NUM_BUCKETS, np.int64)
     num_useful = min(_by_size(stands, values, ends), most_drafts)
     if num_useful <= 0:
         return
     plain = num_rows / _seconds_of(num_rows, sizes, seconds)
-    best_total, least, smallest, gained, at, bucket = 0, 1.0, 1.0, float(num_rows), 0, 0
+    best_total = 0
+    least = 1.0
+    smallest = 1.0
+    gained = float(num_rows)
+    at = 0
+    bucket = 0
     for i_size in range(len(sizes) + 1):
         total = num_useful if i_size == len(sizes) else min(sizes[i_size] - num_rows, num_useful)
         if total <= at:
@@ -172,7 +197,9 @@ def _choose_lengths(
             bucket += at == ends[bucket]
         rate = gained / (_seconds_of(num_rows + total, sizes, seconds) + gap)
         if rate > gain[0] * plain:
-            best_total, least, gain[0] = total, smallest, rate / plain
+            best_total = total
+            least = smallest
+            gain[0] = rate / plain
     if best_total == 0:
         return
     _share_out(stands, least, best_total, num_drafts)
@@ -180,15 +207,16 @@ def _choose_lengths(
 
 @cache
 def better_taker() -> Callable[..., None]:
-    """The compiled function that takes proposals which promise more than the guess that is there, each cut before the
-    first id that is no token.
+    """The compiled function that takes proposals which promise more than the guess that is there,
+    each cut before the first id that is no token.
 
-    Arguments: rows int64 [R]; draft_ids int32 [R, any], num_drafts, match_lens and most int32 [R]; vocab_size; chances
-    float64 [L], of a drafted token after a match of 1 … L tokens or more; and what it writes: guesses int32 [T, K],
-    num_guesses and guessed_after int32 [T], the last being lengths of matches; then the drafter's number, which it
-    writes to guessed_by int32 [T].
+    Arguments: rows int64 [R]; draft_ids int32 [R, any], num_drafts, match_lens and most int32 [R];
+    vocab_size; chances float64 [L], of a drafted token after a match of 1 … L tokens or more; and
+    what it writes: guesses int32 [T, K], num_guesses and guessed_after int32 [T], the last being
+    lengths of matches; then the drafter's number, which it writes to guessed_by int32 [T].
     """
-    proposal, guess = (_TABLE, _COLUMN, _COLUMN, _COLUMN), (_TABLE, _COLUMN, _COLUMN)
+    proposal = (_TABLE, _COLUMN, _COLUMN, _COLUMN)
+    guess = (_TABLE, _COLUMN, _COLUMN)
     signature = types.void(_ROWS, *proposal, types.int64, _NUMBERS, *guess, types.int64, _COLUMN)
     return compile_function(_take_better, signature)
 
@@ -197,12 +225,15 @@ def better_taker() -> Callable[..., None]:
 def comparer() -> Callable[..., None]:
     """The compiled function that compares guesses with tokens that have become known.
 
-    Arguments: rows int64 [R]; first int32 [R], from which position on tokens are new, up to num_known int32 [T];
-    token_ids int32 [T, length]; guesses int32 [T, K], num_guesses and guessed_from int32 [T], the last being the
-    position of the first guess; and what it writes: num_right int32 [T], guesses that were right so far, and ends int32
-    [R], RIGHT or WRONG for a guess that is over, else 0.
+    Arguments: rows int64 [R]; first int32 [R], from which position on tokens are new, up to
+    num_known int32 [T]; token_ids int32 [T, length]; guesses int32 [T, K], num_guesses and
+    guessed_from int32 [T], the last being the position of the first guess; and what it writes:
+    num_right int32 [T], guesses that were right so far, and ends int32 [R], RIGHT or WRONG for a
+    guess that is over, else 0.
     """
-    signature = types.void(_ROWS, _COLUMN, _COLUMN, _TABLE, _TABLE, _COLUMN, _COLUMN, _COLUMN, _COLUMN)
+    signature = types.void(
+        _ROWS, _COLUMN, _COLUMN, _TABLE, _TABLE, _COLUMN, _COLUMN, _COLUMN, _COLUMN
+    )
     return compile_function(_compare, signature)
 
 
@@ -210,11 +241,18 @@ def comparer() -> Callable[..., None]:
 def length_chooser() -> Callable[..., None]:
     """The compiled function behind `draft_lengths.choose`.
 
-    Arguments: stands float64 [R, K]; sizes int32 [S], seconds float64 [S] and gap, of `StepCosts`; num_rows;
-    most_drafts; and what it writes: num_drafts int32 [R] and gain float64 [1].
+    Arguments: stands float64 [R, K]; sizes int32 [S], seconds float64 [S] and gap, of `StepCosts`;
+    num_rows; most_drafts; and what it writes: num_drafts int32 [R] and gain float64 [1].
     """
     signature = types.void(
-        types.float64[:, ::1], _COLUMN, _NUMBERS, types.float64, types.int64, types.int64, _COLUMN, _NUMBERS
+        types.float64[:, ::1],
+        _COLUMN,
+        _NUMBERS,
+        types.float64,
+        types.int64,
+        types.int64,
+        _COLUMN,
+        _NUMBERS,
     )
     return compile_function(_choose_lengths, signature)
 
@@ -229,19 +267,25 @@ def _note_shares(
     shares: Any,
     shared: Any,
 ) -> None:
-    num_asked, found, right, tried = 0, 0, 0, 0
+    num_asked = 0
+    found = 0
+    right = 0
+    tried = 0
     for i in range(len(rows)):
         if most[i] == 0:
             continue
-        row, has_found = rows[i], num_drafts[i] > 0
+        row = rows[i]
+        has_found = num_drafts[i] > 0
         # One token behind those that stand was wrong, unless all of them stand.
         num_tried = num_accepted[i] + (num_accepted[i] < num_drafts[i])
         shares[0, row] = memory * shares[0, row] + has_found
         shares[1, row] = memory * shares[1, row] + 1.0
         shares[2, row] = memory * shares[2, row] + num_accepted[i]
         shares[3, row] = memory * shares[3, row] + num_tried
-        num_asked, found = num_asked + 1, found + has_found
-        right, tried = right + num_accepted[i], tried + num_tried
+        num_asked = num_asked + 1
+        found = found + has_found
+        right = right + num_accepted[i]
+        tried = tried + num_tried
     kept = shared_memory**num_asked
     shared[0], shared[1] = kept * shared[0] + found, kept * shared[1] + num_asked
     shared[2], shared[3] = kept * shared[2] + right, kept * shared[3] + tried
@@ -263,9 +307,10 @@ def _fade_shares(
 def share_noter() -> Callable[..., None]:
     """The compiled function that notes what became of drafts of the executor, for `ExecutorDrafts`.
 
-    Arguments: rows int64 [R]; most, num_drafts and num_accepted int32 [R], where most is 0 no draft was asked for; the
-    weights of what was known of a row, and of all rows for each of them; and what it writes: shares float64 [4, T] and
-    shared float64 [4], drafts that were found and asked for, tokens that stand and that were compared.
+    Arguments: rows int64 [R]; most, num_drafts and num_accepted int32 [R], where most is 0 no draft
+    was asked for; the weights of what was known of a row, and of all rows for each of them; and
+    what it writes: shares float64 [4, T] and shared float64 [4], drafts that were found and asked
+    for, tokens that stand and that were compared.
     """
     table = types.float64[:, ::1]
     return compile_function(
@@ -276,10 +321,12 @@ def share_noter() -> Callable[..., None]:
 
 @cache
 def share_fader() -> Callable[..., None]:
-    """The compiled function that says shares of found drafts and of tokens that stand, for `ExecutorDrafts`.
+    """The compiled function that says shares of found drafts and of tokens that stand, for
+    `ExecutorDrafts`.
 
-    Arguments: rows int64 [R]; fading, by which shares of these rows are multiplied first; weight of all rows' shares
-    for a row; shares and shared of `share_noter`; and what it writes: found and right float64 [R].
+    Arguments: rows int64 [R]; fading, by which shares of these rows are multiplied first; weight of
+    all rows' shares for a row; shares and shared of `share_noter`; and what it writes: found and
+    right float64 [R].
     """
     table = types.float64[:, ::1]
     return compile_function(
@@ -292,9 +339,9 @@ def share_fader() -> Callable[..., None]:
 def standing() -> Callable[..., None]:
     """The compiled function that says how probable it is that drafts stand.
 
-    Its arguments: found float64 [R], that a row has drafts at all; right float64 [R], that a drafted token is right
-    where all before it are; num_offered int32 [R]; and what it writes: stands float64 [R, K], descending along a row, 0
-    behind what is offered.
+    Its arguments: found float64 [R], that a row has drafts at all; right float64 [R], that a
+    drafted token is right where all before it are; num_offered int32 [R]; and what it writes:
+    stands float64 [R, K], descending along a row, 0 behind what is offered.
     """
     signature = types.void(_NUMBERS, _NUMBERS, _COLUMN, types.float64[:, ::1])
     return compile_function(_stand, signature)

@@ -1,4 +1,5 @@
-"""Functions in machine code for this CPU. It is kept in `NUMBA_CACHE_DIR`, or beside the Python bytecode.
+"""Functions in machine code for this CPU. It is kept in `NUMBA_CACHE_DIR`, or beside the Python
+bytecode.
 
 Starts without torch, which an engine that computes no model never loads.
 """
@@ -20,7 +21,8 @@ from numba.core.caching import UserProvidedCacheLocator
 
 
 def compile_function(function: Callable[..., None], signature: Any) -> Callable[..., None]:
-    """`function` in machine code, called from Python with arrays. It holds no interpreter lock and checks no bounds."""
+    """`function` in machine code, called from Python with arrays. It holds no interpreter lock and
+    checks no bounds."""
     with compiling() as is_kept:
         compiled: Callable[..., None] = njit(signature, cache=is_kept, nogil=True)(function)
     return compiled
@@ -28,7 +30,8 @@ def compile_function(function: Callable[..., None], signature: Any) -> Callable[
 
 @contextmanager
 def compiling() -> Iterator[bool]:
-    """Whether machine code is kept. If so, one process compiles at a time, and waiting processes load its code."""
+    """Whether machine code is kept. If so, one process compiles at a time, and waiting processes
+    load its code."""
     folder = _cache_folder()
     if folder is None:
         yield False
@@ -39,8 +42,9 @@ def compiling() -> Iterator[bool]:
 
 
 class ByModule(UserProvidedCacheLocator):  # type: ignore[misc]  # numba is not typed
-    """Keeps the machine code of a function in a folder that is named after its module. numba names the folder after the
-    path of the source file, so that each copy of the same sources on a machine would compile them anew."""
+    """Keeps the machine code of a function in a folder that is named after its module. numba names
+    the folder after the path of the source file, so that each copy of the same sources on a machine
+    would compile them anew."""
 
     def __init__(self, function: Any, source: str) -> None:
         super().__init__(function, source)
@@ -51,8 +55,8 @@ class ByModule(UserProvidedCacheLocator):  # type: ignore[misc]  # numba is not 
 def _cache_folder() -> Path | None:
     """Folder in which machine code is kept; None: it is not kept.
 
-    Points numba at a folder of its own for these sources: it looks at the age of a kernel's file only, not at those of
-    what the kernel calls.
+    Points numba at a folder of its own for these sources: it looks at the age of a kernel's file
+    only, not at those of what the kernel calls.
     """
     here = Path(__file__).parent
     sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
@@ -61,7 +65,8 @@ def _cache_folder() -> Path | None:
     folder = base if base.name == name else base / name
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    # Both are set: numba reads its settings, and overwrites them from the environment before it compiles.
+    # Both are set: numba reads its settings, and overwrites them from the environment before it
+    # compiles.
     os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(folder)
     locator = f"{__name__}.{ByModule.__name__}"
     os.environ["NUMBA_CACHE_LOCATOR_CLASSES"] = numba.config.CACHE_LOCATOR_CLASSES = locator

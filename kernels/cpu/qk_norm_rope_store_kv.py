@@ -1,7 +1,7 @@
 """Bias, norm and rotation of queries and keys, and storing keys and values in a CPU's paged cache.
 
-A CPU's cache holds each block's keys by dimension, [Hk, D, block_size], so that sixteen keys meet a query at once; its
-values by position, [Hk, block_size, D]. Twin: `kernels.qk_norm_rope_store_kv`.
+A CPU's cache holds each block's keys by dimension, [Hk, D, block_size], so that sixteen keys meet a
+query at once; its values by position, [Hk, block_size, D]. Twin: `kernels.qk_norm_rope_store_kv`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ def qk_norm_rope_store_kv(
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    """Stores keys and values and returns the queries [T, Hq, D]. qkv [T, (Hq + 2 Hk) D] contiguous, positions and slots
-    int64 [T], cos_sin float32 [positions, D], D divides by 16; kv_cache [2, num_blocks, Hk, block_size, D] takes keys
-    and values; q_norm and k_norm [D] are of qkv's dtype or float32."""
+    """Stores keys and values and returns the queries [T, Hq, D]. qkv [T, (Hq + 2 Hk) D] contiguous,
+    positions and slots int64 [T], cos_sin float32 [positions, D], D divides by 16; kv_cache [2,
+    num_blocks, Hk, block_size, D] takes keys and values; q_norm and k_norm [D] are of qkv's dtype
+    or float32."""
     _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
-    num_tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_dim
+    num_tokens = qkv.shape[0]
+    num_heads = qkv.shape[1] // head_dim
     num_q_heads = num_heads - 2 * num_kv_heads
     assert qkv.is_contiguous()
     assert positions.dtype == slots.dtype == torch.int64
@@ -57,9 +59,13 @@ def qk_norm_rope_store_kv(
 
 @njit
 def _token(arguments: int, i: int, p_scratch: int, element: Any, norm_element: Any) -> None:
-    num_q_heads, num_kv_heads, head_dim = argument(arguments, 9), argument(arguments, 10), argument(arguments, 11)
-    size, num_heads = head_dim * size_of(element), num_q_heads + 2 * num_kv_heads
-    p_qkv, p_bias = argument(arguments, 0) + i * num_heads * size, argument(arguments, 5)
+    num_q_heads = argument(arguments, 9)
+    num_kv_heads = argument(arguments, 10)
+    head_dim = argument(arguments, 11)
+    size = head_dim * size_of(element)
+    num_heads = num_q_heads + 2 * num_kv_heads
+    p_qkv = argument(arguments, 0) + i * num_heads * size
+    p_bias = argument(arguments, 5)
     p_cos_sin = argument(arguments, 3) + int64_at(argument(arguments, 1) + i * 8) * head_dim * 4
     for head in range(num_heads):
         p_head_bias = p_bias + head * size if p_bias else 0
@@ -99,7 +105,9 @@ def _norm(arguments: int, p_weight: int, p_scratch: int, head_dim: int, element:
     scale = splat(F32(1) / math.sqrt(sum_of(squares) / F32(head_dim) + eps))
     for d in range(0, head_dim, NUM_LANES):
         x = mul(load(p_scratch + d * 4, F32_ELEMENT), scale)
-        store(p_scratch + d * 4, mul(x, load(p_weight + d * size_of(element), element)), F32_ELEMENT)
+        store(
+            p_scratch + d * 4, mul(x, load(p_weight + d * size_of(element), element)), F32_ELEMENT
+        )
 
 
 @njit
@@ -107,8 +115,10 @@ def _rotate(p_scratch: int, p_cos_sin: int, head_dim: int) -> None:
     # Numbers are processed one at a time: half a head need not fill the lanes.
     half = head_dim * 2
     for at in range(0, half, 4):
-        low, high = float32_at(p_scratch + at), float32_at(p_scratch + half + at)
-        cos, sin = float32_at(p_cos_sin + at), float32_at(p_cos_sin + half + at)
+        low = float32_at(p_scratch + at)
+        high = float32_at(p_scratch + half + at)
+        cos = float32_at(p_cos_sin + at)
+        sin = float32_at(p_cos_sin + half + at)
         put(p_scratch + at, low * cos - high * sin, F32_ELEMENT)
         put(p_scratch + half + at, high * cos + low * sin, F32_ELEMENT)
 
@@ -116,12 +126,19 @@ def _rotate(p_scratch: int, p_cos_sin: int, head_dim: int) -> None:
 @njit
 def _keep(arguments: int, i: int, kv_head: int, p_scratch: int, element: Any) -> None:
     """Stores one head of a token; `kv_head` counts keys first, then values."""
-    num_kv_heads, head_dim = argument(arguments, 10), argument(arguments, 11)
-    block_size, num_blocks = argument(arguments, 12), argument(arguments, 13)
+    num_kv_heads = argument(arguments, 10)
+    head_dim = argument(arguments, 11)
+    block_size = argument(arguments, 12)
+    num_blocks = argument(arguments, 13)
     slot = int64_at(argument(arguments, 2) + i * 8)
-    block, offset = slot // block_size, slot % block_size
+    block = slot // block_size
+    offset = slot % block_size
     is_value = kv_head >= num_kv_heads
-    line = (num_blocks + block) * num_kv_heads + kv_head - num_kv_heads if is_value else block * num_kv_heads + kv_head
+    line = (
+        (num_blocks + block) * num_kv_heads + kv_head - num_kv_heads
+        if is_value
+        else block * num_kv_heads + kv_head
+    )
     p_line = argument(arguments, 4) + line * block_size * head_dim * size_of(element)
     if is_value:
         for d in range(0, head_dim, NUM_LANES):
@@ -129,7 +146,11 @@ def _keep(arguments: int, i: int, kv_head: int, p_scratch: int, element: Any) ->
             store(at, load(p_scratch + d * 4, F32_ELEMENT), element)
     else:
         for d in range(head_dim):
-            put(p_line + (d * block_size + offset) * size_of(element), float32_at(p_scratch + d * 4), element)
+            put(
+                p_line + (d * block_size + offset) * size_of(element),
+                float32_at(p_scratch + d * 4),
+                element,
+            )
 
 
 def _tokens(element: Any, norm_element: Any) -> Any:

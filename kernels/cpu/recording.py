@@ -1,4 +1,5 @@
-"""Calls of a CPU's kernels, noted while a computation makes them; `replay` makes the same calls again."""
+"""Calls of a CPU's kernels, noted while a computation makes them; `replay` makes the same calls
+again."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ _EMPTY = (torch.ops.aten.empty, torch.ops.aten.new_empty, torch.ops.aten.empty_l
 class UnrecordableError(Exception):
     """A computation cannot be replayed: it needs more than the CPU's kernels."""
 
-    def __init__(self, what: str, allowed: str = "the CPU's kernels, new tensors and views") -> None:
+    def __init__(
+        self, what: str, allowed: str = "the CPU's kernels, new tensors and views"
+    ) -> None:
         super().__init__(f"a recorded computation has {what}; allowed: {allowed}")
 
 
@@ -49,8 +52,8 @@ current_recording: Callable[[], Recording | None] = _CURRENT.get
 
 @contextmanager
 def recording() -> Iterator[Recording]:
-    """Scope whose calls of kernels are noted as they are made. Raises `UnrecordableError` at the first operation of
-    torch that reads or writes numbers: no replay would repeat it."""
+    """Scope whose calls of kernels are noted as they are made. Raises `UnrecordableError` at the
+    first operation of torch that reads or writes numbers: no replay would repeat it."""
     notes = Recording()
     token = _CURRENT.set(notes)
     try:
@@ -69,7 +72,8 @@ class _OnlyTensors(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here; to leave torch's compiler out takes importing it, 1.5 s of each start.
+        # Nothing is compiled here; to leave torch's compiler out takes importing it, 1.5 s of each
+        # start.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

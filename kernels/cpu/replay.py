@@ -1,4 +1,5 @@
-"""Calls of a recorded computation, made again by one call from Python, on the threads that torch computes with."""
+"""Calls of a recorded computation, made again by one call from Python, on the threads that torch
+computes with."""
 
 from __future__ import annotations
 
@@ -22,37 +23,49 @@ from .simd_types import I64
 ALIGNMENT = 64
 """Bytes; a cache line, so that no two tensors share one."""
 LEAST_ADDRESS = 1 << 32
-"""Arguments below it are numbers, such as sizes; tensors lie above it in a program that may lie anywhere in memory."""
+"""Arguments below it are numbers, such as sizes; tensors lie above it in a program that may lie
+anywhere in memory."""
 
 
 class Replay:
     """A recorded computation whose result is one tensor.
 
-    The other tensors that it made lie in memory of the replay, in which tensors that are not needed at the same time
-    share bytes. What the computation read from elsewhere (weights, a cache, its inputs) is read from the same addresses
+    The other tensors that it made lie in memory of the replay, in which tensors that are not needed
+    at the same time
+    share bytes. What the computation read from elsewhere (weights, a cache, its inputs) is read
+    from the same addresses
     again: its owner keeps it there."""
 
     def __init__(self, recording: Recording, result: torch.Tensor) -> None:
-        """`result` is a tensor that the recorded computation made, whole and contiguous. Raises `UnrecordableError`."""
+        """`result` is a tensor that the recorded computation made, whole and contiguous. Raises
+        `UnrecordableError`."""
         assert result.is_contiguous()
-        calls, self._num_threads = recording.calls, torch.get_num_threads()
+        calls = recording.calls
+        self._num_threads = torch.get_num_threads()
         starts = np.cumsum([0, *(len(call.memory) for call in calls)])
         self._words = np.concatenate([np.asarray(call.memory, np.int64) for call in calls])
         spans = sorted((each.data_ptr(), each.nbytes) for each in recording.tensors if each.nbytes)
         if (result.data_ptr(), result.nbytes) not in spans:
             raise UnrecordableError("a result that it was given", "a tensor that it makes, whole")
         if spans[0][0] < LEAST_ADDRESS:
-            raise UnrecordableError(f"a tensor at address {spans[0][0]}", f"{LEAST_ADDRESS} and above")
+            raise UnrecordableError(
+                f"a tensor at address {spans[0][0]}", f"{LEAST_ADDRESS} and above"
+            )
         places = _Places(spans, self._words, np.repeat(np.arange(len(calls)), np.diff(starts)))
-        self._shape, self._dtype = result.shape, result.dtype
+        self._shape = result.shape
+        self._dtype = result.dtype
         self._result_words, self._result_offsets = places.words_of(result.data_ptr())
-        self._memory = torch.empty(places.lay_out(without=result.data_ptr()) + ALIGNMENT, dtype=torch.uint8)
+        self._memory = torch.empty(
+            places.lay_out(without=result.data_ptr()) + ALIGNMENT, dtype=torch.uint8
+        )
         start = -(-self._memory.data_ptr() // ALIGNMENT) * ALIGNMENT
         places.move_to(start, self._words)
         # Each run overwrites these: counters of items are among them.
         self._run_words = self._words.copy()
         addresses = self._run_words.ctypes.data + 8 * starts[:-1]
-        self._pairs = np.stack(([call.address for call in calls], addresses), axis=1).astype(np.int64)
+        self._pairs = np.stack(([call.address for call in calls], addresses), axis=1).astype(
+            np.int64
+        )
         barrier = barrier_address() if self._num_threads > 1 else 0
         # As `_walk` reads it.
         self._header = array("q", (len(calls), barrier, self._pairs.ctypes.data))
@@ -80,25 +93,29 @@ class _Places:
     """Uses of a recording's tensors, and their places in memory that they share."""
 
     def __init__(self, spans: Sequence[tuple[int, int]], words: Any, call_of: Any) -> None:
-        """spans: address and bytes of tensors, in order; words int64 [W]: all arguments; call_of int [W]: the call of
-        each of them."""
+        """spans: address and bytes of tensors, in order; words int64 [W]: all arguments; call_of
+        int [W]: the call of each of them."""
         self._starts = np.array([start for start, _ in spans], np.int64)
         self._sizes = np.array([size for _, size in spans], np.int64)
         owner = np.searchsorted(self._starts, words, side="right") - 1
         is_inside = (owner >= 0) & (words - self._starts[owner] < self._sizes[owner])
         self._words = np.flatnonzero(is_inside)
-        self._owners, self._calls = owner[self._words], call_of[self._words]
+        self._owners = owner[self._words]
+        self._calls = call_of[self._words]
         self._offsets = words[self._words] - self._starts[self._owners]
         self._placed = np.full(len(spans), -1, np.int64)
 
     def words_of(self, start: int) -> tuple[Any, Any]:
-        """Indices of the words that point into the tensor that begins at `start`, and their offsets in it."""
+        """Indices of the words that point into the tensor that begins at `start`, and their offsets
+        in it."""
         own = self._owners == np.searchsorted(self._starts, start)
         return self._words[own], self._offsets[own]
 
     def lay_out(self, *, without: int) -> int:
-        """Gives every tensor that a call uses a place, but the one that begins at `without`. Returns bytes in all."""
-        end, live = 0, list[tuple[int, int, int]]()
+        """Gives every tensor that a call uses a place, but the one that begins at `without`.
+        Returns bytes in all."""
+        end = 0
+        live = list[tuple[int, int, int]]()
         excluded = np.searchsorted(self._starts, without)
         for index in dict.fromkeys(self._owners.tolist()):
             if index == excluded:
@@ -107,7 +124,8 @@ class _Places:
             live = [each for each in live if each[2] >= uses[0]]
             size = -(-int(self._sizes[index]) // ALIGNMENT) * ALIGNMENT
             at = _first_gap(sorted(live), size)
-            self._placed[index], end = at, max(end, at + size)
+            self._placed[index] = at
+            end = max(end, at + size)
             live.append((at, size, int(uses[-1])))
         return end
 
@@ -119,7 +137,8 @@ class _Places:
 
 
 def _first_gap(live: Sequence[tuple[int, int, int]], size: int) -> int:
-    """Lowest place of `size` bytes beside live tensors (place, bytes, last use), in order of places."""
+    """Lowest place of `size` bytes beside live tensors (place, bytes, last use), in order of
+    places."""
     at = 0
     for place, taken, _ in live:
         if place - at >= size:
@@ -141,7 +160,9 @@ def _call_with(typing: Any, address: Any, argument: Any) -> Any:
 
 
 def _walk(header: int) -> None:
-    num_calls, barrier, pairs = int64_at(header), int64_at(header + 8), int64_at(header + 16)
+    num_calls = int64_at(header)
+    barrier = int64_at(header + 8)
+    pairs = int64_at(header + 16)
     for i in range(num_calls):
         _call_with(int64_at(pairs + 16 * i), int64_at(pairs + 16 * i + 8))
         if barrier:

@@ -1,4 +1,5 @@
-"""RMSNorm over the last dimension, with or without the residual add before it, on a CPU. Twin: `kernels.rms_norm`."""
+"""RMSNorm over the last dimension, with or without the residual add before it, on a CPU. Twin:
+`kernels.rms_norm`."""
 
 from __future__ import annotations
 
@@ -15,13 +16,16 @@ from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm of x [T, H], contiguous, by weight [H] of x's dtype or float32; H divides by 16. Returns [T, H] in x's
-    dtype."""
+    """RMSNorm of x [T, H], contiguous, by weight [H] of x's dtype or float32; H divides by 16.
+    Returns [T, H] in x's dtype."""
     return _run(x, 0, weight, eps)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Adds x to residual [T, H] in place, rounded to its dtype; returns the norm of the rounded sum."""
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Adds x to residual [T, H] in place, rounded to its dtype; returns the norm of the rounded
+    sum."""
     assert residual.is_contiguous()
     return _run(x, residual.data_ptr(), weight, eps)
 
@@ -39,9 +43,12 @@ def _run(x: torch.Tensor, residual: int, weight: torch.Tensor, eps: float) -> to
 
 @njit
 def _norm_row(arguments: int, i: int, element: Any, weight_element: Any) -> None:
-    hidden, row = argument(arguments, 4), i * argument(arguments, 4) * size_of(element)
-    p_x, p_residual = argument(arguments, 0) + row, argument(arguments, 1)
-    p_weight, p_out = argument(arguments, 2), argument(arguments, 3) + row
+    hidden = argument(arguments, 4)
+    row = i * argument(arguments, 4) * size_of(element)
+    p_x = argument(arguments, 0) + row
+    p_residual = argument(arguments, 1)
+    p_weight = argument(arguments, 2)
+    p_out = argument(arguments, 3) + row
     p_sum = p_x
     if p_residual:
         p_sum = p_residual + row

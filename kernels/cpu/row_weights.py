@@ -1,4 +1,5 @@
-"""Weights of the tokens of whole rows of logits on a CPU, in sums that no order changes: see `weight_sums`."""
+"""Weights of the tokens of whole rows of logits on a CPU, in sums that no order changes: see
+`weight_sums`."""
 
 from __future__ import annotations
 
@@ -21,14 +22,21 @@ from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, I64, INT, LANES, LONG, N
 def row_weights(
     logits: torch.Tensor, highests: torch.Tensor, temperatures: torch.Tensor, leasts: torch.Tensor
 ) -> torch.Tensor:
-    """Sums int64 [R] of exp((logit − highest) / temperature), as whole numbers of 1 / ONE, over the logits of each row
-    [R, N], float32 or bfloat16, that are at least `leasts`; those and the others are float32 [R]."""
+    """Sums int64 [R] of exp((logit − highest) / temperature), as whole numbers of 1 / ONE, over the
+    logits of each row [R, N], float32 or bfloat16, that are at least `leasts`; those and the others
+    are float32 [R]."""
     width = -(-logits.shape[1] // NUM_LANES) * NUM_LANES
     logits = pad(logits, (0, width - logits.shape[1]), value=-torch.inf).contiguous()
     totals = torch.empty(len(logits), dtype=torch.int64)
     bounds = torch.stack((highests, temperatures, leasts), dim=1)
     KERNEL(
-        logits.dtype, len(logits), 4 * logits.numel(), logits.data_ptr(), bounds.data_ptr(), totals.data_ptr(), width
+        logits.dtype,
+        len(logits),
+        4 * logits.numel(),
+        logits.data_ptr(),
+        bounds.data_ptr(),
+        totals.data_ptr(),
+        width,
     )
     return totals
 
@@ -49,10 +57,15 @@ def _whole_sum(typing: Any, x: Any) -> Any:
 
 @njit
 def _row(arguments: int, i: int, element: Any) -> None:
-    width, p_bounds = argument(arguments, 3), argument(arguments, 1) + i * 12
+    width = argument(arguments, 3)
+    p_bounds = argument(arguments, 1) + i * 12
     p_logits = argument(arguments, 0) + i * width * size_of(element)
-    highest, temperature = splat(float32_at(p_bounds)), splat(float32_at(p_bounds + 4))
-    least, zero, one, total = splat(float32_at(p_bounds + 8)), splat(F32(0)), splat(F32(ONE)), 0
+    highest = splat(float32_at(p_bounds))
+    temperature = splat(float32_at(p_bounds + 4))
+    least = splat(float32_at(p_bounds + 8))
+    zero = splat(F32(0))
+    one = splat(F32(ONE))
+    total = 0
     for at in range(0, width, NUM_LANES):
         x = load(p_logits + at * size_of(element), element)
         weight = mul(exp(div(sub(x, highest), temperature)), one)

@@ -1,4 +1,5 @@
-"""Single numbers in memory, in functions that numba compiles. Addresses are int64, in bytes; nothing checks bounds."""
+"""Single numbers in memory, in functions that numba compiles. Addresses are int64, in bytes;
+nothing checks bounds."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def put(typing: Any, address: Any, x: Any, element: Any) -> Any:
 
 @intrinsic
 def int32_at(typing: Any, address: Any) -> Any:
-    return I64(I64), lambda _, builder, __, a: builder.sext(builder.load(pointer(builder, a[0], INT)), LONG)
+    return I64(I64), lambda _, builder, __, a: builder.sext(
+        builder.load(pointer(builder, a[0], INT)), LONG
+    )
 
 
 @intrinsic
@@ -63,7 +66,9 @@ def has_bits(typing: Any, address: Any) -> Any:
     """Whether any of the 16 bits at an address is set."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
-        return builder.icmp_unsigned("!=", builder.load(pointer(builder, a[0], SHORT), align=2), ir.Constant(SHORT, 0))
+        return builder.icmp_unsigned(
+            "!=", builder.load(pointer(builder, a[0], SHORT), align=2), ir.Constant(SHORT, 0)
+        )
 
     return types.boolean(I64), generate
 
@@ -73,7 +78,9 @@ def take_one(typing: Any, address: Any) -> Any:
     """Increments an int64 atomically and returns its old value."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
-        return builder.atomic_rmw("add", pointer(builder, a[0], LONG), ir.Constant(LONG, 1), "monotonic")
+        return builder.atomic_rmw(
+            "add", pointer(builder, a[0], LONG), ir.Constant(LONG, 1), "monotonic"
+        )
 
     return I64(I64), generate
 

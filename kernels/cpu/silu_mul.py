@@ -14,13 +14,14 @@ from .simd import add, div, fma, load, mul, splat, store, sub
 from .simd_math import exp
 from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
-_GELU_LINEAR, _GELU_CUBIC = 1.5957691216057308, 0.07135481282052724
+_GELU_LINEAR = 1.5957691216057308
+_GELU_CUBIC = 0.07135481282052724
 """2 sqrt(2 / pi), and 0.044715 times as much."""
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """SiLU of the gate times the up projection: gate_up [T, 2 I], contiguous, with the gate in the first half of a row;
-    I divides by 16. Returns [T, I]."""
+    """SiLU of the gate times the up projection: gate_up [T, 2 I], contiguous, with the gate in the
+    first half of a row; I divides by 16. Returns [T, I]."""
     return _run(KERNEL, gate_up)
 
 
@@ -30,7 +31,8 @@ def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _run(kernel: Kernel, gate_up: torch.Tensor) -> torch.Tensor:
-    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    num_rows = gate_up.shape[0]
+    width = gate_up.shape[1] // 2
     assert gate_up.is_contiguous()
     out = gate_up.new_empty(num_rows, width)
     kernel(gate_up.dtype, num_rows, 4 * out.numel(), gate_up.data_ptr(), out.data_ptr(), width)
@@ -51,15 +53,17 @@ def _gelu_tanh(x: Any) -> Any:
 def _row_of(exponent: Callable[[Any], Any]) -> Callable[[int, int, Any], None]:
     """Returns the function that computes a row with the activation of `z`.
 
-    NOTE: z is no argument of the row: where a CPU's compiler does not inline the row, the machine code would hold the
-    address of a Python object, and could not be kept.
+    NOTE: z is no argument of the row: where a CPU's compiler does not inline the row, the machine
+    code would hold the address of a Python object, and could not be kept.
     """
 
     @njit
     def row(arguments: int, i: int, element: Any) -> None:
         size = argument(arguments, 2) * size_of(element)
-        p_gate, p_out = argument(arguments, 0) + i * 2 * size, argument(arguments, 1) + i * size
-        one, zero = splat(F32(1)), splat(F32(0))
+        p_gate = argument(arguments, 0) + i * 2 * size
+        p_out = argument(arguments, 1) + i * size
+        one = splat(F32(1))
+        zero = splat(F32(0))
         for at in range(0, size, NUM_LANES * size_of(element)):
             gate = load(p_gate + at, element)
             activated = div(gate, add(one, exp(sub(zero, exponent(gate)))))
@@ -68,7 +72,8 @@ def _row_of(exponent: Callable[[Any], Any]) -> Callable[[int, int, Any], None]:
     return row  # type: ignore[no-any-return]  # what numba makes of it
 
 
-_silu_row, _gelu_row = _row_of(_silu), _row_of(_gelu_tanh)
+_silu_row = _row_of(_silu)
+_gelu_row = _row_of(_gelu_tanh)
 
 
 def _rows(is_gelu: bool, element: Any) -> Any:

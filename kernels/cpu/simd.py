@@ -1,7 +1,9 @@
-"""Operations on sixteen float32 numbers, in functions that numba compiles: the base of kernels for CPUs.
+"""Operations on sixteen float32 numbers, in functions that numba compiles: the base of kernels for
+CPUs.
 
-Addresses are int64, in bytes, as in C; nothing here checks bounds. Every operation is rounded by itself in the order in
-which it is written, however wide the machine's registers are, so a kernel's bits do not depend on how it was compiled.
+Addresses are int64, in bytes, as in C; nothing here checks bounds. Every operation is rounded by
+itself in the order in which it is written, however wide the machine's registers are, so a kernel's
+bits do not depend on how it was compiled.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def _call(builder: ir.IRBuilder, name: str, values: list[Any]) -> Any:
 
 @intrinsic
 def load(typing: Any, address: Any, element: Any) -> Any:
-    """Sixteen successive elements of the type that `element` (`F32_ELEMENT` or `BF16_ELEMENT`) names."""
+    """Sixteen successive elements of the type that `element` (`F32_ELEMENT` or `BF16_ELEMENT`)
+    names."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
         if element == F32:
@@ -59,7 +62,9 @@ def store(typing: Any, address: Any, x: Any, element: Any) -> Any:
         if element == F32:
             builder.store(a[1], pointer(builder, a[0], FLOATS), align=4)
         else:
-            builder.store(rounded(builder, a[1], (INTS, SHORTS)), pointer(builder, a[0], SHORTS), align=2)
+            builder.store(
+                rounded(builder, a[1], (INTS, SHORTS)), pointer(builder, a[0], SHORTS), align=2
+            )
         return context.get_dummy_value()
 
     return types.void(I64, LANES, element), generate
@@ -115,7 +120,8 @@ def keep_first(typing: Any, x: Any, count: Any, other: Any) -> Any:
 
 @intrinsic
 def keep_where(typing: Any, x: Any, address: Any, other: Any) -> Any:
-    """The lanes of x whose bit is set in the 16 bits at an address, lowest first, and `other` in the rest."""
+    """The lanes of x whose bit is set in the 16 bits at an address, lowest first, and `other` in
+    the rest."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
         bits = builder.load(pointer(builder, a[1], SHORT), align=2)

@@ -12,7 +12,8 @@ from .simd import add, fma, maximum, minimum, mul, nearest, splat, sub
 from .simd_types import F32, FLOATS, INTS, LANES, filled
 
 _LOG2_E = 1.4426950408889634
-_LN_2_HIGH, _LN_2_LOW = 0.693359375, -2.12194440e-4
+_LN_2_HIGH = 0.693359375
+_LN_2_LOW = -2.12194440e-4
 _BITS_OF_SQRT_HALF = 0x3F3504F3
 
 
@@ -44,7 +45,9 @@ def mantissa_of(typing: Any, x: Any) -> Any:
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
         bits = builder.sub(builder.bitcast(a[0], INTS), filled(INTS, _BITS_OF_SQRT_HALF))
-        bits = builder.add(builder.and_(bits, filled(INTS, 0x007FFFFF)), filled(INTS, _BITS_OF_SQRT_HALF))
+        bits = builder.add(
+            builder.and_(bits, filled(INTS, 0x007FFFFF)), filled(INTS, _BITS_OF_SQRT_HALF)
+        )
         return builder.bitcast(bits, FLOATS)
 
     return LANES(LANES), generate
@@ -69,7 +72,8 @@ def exp(x: Any) -> Any:
 @njit
 def log(x: Any) -> Any:
     """Natural logarithm of normal x > 0, absolute error 1e-6 below 100."""
-    e, f = exponent_of(x), sub(mantissa_of(x), splat(F32(1.0)))
+    e = exponent_of(x)
+    f = sub(mantissa_of(x), splat(F32(1.0)))
     # The polynomial of Cephes.
     p = fma(splat(F32(7.0376836292e-2)), f, splat(F32(-1.1514610310e-1)))
     p = fma(p, f, splat(F32(1.1676998740e-1)))

@@ -1,4 +1,5 @@
-"""Types of sixteen float32 numbers or 32-bit words, in functions that numba compiles, and their parts in LLVM code."""
+"""Types of sixteen float32 numbers or 32-bit words, in functions that numba compiles, and their
+parts in LLVM code."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from numba import types
 from numba.extending import models, register_model
 
 NUM_LANES = 16
-FLOAT, INT, SHORT, LONG = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(64)
+FLOAT = ir.FloatType()
+INT = ir.IntType(32)
+SHORT = ir.IntType(16)
+LONG = ir.IntType(64)
 FLOATS, INTS, SHORTS = (ir.VectorType(element, NUM_LANES) for element in (FLOAT, INT, SHORT))
 
 
@@ -40,10 +44,14 @@ class _WordsModel(models.PrimitiveModel):  # type: ignore[misc]  # as above
         super().__init__(manager, words, INTS)
 
 
-LANES, WORDS = Lanes(), Words()
-I64, F32 = types.int64, types.float32
-F32_ELEMENT, BF16_ELEMENT = np.float32(0), np.uint16(0)
-"""Values whose type names the type of elements in memory: an operation is compiled for the type of such a value."""
+LANES = Lanes()
+WORDS = Words()
+I64 = types.int64
+F32 = types.float32
+F32_ELEMENT = np.float32(0)
+BF16_ELEMENT = np.uint16(0)
+"""Values whose type names the type of elements in memory: an operation is compiled for the type of
+such a value."""
 
 
 def pointer(builder: ir.IRBuilder, address: Any, kind: ir.Type) -> Any:

@@ -1,8 +1,9 @@
 """Sixteen outputs of products with packed weights and 8-bit activations, as LLVM code.
 
-For each block of 32 inputs: an exact integer dot product, then the scales in float32, block after block in their order
-along K. Every operation is rounded by itself, so bits depend neither on how many rows are computed together nor on the
-instructions that the machine has for dot products of bytes. Knows no order of bytes.
+For each block of 32 inputs: an exact integer dot product, then the scales in float32, block after
+block in their order along K. Every operation is rounded by itself, so bits depend neither on how
+many rows are computed together nor on the instructions that the machine has for dot products of
+bytes. Knows no order of bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +20,18 @@ from .simd_types import F32, rounded
 
 VECTOR_BYTES = 64
 """Number of bytes in a vector."""
-FLOAT, INT, SHORT, LONG, BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(64), ir.IntType(8)
+FLOAT = ir.FloatType()
+INT = ir.IntType(32)
+SHORT = ir.IntType(16)
+LONG = ir.IntType(64)
+BYTE = ir.IntType(8)
 FLOATS, INTS, SHORTS = (ir.VectorType(element, TILE_ROWS) for element in (FLOAT, INT, SHORT))
-_HALF, _HALF_PAIRS, _HALF_INTS = ir.VectorType(BYTE, 32), ir.VectorType(SHORT, 16), ir.VectorType(INT, 8)
-NARROW, WIDE, PACKED = ir.VectorType(BYTE, TILE_ROWS), ir.VectorType(SHORT, 32), ir.VectorType(BYTE, VECTOR_BYTES)
+_HALF = ir.VectorType(BYTE, 32)
+_HALF_PAIRS = ir.VectorType(SHORT, 16)
+_HALF_INTS = ir.VectorType(INT, 8)
+NARROW = ir.VectorType(BYTE, TILE_ROWS)
+WIDE = ir.VectorType(SHORT, 32)
+PACKED = ir.VectorType(BYTE, VECTOR_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +50,8 @@ class TileCode:
         return self.builder.load(self.builder.inttoptr(at, kind.as_pointer()), align=1)
 
     def hidden(self, address: Any) -> Any:
-        """The address, of which the compiler does not know that it is the same: what is loaded from it is loaded
-        there, and not kept in registers from an earlier load."""
+        """The address, of which the compiler does not know that it is the same: what is loaded from
+        it is loaded there, and not kept in registers from an earlier load."""
         kind = ir.FunctionType(LONG, [LONG])
         return self.builder.asm(kind, "", "=r,0", [address], side_effect=False)
 
@@ -52,8 +61,8 @@ class TileCode:
         return self.builder.shuffle_vector(first, first, zeros)
 
     def one_of(self, x: Any, is_own: Any) -> Any:
-        """The lane for which `is_own` is set. NOTE: extract_element with an index that is no constant makes LLVM 22
-        abort."""
+        """The lane for which `is_own` is set. NOTE: extract_element with an index that is no
+        constant makes LLVM 22 abort."""
         bits = self.builder.select(is_own, self.builder.bitcast(x, INTS), self.constant(0))
         name = f"llvm.vector.reduce.or.v{TILE_ROWS}i32"
         function = self.builder.module.declare_intrinsic(name, (), ir.FunctionType(INT, [INTS]))
@@ -62,14 +71,19 @@ class TileCode:
     def halves(self, address: Any, offset: int) -> Any:
         """Sixteen float16 numbers as float32."""
         if "+f16c" in self.features or "+fullfp16" in self.features:
-            return self.builder.fpext(self.load(address, offset, ir.VectorType(ir.HalfType(), TILE_ROWS)), FLOATS)
+            return self.builder.fpext(
+                self.load(address, offset, ir.VectorType(ir.HalfType(), TILE_ROWS)), FLOATS
+            )
         bits = self.builder.zext(self.load(address, offset, SHORTS), INTS)
         sign = self.builder.shl(self.builder.and_(bits, self.constant(0x8000)), self.constant(16))
         rest = self.builder.shl(self.builder.and_(bits, self.constant(0x7FFF)), self.constant(13))
-        # 2 ** 112 takes the exponent from float16's to float32's, of numbers below the normal ones too.
+        # 2 ** 112 takes the exponent from float16's to float32's, of numbers below the normal ones
+        # too.
         scale = self.builder.bitcast(self.constant((127 + 112) << 23), FLOATS)
         value = self.builder.fmul(self.builder.bitcast(rest, FLOATS), scale)
-        return self.builder.bitcast(self.builder.or_(self.builder.bitcast(value, INTS), sign), FLOATS)
+        return self.builder.bitcast(
+            self.builder.or_(self.builder.bitcast(value, INTS), sign), FLOATS
+        )
 
     def brain_halves(self, address: Any, offset: int) -> Any:
         """Sixteen bfloat16 numbers as float32."""
@@ -77,16 +91,19 @@ class TileCode:
         return self.builder.bitcast(self.builder.shl(bits, self.constant(16)), FLOATS)
 
     def bits(self, x: Any, shift: int, mask: int) -> Any:
-        """Bits of each byte, shifted left or, for a negative count, right; the mask keeps neighbours out."""
+        """Bits of each byte, shifted left or, for a negative count, right; the mask keeps
+        neighbours out."""
         if shift > 0:
             x = self.builder.shl(x, self.constant(shift))
         elif shift < 0:
             x = self.builder.lshr(x, self.constant(-shift))
         return self.builder.and_(x, self.constant(mask * 0x01010101))
 
-    def dots(self, total: Any, weights: Sequence[Any], activations: Sequence[Any], most: int) -> Any:
-        """total + the dot products of four bytes in each lane, of each pair of vectors: of weights 0…most, of
-        activations -127…127."""
+    def dots(
+        self, total: Any, weights: Sequence[Any], activations: Sequence[Any], most: int
+    ) -> Any:
+        """total + the dot products of four bytes in each lane, of each pair of vectors: of weights
+        0…most, of activations -127…127."""
         # AVX2 adds two products of bytes to 16 bits, which hold two of 127 · 127.
         if "+avx2" not in self.features or "+avx512vnni" in self.features or most > 127:
             for weight, activation in zip(weights, activations, strict=True):
@@ -95,7 +112,10 @@ class TileCode:
         count = 0x7FFF // (2 * 127 * most)
         for first in range(0, len(weights), count):
             some = slice(first, first + count)
-            sums = [self._byte_pairs(*pair) for pair in zip(weights[some], activations[some], strict=True)]
+            sums = [
+                self._byte_pairs(*pair)
+                for pair in zip(weights[some], activations[some], strict=True)
+            ]
             total = self.builder.add(total, self._joined(sums))
         return total
 
@@ -111,7 +131,9 @@ class TileCode:
             total = sums[0][half]
             for each in sums[1:]:
                 total = self.builder.add(total, each[half])
-            halves.append(self._call_avx2("pmadd.wd", _HALF_INTS, total, self.constant(1, _HALF_PAIRS)))
+            halves.append(
+                self._call_avx2("pmadd.wd", _HALF_INTS, total, self.constant(1, _HALF_PAIRS))
+            )
         return self.builder.shuffle_vector(*halves, ir.Constant(INTS, list(range(TILE_ROWS))))
 
     def _half(self, x: Any, half: int) -> Any:
@@ -121,35 +143,49 @@ class TileCode:
 
     def _call_avx2(self, name: str, kind: ir.VectorType, x: Any, y: Any) -> Any:
         function = ir.FunctionType(kind, [x.type, y.type])
-        return self.builder.call(self.builder.module.declare_intrinsic(f"llvm.x86.avx2.{name}", (), function), [x, y])
+        return self.builder.call(
+            self.builder.module.declare_intrinsic(f"llvm.x86.avx2.{name}", (), function), [x, y]
+        )
 
     def _dot(self, total: Any, weights: Any, activations: Any) -> Any:
-        """total + the dot product of four bytes in each lane: of weights 0…255, of activations -127…127."""
+        """total + the dot product of four bytes in each lane: of weights 0…255, of activations
+        -127…127."""
         if "+avx512vnni" in self.features:
             function = self.builder.module.declare_intrinsic(
                 "llvm.x86.avx512.vpdpbusd.512", (), ir.FunctionType(INTS, [INTS, PACKED, PACKED])
             )
             values = [self.builder.bitcast(x, PACKED) for x in (weights, activations)]
             return self.builder.call(function, [total, *values])
-        b, eight = self.builder, self.constant(8, WIDE)
-        weights, activations = b.bitcast(weights, WIDE), b.bitcast(activations, WIDE)
+        b = self.builder
+        eight = self.constant(8, WIDE)
+        weights = b.bitcast(weights, WIDE)
+        activations = b.bitcast(activations, WIDE)
         even = b.and_(weights, self.constant(255, WIDE)), b.ashr(b.shl(activations, eight), eight)
         odd = b.lshr(weights, eight), b.ashr(activations, eight)
         return b.add(total, b.add(self._pairs(*even), self._pairs(*odd)))
 
     def _pairs(self, x: Any, y: Any) -> Any:
         """Sums of two neighbouring products of 16-bit numbers."""
-        b, wide = self.builder, ir.VectorType(INT, 32)
+        b = self.builder
+        wide = ir.VectorType(INT, 32)
         if "+avx2" in self.features:
             # LLVM finds the instruction itself, but not where rows stand apart.
-            halves = [ir.Constant(ir.VectorType(INT, 16), list(range(16 * i, 16 * i + 16))) for i in range(2)]
+            halves = [
+                ir.Constant(ir.VectorType(INT, 16), list(range(16 * i, 16 * i + 16)))
+                for i in range(2)
+            ]
             sums = [
-                self._call_avx2("pmadd.wd", _HALF_INTS, *(b.shuffle_vector(each, each, half) for each in (x, y)))
+                self._call_avx2(
+                    "pmadd.wd", _HALF_INTS, *(b.shuffle_vector(each, each, half) for each in (x, y))
+                )
                 for half in halves
             ]
             return b.shuffle_vector(*sums, ir.Constant(INTS, list(range(TILE_ROWS))))
         product = b.mul(b.sext(x, wide), b.sext(y, wide))
-        first, second = (b.shuffle_vector(product, product, ir.Constant(INTS, list(range(at, 32, 2)))) for at in (0, 1))
+        first, second = (
+            b.shuffle_vector(product, product, ir.Constant(INTS, list(range(at, 32, 2))))
+            for at in (0, 1)
+        )
         return b.add(first, second)
 
 
@@ -165,7 +201,8 @@ class TileBlock:
     zero: Any = None
     """int32 number that is subtracted from the words' bytes; None: none is."""
     minimum: Any = None
-    """Number that is added to each weight, or subtracted where there is a `min_factor`; None: none is."""
+    """Number that is added to each weight, or subtracted where there is a `min_factor`; None: none
+    is."""
     factors: Sequence[Any] = ()
     """int32 factors of both halves in Q6_K, of the block in other nested formats."""
     min_factor: Any = None
@@ -184,14 +221,21 @@ def add_block(code: TileCode, total: Any, block: TileBlock, address: Any) -> Any
 
     def start(inputs: Any) -> Any:
         """Initial sum: the part of the zero point in the product with inputs of this sum."""
-        return code.constant(0) if block.zero is None else b.sub(code.constant(0), b.mul(inputs, block.zero))
+        return (
+            code.constant(0)
+            if block.zero is None
+            else b.sub(code.constant(0), b.mul(inputs, block.zero))
+        )
 
     scale = b.fmul(block.scale, number(SCALE_AT, FLOAT))
     if len(block.factors) == 2:
-        half, whole = b.ashr(number(HALF_SUM_AT, INT), code.constant(1)), number(SUM_AT, INT)
+        half = b.ashr(number(HALF_SUM_AT, INT), code.constant(1))
+        whole = number(SUM_AT, INT)
         starts = start(half), start(b.sub(whole, half))
         parts = [dot(range(4 * i, 4 * i + 4), first) for i, first in enumerate(starts)]
-        result = b.add(*(b.mul(part, factor) for part, factor in zip(parts, block.factors, strict=True)))
+        result = b.add(
+            *(b.mul(part, factor) for part, factor in zip(parts, block.factors, strict=True))
+        )
         return b.fadd(total, b.fmul(b.sitofp(result, FLOATS), scale))
     result = dot(range(8), start(number(SUM_AT, INT)))
     if block.factors:
@@ -207,12 +251,18 @@ def add_block(code: TileCode, total: Any, block: TileBlock, address: Any) -> Any
 
 
 def add_blocks(
-    code: TileCode, totals: Sequence[Any], block: TileBlock, address: Any, row_bytes: Any, rests: Any
+    code: TileCode,
+    totals: Sequence[Any],
+    block: TileBlock,
+    address: Any,
+    row_bytes: Any,
+    rests: Any,
 ) -> None:
-    """Adds the product with the block of each row, and with its rest, to the sixteen outputs that `totals` points to.
+    """Adds the product with the block of each row, and with its rest, to the sixteen outputs that
+    `totals` points to.
 
-    `address`: of the first row's block; `row_bytes`: distance between rows; `rests`: distance from a block to its rest,
-    None where rows have none.
+    `address`: of the first row's block; `row_bytes`: distance between rows; `rests`: distance from
+    a block to its rest, None where rows have none.
     """
     b = code.builder
     for total in totals:

@@ -1,4 +1,5 @@
-"""Reads one call written as a JSON object, `{"name": …, "arguments": {…}}`, from text that comes in pieces."""
+"""Reads one call written as a JSON object, `{"name": …, "arguments": {…}}`, from text that comes in
+pieces."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 OTHER_KEYS = ("type", "id")
 """Keys besides name and arguments that a call may have."""
 _SPACE = " \t\r\n"
-_OPENING, _CLOSING = "{[", "}]"
+_OPENING = "{["
+_CLOSING = "}]"
 
 
 class _At(Enum):
@@ -27,17 +29,20 @@ class _At(Enum):
 
 
 class JsonValue:
-    """Finds the end of a JSON value. It looks at brackets and strings only: malformed JSON stays as it is."""
+    """Finds the end of a JSON value. It looks at brackets and strings only: malformed JSON stays as
+    it is."""
 
     __slots__ = ("_depth", "_is_escaped", "_is_in_string", "_is_scalar")
 
     def __init__(self, first: str) -> None:
-        self._is_in_string, self._is_escaped = first == '"', False
+        self._is_in_string = first == '"'
+        self._is_escaped = False
         self._depth = 1 if first in _OPENING else 0
         self._is_scalar = not (self._depth or self._is_in_string)
 
     def ends_before(self, char: str) -> bool:
-        """Whether the value ends before this character: a number or a word ends where something else begins."""
+        """Whether the value ends before this character: a number or a word ends where something
+        else begins."""
         return self._is_scalar and (char in ",}]" or char in _SPACE)
 
     def take(self, char: str) -> bool:
@@ -87,8 +92,8 @@ class CallReader:
         return "".join(self._raw)
 
     def push(self, text: str) -> str:
-        """Takes the characters of the object; returns the text behind it, or behind the character that shows that it is
-        no call."""
+        """Takes the characters of the object; returns the text behind it, or behind the character
+        that shows that it is no call."""
         for i, char in enumerate(text):
             if self.is_done or self.is_no_call:
                 return text[i:]
@@ -101,7 +106,8 @@ class CallReader:
         """Arguments that came since the last call, once the name is known."""
         if not self.name:
             return ""
-        taken, self._arguments = "".join(self._arguments), []
+        taken = "".join(self._arguments)
+        self._arguments = []
         if self.is_done and not self._has_arguments:
             self._has_arguments = True
             return "{}"
@@ -128,7 +134,8 @@ class CallReader:
         elif self._at is _At.COMMA:
             self._expect(char, ",", _At.KEY)
         else:
-            self._key, self._scan = char, JsonValue(char)
+            self._key = char
+            self._scan = JsonValue(char)
             self._expect(char, '"', _At.IN_KEY)
 
     def _expect(self, char: str, expected: str, then: _At) -> None:
@@ -140,12 +147,15 @@ class CallReader:
             self.is_no_call = True
 
     def _end_key(self) -> None:
-        self._key, self._at = self._key[1:-1], _At.COLON
+        self._key = self._key[1:-1]
+        self._at = _At.COLON
         if not self.name and self._key not in (*NAME_KEYS, *ARGUMENT_KEYS, *OTHER_KEYS):
             self.is_no_call = True
 
     def _begin_value(self, char: str) -> None:
-        self._at, self._value, self._scan = _At.IN_VALUE, [char], JsonValue(char)
+        self._at = _At.IN_VALUE
+        self._value = [char]
+        self._scan = JsonValue(char)
         self._streams = self._key in ARGUMENT_KEYS and char == "{" and not self._has_arguments
         if self._streams:
             self._has_arguments = True
@@ -172,7 +182,9 @@ class CallReader:
             self._has_arguments = True
             loaded = _loaded("".join(self._value))
             # Some models write the object as a string, and null for no arguments.
-            self._arguments = [loaded] if isinstance(loaded, str) else ["{}"] if loaded is None else self._value
+            self._arguments = (
+                [loaded] if isinstance(loaded, str) else ["{}"] if loaded is None else self._value
+            )
 
     def _end_name(self, name: object) -> None:
         if isinstance(name, str) and not self.name and (self._names is None or name in self._names):
@@ -197,5 +209,6 @@ def _loaded(text: str) -> object:
 
 
 def with_halves_escaped(text: str) -> str:
-    r"""The text with halves of surrogate pairs as escapes, `\ud800`: no message can carry them as characters."""
+    r"""The text with halves of surrogate pairs as escapes, `\ud800`: no message can carry them as
+    characters."""
     return text.encode(errors="backslashreplace").decode()

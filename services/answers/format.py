@@ -14,30 +14,42 @@ NAMED_CHOICES = ("auto", "none", ENFORCING)
 def named_tool(conversation: Conversation) -> str | None:
     """The function that the client named in its tool choice, if it named one."""
     choice = conversation.tool_choice
-    return choice if conversation.tool_choice_is_name or choice not in ("", *NAMED_CHOICES) else None
+    return (
+        choice if conversation.tool_choice_is_name or choice not in ("", *NAMED_CHOICES) else None
+    )
 
 
 def may_call(conversation: Conversation) -> bool:
-    return bool(conversation.tools) and (conversation.tool_choice_is_name or conversation.tool_choice != "none")
+    return bool(conversation.tools) and (
+        conversation.tool_choice_is_name or conversation.tool_choice != "none"
+    )
 
 
 def answer_format(
     conversation: Conversation, rendered: str, *, tool_format: str, reasoning_format: str
 ) -> AnswerFormat | None:
-    """Format of the answer; None where all of it is content. `rendered` is the prompt's text, which may have opened the
-    reasoning."""
+    """Format of the answer; None where all of it is content. `rendered` is the prompt's text, which
+    may have opened the reasoning."""
     form = AnswerFormat()
     if tool_format and may_call(conversation):
         chosen = named_tool(conversation)
         form.tool_parser = tool_format
         form.tool_names.extend(tool.name for tool in conversation.tools)
-        form.custom_names.extend(tool.name for tool in conversation.tools if tool.HasField("custom_input"))
+        form.custom_names.extend(
+            tool.name for tool in conversation.tools if tool.HasField("custom_input")
+        )
         # A client that chose one function wants one call.
         form.named_call = chosen is not None
         form.single_call = form.named_call or not _is_parallel(conversation)
-    if reasoning_format and (starts_inside := _starts_inside(conversation, rendered, reasoning_format)) is not None:
-        form.reasoning_parser, form.starts_in_reasoning = reasoning_format, starts_inside
-        form.omit_reasoning = conversation.HasField("include_reasoning") and not conversation.include_reasoning
+    if (
+        reasoning_format
+        and (starts_inside := _starts_inside(conversation, rendered, reasoning_format)) is not None
+    ):
+        form.reasoning_parser = reasoning_format
+        form.starts_in_reasoning = starts_inside
+        form.omit_reasoning = (
+            conversation.HasField("include_reasoning") and not conversation.include_reasoning
+        )
     return form if form.tool_parser or form.reasoning_parser else None
 
 
@@ -59,7 +71,8 @@ def _starts_inside(conversation: Conversation, rendered: str, reasoning_format: 
 
 
 def reasoning_format_of(template: str | None) -> str:
-    """Name of the reasoning format that the model's chat template uses; empty where it uses none."""
+    """Name of the reasoning format that the model's chat template uses; empty where it uses
+    none."""
     source = template or ""
     if "[THINK]" in source:
         return "magistral"

@@ -1,4 +1,5 @@
-"""Separates the text of one answer into reasoning, calls and content, by the format that the processor chose for it."""
+"""Separates the text of one answer into reasoning, calls and content, by the format that the
+processor chose for it."""
 
 from __future__ import annotations
 
@@ -41,13 +42,17 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
 
 
 class AnswerParser:
-    """Parser of one answer. Reasoning comes before calls, and calls are looked for behind it only."""
+    """Parser of one answer. Reasoning comes before calls, and calls are looked for behind it
+    only."""
 
     def __init__(self, answer_format: AnswerFormat) -> None:
         form = answer_format
-        self._omits_reasoning, self._is_single = form.omit_reasoning, form.single_call
+        self._omits_reasoning = form.omit_reasoning
+        self._is_single = form.single_call
         self._reasoning = (
-            ReasoningParser(REASONING_FORMATS[form.reasoning_parser], starts_inside=form.starts_in_reasoning)
+            ReasoningParser(
+                REASONING_FORMATS[form.reasoning_parser], starts_inside=form.starts_in_reasoning
+            )
             if form.reasoning_parser
             else None
         )
@@ -79,12 +84,16 @@ class AnswerParser:
         return parts
 
     def _push(self, text: str) -> Parts:
-        return self._with_calls(self._reasoning.push(text) if self._reasoning is not None else Parts(text))
+        return self._with_calls(
+            self._reasoning.push(text) if self._reasoning is not None else Parts(text)
+        )
 
     def flush(self) -> Parts:
         if self.is_over:
             return Parts()
-        parts = self._with_calls(self._reasoning.flush() if self._reasoning is not None else Parts())
+        parts = self._with_calls(
+            self._reasoning.flush() if self._reasoning is not None else Parts()
+        )
         if self._tools is not None:
             rest = self._tools.flush()
             parts.add(Parts(rest.content, rest.reasoning, self._with_inputs_as_text(rest.calls)))
@@ -99,7 +108,8 @@ class AnswerParser:
         return Parts(read.content, reasoning, self._with_inputs_as_text(read.calls))
 
     def _with_inputs_as_text(self, calls: list[CallDelta]) -> list[CallDelta]:
-        """Calls for the client: a call of a custom tool has its text in place of the JSON around it."""
+        """Calls for the client: a call of a custom tool has its text in place of the JSON around
+        it."""
         if not self._custom_names:
             return calls
         shown = [self._as_text(call) for call in calls]
@@ -115,7 +125,10 @@ class AnswerParser:
 
 def unknown_parser(answer_format: AnswerFormat) -> str | None:
     """Name of a requested parser that does not exist; None where all exist."""
-    for name, known in ((answer_format.tool_parser, TOOL_PARSERS), (answer_format.reasoning_parser, REASONING_FORMATS)):
+    for name, known in (
+        (answer_format.tool_parser, TOOL_PARSERS),
+        (answer_format.reasoning_parser, REASONING_FORMATS),
+    ):
         if name and name not in known:
             return name
     return None
@@ -131,8 +144,13 @@ def markers_of(answer_format: AnswerFormat) -> tuple[str, ...]:
     return (*tools, marks.start, marks.end)
 
 
-def call_id(answer_format: AnswerFormat, request_id: str, choice_index: int, call_index: int) -> str:
-    """Id of a call, the same on every attempt of a request, so that a resumed answer does not rename its calls."""
-    digest = blake2b(f"{request_id}|{choice_index}|{call_index}".encode(), digest_size=12).hexdigest()
+def call_id(
+    answer_format: AnswerFormat, request_id: str, choice_index: int, call_index: int
+) -> str:
+    """Id of a call, the same on every attempt of a request, so that a resumed answer does not
+    rename its calls."""
+    digest = blake2b(
+        f"{request_id}|{choice_index}|{call_index}".encode(), digest_size=12
+    ).hexdigest()
     # Mistral's template takes ids of nine letters and digits only.
     return digest[:9] if answer_format.tool_parser == "mistral" else f"call_{digest}"

@@ -1,7 +1,7 @@
 """Parts of an answer's text as it comes: content, reasoning, calls. Knows no model's format.
 
-Every reader of text in pieces keeps one rule: its output after some text depends on that text alone, not on how it was
-cut into pieces. A resume relies on it.
+Every reader of text in pieces keeps one rule: its output after some text depends on that text
+alone, not on how it was cut into pieces. A resume relies on it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Parts:
 
 
 class PartsParser(ABC):
-    """Reads a stream of text in states. The state is a method, `_read`: it takes text, adds to the parts what is
-    certain, and returns the text behind what it took."""
+    """Reads a stream of text in states. The state is a method, `_read`: it takes text, adds to the
+    parts what is certain, and returns the text behind what it took."""
 
     def __init__(self, state: Callable[[str, Parts], str]) -> None:
         self._read = state
@@ -71,7 +71,9 @@ class PartsParser(ABC):
 
     def push(self, text: str) -> Parts:
         """Parts that the text makes certain."""
-        parts, text, self._held = Parts(), self._held + text, ""
+        parts = Parts()
+        text = self._held + text
+        self._held = ""
         while text:
             text = self._read(text, parts)
         return parts
@@ -91,15 +93,17 @@ class PartsParser(ABC):
 
 
 class Margin:
-    """Passes text on without the white space beside removed parts, but for one stretch of it between two texts: that
-    before the part, or that behind it where there is none before."""
+    """Passes text on without the white space beside removed parts, but for one stretch of it
+    between two texts: that before the part, or that behind it where there is none before."""
 
     __slots__ = ("_gap", "_has_text", "_held", "_is_beside")
 
     def __init__(self, *, is_beside: bool = False) -> None:
         self._is_beside = is_beside
         """Whether nothing but white space came since the last removed part."""
-        self._held, self._gap, self._has_text = "", "", False
+        self._held = ""
+        self._gap = ""
+        self._has_text = False
 
     def push(self, text: str) -> str:
         text = self._held + text
@@ -109,25 +113,32 @@ class Margin:
             said = body.lstrip()
             gap = self._gap or body[: len(body) - len(said)]
             body = gap + said if self._has_text else said
-            self._gap, self._is_beside = "", False
+            self._gap = ""
+            self._is_beside = False
         self._has_text = self._has_text or body != ""
         return body
 
     def cut(self) -> None:
         """Notes that a part was removed here."""
-        self._gap, self._held, self._is_beside = self._gap or self._held, "", True
+        self._gap = self._gap or self._held
+        self._held = ""
+        self._is_beside = True
 
     def flush(self) -> str:
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return "" if self._is_beside else held
 
 
 def split_at(text: str, markers: Sequence[str]) -> tuple[str, str, str]:
     """The text before the first marker, the marker, the text behind it.
 
-    Without a marker: the text that is certainly no part of one, nothing, and the end that may yet become one.
+    Without a marker: the text that is certainly no part of one, nothing, and the end that may yet
+    become one.
     """
-    found = min(((at, marker) for marker in markers if (at := text.find(marker)) >= 0), default=None)
+    found = min(
+        ((at, marker) for marker in markers if (at := text.find(marker)) >= 0), default=None
+    )
     if found is not None:
         at, marker = found
         return text[:at], marker, text[at + len(marker) :]
@@ -137,4 +148,7 @@ def split_at(text: str, markers: Sequence[str]) -> tuple[str, str, str]:
 
 def _overlap(text: str, marker: str) -> int:
     """Number of characters at the end of the text that begin the marker."""
-    return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-n:])), 0)
+    return next(
+        (n for n in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-n:])),
+        0,
+    )

@@ -1,4 +1,5 @@
-"""Calls written as Python: `[weather(city="Ulm"), time()]`, as Llama 3.2 and 4 do. Arguments become JSON."""
+"""Calls written as Python: `[weather(city="Ulm"), time()]`, as Llama 3.2 and 4 do. Arguments become
+JSON."""
 
 from __future__ import annotations
 
@@ -17,11 +18,14 @@ _ARGUMENT = re.compile(r"""\s*+,?\s*+([^\s,=()\[\]{}"']+)\s*=\s*""")
 _END = re.compile(r"\s*+,?\s*+\)")
 _SEPARATOR = re.compile(r"\s*,\s*")
 _LAST = re.compile(r"\s*\]")
-_QUOTES, _OPENING, _CLOSING = "\"'", "([{", ")]}"
+_QUOTES = "\"'"
+_OPENING = "([{"
+_CLOSING = ")]}"
 
 
 class PythonicParser(PartsParser):
-    """Reads a list of calls that is the whole answer. Only a list whose first call names an offered function counts."""
+    """Reads a list of calls that is the whole answer. Only a list whose first call names an offered
+    function counts."""
 
     markers: ClassVar[tuple[str, ...]] = ("<|python_start|>", "<|python_end|>")
 
@@ -64,7 +68,8 @@ class PythonicParser(PartsParser):
         opening = "{" if self._num_arguments == 0 else ", "
         self._num_arguments += 1
         self._emit(f"{opening}{json.dumps(found.group(1))}: ", parts)
-        self._value, self._read = _PythonValue(), self._in_value
+        self._value = _PythonValue()
+        self._read = self._in_value
         return text[found.end() :]
 
     def _in_value(self, text: str, parts: Parts) -> str:
@@ -136,11 +141,14 @@ class _PythonValue:
             self._depth += (char in _OPENING) - (char in _CLOSING)
 
     def as_json(self) -> str:
-        """The value as JSON. Python's literals and JSON's are both taken; other values stay the text that they are."""
+        """The value as JSON. Python's literals and JSON's are both taken; other values stay the
+        text that they are."""
         written = "".join(self._taken).strip()
         for read in (json.loads, ast.literal_eval):
             try:
-                return with_halves_escaped(json.dumps(read(written), ensure_ascii=False, allow_nan=False))
+                return with_halves_escaped(
+                    json.dumps(read(written), ensure_ascii=False, allow_nan=False)
+                )
             except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                 continue
         return json.dumps(written, ensure_ascii=False)

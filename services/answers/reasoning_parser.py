@@ -1,4 +1,5 @@
-"""Separates reasoning from the answer that follows it. Models differ in their tags and in who writes the first one."""
+"""Separates reasoning from the answer that follows it. Models differ in their tags and in who
+writes the first one."""
 
 from __future__ import annotations
 

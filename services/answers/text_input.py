@@ -1,4 +1,5 @@
-"""Reads the text that a custom tool takes out of the JSON in which models write it, `{"input": "…"}`, piece by piece.
+"""Reads the text that a custom tool takes out of the JSON in which models write it, `{"input":
+"…"}`, piece by piece.
 
 Where a model writes anything else in its place, all of it is the text.
 """
@@ -14,15 +15,18 @@ _HEAD = re.compile(rf'\s*\{{\s*"{KEY}"\s*:\s*"')
 _BARE_HEAD = f'{{"{KEY}":"'
 _RUN = re.compile(r'[^"\\]+')
 _ESCAPE = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[\"\\/bfnrt]", re.ASCII
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[\"\\/bfnrt]",
+    re.ASCII,
 )
-_BEGUN = re.compile(r"\\(u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?)?", re.ASCII)
+_BEGUN = re.compile(
+    r"\\(u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?)?", re.ASCII
+)
 """Beginning of an escape, or one half of a character that takes two."""
 
 
 class TextInputReader:
-    """Reader of one call. It passes on characters that are certainly text; what it holds when the call is cut off is
-    dropped."""
+    """Reader of one call. It passes on characters that are certainly text; what it holds when the
+    call is cut off is dropped."""
 
     __slots__ = ("_held", "_read")
 
@@ -31,7 +35,8 @@ class TextInputReader:
         self._read = self._before
 
     def push(self, arguments: str) -> str:
-        text, self._held = self._held + arguments, ""
+        text = self._held + arguments
+        self._held = ""
         return self._read(text)
 
     def _before(self, text: str) -> str:
@@ -47,7 +52,8 @@ class TextInputReader:
         return self._read(text)
 
     def _inside(self, text: str) -> str:
-        said, at = [], 0
+        said = []
+        at = 0
         while at < len(text):
             if (run := _RUN.match(text, at)) is not None:
                 said.append(run.group())

@@ -45,20 +45,26 @@ class ToolFormat:
     signs: tuple[str, ...]
     """Texts of which at least one occurs in the chat templates of the family."""
     calls: Callable[[Sequence[OfferedTool], bool], Form]
-    """Grammar of an answer of nothing but calls; of exactly one call where the second argument says so."""
+    """Grammar of an answer of nothing but calls; of exactly one call where the second argument says
+    so."""
     free: Callable[[Sequence[OfferedTool], bool], Form]
     """Grammar of an answer that may call, and whose calls match their schemas."""
     is_json: bool = False
     """Whether a call is JSON from its first character, as other answers may be."""
 
     def instead(self, tools: Sequence[OfferedTool], single: bool) -> Form:
-        """Grammar of an answer of nothing but calls, as an alternative to another constraint, JSON for example."""
+        """Grammar of an answer of nothing but calls, as an alternative to another constraint, JSON
+        for example."""
         return _json_calls(tools, single) if self.is_json else self.calls(tools, single)
 
 
 def format_of_template(template: str | None) -> str:
     """Name of the family by its chat template; Hermes where the template gives no sign."""
-    found = (name for name, form in TOOL_FORMATS.items() if any(sign in (template or "") for sign in form.signs))
+    found = (
+        name
+        for name, form in TOOL_FORMATS.items()
+        if any(sign in (template or "") for sign in form.signs)
+    )
     return next(found, "hermes")
 
 
@@ -105,7 +111,8 @@ def _llama_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
 
 
 def _json_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
-    """Grammar of calls that is read as JSON: a fixed text from `{` on leaves no way back to another object."""
+    """Grammar of calls that is read as JSON: a fixed text from `{` on leaves no way back to another
+    object."""
     return _list([_json_call(tool) for tool in tools], "; ", single)
 
 
@@ -120,7 +127,12 @@ def _json_call(tool: OfferedTool) -> Form:
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
-    return {"type": "tag", "begin": "", "content": {"type": "json_schema", "json_schema": call}, "end": ""}
+    return {
+        "type": "tag",
+        "begin": "",
+        "content": {"type": "json_schema", "json_schema": call},
+        "end": "",
+    }
 
 
 def _llama_free(tools: Sequence[OfferedTool], single: bool) -> Form:
@@ -149,17 +161,21 @@ def _pythonic_free(tools: Sequence[OfferedTool], single: bool) -> Form:
 
 
 def _pythonic_call(tool: OfferedTool) -> Form:
-    """Grammar of a call with arguments by name, in the schema's order: the required ones, then any of the others."""
+    """Grammar of a call with arguments by name, in the schema's order: the required ones, then any
+    of the others."""
     if tool.input is not None:
         return _sequence(_const(f"{tool.name}({KEY}="), tool.input, _const(")"))
     if "properties" not in tool.parameters:
-        return _sequence(_const(f"{tool.name}("), {"type": "regex", "pattern": _ANY_PYTHON}, _const(")"))
+        return _sequence(
+            _const(f"{tool.name}("), {"type": "regex", "pattern": _ANY_PYTHON}, _const(")")
+        )
     properties: Mapping[str, Any] = tool.parameters["properties"]
     required = [name for name in properties if name in tool.parameters.get("required", [])]
     optional = [name for name in properties if name not in required]
     values = {
         name: _sequence(
-            _const(f"{name}="), {"type": "json_schema", "json_schema": _inside(properties[name], tool.parameters)}
+            _const(f"{name}="),
+            {"type": "json_schema", "json_schema": _inside(properties[name], tool.parameters)},
         )
         for name in properties
     }
@@ -172,11 +188,14 @@ def _pythonic_call(tool: OfferedTool) -> Form:
 
 
 def _some(values: list[Form]) -> Form:
-    """Grammar of at least one of the values, in order, with commas between them. Both halves stand in it twice as the
-    same form, which is one rule of the grammar, so that its size grows with the number of values."""
+    """Grammar of at least one of the values, in order, with commas between them. Both halves stand
+    in it twice as the same form, which is one rule of the grammar, so that its size grows with the
+    number of values."""
     if len(values) == 1:
         return values[0]
-    first, second = (_some(half) for half in (values[: len(values) // 2], values[len(values) // 2 :]))
+    first, second = (
+        _some(half) for half in (values[: len(values) // 2], values[len(values) // 2 :])
+    )
     return _one_of([_sequence(first, _perhaps(_const(", "), second)), second])
 
 
@@ -205,9 +224,14 @@ def _one_of(elements: list[Form]) -> Form:
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "mistral": ToolFormat(signs=("[TOOL_CALLS]",), calls=_mistral_calls, free=_mistral_free),
     "hermes": ToolFormat(signs=("<tool_call>",), calls=_hermes_calls, free=_hermes_free),
-    "pythonic": ToolFormat(signs=("<|python_start|>", "func_name1("), calls=_pythonic_calls, free=_pythonic_free),
+    "pythonic": ToolFormat(
+        signs=("<|python_start|>", "func_name1("), calls=_pythonic_calls, free=_pythonic_free
+    ),
     "llama3_json": ToolFormat(
-        signs=("<|python_tag|>", '"parameters": dictionary'), calls=_llama_calls, free=_llama_free, is_json=True
+        signs=("<|python_tag|>", '"parameters": dictionary'),
+        calls=_llama_calls,
+        free=_llama_free,
+        is_json=True,
     ),
 }
 """Formats, in the order in which their signs are looked for."""

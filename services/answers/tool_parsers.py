@@ -22,7 +22,8 @@ class Calls:
         self._is_named = False
 
     def read(self, text: str, parts: Parts) -> str:
-        """Reads the characters of the next call, until `reader` is done; returns the text behind it."""
+        """Reads the characters of the next call, until `reader` is done; returns the text behind
+        it."""
         rest = self._reader.push(text)
         if self._reader.name:
             if not self._is_named:
@@ -36,7 +37,8 @@ class Calls:
         return self._reader
 
     def next(self) -> None:
-        self._reader, self._is_named = CallReader(self._names), False
+        self._reader = CallReader(self._names)
+        self._is_named = False
 
     def begin(self, name: str, parts: Parts) -> None:
         self.num_begun += 1
@@ -48,21 +50,26 @@ class Calls:
 
 
 class HermesParser(PartsParser):
-    """Reads `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of times, with text between them."""
+    """Reads `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of times, with text
+    between them."""
 
     markers: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
 
     def __init__(self, tool_names: Collection[str]) -> None:
         super().__init__(self._in_text)
-        self._calls, self._margin = Calls(), Margin()
+        self._calls = Calls()
+        self._margin = Margin()
 
     @property
     def num_done(self) -> int:
         """Number of calls that are complete."""
-        return self._calls.num_begun - (self._read == self._in_call and self._calls.reader.name != "")
+        return self._calls.num_begun - (
+            self._read == self._in_call and self._calls.reader.name != ""
+        )
 
     def flush(self) -> Parts:
-        parts, held = Parts(), self._held
+        parts = Parts()
+        held = self._held
         if self._read == self._in_call and not self._calls.reader.name:
             if self._calls.num_begun:
                 # Another call, which the end of the answer cut off: its beginning is no content.
@@ -85,7 +92,8 @@ class HermesParser(PartsParser):
         rest = self._calls.read(text, parts)
         if self._calls.reader.is_no_call:
             # The last character, which shows that it is no call, may begin another tag.
-            raw, self._read = self._calls.reader.raw, self._in_text
+            raw = self._calls.reader.raw
+            self._read = self._in_text
             parts.content += self._margin.push(self.markers[0] + raw[:-1])
             return raw[-1] + rest
         if self._calls.reader.is_done:
@@ -95,7 +103,8 @@ class HermesParser(PartsParser):
         return rest
 
     def _behind_call(self, text: str, parts: Parts) -> str:
-        """Reads up to the closing tag; where it is missing, the call ends where the next one begins."""
+        """Reads up to the closing tag; where it is missing, the call ends where the next one
+        begins."""
         _, marker, rest = split_at(text, self.markers)
         if not marker:
             return self._wait(rest)
@@ -105,7 +114,8 @@ class HermesParser(PartsParser):
 
 
 class LlamaJsonParser(PartsParser):
-    """Reads `{"name": …, "parameters": {…}}` as the whole answer; several calls stand beside each other.
+    """Reads `{"name": …, "parameters": {…}}` as the whole answer; several calls stand beside each
+    other.
 
     Calls have no mark, so an object counts as one only if it names an offered function.
     """
@@ -115,11 +125,14 @@ class LlamaJsonParser(PartsParser):
 
     def __init__(self, tool_names: Collection[str]) -> None:
         super().__init__(self._before_call)
-        self._calls, self._skipped = Calls(tool_names), ""
+        self._calls = Calls(tool_names)
+        self._skipped = ""
 
     @property
     def num_done(self) -> int:
-        return self._calls.num_begun - (self._calls.reader.name != "" and not self._calls.reader.is_done)
+        return self._calls.num_begun - (
+            self._calls.reader.name != "" and not self._calls.reader.is_done
+        )
 
     def flush(self) -> Parts:
         if self._read == self._before_call:
@@ -132,7 +145,8 @@ class LlamaJsonParser(PartsParser):
         return Parts(self._skipped + self._calls.reader.raw if is_open else "")
 
     def _before_call(self, text: str, parts: Parts) -> str:
-        """Reads white space, separators and the tag; anything else makes the rest of the answer plain text."""
+        """Reads white space, separators and the tag; anything else makes the rest of the answer
+        plain text."""
         body = text.lstrip(self._BETWEEN)
         self._skipped += text[: len(text) - len(body)]
         if body.startswith(self.markers[0]):
@@ -158,23 +172,28 @@ class LlamaJsonParser(PartsParser):
 
     def _give_up(self, text: str, parts: Parts) -> str:
         parts.content += self._skipped + text
-        self._skipped, self._read = "", self._in_content
+        self._skipped = ""
+        self._read = self._in_content
         return ""
 
 
 class MistralParser(PartsParser):
-    """Reads `[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`, or, since 2025, a name and its arguments."""
+    """Reads `[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`, or, since 2025, a name
+    and its arguments."""
 
     markers: ClassVar[tuple[str, ...]] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
     def __init__(self, tool_names: Collection[str]) -> None:
         super().__init__(self._in_text)
-        self._calls, self._margin = Calls(), Margin()
+        self._calls = Calls()
+        self._margin = Margin()
         self._value: JsonValue | None = None
 
     @property
     def num_done(self) -> int:
-        is_open = self._value is not None or (self._read == self._in_object and self._calls.reader.name != "")
+        is_open = self._value is not None or (
+            self._read == self._in_object and self._calls.reader.name != ""
+        )
         return self._calls.num_begun - is_open
 
     def flush(self) -> Parts:
@@ -204,7 +223,8 @@ class MistralParser(PartsParser):
         return text
 
     def _in_list(self, text: str, parts: Parts) -> str:
-        """Reads between the objects of a list: brackets, commas, white space; text again behind it."""
+        """Reads between the objects of a list: brackets, commas, white space; text again behind
+        it."""
         text = text.lstrip("[, \t\r\n")
         if text.startswith("{"):
             self._calls.next()
@@ -239,7 +259,8 @@ class MistralParser(PartsParser):
         for i, char in enumerate(text):
             if self._value.take(char):
                 self._calls.add(text[: i + 1], parts)
-                self._value, self._read = None, self._in_text
+                self._value = None
+                self._read = self._in_text
                 return text[i + 1 :]
         self._calls.add(text, parts)
         return ""

@@ -53,11 +53,28 @@ from .up import INTERRUPTED
 from .up import up as run_line
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
-    *(SettingError, ModelNotFound, ModelFolderError, OtherQuantization, ConversionFailed, HubError, WheelModelError),
-    *(CalibrationFailed, StackError, StageDied, EmbeddedServerError, BusUnreachable, NoStageHeard, ChatError),
+    *(
+        SettingError,
+        ModelNotFound,
+        ModelFolderError,
+        OtherQuantization,
+        ConversionFailed,
+        HubError,
+        WheelModelError,
+    ),
+    *(
+        CalibrationFailed,
+        StackError,
+        StageDied,
+        EmbeddedServerError,
+        BusUnreachable,
+        NoStageHeard,
+        ChatError,
+    ),
     *(AdminError, ModelError, httpx.HTTPError, OSError),
 )
-"""Errors that a person can do something about, those of files among them; any other is a bug and shows its trace."""
+"""Errors that a person can do something about, those of files among them; any other is a bug and
+shows its trace."""
 
 STAGES = {
     "gateway": ("headwater.gateway", "Gateway: REST and public gRPC for clients, routing."),
@@ -70,7 +87,10 @@ STAGES = {
         "Output processor: turns tokens into text, with stop strings and log probabilities.",
     ),
     "engine": ("headwater.services.engine", "Engine: one replica of a model."),
-    "stage": ("headwater.services.engine.stage_host", "A pipeline stage of an engine on another host."),
+    "stage": (
+        "headwater.services.engine.stage_host",
+        "A pipeline stage of an engine on another host.",
+    ),
 }
 PASS_ON: Mapping[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -95,12 +115,17 @@ def _show_version(is_asked: bool) -> None:
 def _of_all_commands(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None: ...
 
 
-serve = typer.Typer(no_args_is_help=True, help="Run one stage in the foreground; its own --help lists its flags.")
+serve = typer.Typer(
+    no_args_is_help=True, help="Run one stage in the foreground; its own --help lists its flags."
+)
 app.add_typer(serve, name="serve")
 
 
@@ -111,7 +136,8 @@ app.add_typer(platform_commands, name="platform")
 CacheDir = Annotated[Path, option_of("cache_dir")]
 Port = Annotated[int, option_of("port")]
 GrpcPort = Annotated[int, option_of("grpc_port")]
-DEFAULT_PORT, DEFAULT_GRPC_PORT = default_of("port"), default_of("grpc_port")
+DEFAULT_PORT = default_of("port")
+DEFAULT_GRPC_PORT = default_of("grpc_port")
 Model = Annotated[str, option_of("model")]
 Revision = Annotated[str | None, option_of("revision")]
 Dtype = Annotated[str, option_of("dtype")]
@@ -127,9 +153,11 @@ MaxModelLen = Annotated[int | None, option_of("max_model_len")]
 def up(settings: StackSettings) -> None:
     """Run the whole deployment on this machine until Ctrl-C.
 
-    Starts NATS, Valkey (Redis), processor, output processor, engines and gateway, and restarts those that die.
+    Starts NATS, Valkey (Redis), processor, output processor, engines and gateway, and restarts
+    those that die.
 
-    Other settings of a stage are environment variables, such as HEADWATER_MAX_NUM_SEQS: see `serve engine --help`.
+    Other settings of a stage are environment variables, such as HEADWATER_MAX_NUM_SEQS: see `serve
+    engine --help`.
     """
     # Rich ends the program where the reader of a pipe is gone; a cluster goes on.
     terminal = Console(file=cast(TextIO, LossyFile(sys.stdout)))
@@ -140,13 +168,22 @@ def up(settings: StackSettings) -> None:
 def chat(
     *,
     base_url: Annotated[
-        str | None, typer.Option(envvar="HEADWATER_BASE_URL", help="An OpenAI-compatible API; default: the local one.")
+        str | None,
+        typer.Option(
+            envvar="HEADWATER_BASE_URL", help="An OpenAI-compatible API; default: the local one."
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model name; default: the first that the server lists.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model name; default: the first that the server lists.")
+    ] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: the model's.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; default: the model's.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
-    api_key: Annotated[str, typer.Option(envvar="HEADWATER_API_KEY", help="API key, if the server needs one.")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar="HEADWATER_API_KEY", help="API key, if the server needs one.")
+    ] = "",
     state_dir: StateDir,
 ) -> None:
     """Chat with a model in the terminal, with streamed answers and history."""
@@ -163,13 +200,17 @@ def chat(
 @app.command()
 def pull(
     *,
-    model: Annotated[str, typer.Argument(help="Demo model, Hugging Face id, model folder or .gguf file.")] = DEMO_NAME,
+    model: Annotated[
+        str, typer.Argument(help="Demo model, Hugging Face id, model folder or .gguf file.")
+    ] = DEMO_NAME,
     revision: Revision = None,
     dtype: Dtype = "auto",
     quantization: Quantization = "auto",
     calibration: CalibrationFile = None,
     device: Device = "auto",
-    link: Annotated[Path | None, typer.Option(help="Also point this symbolic link at the folder.")] = None,
+    link: Annotated[
+        Path | None, typer.Option(help="Also point this symbolic link at the folder.")
+    ] = None,
     cache_dir: CacheDir,
 ) -> None:
     """Download a model, convert it once into the layout that engines read, and print its folder."""
@@ -197,13 +238,17 @@ def warmup(
     max_model_len: MaxModelLen = None,
     cache_dir: CacheDir,
 ) -> None:
-    """Compile kernels before an engine's first start: while an image is built, or once on a machine.
+    """Compile kernels before an engine's first start: while an image is built, or once on a
+    machine.
 
-    For a GPU it compiles the kernels of one model; for a CPU (--device cpu) those of all models, without a model.
+    For a GPU it compiles the kernels of one model; for a CPU (--device cpu) those of all models,
+    without a model.
 
-    Kernels are stored in the cache folder, under a key of their source, the GPU or CPU and the compiler's version.
+    Kernels are stored in the cache folder, under a key of their source, the GPU or CPU and the
+    compiler's version.
 
-    Engine settings that change kernels are read from their environment variables, as by `headwater up`.
+    Engine settings that change kernels are read from their environment variables, as by `headwater
+    up`.
     """
     if device == "cpu":
         _check_no_model_flag(context)
@@ -230,17 +275,28 @@ def _pulled(
     with ProgressBars(console) as bars:
         choices = {"dtype": dtype, "device": device, "quantization": quantization}
         return model_store.pull(
-            model, cache_dir=cache_dir, progress=bars.report, revision=revision, calibration=calibration, **choices
+            model,
+            cache_dir=cache_dir,
+            progress=bars.report,
+            revision=revision,
+            calibration=calibration,
+            **choices,
         )
 
 
 def _check_no_model_flag(context: typer.Context) -> None:
-    """Raises `SettingError` for a flag of a model on the command line, where kernels of all models are compiled. The
-    variables of these flags are other commands' too, and are ignored."""
+    """Raises `SettingError` for a flag of a model on the command line, where kernels of all models
+    are compiled. The variables of these flags are other commands' too, and are ignored."""
     for name, value in context.params.items():
         source = context.get_parameter_source(name)
-        if name not in ("device", "cache_dir") and source is not None and source.name == "COMMANDLINE":
-            raise SettingError(name, value, "not with --device cpu, which compiles the kernels of all models")
+        if (
+            name not in ("device", "cache_dir")
+            and source is not None
+            and source.name == "COMMANDLINE"
+        ):
+            raise SettingError(
+                name, value, "not with --device cpu, which compiles the kernels of all models"
+            )
 
 
 @app.command()
@@ -248,7 +304,10 @@ def status(
     *,
     nats_url: Annotated[
         str | None,
-        typer.Option(envvar="HEADWATER_NATS_URL", help="NATS server to read; default: that of the local cluster."),
+        typer.Option(
+            envvar="HEADWATER_NATS_URL",
+            help="NATS server to read; default: that of the local cluster.",
+        ),
     ] = None,
     watch: Annotated[bool, typer.Option(help="Keep running and refresh the view.")] = False,
     as_json: AsJson = False,
@@ -262,9 +321,15 @@ def status(
     line = read_cluster(state_dir)
     url = nats_url or (line.nats_url if line is not None else None)
     if url is None:
-        raise StackError(f"no cluster runs with the state folder {state_dir}; name one, or give --nats-url")
+        raise StackError(
+            f"no cluster runs with the state folder {state_dir}; name one, or give --nats-url"
+        )
     # The folder keeps the token of a cluster that has ended, which says nothing of another one.
-    key = key_of_cluster(state_dir, os.environ) if line is not None else key_of_environment(os.environ)
+    key = (
+        key_of_cluster(state_dir, os.environ)
+        if line is not None
+        else key_of_environment(os.environ)
+    )
     try:
         rest = line.rest if line is not None else ""
         members = cluster.seen(url, key, Console() if watch else None, rest)
@@ -321,8 +386,11 @@ def _become(module: str, args: list[str]) -> NoReturn:
 
 
 def main() -> None:
-    # Our libraries log for stages; a person gets sentences, and traces of bugs in what runs in the background.
-    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    # Our libraries log for stages; a person gets sentences, and traces of bugs in what runs in the
+    # background.
+    plain = structlog.dev.ConsoleRenderer(
+        colors=False, exception_formatter=structlog.dev.plain_traceback
+    )
     structlog.configure(
         processors=[plain],
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
@@ -331,7 +399,9 @@ def main() -> None:
     try:
         app()
     except KNOWN_ERRORS as error:
-        console.print(f"[red]headwater:[/] {escape(printable(str(error), keep=LAYOUT))}", soft_wrap=True)
+        console.print(
+            f"[red]headwater:[/] {escape(printable(str(error), keep=LAYOUT))}", soft_wrap=True
+        )
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -1,4 +1,5 @@
-"""`headwater access FOLDER`: draws a deployment's passwords and token, into files that stages and servers read."""
+"""`headwater access FOLDER`: draws a deployment's passwords and token, into files that stages and
+servers read."""
 
 from __future__ import annotations
 
@@ -15,22 +16,32 @@ from ..stack.token_file import TOKEN, TOKEN_FILE
 
 def access(
     *,
-    folder: Annotated[Path, typer.Argument(help="Folder for the files; files that exist are kept.")],
-    nats_url: Annotated[str, typer.Option(help="Address at which stages reach NATS.")] = "nats://nats:4222",
-    redis_url: Annotated[str, typer.Option(help="Address at which stages reach Redis.")] = "redis://redis:6379",
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for the files; files that exist are kept.")
+    ],
+    nats_url: Annotated[
+        str, typer.Option(help="Address at which stages reach NATS.")
+    ] = "nats://nats:4222",
+    redis_url: Annotated[
+        str, typer.Option(help="Address at which stages reach Redis.")
+    ] = "redis://redis:6379",
     renew: Annotated[
-        bool, typer.Option("--renew", help="Generate new passwords; keep the token and the master key.")
+        bool,
+        typer.Option("--renew", help="Generate new passwords; keep the token and the master key."),
     ] = False,
 ) -> None:
-    """Generate passwords and the cluster's token, once, for a deployment that `headwater up` does not run.
+    """Generate passwords and the cluster's token, once, for a deployment that `headwater up` does
+    not run.
 
-    FOLDER/nats/nats.conf and FOLDER/redis/users.acl are for NATS and Redis, FOLDER/ROLE/stage.env is for a stage.
+    FOLDER/nats/nats.conf and FOLDER/redis/users.acl are for NATS and Redis, FOLDER/ROLE/stage.env
+    is for a stage.
 
     Gateways take FOLDER/gateway/master.key as --master-key-file.
     """
     if renew:
         (folder / PASSWORDS_FILE).unlink(missing_ok=True)
-    passwords, token = Passwords.kept(folder), folder / TOKEN_FILE
+    passwords = Passwords.kept(folder)
+    token = folder / TOKEN_FILE
     if not token.exists():
         make_token_file(token)
     passwords.write_servers(folder)

@@ -1,4 +1,5 @@
-"""Client of a gateway's /admin for commands: finds the gateway and the key, returns an answer or says why not."""
+"""Client of a gateway's /admin for commands: finds the gateway and the key, returns an answer or
+says why not."""
 
 from __future__ import annotations
 
@@ -19,12 +20,16 @@ from .cluster_unreachable import WITHOUT_ANSWER, unreached
 CALL_SECONDS = 30.0
 
 BaseUrl = Annotated[
-    str | None, typer.Option(envvar="HEADWATER_BASE_URL", help="The gateway's REST address; default: the local one.")
+    str | None,
+    typer.Option(
+        envvar="HEADWATER_BASE_URL", help="The gateway's REST address; default: the local one."
+    ),
 ]
 AdminKeyFile = Annotated[
     Path | None,
     typer.Option(
-        envvar="HEADWATER_ADMIN_KEY_FILE", help="File whose first key is used; HEADWATER_ADMIN_KEY wins over it."
+        envvar="HEADWATER_ADMIN_KEY_FILE",
+        help="File whose first key is used; HEADWATER_ADMIN_KEY wins over it.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -38,12 +43,19 @@ class AdminError(Exception):
 def open_gateway(
     state_dir: Callable[[], Path], base_url: str | None, key_file: Path | None, *, needs_key: bool
 ) -> Iterator[httpx.Client]:
-    """The gateway that `base_url` names, else the local cluster's. Raises `AdminError` without a key, or an answer."""
+    """The gateway that `base_url` names, else the local cluster's. Raises `AdminError` without a
+    key, or an answer."""
     key = _admin_key(key_file)
     if needs_key and not key:
-        raise AdminError("an administrator's key is needed: set HEADWATER_ADMIN_KEY, or give --admin-key-file")
+        raise AdminError(
+            "an administrator's key is needed: set HEADWATER_ADMIN_KEY, or give --admin-key-file"
+        )
     line = read_cluster(Path(os.environ.get("HEADWATER_STATE_DIR") or state_dir()))
-    url = gateway_of(base_url) if base_url else (line.rest if line is not None else "http://127.0.0.1:8000")
+    url = (
+        gateway_of(base_url)
+        if base_url
+        else (line.rest if line is not None else "http://127.0.0.1:8000")
+    )
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=CALL_SECONDS) as client:
@@ -52,21 +64,28 @@ def open_gateway(
         raise AdminError(unreached(url, failure)) from None
 
 
-def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def call(
+    client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Raises `AdminError` with what the gateway says of an error."""
     reply = client.request(method, f"/admin{path}", json=body)
     try:
         answer: dict[str, Any] = reply.json()
     except ValueError:
         # A proxy before the gateway, say.
-        raise AdminError(f"{reply.url} answered {reply.status_code}, and not as a gateway does") from None
+        raise AdminError(
+            f"{reply.url} answered {reply.status_code}, and not as a gateway does"
+        ) from None
     if reply.is_error:
-        raise AdminError(answer.get("error", {}).get("message", f"the gateway answered {reply.status_code}"))
+        raise AdminError(
+            answer.get("error", {}).get("message", f"the gateway answered {reply.status_code}")
+        )
     return answer
 
 
 def _admin_key(path: Path | None) -> str:
-    """From the environment or the file: a flag would show it to everyone on the machine. Empty: there is none."""
+    """From the environment or the file: a flag would show it to everyone on the machine. Empty:
+    there is none."""
     if key := os.environ.get("HEADWATER_ADMIN_KEY"):
         return key
     for line in read_secrets("admin_key_file", path).splitlines() if path is not None else ():

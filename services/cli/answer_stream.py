@@ -1,7 +1,8 @@
-"""One streamed answer of an OpenAI-compatible server. Where its events have numbers it outlives its connection.
+"""One streamed answer of an OpenAI-compatible server. Where its events have numbers it outlives its
+connection.
 
-A gateway that dies, restarts or is told to leave costs a pause: the rest is asked for by the stream's id, until it
-comes or its time is over. Knows nothing about conversations.
+A gateway that dies, restarts or is told to leave costs a pause: the rest is asked for by the
+stream's id, until it comes or its time is over. Knows nothing about conversations.
 """
 
 from __future__ import annotations
@@ -36,15 +37,20 @@ class AnswerStream:
     """Use once: `chunks`."""
 
     def __init__(self, client: httpx.Client, body: dict[str, Any]) -> None:
-        self._client, self._body = client, body
-        self._id, self._last = "", 0
+        self._client = client
+        self._body = body
+        self._id = ""
+        self._last = 0
         """Id of the stream, and number of the last event that came whole; 0: none came."""
         self._broke_at: float | None = None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Raises `ChatError`, or what the connection raised that cannot be mended. Leaving early ends the answer."""
+        """Raises `ChatError`, or what the connection raised that cannot be mended. Leaving early
+        ends the answer."""
         has_ended = False
-        opening = self._client.stream("POST", "chat/completions", json=self._body, headers=WANTS_RECEIPT)
+        opening = self._client.stream(
+            "POST", "chat/completions", json=self._body, headers=WANTS_RECEIPT
+        )
         try:
             while not has_ended:
                 try:
@@ -65,7 +71,9 @@ class AnswerStream:
     def _events(self, reply: httpx.Response) -> Iterator[Chunk]:
         if reply.is_error:
             reply.read()
-            refusal = _AskAgain if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE else ChatError
+            refusal = (
+                _AskAgain if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE else ChatError
+            )
             raise refusal(sentence_of(reply))
         number = 0
         for line in reply.iter_lines():

@@ -10,8 +10,8 @@ API_PATH = "/v1"
 
 
 def gateway_of(base_url: str) -> str:
-    """Address of the gateway, for paths outside of the API. One variable serves all commands, and clients of OpenAI's
-    end theirs with /v1. Raises `SettingError`."""
+    """Address of the gateway, for paths outside of the API. One variable serves all commands, and
+    clients of OpenAI's end theirs with /v1. Raises `SettingError`."""
     return _checked(base_url).removesuffix(API_PATH)
 
 
@@ -22,5 +22,10 @@ def api_of(base_url: str) -> str:
 
 
 def _checked(base_url: str) -> str:
-    require(base_url.startswith(("http://", "https://")), "base_url", base_url, "an address with http:// or https://")
+    require(
+        base_url.startswith(("http://", "https://")),
+        "base_url",
+        base_url,
+        "an address with http:// or https://",
+    )
     return base_url.rstrip("/")

@@ -1,4 +1,5 @@
-"""`headwater chat`: a conversation in the terminal over any OpenAI-compatible server, streamed, with its history."""
+"""`headwater chat`: a conversation in the terminal over any OpenAI-compatible server, streamed,
+with its history."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from .answer_stream import AnswerStream, ChatError, Chunk, sentence_of
 from .cluster_unreachable import WITHOUT_ANSWER, unreached
 
 HELP = (
-    "/new starts over, /system TEXT sets the system message, /model lists the models and /model NAME takes another, "
+    "/new starts over, /system TEXT sets the system message, /model lists the models and /model "
+    "NAME takes another, "
     "/quit leaves (or Ctrl-D); Ctrl-C stops an answer"
 )
 
@@ -21,14 +23,17 @@ HELP = (
 class Chat:
     """A conversation with one model. Knows nothing about the terminal."""
 
-    def __init__(self, client: httpx.Client, model: str, *, system: str = "", options: dict[str, Any]) -> None:
+    def __init__(
+        self, client: httpx.Client, model: str, *, system: str = "", options: dict[str, Any]
+    ) -> None:
         self.model = model
         self.messages: list[dict[str, str]] = []
         self.usage: dict[str, Any] = {}
         """Usage of the last answer."""
         self.engine: dict[str, Any] = {}
         """The engine's part of the last answer's receipt; empty where the server sends none."""
-        self._client, self._options = client, options
+        self._client = client
+        self._options = options
         self._is_resumable = True
         """As far as the server has not said otherwise."""
         self.start_over(system)
@@ -41,10 +46,12 @@ class Chat:
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def ask(self, question: str) -> Iterator[str]:
-        """Pieces of the answer; what came of it joins the history even when the reader leaves early."""
+        """Pieces of the answer; what came of it joins the history even when the reader leaves
+        early."""
         messages = [*self.messages, {"role": "user", "content": question}]
         body = {"model": self.model, "messages": messages, "stream": True, **self._options}
-        answer, self.engine = "", {}
+        answer = ""
+        self.engine = {}
         try:
             for chunk in self._chunks(body):
                 self.usage = chunk.get("usage") or self.usage
@@ -60,7 +67,11 @@ class Chat:
 
     def _chunks(self, body: dict[str, Any]) -> Iterator[Chunk]:
         """Asks for a stream that can be resumed, unless the server has refused one."""
-        options = {"include_usage": True, "resumable": True} if self._is_resumable else {"include_usage": True}
+        options = (
+            {"include_usage": True, "resumable": True}
+            if self._is_resumable
+            else {"include_usage": True}
+        )
         try:
             yield from AnswerStream(self._client, body | {"stream_options": options}).chunks()
         except ChatError as refusal:
@@ -71,7 +82,8 @@ class Chat:
 
 
 def first_model(client: httpx.Client) -> str:
-    """The id of the first model that the server lists. Raises `ChatError` when it lists none, or is not there."""
+    """The id of the first model that the server lists. Raises `ChatError` when it lists none, or is
+    not there."""
     models = served_models(client)
     if not models:
         raise ChatError("the server serves no model yet")
@@ -112,7 +124,8 @@ def converse(chat: Chat, console: Console) -> None:
 
 
 def _choose_model(chat: Chat, name: str, console: Console) -> None:
-    """Takes another model for the next turns; the history stays. Without a name, or with an unknown one, lists them."""
+    """Takes another model for the next turns; the history stays. Without a name, or with an unknown
+    one, lists them."""
     try:
         models = chat.models()
     except (ChatError, httpx.HTTPError) as error:
@@ -140,14 +153,20 @@ def _answer(chat: Chat, question: str, console: Console) -> None:
     console.print()
     details = chat.usage.get("prompt_tokens_details") or {}
     if chat.usage:
-        counts = f"{chat.usage['prompt_tokens']} prompt tokens ({details.get('cached_tokens', 0)} cached)"
-        console.print(f"[dim]{counts}, {chat.usage['completion_tokens']} answered{_steps(chat.engine)}[/]")
+        counts = (
+            f"{chat.usage['prompt_tokens']} prompt tokens "
+            f"({details.get('cached_tokens', 0)} cached)"
+        )
+        console.print(
+            f"[dim]{counts}, {chat.usage['completion_tokens']} answered{_steps(chat.engine)}[/]"
+        )
 
 
 def _steps(engine: dict[str, Any]) -> str:
     """How many tokens a step of the engine brought, and how many of them were drafted."""
     if not engine:
         return ""
-    drafted, accepted = engine["draft_tokens"], engine["accepted_tokens"]
+    drafted = engine["draft_tokens"]
+    accepted = engine["accepted_tokens"]
     drafts = f" ({accepted} of {drafted} drafted accepted)" if drafted else ""
     return f", {engine['tokens_per_step']:.1f} tokens a step{drafts}"

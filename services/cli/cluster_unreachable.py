@@ -9,7 +9,8 @@ WITHOUT_ANSWER = (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError
 
 
 class BusUnreachable(Exception):
-    """The bus could not be reached at the address; `gateway` is what a gateway says meanwhile, where one answers."""
+    """The bus could not be reached at the address; `gateway` is what a gateway says meanwhile,
+    where one answers."""
 
     def __init__(self, address: str, gateway: str = "") -> None:
         super().__init__(f"no NATS server answers at {address}; {gateway or 'is the cluster up?'}")
@@ -27,17 +28,22 @@ class NoStageHeard(Exception):
 
 
 def unreached(url: object, failure: httpx.TransportError) -> str:
-    """Sentence on a gateway to which there was no connection, or which ended it without an answer."""
+    """Sentence on a gateway to which there was no connection, or which ended it without an
+    answer."""
     if "CERTIFICATE_VERIFY_FAILED" in str(failure):
         return (
-            f"the certificate of {url} is not believed ({failure}); give --base-url with the name that it is made out "
+            f"the certificate of {url} is not believed ({failure}); give --base-url with the "
+            "name that it is made out "
             "to, and SSL_CERT_FILE where its authority is your own"
         )
     if "[SSL" in str(failure):
         return (
-            f"there is no TLS at {url} ({failure}); give --base-url with http:// where the gateway has no certificate"
+            f"there is no TLS at {url} ({failure}); give --base-url with http:// where the "
+            "gateway has no certificate"
         )
     if not isinstance(failure, httpx.ConnectError):
-        hint = "; give --base-url with https:// where the gateway has a certificate" * str(url).startswith("http://")
+        hint = "; give --base-url with https:// where the gateway has a certificate" * str(
+            url
+        ).startswith("http://")
         return f"{url} ended the connection without an answer ({failure}){hint}"
     return f"no server answers at {url}; start a cluster with `headwater up`, or give --base-url"

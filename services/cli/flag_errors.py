@@ -24,11 +24,15 @@ class Commands(TyperGroup):
 
 
 def _setting_error(error: typer.BadParameter) -> SettingError | None:
-    """NOTE: typer (0.29) reads values by pydantic, whose sentence does not have the value; its error has. Errors of
-    other versions, and of other kinds, stay typer's own."""
+    """NOTE: typer (0.29) reads values by pydantic, whose sentence does not have the value; its
+    error has. Errors of other versions, and of other kinds, stay typer's own."""
     cause: Any = error.__cause__
     if error.param is None or not hasattr(cause, "errors"):
         return None
     fault = cause.errors()[0]
     allowed = ALLOWED.get(fault["type"].partition("_")[0])
-    return SettingError(error.param.opts[0].removeprefix("--"), fault["input"], allowed) if allowed else None
+    return (
+        SettingError(error.param.opts[0].removeprefix("--"), fault["input"], allowed)
+        if allowed
+        else None
+    )

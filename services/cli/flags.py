@@ -18,7 +18,9 @@ FIELDS = {field.name: field for field in dataclasses.fields(StackSettings)}
 def option_of(name: str) -> Any:
     """The flag of a setting of `headwater up`, for another command that has it too."""
     field = FIELDS[name]
-    shown: dict[str, Any] = {} if field.metadata["shown"] is None else {"show_default": field.metadata["shown"]}
+    shown: dict[str, Any] = (
+        {} if field.metadata["shown"] is None else {"show_default": field.metadata["shown"]}
+    )
     if field.default_factory is not dataclasses.MISSING:
         shown["default_factory"] = field.default_factory
     return typer.Option(envvar=variable_of(field), help=field.metadata["help"], **shown)
@@ -43,14 +45,21 @@ def with_flags(run: Callable[[StackSettings], None]) -> Callable[..., None]:
         run(StackSettings(**given | lists))
 
     annotations = {
-        name: Annotated[list[str] | None if _is_tuple(hints[name]) else hints[name], option_of(name)] for name in FIELDS
+        name: Annotated[
+            list[str] | None if _is_tuple(hints[name]) else hints[name], option_of(name)
+        ]
+        for name in FIELDS
     }
-    command.__name__, command.__doc__ = run.__name__, run.__doc__
+    command.__name__ = run.__name__
+    command.__doc__ = run.__doc__
     command.__annotations__ = {**annotations, "return": None}
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer reads
         [
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=annotations[name]
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_default(field),
+                annotation=annotations[name],
             )
             for name, field in FIELDS.items()
         ]

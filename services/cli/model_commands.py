@@ -1,4 +1,5 @@
-"""`headwater models`: loads and unloads models on a running cluster over its gateway, and waits until that is done."""
+"""`headwater models`: loads and unloads models on a running cluster over its gateway, and waits
+until that is done."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ from .plain_table import plain_table, show_as
 
 POLL_SECONDS = 0.2
 Model = Annotated[
-    str, typer.Argument(help="Demo model, Hugging Face id, model folder or .gguf file, on the cluster's machine.")
+    str,
+    typer.Argument(
+        help="Demo model, Hugging Face id, model folder or .gguf file, on the cluster's machine."
+    ),
 ]
 Name = Annotated[str, typer.Argument(help="Model name that clients send.")]
 
@@ -59,7 +63,8 @@ class ModelClient:
 
 
 def wait_loaded(client: ModelClient, name: str, report: Report) -> dict[str, Any]:
-    """The model's card when it serves. Raises `ModelError` for one that fails or is unloaded meanwhile."""
+    """The model's card when it serves. Raises `ModelError` for one that fails or is unloaded
+    meanwhile."""
     last: dict[str, Any] | None = None
     while True:
         card = client.find(name)
@@ -81,7 +86,9 @@ def wait_loaded(client: ModelClient, name: str, report: Report) -> dict[str, Any
 
 def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     """`state_dir` says where the local cluster writes its addresses."""
-    app = typer.Typer(no_args_is_help=True, help="Load, unload, scale and list the models of a running cluster.")
+    app = typer.Typer(
+        no_args_is_help=True, help="Load, unload, scale and list the models of a running cluster."
+    )
 
     @contextlib.contextmanager
     def connected(base_url: str | None, key_file: Path | None) -> Iterator[ModelClient]:
@@ -97,15 +104,24 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         ] = None,
         replicas: Annotated[int | None, typer.Option(help="Engines: a fixed number.")] = None,
         min_replicas: Annotated[
-            int | None, typer.Option(help="Fewest engines when their number follows demand; 0 is allowed.")
+            int | None,
+            typer.Option(help="Fewest engines when their number follows demand; 0 is allowed."),
         ] = None,
-        max_replicas: Annotated[int | None, typer.Option(help="Most engines when their number follows demand.")] = None,
+        max_replicas: Annotated[
+            int | None, typer.Option(help="Most engines when their number follows demand.")
+        ] = None,
         escape_special_tokens: Annotated[
             bool,
-            typer.Option("--escape-special-tokens", help="Read special tokens in messages and tools as plain text."),
+            typer.Option(
+                "--escape-special-tokens",
+                help="Read special tokens in messages and tools as plain text.",
+            ),
         ] = False,
         numerics: Annotated[
-            str | None, typer.Option(help="default, or tree: equal bits on engines of 1, 2, 4 or 8 ranks; slower.")
+            str | None,
+            typer.Option(
+                help="default, or tree: equal bits on engines of 1, 2, 4 or 8 ranks; slower."
+            ),
         ] = None,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
@@ -113,13 +129,19 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     ) -> None:
         """Load another model; returns when the cluster takes requests for it.
 
-        Without numbers the model has one engine, or follows --min-replicas and --max-replicas of the cluster.
+        Without numbers the model has one engine, or follows --min-replicas and --max-replicas of
+        the cluster.
         """
         asked: dict[str, Any] = {"model": _absolute(model), "served_model_name": served_model_name}
         asked |= _bounds(replicas, min_replicas, max_replicas)
         asked |= {"escape_special_tokens": escape_special_tokens or None, "numerics": numerics}
-        with connected(base_url, admin_key_file) as client, ProgressBars(Console(stderr=True)) as bars:
-            name = client.load({field: value for field, value in asked.items() if value is not None})["id"]
+        with (
+            connected(base_url, admin_key_file) as client,
+            ProgressBars(Console(stderr=True)) as bars,
+        ):
+            name = client.load(
+                {field: value for field, value in asked.items() if value is not None}
+            )["id"]
             card = wait_loaded(client, name, bars.report)
         print(json.dumps(card, indent=2) if as_json else f"{printable(name)} is served")
 
@@ -129,13 +151,17 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         *,
         replicas: Annotated[int | None, typer.Option(help="Engines: a fixed number.")] = None,
         min_replicas: Annotated[
-            int | None, typer.Option(help="Fewest engines when their number follows demand; 0 is allowed.")
+            int | None,
+            typer.Option(help="Fewest engines when their number follows demand; 0 is allowed."),
         ] = None,
-        max_replicas: Annotated[int | None, typer.Option(help="Most engines when their number follows demand.")] = None,
+        max_replicas: Annotated[
+            int | None, typer.Option(help="Most engines when their number follows demand.")
+        ] = None,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Change the number of engines of a model; returns at once, and `list` shows the progress."""
+        """Change the number of engines of a model; returns at once, and `list` shows the
+        progress."""
         bounds = _bounds(replicas, min_replicas, max_replicas)
         if not bounds:
             raise ModelError("give --replicas, --min-replicas or --max-replicas")
@@ -143,15 +169,20 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
             client.scale(name, bounds)
 
     @app.command()
-    def unload(name: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
-        """Unload a model: refuse new requests, let running ones end, stop its processes; then return."""
+    def unload(
+        name: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None
+    ) -> None:
+        """Unload a model: refuse new requests, let running ones end, stop its processes; then
+        return."""
         with connected(base_url, admin_key_file) as client:
             client.unload(name)
             while client.find(name) is not None:
                 time.sleep(POLL_SECONDS)
 
     @app.command("list")
-    def list_all(*, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
+    def list_all(
+        *, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None
+    ) -> None:
         """List the models of the cluster and their state."""
         with connected(base_url, admin_key_file) as client:
             show_as(models := client.all(), lambda: models_table(models), as_json)
@@ -160,11 +191,17 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
 
 def _bounds(fixed: int | None, least: int | None, most: int | None) -> dict[str, int]:
-    """Bounds of a model's replicas, of those that are given. Raises `ModelError`, `SettingError`."""
+    """Bounds of a model's replicas, of those that are given. Raises `ModelError`,
+    `SettingError`."""
     if fixed is not None:
         if least is not None or most is not None:
             raise ModelError("--replicas goes without --min-replicas and --max-replicas")
-        require(fixed >= 1, "replicas", fixed, "at least 1; --min-replicas 0 lets engines come and go by demand")
+        require(
+            fixed >= 1,
+            "replicas",
+            fixed,
+            "at least 1; --min-replicas 0 lets engines come and go by demand",
+        )
         least = most = fixed
     given = {"min_replicas": least, "max_replicas": most}
     return {name: value for name, value in given.items() if value is not None}
@@ -179,7 +216,14 @@ def _absolute(model: str) -> str:
 def models_table(models: list[dict[str, Any]]) -> Table:
     table = plain_table("model", "state", "replicas", "of", "problem", numbers=("replicas",))
     for each in models:
-        least, most = each["min_replicas"], each["max_replicas"]
+        least = each["min_replicas"]
+        most = each["max_replicas"]
         bounds = str(most) if least == most else f"{least} to {most}"
-        table.add_row(shown(each["id"]), each["state"], str(each["replicas"]), bounds, shown(each["problem"] or ""))
+        table.add_row(
+            shown(each["id"]),
+            each["state"],
+            str(each["replicas"]),
+            bounds,
+            shown(each["problem"] or ""),
+        )
     return table

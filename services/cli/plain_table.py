@@ -1,4 +1,5 @@
-"""The one look of tables in the terminal: no lines, bold heads, addresses that break rather than vanish."""
+"""The one look of tables in the terminal: no lines, bold heads, addresses that break rather than
+vanish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`headwater platform`: the devices that engines can compute on here, and whether one keeps the contract."""
+"""`headwater platform`: the devices that engines can compute on here, and whether one keeps the
+contract."""
 
 from __future__ import annotations
 
@@ -16,14 +17,21 @@ from ..runtime.printable import shown
 from .admin_client import AsJson
 from .plain_table import plain_table, show_as
 
-app = typer.Typer(no_args_is_help=True, help="List and check platforms: the kinds of devices that engines compute on.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List and check platforms: the kinds of devices that engines compute on.",
+)
 
 
 @app.command("list")
 def list_platforms(*, as_json: AsJson = False) -> None:
-    """List the names that --device takes, and the installed distribution of each. Loads none of them."""
+    """List the names that --device takes, and the installed distribution of each. Loads none of
+    them."""
     known = registrations().values()
-    rows = [{"name": each.name, "distribution": each.distribution, "version": each.version} for each in known]
+    rows = [
+        {"name": each.name, "distribution": each.distribution, "version": each.version}
+        for each in known
+    ]
     table = plain_table("name", "distribution", "version")
     for each in known:
         owners = ", ".join((each.distribution, *each.others)) if each.others else each.distribution
@@ -37,17 +45,26 @@ def check(
     name: Annotated[str, typer.Argument(help="A name of `headwater platform list`.")],
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Check only operations in this type; repeatable. Default: all types that it serves."),
+        typer.Option(
+            help="Check only operations in this type; repeatable. Default: all types that "
+            "it serves."
+        ),
     ] = None,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="Check only these operations: rows, attention, sampling or hooks; repeatable."),
+        typer.Option(
+            help="Check only these operations: rows, attention, sampling or hooks; repeatable."
+        ),
     ] = None,
     model: Annotated[bool, typer.Option(help="Check the demo model's greedy tokens too.")] = True,
     as_json: AsJson = False,
     cache_dir: Annotated[
         Path | None,
-        typer.Option(envvar="HEADWATER_CACHE", show_default="~/.cache/headwater", help="Folder for downloaded models."),
+        typer.Option(
+            envvar="HEADWATER_CACHE",
+            show_default="~/.cache/headwater",
+            help="Folder for downloaded models.",
+        ),
     ] = None,
 ) -> None:
     """Compare every operation of a platform with its specification, and its bits in every batch.
@@ -56,7 +73,11 @@ def check(
 
     Prints one table; exits with 0 where everything passed, with 1 elsewhere.
     """
-    flags = [f"--device={name}", "--model" if model else "--no-model", *(["--json"] if as_json else [])]
+    flags = [
+        f"--device={name}",
+        "--model" if model else "--no-model",
+        *(["--json"] if as_json else []),
+    ]
     flags += [f"--dtype={each}" for each in dtype or ()] + [f"--part={each}" for each in part or ()]
     flags += [f"--cache-dir={cache_dir}"] if cache_dir is not None else []
     # Another program in this process, in the environment of an engine's core: it brings torch.

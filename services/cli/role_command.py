@@ -16,7 +16,10 @@ from .admin_client import AdminError, AdminKeyFile, AsJson, BaseUrl, call, open_
 
 Replica = Annotated[str, typer.Argument(help="The engine's id, as `headwater status` shows it.")]
 Role = Annotated[
-    str, typer.Argument(help="both, prefill (computes prompts and hands them over) or decode (continues them).")
+    str,
+    typer.Argument(
+        help="both, prefill (computes prompts and hands them over) or decode (continues them)."
+    ),
 ]
 
 
@@ -29,11 +32,18 @@ def make_command(state_dir: Callable[[], Path]) -> Callable[..., None]:
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Change whether an engine computes prompts, continues them, or both; at once and without draining."""
+        """Change whether an engine computes prompts, continues them, or both; at once and without
+        draining."""
         if role not in ROLES:
             raise AdminError(f"role is {role!r}; allowed: {' or '.join(ROLES)}")
         with open_gateway(state_dir, base_url, admin_key_file, needs_key=False) as client:
-            changed = call(client, "POST", f"/replicas/{quote(replica, safe='')}/role", {"role": role})
-        print(json.dumps(changed) if as_json else f"{shown(replica)}: {changed['role']}, was {changed['role_before']}")
+            changed = call(
+                client, "POST", f"/replicas/{quote(replica, safe='')}/role", {"role": role}
+            )
+        print(
+            json.dumps(changed)
+            if as_json
+            else f"{shown(replica)}: {changed['role']}, was {changed['role_before']}"
+        )
 
     return role

@@ -28,9 +28,11 @@ LISTEN_SECONDS = 1.2
 """A heartbeat comes each second."""
 
 
-def seen(nats_url: str, key: ClusterKey | None, console: Console | None, rest: str = "") -> list[Member]:
-    """Everyone whose heartbeats the key believes; with a console, shown there until interrupted, beside what the
-    gateway at `rest` says. Raises `BusUnreachable`."""
+def seen(
+    nats_url: str, key: ClusterKey | None, console: Console | None, rest: str = ""
+) -> list[Member]:
+    """Everyone whose heartbeats the key believes; with a console, shown there until interrupted,
+    beside what the gateway at `rest` says. Raises `BusUnreachable`."""
     with using(key):
         if console is not None:
             asyncio.run(watch(nats_url, console, rest))
@@ -48,7 +50,8 @@ async def listen(nats_url: str) -> list[Member]:
 
 
 async def ask_gateway(rest: str) -> str:
-    """State of the gateway at a base address, over REST: the cluster goes on without NATS. Empty: no answer."""
+    """State of the gateway at a base address, over REST: the cluster goes on without NATS. Empty:
+    no answer."""
     # Nothing is told that a certificate would have to protect.
     async with httpx.AsyncClient(base_url=rest, timeout=ASK_SECONDS, verify=False) as client:
         try:
@@ -63,7 +66,8 @@ async def ask_gateway(rest: str) -> str:
 
 async def watch(nats_url: str, console: Console, rest: str = "") -> None:
     """Live tables until cancelled. Raises `BusUnreachable`."""
-    rates, gateway = TokenRates(), GatewaySight.of(rest)
+    rates = TokenRates()
+    gateway = GatewaySight.of(rest)
     async with Bus.open(nats_url) as bus:
         if not bus.connected:
             raise BusUnreachable(without_password(nats_url))
@@ -72,20 +76,30 @@ async def watch(nats_url: str, console: Console, rest: str = "") -> None:
                 while True:
                     everyone = _everyone(members)
                     engines = watched(everyone, rates, gateway.snapshot)
-                    live.update(Group(*engines, _front(everyone), "", findings(gateway.snapshot)), refresh=True)
+                    live.update(
+                        Group(*engines, _front(everyone), "", findings(gateway.snapshot)),
+                        refresh=True,
+                    )
                     await asyncio.sleep(0.5)
 
 
 def _everyone(members: Members) -> list[Member]:
-    return [member for kind in Kind for member in sorted(members.of(kind), key=lambda each: each.replica_id)]
+    return [
+        member
+        for kind in Kind
+        for member in sorted(members.of(kind), key=lambda each: each.replica_id)
+    ]
 
 
 def as_table(members: Sequence[Member]) -> Group:
-    """The engines of each model and how busy they are, then the processes in front of them; fits 80 columns."""
+    """The engines of each model and how busy they are, then the processes in front of them; fits 80
+    columns."""
     engines: dict[str, list[Member]] = {}
     for member in members:
         if member.kind is Kind.ENGINE:
-            engines.setdefault(member.model.name if member.model is not None else "", []).append(member)
+            engines.setdefault(member.model.name if member.model is not None else "", []).append(
+                member
+            )
     parts: list[RenderableType] = []
     for model, replicas in engines.items():
         parts += [f"[bold]{shown(model)}[/]", _engines(replicas), ""]
@@ -98,7 +112,12 @@ def _front(members: Sequence[Member]) -> Table:
     for member in members:
         if member.kind is not Kind.ENGINE:
             addresses = "\n".join(shown(each) for each in (member.rest_url, member.address) if each)
-            front.add_row(member.kind.value.replace("_", " "), shown(member.replica_id), addresses, _state(member))
+            front.add_row(
+                member.kind.value.replace("_", " "),
+                shown(member.replica_id),
+                addresses,
+                _state(member),
+            )
     return front
 
 
@@ -114,7 +133,9 @@ def _state(member: Member) -> str:
     state = "[yellow]draining[/]" if member.draining else "[green]serving[/]"
     if member.load is not None and member.load.role not in ("", BOTH):
         state += f" {shown(member.load.role)}"
-    return state + (f" [yellow]without {shown(', '.join(member.without))}[/]" if member.without else "")
+    return state + (
+        f" [yellow]without {shown(', '.join(member.without))}[/]" if member.without else ""
+    )
 
 
 def _load_cells(member: Member) -> tuple[str, ...]:
@@ -129,5 +150,6 @@ def _load_cells(member: Member) -> tuple[str, ...]:
 
 def as_json(members: Sequence[Member]) -> list[dict[str, Any]]:
     return [
-        {**dataclasses.asdict(member), "kind": member.kind.value, "epoch": f"{member.epoch:016x}"} for member in members
+        {**dataclasses.asdict(member), "kind": member.kind.value, "epoch": f"{member.epoch:016x}"}
+        for member in members
     ]

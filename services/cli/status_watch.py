@@ -1,7 +1,8 @@
 """`headwater status --watch`: the figures of the console in a terminal.
 
-Heartbeats on NATS say how busy each engine is; a gateway's snapshot says what only gateways know. Without a gateway
-that answers, or without the right to see all of it, the heartbeats are shown alone.
+Heartbeats on NATS say how busy each engine is; a gateway's snapshot says what only gateways know.
+Without a gateway that answers, or without the right to see all of it, the heartbeats are shown
+alone.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class TokenRates:
         tokens = member.load.num_generated_tokens if member.load is not None else 0
         count = self._counts.setdefault((member.replica_id, member.epoch), _Count(tokens, now))
         if now - count.at >= RATE_SECONDS:
-            count.rate, count.tokens, count.at = (tokens - count.tokens) / (now - count.at), tokens, now
+            count.rate = (tokens - count.tokens) / (now - count.at)
+            count.tokens = tokens
+            count.at = now
         return count.rate
 
 
@@ -70,7 +73,9 @@ class GatewaySight:
     async def follow(self) -> None:
         """Asks once a second, until cancelled."""
         # Nothing is told that a certificate would have to protect, unless a key goes along.
-        async with httpx.AsyncClient(timeout=ASK_SECONDS, verify=bool(self.headers), headers=self.headers) as client:
+        async with httpx.AsyncClient(
+            timeout=ASK_SECONDS, verify=bool(self.headers), headers=self.headers
+        ) as client:
             while self.rest:
                 self.snapshot = await self._ask(client)
                 await asyncio.sleep(RATE_SECONDS)
@@ -84,14 +89,18 @@ class GatewaySight:
         return None
 
 
-def watched(members: Sequence[Member], rates: TokenRates, snapshot: Snapshot | None) -> list[RenderableType]:
+def watched(
+    members: Sequence[Member], rates: TokenRates, snapshot: Snapshot | None
+) -> list[RenderableType]:
     """A line of totals, the engines of each model, and what a gateway finds missing or degraded."""
     now = time.monotonic()
     engines = [member for member in members if member.kind is Kind.ENGINE]
     found = {(row["id"], row["epoch"]): row for row in (snapshot or {}).get("replicas", ())}
     tokens = [rate for each in engines if (rate := rates.of(each, now)) is not None]
     parts: list[RenderableType] = [_totals(snapshot, sum(tokens)), ""]
-    for model in dict.fromkeys(each.model.name if each.model is not None else "" for each in engines):
+    for model in dict.fromkeys(
+        each.model.name if each.model is not None else "" for each in engines
+    ):
         own = [each for each in engines if each.model is not None and each.model.name == model]
         parts += [f"[bold]{shown(model)}[/]", _engines(own, rates, found, now), ""]
     return parts
@@ -99,7 +108,12 @@ def watched(members: Sequence[Member], rates: TokenRates, snapshot: Snapshot | N
 
 def findings(snapshot: Snapshot | None) -> Group:
     rows = (snapshot or {}).get("findings", ())
-    return Group(*(f"[{COLOURS[row['level']]}]{shown(row['what'])}[/]: {shown(row['advice'])}" for row in rows))
+    return Group(
+        *(
+            f"[{COLOURS[row['level']]}]{shown(row['what'])}[/]: {shown(row['advice'])}"
+            for row in rows
+        )
+    )
 
 
 def _totals(snapshot: Snapshot | None, tokens: float) -> str:
@@ -109,17 +123,25 @@ def _totals(snapshot: Snapshot | None, tokens: float) -> str:
     totals = snapshot["totals"]
     cached = _share(totals["cached_tokens"], totals["prompt_tokens"])
     counts = f"[bold]{totals['num_running']}[/] running, [bold]{totals['num_waiting']}[/] waiting"
-    return f"{rate}, {counts}, {cached} of prompt tokens cached, index lag {snapshot['event_lag'] * 1e3:.0f} ms"
+    return (
+        f"{rate}, {counts}, {cached} of prompt tokens cached, index lag "
+        f"{snapshot['event_lag'] * 1e3:.0f} ms"
+    )
 
 
 def _engines(
-    replicas: Sequence[Member], rates: TokenRates, found: Mapping[tuple[str, str], Mapping[str, Any]], now: float
+    replicas: Sequence[Member],
+    rates: TokenRates,
+    found: Mapping[tuple[str, str], Mapping[str, Any]],
+    now: float,
 ) -> Table:
     table = plain_table("engine", *COLUMNS, "state", numbers=COLUMNS)
     for each in replicas:
         row = found.get((each.replica_id, f"{each.epoch:016x}"), {})
         state = row.get("state") or ("draining" if each.draining else "serving")
-        table.add_row(shown(each.replica_id), *_cells(each, rates.of(each, now)), *_trust_cells(row), state)
+        table.add_row(
+            shown(each.replica_id), *_cells(each, rates.of(each, now)), *_trust_cells(row), state
+        )
     return table
 
 
@@ -133,14 +155,23 @@ def _cells(member: Member, rate: float | None) -> tuple[str, ...]:
         blocks += f" +{_share(load.num_used_host_blocks, load.num_total_host_blocks)}"
     if load.num_total_disk_bytes:
         blocks += f" disk {_share(load.num_used_disk_bytes, load.num_total_disk_bytes)}"
-    return (str(load.num_running), str(load.num_waiting), tokens, blocks, _share(load.prefix_hits, load.prefix_queries))
+    return (
+        str(load.num_running),
+        str(load.num_waiting),
+        tokens,
+        blocks,
+        _share(load.prefix_hits, load.prefix_queries),
+    )
 
 
 def _trust_cells(row: Mapping[str, Any]) -> tuple[str, str]:
     if not row:
         return "–", "–"
     routed = row["routed_tokens"]
-    return f"{_share(row['cached_tokens'], routed)} of {_share(row['predicted_tokens'], routed)}", f"{row['trust']:.0%}"
+    return (
+        f"{_share(row['cached_tokens'], routed)} of {_share(row['predicted_tokens'], routed)}",
+        f"{row['trust']:.0%}",
+    )
 
 
 def _share(part: int, whole: int) -> str:

@@ -1,4 +1,5 @@
-"""`headwater tenant …`: the calls of /admin that it makes, and their answers as tables for people."""
+"""`headwater tenant …`: the calls of /admin that it makes, and their answers as tables for
+people."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class TenantClient:
         return self._call("DELETE", _path(tenant))
 
     def usage(self, tenant: str, days: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._call("GET", f"{_path(tenant)}/usage?days={days}")["data"]
+        found: list[dict[str, Any]] = self._call("GET", f"{_path(tenant)}/usage?days={days}")[
+            "data"
+        ]
         return found
 
     def served_models(self) -> list[str]:
@@ -60,27 +63,48 @@ def _path(tenant: str) -> str:
 
 
 def tenants_table(tenants: list[dict[str, Any]]) -> Table:
-    table = plain_table("tenant", "weight", "tier", "cache", "limits", "keys", numbers=("weight", "tier", "keys"))
+    table = plain_table(
+        "tenant", "weight", "tier", "cache", "limits", "keys", numbers=("weight", "tier", "keys")
+    )
     for each in tenants:
         shared = "shared" if each["shared_cache"] else "own"
         keys = str(len(each["keys"]))
-        table.add_row(shown(each["id"]), f"{each['weight']:g}", str(each["tier"]), shared, _all_limits(each), keys)
+        table.add_row(
+            shown(each["id"]),
+            f"{each['weight']:g}",
+            str(each["tier"]),
+            shared,
+            _all_limits(each),
+            keys,
+        )
     return table
 
 
 def usage_table(rows: list[dict[str, Any]]) -> Table:
-    columns = {"requests": "requests", "prompt": "prompt_tokens", "cached": "cached_tokens", "output": "output_tokens"}
+    columns = {
+        "requests": "requests",
+        "prompt": "prompt_tokens",
+        "cached": "cached_tokens",
+        "output": "output_tokens",
+    }
     table = plain_table("day", "model", *columns, numbers=tuple(columns))
     for row in rows:
-        table.add_row(row["day"], shown(row["model"]), *(f"{row[name]:,}" for name in columns.values()))
+        table.add_row(
+            row["day"], shown(row["model"]), *(f"{row[name]:,}" for name in columns.values())
+        )
     return table
 
 
 def _all_limits(tenant: Mapping[str, Any]) -> str:
     """The tenant's own limits, then those of each model on a line of its own."""
-    models = [f"{shown(model)}: {_limits(limits)}" for model, limits in sorted(tenant["models"].items())]
+    models = [
+        f"{shown(model)}: {_limits(limits)}" for model, limits in sorted(tenant["models"].items())
+    ]
     return "\n".join([_limits(tenant["limits"]), *models])
 
 
 def _limits(limits: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {limits[name]}" for name in LIMITS if name in limits) or "none"
+    return (
+        ", ".join(f"{name.replace('_', ' ')} {limits[name]}" for name in LIMITS if name in limits)
+        or "none"
+    )

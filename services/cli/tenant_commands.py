@@ -1,4 +1,5 @@
-"""`headwater tenant`: manages the tenants of a cluster over its gateway, with an administrator's key."""
+"""`headwater tenant`: manages the tenants of a cluster over its gateway, with an administrator's
+key."""
 
 from __future__ import annotations
 
@@ -18,30 +19,46 @@ from .plain_table import show_as
 from .tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
 
 Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
-Weight = Annotated[float | None, typer.Option(help="Share of the cluster relative to other tenants.")]
+Weight = Annotated[
+    float | None, typer.Option(help="Share of the cluster relative to other tenants.")
+]
 Tier = Annotated[int | None, typer.Option(help="Strict priority: a lower number goes first.")]
 Shared = Annotated[
     bool | None,
-    typer.Option("--shared-cache/--own-cache", help="Share cached prefixes with other tenants that do so too."),
+    typer.Option(
+        "--shared-cache/--own-cache",
+        help="Share cached prefixes with other tenants that do so too.",
+    ),
 ]
 Escape = Annotated[
     bool | None,
     typer.Option(
         "--escape-special-tokens/--model-special-tokens",
-        help="Read special tokens in its messages and tools as plain text, or as the model's processors are set.",
+        help="Read special tokens in its messages and tools as plain text, or as the model's "
+        "processors are set.",
     ),
 ]
 Model = Annotated[str | None, typer.Option(help="Set the limits for this model alone.")]
-Rpm = Annotated[int | None, typer.Option(help="Requests in any 60 seconds; -1 removes a limit, here and below.")]
+Rpm = Annotated[
+    int | None, typer.Option(help="Requests in any 60 seconds; -1 removes a limit, here and below.")
+]
 Tpm = Annotated[int | None, typer.Option(help="Tokens of prompts and answers in any 60 seconds.")]
-Concurrency = Annotated[int | None, typer.Option(help="Choices at once: each prompt of a request, times n or best_of.")]
-Budget = Annotated[int | None, typer.Option(help="Tokens of prompts and answers in a --budget-period.")]
+Concurrency = Annotated[
+    int | None, typer.Option(help="Choices at once: each prompt of a request, times n or best_of.")
+]
+Budget = Annotated[
+    int | None, typer.Option(help="Tokens of prompts and answers in a --budget-period.")
+]
 
 FileBytes = Annotated[
-    int | None, typer.Option(help="Bytes of files, batches and background responses; -1: the default of all tenants.")
+    int | None,
+    typer.Option(
+        help="Bytes of files, batches and background responses; -1: the default of all tenants."
+    ),
 ]
 ResponseBytes = Annotated[
-    int | None, typer.Option(help="Bytes of responses and conversations; -1: the default of all tenants.")
+    int | None,
+    typer.Option(help="Bytes of responses and conversations; -1: the default of all tenants."),
 ]
 
 
@@ -87,13 +104,17 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
             _print_key(client.add(tenant, settings), as_json)
 
     @app.command("list")
-    def list_all(*, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
+    def list_all(
+        *, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None
+    ) -> None:
         """List all tenants with their limits."""
         with connected(base_url, admin_key_file) as client:
             show_as(tenants := client.all(), lambda: tenants_table(tenants), as_json)
 
     @app.command()
-    def show(tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
+    def show(
+        tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None
+    ) -> None:
         """Show one tenant as JSON."""
         with connected(base_url, admin_key_file) as client:
             print(json.dumps(client.show(tenant), indent=2))
@@ -123,7 +144,9 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         if model is not None:
             settings["models"] = {model: settings.pop("limits", {})}
         with connected(base_url, admin_key_file) as client:
-            show_as(changed := client.set(tenant, settings), lambda: tenants_table([changed]), as_json)
+            show_as(
+                changed := client.set(tenant, settings), lambda: tenants_table([changed]), as_json
+            )
             if model is not None:
                 warn_of_unknown(model, client.served_models())
 
@@ -141,8 +164,11 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
             _print_key(client.rotate_key(tenant, grace), as_json)
 
     @app.command()
-    def remove(tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
-        """Remove a tenant: its keys stop working, what it stored is deleted, its usage records are kept."""
+    def remove(
+        tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None
+    ) -> None:
+        """Remove a tenant: its keys stop working, what it stored is deleted, its usage records are
+        kept."""
         with connected(base_url, admin_key_file) as client:
             client.remove(tenant)
 
@@ -165,7 +191,10 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 def warn_of_unknown(model: str, served: list[str]) -> None:
     """Limits may be set before a model is loaded, so an unknown name is no error."""
     if served and model not in served:
-        text = f"no model {shown(model)} is served now (served: {shown(', '.join(served))}); the limits wait for one"
+        text = (
+            f"no model {shown(model)} is served now (served: {shown(', '.join(served))}); the "
+            "limits wait for one"
+        )
         Console(stderr=True).print(f"[yellow]warning:[/] {text}", soft_wrap=True, highlight=False)
 
 
@@ -175,7 +204,11 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     limits = {name: None if value == -1 else value for name, value in limits.items()}
     plain = ("weight", "tier", "shared_cache", "escape_special_tokens")
     settings = {name: given[name] for name in plain if given[name] is not None}
-    settings |= {name: None if given[name] == -1 else given[name] for name in BYTES if given[name] is not None}
+    settings |= {
+        name: None if given[name] == -1 else given[name]
+        for name in BYTES
+        if given[name] is not None
+    }
     return settings | ({"limits": limits} if limits else {})
 
 

@@ -1,4 +1,5 @@
-"""`headwater up` in a terminal: the model first, then the cluster, then what to do with it, until Ctrl-C."""
+"""`headwater up` in a terminal: the model first, then the cluster, then what to do with it, until
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ INTERRUPTED = 130
 
 
 def up(settings: StackSettings, console: Console) -> int:
-    """Runs until a signal; the exit status. Raises what pulling a model and starting a cluster raise."""
+    """Runs until a signal; the exit status. Raises what pulling a model and starting a cluster
+    raise."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
     for sentence in unread_variables():
@@ -63,14 +65,21 @@ def up(settings: StackSettings, console: Console) -> int:
         return asyncio.run(_run(settings, folder, console, began, forks))
 
 
-async def _run(settings: StackSettings, folder: Path, console: Console, began: float, forks: ForkServers) -> int:
-    # Servers of forks import beside this process: they are started before it imports what NATS and HTTP take.
+async def _run(
+    settings: StackSettings, folder: Path, console: Console, began: float, forks: ForkServers
+) -> int:
+    # Servers of forks import beside this process: they are started before it imports what NATS and
+    # HTTP take.
     from ..stack.local_stack import LocalStack  # noqa: PLC0415
 
     served_name = settings.served_model_name or ModelManifest.read(folder).name
     stopping = asyncio.Event()
     stack = LocalStack(
-        settings, folder, served_name, report=lambda what: console.print(f"[yellow]{shown(what)}"), forks=forks
+        settings,
+        folder,
+        served_name,
+        report=lambda what: console.print(f"[yellow]{shown(what)}"),
+        forks=forks,
     )
     _on_signals(stopping, stack.hurry)
     try:
@@ -104,7 +113,8 @@ def _on_signals(stopping: asyncio.Event, hurry: asyncio.Event) -> None:
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Runs `work` to its end, or cancels it when `event` is set; whether it came to its end."""
-    task, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    task = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
     await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     if not task.done():
@@ -116,8 +126,8 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 
 @contextlib.contextmanager
 def _own_state_folder(folder: Path) -> Iterator[None]:
-    """One cluster a state folder; the lock goes with this process, however that ends. Raises `SettingError` where there
-    can be no such folder."""
+    """One cluster a state folder; the lock goes with this process, however that ends. Raises
+    `SettingError` where there can be no such folder."""
     try:
         own_folder(folder)
         file = (folder / "lock").open("w")
@@ -141,9 +151,15 @@ def _tell(console: Console, line: ClusterRecord, settings: StackSettings, second
         else f"{rules.min_replicas} to {rules.max_replicas}"
     )
     replicas = f"{number} replica{'s' if rules.max_replicas > 1 else ''}"
-    console.print(f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{shown(line.model)}[/] on {replicas}\n")
+    console.print(
+        f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{shown(line.model)}[/] on {replicas}\n"
+    )
     command = "headwater" if shutil.which("headwater") else os.path.relpath(sys.argv[0])
-    body = {"model": line.model, "stream": True, "messages": [{"role": "user", "content": "What is a headwater?"}]}
+    body = {
+        "model": line.model,
+        "stream": True,
+        "messages": [{"role": "user", "content": "What is a headwater?"}],
+    }
     has_admins = settings.has_admins
     key = "-H 'authorization: Bearer YOUR_KEY' " if settings.api_key_file or has_admins else ""
     header = f"-H 'content-type: application/json' {key}"

@@ -1,4 +1,5 @@
-"""The engine service: a replica of a model. This process is the server; it starts the core that computes."""
+"""The engine service: a replica of a model. This process is the server; it starts the core that
+computes."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ from .settings import EngineSettings
 
 
 async def serve(settings: EngineSettings) -> None:
-    """From settings to the last token. Raises `CoreFailed`, `ModelFolderError` or `ModelRefused`."""
+    """From settings to the last token. Raises `CoreFailed`, `ModelFolderError` or
+    `ModelRefused`."""
     if settings.model_folder is not None:
         ModelManifest.read(settings.model_folder)
         if settings.draft_model is not None:
             check_draft_model(settings.model_folder, settings.draft_model)
     async with lifetime("engine") as life, CoreClient.running(settings) as core:
-        # The core takes longest to start: it is started before the server imports gRPC, NATS and Redis.
+        # The core takes longest to start: it is started before the server imports gRPC, NATS and
+        # Redis.
         from .serving import serve_core  # noqa: PLC0415
 
         await serve_core(settings, core, life)

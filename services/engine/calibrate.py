@@ -1,4 +1,5 @@
-"""The process that calibrates a model once: its checkpoint becomes one of four or eight bits, chosen over a text.
+"""The process that calibrates a model once: its checkpoint becomes one of four or eight bits,
+chosen over a text.
 
 Says where it stands on standard output, as `convert` does.
 """
@@ -42,9 +43,12 @@ class CalibrateSettings:
 def calibrate(settings: CalibrateSettings) -> None:
     """Raises `ConfigError`, `SettingError`, `CalibrationError`."""
     calibration.check(settings.source, settings.kind)
-    text, tokenizer = read_text(settings.calibration), settings.source / "tokenizer.json"
+    text = read_text(settings.calibration)
+    tokenizer = settings.source / "tokenizer.json"
     if not tokenizer.is_file():
-        raise SystemExit(f"{settings.source} has no tokenizer.json; only fast tokenizers are served")
+        raise SystemExit(
+            f"{settings.source} has no tokenizer.json; only fast tokenizers are served"
+        )
     calibration.calibrate(
         settings.source,
         settings.folder,

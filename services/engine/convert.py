@@ -1,5 +1,5 @@
-"""The process that converts a model once: its tokenizer's files, its weights in the kernels' layout, its manifest. For
-a CPU it also compiles the kernels, which an engine would wait for.
+"""The process that converts a model once: its tokenizer's files, its weights in the kernels'
+layout, its manifest. For a CPU it also compiles the kernels, which an engine would wait for.
 
 Says where it stands on standard output, one JSON object a line: {"what", "done", "total"}.
 """
@@ -47,7 +47,9 @@ class ConvertSettings:
     name: str = setting("", "name of the model")
     revision: str = setting("", "revision of the weights")
     dtype: str = setting("float32", "float32, bfloat16 or float16")
-    device: str = setting("cpu", "what will compute: for a cpu, matrices are packed too as its library wants them")
+    device: str = setting(
+        "cpu", "what will compute: for a cpu, matrices are packed too as its library wants them"
+    )
     quantization: str = setting(
         "auto", "auto, a kind to round weights to (fp8, int8, int4), or the checkpoint's method"
     )
@@ -75,21 +77,28 @@ def convert(settings: ConvertSettings) -> None:
         calibrated=settings.calibrated,
     )
     if settings.device == "cpu":
-        weights = conversion.pack_folder(settings.folder, partial(report_line, f"packing {settings.name}"))
+        weights = conversion.pack_folder(
+            settings.folder, partial(report_line, f"packing {settings.name}")
+        )
         os.environ |= with_kernel_cache(os.environ)
-        compile_kernels(DTYPES[settings.dtype], partial(report_line, "compiling kernels"), packed_kernels(weights))
+        compile_kernels(
+            DTYPES[settings.dtype],
+            partial(report_line, "compiling kernels"),
+            packed_kernels(weights),
+        )
     _manifest(settings, converted).write(settings.folder)
     for path in settings.folder.iterdir():
         path.chmod(READ_ONLY)
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:
-    """A chat template, and special tokens that are named in a file of their own, join `tokenizer_config.json`, so that
-    stages look in one place."""
+    """A chat template, and special tokens that are named in a file of their own, join
+    `tokenizer_config.json`, so that stages look in one place."""
     if not (source / "tokenizer.json").is_file():
         raise SystemExit(f"{source} has no tokenizer.json; only fast tokenizers are served")
     # They are read again when weights have been converted, which takes minutes.
-    largest, most = Tokenizer.from_folder(source, vocab_size=0).largest_id, MAX_SIZES["vocab_size"]
+    largest = Tokenizer.from_folder(source, vocab_size=0).largest_id
+    most = MAX_SIZES["vocab_size"]
     if not 0 <= largest < most:
         # Stages make lists of as many items.
         raise ConfigError("largest token id of tokenizer.json", largest, f"0…{most - 1}")
@@ -99,7 +108,8 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
             shutil.copyfile(source / name, folder / name)
     config = _read_json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
-        # Older tools name special tokens in a file of their own, which counts until they write this list.
+        # Older tools name special tokens in a file of their own, which counts until they write this
+        # list.
         named = _read_json(source / "special_tokens_map.json")
         config |= {name: named[name] for name in SPECIAL_TOKENS if name in named}
     if (source / "chat_template.jinja").is_file():
@@ -122,7 +132,8 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         layout=LAYOUT,
         architecture=model.architecture,
         vocab_size=model.vocab_size,
-        # Fewer than `max_position_embeddings` where all layers have a window. Engines start with this number.
+        # Fewer than `max_position_embeddings` where all layers have a window. Engines start with
+        # this number.
         max_model_len=model.max_position_embeddings,
         eos_token_ids=eos,
         bos_token_id=bos[0] if bos else None,
@@ -135,13 +146,15 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
 def _ends_of_answers(
     folder: Path, generation: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int
 ) -> tuple[int, ...]:
-    """Tokens that the first of these names: the defaults of generation, the config, the tokenizer. An answer of a model
-    without any would go on to its limit."""
+    """Tokens that the first of these names: the defaults of generation, the config, the tokenizer.
+    An answer of a model without any would go on to its limit."""
     for given in (generation.get("eos_token_id"), config.get("eos_token_id")):
         if found := _token_ids("eos_token_id", given, vocab_size):
             return found
     tokenizer = Tokenizer.from_folder(folder, vocab_size)
-    return _token_ids("eos_token_id", tokenizer.id_of(tokenizer.special_token("eos_token") or ""), vocab_size)
+    return _token_ids(
+        "eos_token_id", tokenizer.id_of(tokenizer.special_token("eos_token") or ""), vocab_size
+    )
 
 
 def _token_ids(name: str, given: object, vocab_size: int) -> tuple[int, ...]:
@@ -149,7 +162,8 @@ def _token_ids(name: str, given: object, vocab_size: int) -> tuple[int, ...]:
     ids: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(each) is int for each in ids):
         raise ConfigError(name, given, "a token id, a list of these, or none")
-    # Some configs have -1 for none, or tokens that were never added: an engine refuses a request that names such.
+    # Some configs have -1 for none, or tokens that were never added: an engine refuses a request
+    # that names such.
     return tuple(each for each in ids if 0 <= each < vocab_size)
 
 

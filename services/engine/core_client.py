@@ -1,4 +1,5 @@
-"""The server's end of the core: starts the process, sends commands, hears reports, learns of its death."""
+"""The server's end of the core: starts the process, sends commands, hears reports, learns of its
+death."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ EXIT_SECONDS = 1.0
 """Time that the core has to end by itself."""
 
 CORE_MODULE = "headwater.services.engine.core_process"
-STDOUT, STDERR = 1, 2
+STDOUT = 1
+STDERR = 2
 MAX_JITTER = 1.5
 """Factor on the silence that is allowed."""
 
@@ -67,8 +69,8 @@ class CoreFailed(Exception):
 async def start_core(
     arguments: Sequence[str], *, environment: Mapping[str, str], descriptors: Sequence[int]
 ) -> Process:
-    """Starts the core, which inherits the descriptors: by the server of forks that the supervisor names, else in a new
-    interpreter."""
+    """Starts the core, which inherits the descriptors: by the server of forks that the supervisor
+    names, else in a new interpreter."""
     if (forks := ForkClient.inherited(CORE_FORKS_FD)) is not None:
         with forks.socket:
             files = {number: number for number in (STDOUT, STDERR, *descriptors)}
@@ -94,9 +96,11 @@ class CoreClient:
         self._watch = CoreWatch(hang_limit)
         command_writer, self._command_reader = create_ring()
         self._report_writer, report_reader = create_ring()
-        self._mask_memory, self._record_memory = create_mask_memory(), create_record_memory()
+        self._mask_memory = create_mask_memory()
+        self._record_memory = create_record_memory()
         self._mask_report_writer, mask_report_reader = create_ring()
-        self._commands, self._reports = RingWriter(command_writer), RingReader(report_reader)
+        self._commands = RingWriter(command_writer)
+        self._reports = RingReader(report_reader)
         self._mask_reports: RingReader | None = RingReader(mask_report_reader)
         self._start_result: Ready | CoreFailed | None = None
         self._on_report: Callable[[Step | Idle | Waiting], None] | None = None
@@ -118,8 +122,8 @@ class CoreClient:
         self.rank_figures: list[RankFigures] = []
         """Figures of each rank of the core; empty where it has none."""
         self.load = EngineLoad()
-        """Load that the core reported last. Kept before `connect` too: a core that has just started is idle, and
-        reports nothing more until it gets a request."""
+        """Load that the core reported last. Kept before `connect` too: a core that has just started
+        is idle, and reports nothing more until it gets a request."""
         self.is_prepared = False
         """No step waits any more for what is compiled or captured once."""
 
@@ -127,7 +131,8 @@ class CoreClient:
     @contextlib.asynccontextmanager
     async def running(cls, settings: EngineSettings) -> AsyncIterator[CoreClient]:
         """A core for the length of a scope."""
-        # Not the same for all: engines that stand still by one cause are not killed at once, and the first may end it.
+        # Not the same for all: engines that stand still by one cause are not killed at once, and
+        # the first may end it.
         link = cls(settings.hang_limit * random.uniform(1, MAX_JITTER))
         lifeline, held = os.pipe()
         try:
@@ -146,16 +151,21 @@ class CoreClient:
             raise self._start_result
         return self._start_result
 
-    def connect(self, on_report: Callable[[Step | Idle | Waiting], None], on_end: Callable[[], None]) -> None:
-        """From now on `on_report` gets every step, on the event loop, and `on_end` is told when the core dies. Steps so
-        far come at once."""
-        self._on_report, self._on_end = on_report, on_end
-        early, self._early_steps = self._early_steps, []
+    def connect(
+        self, on_report: Callable[[Step | Idle | Waiting], None], on_end: Callable[[], None]
+    ) -> None:
+        """From now on `on_report` gets every step, on the event loop, and `on_end` is told when the
+        core dies. Steps so far come at once."""
+        self._on_report = on_report
+        self._on_end = on_end
+        early = self._early_steps
+        self._early_steps = []
         for step in early:
             on_report(step)
 
     def connect_peers(self, on_report: Callable[[ToPeers], None]) -> None:
-        """From now on `on_report` gets what the core has to say to other engines, on the event loop."""
+        """From now on `on_report` gets what the core has to say to other engines, on the event
+        loop."""
         self._on_peer_report = on_report
 
     def send(self, command: Command) -> None:
@@ -172,16 +182,20 @@ class CoreClient:
 
     def map_masks(self, ready: Ready) -> Int32Array:
         """The table in which the core finds the masks of its rows, to be written."""
-        return map_masks(self._mask_memory, ready.max_draft_tokens + 1, ready.num_rows, ready.vocab_size)
+        return map_masks(
+            self._mask_memory, ready.max_draft_tokens + 1, ready.num_rows, ready.vocab_size
+        )
 
     def map_records(self, ready: Ready) -> UInt8Array:
         """Blocks on their way from and to other engines."""
         return map_records(self._record_memory, ready.num_peer_rows, ready.peer_row_bytes)
 
     def take_mask_reports(self) -> RingReader:
-        """Once: where steps come that ask for masks or were drawn under them, also to be closed by whoever takes it."""
+        """Once: where steps come that ask for masks or were drawn under them, also to be closed by
+        whoever takes it."""
         assert self._mask_reports is not None
-        taken, self._mask_reports = self._mask_reports, None
+        taken = self._mask_reports
+        self._mask_reports = None
         return taken
 
     @property
@@ -207,11 +221,19 @@ class CoreClient:
             records=self._record_memory,
             lifeline=lifeline,
         )
-        # NOTE: the server does not speak gRPC yet. Where it does, a child of uvloop may die before it has begun.
+        # NOTE: the server does not speak gRPC yet. Where it does, a child of uvloop may die before
+        # it has begun.
         self._process = await start_core(
             [msgspec.json.encode(ends).decode(), *to_argv(settings)],
             environment=core_environment(settings.threads),
-            descriptors=(*ends.commands, *ends.reports, *ends.mask_reports, ends.masks, ends.records, lifeline),
+            descriptors=(
+                *ends.commands,
+                *ends.reports,
+                *ends.mask_reports,
+                ends.masks,
+                ends.records,
+                lifeline,
+            ),
         )
         for end in (self._command_reader, self._report_writer, self._mask_report_writer):
             end.close()
@@ -227,7 +249,9 @@ class CoreClient:
         """Its end is then what any other death of a core is."""
         await self._watch.until_hung()
         assert self._process is not None
-        structlog.get_logger().error("the engine core hangs", pid=self.pid, silent_seconds=self._watch.silence)
+        structlog.get_logger().error(
+            "the engine core hangs", pid=self.pid, silent_seconds=self._watch.silence
+        )
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -250,7 +274,8 @@ class CoreClient:
             async with asyncio.timeout(EXIT_SECONDS):
                 await self._process.wait()
         except TimeoutError:
-            # A core that ends just now may be reaped already, while its exit status is still on the way.
+            # A core that ends just now may be reaped already, while its exit status is still on the
+            # way.
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
@@ -269,7 +294,8 @@ class CoreClient:
             try:
                 self._take(decode_report(message))
             except Exception as fault:
-                # Reports behind it have tokens and ends of other requests, which nothing says again.
+                # Reports behind it have tokens and ends of other requests, which nothing says
+                # again.
                 structlog.get_logger().error("a report of the engine core failed", exc_info=fault)
 
     def _take(self, report: Report) -> None:
@@ -277,7 +303,10 @@ class CoreClient:
             case Step() | Idle() | Waiting():
                 with self._sending:
                     is_idle = isinstance(report, Idle) and report.num_commands == self._num_commands
-                    self._watch.heard(is_idle=is_idle, step_seconds=report.seconds if isinstance(report, Step) else 0.0)
+                    self._watch.heard(
+                        is_idle=is_idle,
+                        step_seconds=report.seconds if isinstance(report, Step) else 0.0,
+                    )
                 self.load = report.output.load if isinstance(report, Step) else report.load
                 if self._on_report is not None:
                     self._on_report(report)
@@ -285,7 +314,12 @@ class CoreClient:
                     self._early_steps.append(report)
             case Progress():
                 self._watch.heard(is_idle=False)
-                facts = {"phase": report.phase, "done": report.done, "total": report.total, "at": report.at}
+                facts = {
+                    "phase": report.phase,
+                    "done": report.done,
+                    "total": report.total,
+                    "at": report.at,
+                }
                 structlog.get_logger().info("loading", **facts)
             case Ready():
                 self._watch.started(report.longest_step)

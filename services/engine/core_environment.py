@@ -12,9 +12,13 @@ from .kernel_cache import with_kernel_cache
 
 
 def core_environment(threads: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a core: so many threads compute, those that wait spin from one operation of the model to the
-    next but not longer, and kernels are kept."""
-    environment = {name: value for name, value in env.items() if name not in (READY_FD, PARENT_FD, CORE_FORKS_FD)}
+    """The environment of a core: so many threads compute, those that wait spin from one operation
+    of the model to the next but not longer, and kernels are kept."""
+    environment = {
+        name: value
+        for name, value in env.items()
+        if name not in (READY_FD, PARENT_FD, CORE_FORKS_FD)
+    }
     environment |= {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
     environment.pop("OMP_WAIT_POLICY", None)
     environment |= thread_variables(threads, environment)

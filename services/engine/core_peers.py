@@ -1,11 +1,19 @@
-"""The core's end of the link to other engines: what it says goes to the server, records go through shared memory."""
+"""The core's end of the link to other engines: what it says goes to the server, records go through
+shared memory."""
 
 from __future__ import annotations
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.kv.block_record import HEADER_LEN
-from headwater.engine_core.kv.peer_link import Lent, PeerLink, PullCopied, PullEnd, PullRequest, ToLink
+from headwater.engine_core.kv.peer_link import (
+    Lent,
+    PeerLink,
+    PullCopied,
+    PullEnd,
+    PullRequest,
+    ToLink,
+)
 from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.ring import RingWriter
 
@@ -13,10 +21,15 @@ from .messages import BlocksLent, CopiedPull, EndPull, PullBlocks, ToPeers, enco
 from .peer_records import map_records
 
 
-def open_peer_link(memory: int, reports: RingWriter, key: bytes, config: EngineConfig, executor: Executor) -> PeerLink:
-    """`memory` is the descriptor of what the server shares; `key` is the key of this engine's blocks."""
+def open_peer_link(
+    memory: int, reports: RingWriter, key: bytes, config: EngineConfig, executor: Executor
+) -> PeerLink:
+    """`memory` is the descriptor of what the server shares; `key` is the key of this engine's
+    blocks."""
     records = map_records(memory, config.num_peer_blocks, HEADER_LEN + block_bytes_of(executor))
-    return PeerLink(key=key, records=records, send=lambda message: reports.write(encode(_report_of(message))))
+    return PeerLink(
+        key=key, records=records, send=lambda message: reports.write(encode(_report_of(message)))
+    )
 
 
 def _report_of(message: ToLink) -> ToPeers:

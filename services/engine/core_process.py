@@ -1,7 +1,8 @@
 """The core: the process that steps the engine, launches the device and does nothing else.
 
-Commands come in and reports go out through shared-memory rings; it sleeps on the command ring when there is no work
-and ends when the server is gone. Knows nothing about sessions, gRPC, NATS or Redis.
+Commands come in and reports go out through shared-memory rings; it sleeps on the command ring when
+there is no work and ends when the server is gone. Knows nothing about sessions, gRPC, NATS or
+Redis.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "prompt_logprobs")
 SIZES = ("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens")
 """Facts of the model and limits of the engine that the server is told as they are."""
 QUIET_SECONDS = 0.05
-"""Without a command after which an engine that has worked prepares later steps: who asks one thing after another is not
-to wait for it each time."""
+"""Without a command after which an engine that has worked prepares later steps: who asks one thing
+after another is not to wait for it each time."""
 
 
 def run(
@@ -89,11 +90,16 @@ def run(
     reports: RingWriter,
     rank_reports: RankReports | None = None,
 ) -> None:
-    """Steps until the server closes the command ring. What a step says is written once the next one is launched, or
-    there is none to launch: the device does not wait for that, nor do those who fill masks share their processor. It
+    """Steps until the server closes the command ring. What a step says is written once the next one
+    is launched, or
+    there is none to launch: the device does not wait for that, nor do those who fill masks share
+    their processor. It
     is written first where launching computes: it would come a whole step late."""
-    said, waits = LateReport(reports), WaitReports(reports)
-    is_prepared, is_idle, num_commands = False, False, 0
+    said = LateReport(reports)
+    waits = WaitReports(reports)
+    is_prepared = False
+    is_idle = False
+    num_commands = 0
     with contextlib.suppress(PeerGone):
         while True:
             if rank_reports is not None:
@@ -117,7 +123,8 @@ def run(
                 commands.wait(sleep)
             for message in commands.read():
                 _apply(engine, decode_command(message))
-                num_commands, is_idle = num_commands + 1, False
+                num_commands = num_commands + 1
+                is_idle = False
             engine.launch()
             said.write()
             if (output := engine.settle()) is not None:
@@ -143,10 +150,12 @@ class LateReport:
 
 
 class WaitReports:
-    """Reports of a core that waits for blocks: from one that says nothing, its server concludes that it hangs."""
+    """Reports of a core that waits for blocks: from one that says nothing, its server concludes
+    that it hangs."""
 
     def __init__(self, reports: RingWriter) -> None:
-        self._reports, self._due_at = reports, 0.0
+        self._reports = reports
+        self._due_at = 0.0
 
     def write_when_due(self, engine: Engine) -> None:
         if engine.awaits_blocks and (now := time.monotonic()) >= self._due_at:
@@ -155,7 +164,8 @@ class WaitReports:
 
 
 def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> bool:
-    """Prepares later steps until there is a command or nothing left to prepare. Returns whether nothing is left."""
+    """Prepares later steps until there is a command or nothing left to prepare. Returns whether
+    nothing is left."""
     commands.wait(QUIET_SECONDS)
     while not commands.is_readable():
         if not executor.prepare():
@@ -214,14 +224,18 @@ def _apply_to_requests(engine: Engine, command: OfRequests) -> None:
 def main() -> None:
     ends = msgspec.json.decode(sys.argv[1], type=Ends)
     settings = read_settings(EngineSettings, sys.argv[2:], env={})
-    # The server decides when to stop; a terminal's or a supervisor's signal to the group reaches it too.
+    # The server decides when to stop; a terminal's or a supervisor's signal to the group reaches it
+    # too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_die_with_the_server, args=(ends.lifeline,), daemon=True).start()
-    commands, reports, mask_reports = RingReader(ends.commands), RingWriter(ends.reports), RingWriter(ends.mask_reports)
+    commands = RingReader(ends.commands)
+    reports = RingWriter(ends.reports)
+    mask_reports = RingWriter(ends.mask_reports)
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
-        progress, options = SpokenProgress(reports), replace(executor_options(settings), copies_ranks=True)
+        progress = SpokenProgress(reports)
+        options = replace(executor_options(settings), copies_ranks=True)
         progress("loading libraries", 0, 1)
         executor, config, facts = build_executor(options, progress)
         disk_files = open_disk(options, config, facts, executor)
@@ -233,18 +247,24 @@ def main() -> None:
     progress("warming up", 0, 1)
     # Before it is measured: first steps tell nothing of later ones.
     longest_step = executor.warm_up()
-    measured = MeasuredExecutor(executor, prefill_seconds=longest_step / config.max_num_batched_tokens)
+    measured = MeasuredExecutor(
+        executor, prefill_seconds=longest_step / config.max_num_batched_tokens
+    )
     with contextlib.closing(measured):
         config = replace(config, policy=settings.policy)
         progress("measuring steps", 0, 1)
         kept_costs = KeptCosts.of_engine(os.environ, settings, config, facts)
         link = None
         if config.num_peer_blocks:
-            link = open_peer_link(ends.records, reports, key_of(options, config, facts, executor), config, executor)
+            link = open_peer_link(
+                ends.records, reports, key_of(options, config, facts, executor), config, executor
+            )
         engine = Engine(
             config,
             measured,
-            masks=map_masks(ends.masks, config.max_draft_tokens + 1, config.num_rows, facts.vocab_size),
+            masks=map_masks(
+                ends.masks, config.max_draft_tokens + 1, config.num_rows, facts.vocab_size
+            ),
             speculator=build_speculator(settings, config, executor, facts, kept_costs),
             disk_files=disk_files,
             peer_link=link,
@@ -252,13 +272,15 @@ def main() -> None:
         )
         with contextlib.closing(engine):
             collector.leave_out_what_exists()
-            reports.write(encode(_ready(engine, config, facts, longest_step, drafters_of(settings), link)))
+            reports.write(
+                encode(_ready(engine, config, facts, longest_step, drafters_of(settings), link))
+            )
             run(engine, measured, commands, reports, rank_reports_of(executor, reports))
 
 
 class SpokenProgress:
-    """Tells the server of a phase's beginning, of each tenth of it and of its end, and now and then that it goes on: a
-    core that waits for stages on other hosts does not hang."""
+    """Tells the server of a phase's beginning, of each tenth of it and of its end, and now and then
+    that it goes on: a core that waits for stages on other hosts does not hang."""
 
     def __init__(self, reports: RingWriter) -> None:
         self._reports = reports
@@ -268,14 +290,17 @@ class SpokenProgress:
     def __call__(self, phase: str, done: int, total: int) -> None:
         now = (phase, 10 * done // max(total, 1))
         if now != self._said or time.monotonic() - self._said_at >= REPEAT_SECONDS:
-            self._said, self._said_at = now, time.monotonic()
+            self._said = now
+            self._said_at = time.monotonic()
             self._reports.write(encode(Progress(phase, done, total, at=time.time())))
 
 
 def executor_options(settings: EngineSettings) -> ExecutorOptions:
     """The settings that are called as options are, and options that follow from other settings."""
     same: dict[str, Any] = {
-        each.name: getattr(settings, each.name) for each in fields(ExecutorOptions) if hasattr(settings, each.name)
+        each.name: getattr(settings, each.name)
+        for each in fields(ExecutorOptions)
+        if hasattr(settings, each.name)
     }
     derived = {
         "num_threads": settings.threads,
@@ -307,13 +332,15 @@ def _ready(
 
 
 def _end_with_the_rank(lost: RankLost) -> None:
-    """Ends the process at once, also while nothing is computed: server and supervisor see it as any other end."""
+    """Ends the process at once, also while nothing is computed: server and supervisor see it as any
+    other end."""
     logging.getLogger(__name__).error("%s", lost)
     os._exit(1)
 
 
 def _die_with_the_server(lifeline: int) -> None:
-    """Ends the process when the server dies: at once, also while the model loads or a step computes."""
+    """Ends the process when the server dies: at once, also while the model loads or a step
+    computes."""
     os.read(lifeline, 1)
     os._exit(1)
 

@@ -3,4 +3,5 @@
 COSTS_VARIABLE = "HEADWATER_STEP_COSTS_DIR"
 """Names the folder of measured costs of steps. The server sets it for its core."""
 CORE_FORKS_FD = "HEADWATER_CORE_FORKS_FD"
-"""File descriptor of a socket that asks a server of forks for cores. A supervisor sets it for the server."""
+"""File descriptor of a socket that asks a server of forks for cores. A supervisor sets it for the
+server."""

@@ -1,25 +1,29 @@
-"""Knows when a core must be taken for hung: it owes a word and says none. Knows nothing of what the words mean."""
+"""Knows when a core must be taken for hung: it owes a word and says none. Knows nothing of what the
+words mean."""
 
 from __future__ import annotations
 
 import asyncio
 
 PATIENCE = 10
-"""Times the slowest step so far, which is no silence to speak of; and of the limit, while the core starts: to load
-weights takes longer than any step."""
+"""Times the slowest step so far, which is no silence to speak of; and of the limit, while the core
+starts: to load weights takes longer than any step."""
 DOUBT = 2
-"""Times what a step was expected to take at most; a step of the whole budget is rare, and mostly quicker than that."""
+"""Times what a step was expected to take at most; a step of the whole budget is rare, and mostly
+quicker than that."""
 TICK_SECONDS = 1.0
 
 
 class CoreWatch:
-    """The core owes a word from what it is told until it says that it is idle. Silence counts in ticks of this process,
-    so that one that stood still with the core, or has to wait for the machine as long, suspects nobody."""
+    """The core owes a word from what it is told until it says that it is idle. Silence counts in
+    ticks of this process, so that one that stood still with the core, or has to wait for the
+    machine as long, suspects nobody."""
 
     def __init__(self, limit: float) -> None:
         """`limit` in seconds; 0: none."""
         self._limit = limit
-        self._owes, self._has_started = True, False
+        self._owes = True
+        self._has_started = False
         self._longest_step = self._expected_step = 0.0
         self.silence = 0.0
         """Seconds since it owes a word and has said none."""
@@ -38,18 +42,23 @@ class CoreWatch:
 
     def started(self, longest_step: float) -> None:
         """The core serves; `longest_step`: seconds that a step is expected to take at most."""
-        self._has_started, self._expected_step = True, longest_step
+        self._has_started = True
+        self._expected_step = longest_step
 
     def commanded(self) -> None:
         """The core has something to do."""
         if not self._owes:
-            self._owes, self.silence = True, 0.0
+            self._owes = True
+            self.silence = 0.0
 
     def heard(self, *, is_idle: bool, step_seconds: float = 0.0) -> None:
-        """The core has said something: that it has nothing to do, or what a step of so many seconds came to."""
-        # Seconds that this process did not live through either (a paused machine's) say nothing about steps.
+        """The core has said something: that it has nothing to do, or what a step of so many seconds
+        came to."""
+        # Seconds that this process did not live through either (a paused machine's) say nothing
+        # about steps.
         self._longest_step = max(self._longest_step, min(step_seconds, self.silence + TICK_SECONDS))
-        self._owes, self.silence = not is_idle, 0.0
+        self._owes = not is_idle
+        self.silence = 0.0
 
     async def until_hung(self) -> None:
         """Returns when the core has been silent for longer than is allowed."""

@@ -1,4 +1,5 @@
-"""The server: joins sessions and the core. Steps go out to the sessions they speak of, commands go in.
+"""The server: joins sessions and the core. Steps go out to the sessions they speak of, commands go
+in.
 
 Knows nothing about the wire below a session, nor where facts are published.
 """
@@ -33,19 +34,28 @@ from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
 from .masks import MaskWriter
 from .messages import Add, BoundPrompts, Cancel, Command, Idle, Probe, Ready, Step, Waiting
-from .metrics import DECODE_SECONDS, MASK_SECONDS, PREFILL_SECONDS, QUEUE_SECONDS, STEP_SECONDS, STEP_TOKENS
+from .metrics import (
+    DECODE_SECONDS,
+    MASK_SECONDS,
+    PREFILL_SECONDS,
+    QUEUE_SECONDS,
+    STEP_SECONDS,
+    STEP_TOKENS,
+)
 from .prefetches import OpenPrefetches
 from .rates import Rates
 from .requests import Limits
 from .session import EngineSession
 
 PROMPT_SECONDS = 0.01
-"""Time that a step of a decode engine spends on prompts. Answers arrive from other engines at any time, and their
-readers would notice a longer gap between two tokens."""
+"""Time that a step of a decode engine spends on prompts. Answers arrive from other engines at any
+time, and their readers would notice a longer gap between two tokens."""
 _SWEEP_SECONDS = 1.0
 _CONFIRM_SECONDS = 2.0
 """Time that the core has to end requests that a drain cancels."""
-_SAME_LOAD = {each.name for each in fields(EngineLoad)} & {each.name for each in fields(ReplicaLoad)}
+_SAME_LOAD = {each.name for each in fields(EngineLoad)} & {
+    each.name for each in fields(ReplicaLoad)
+}
 """Figures that other processes get as the core reports them."""
 
 
@@ -80,7 +90,8 @@ class EngineServer:
         self.num_finished: Tally[str] = Tally()
         """Streams by the reason of their end."""
         self._is_open = False
-        self._core, self._ready = core, ready
+        self._core = core
+        self._ready = ready
         self._rates = Rates()
         self._step_seconds = STEP_SECONDS.labels(model_name)
         self._queue_seconds = QUEUE_SECONDS.labels(model_name)
@@ -92,13 +103,16 @@ class EngineServer:
         self._sessions: set[EngineSession] = set()
         self._changed = asyncio.Event()
         self._step = 0
-        writer = MaskWriter(core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe)
+        writer = MaskWriter(
+            core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe
+        )
         self.grammars = GrammarQueue(compiler, writer, send=core.send, deliver=self._deliver)
         core.connect(self._on_report, self._on_end)
         self.role = role
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:
-        """From now on new requests are taken; `publish` gets every batch of KV events, those so far included."""
+        """From now on new requests are taken; `publish` gets every batch of KV events, those so far
+        included."""
         self.events.open(publish)
         self._is_open = True
 
@@ -119,7 +133,9 @@ class EngineServer:
         if not self._is_open:
             raise Unavailable("starting", code="starting")
         if self._core.is_congested:
-            raise Unavailable("the engine cannot take requests as fast as they come", code="overloaded")
+            raise Unavailable(
+                "the engine cannot take requests as fast as they come", code="overloaded"
+            )
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
         self.num_prompt_tokens += len(request.prompt_ids)
@@ -143,7 +159,8 @@ class EngineServer:
         return self._core.rank_figures
 
     def load(self) -> ReplicaLoad:
-        load, disk = self.totals, self.totals.disk
+        load = self.totals
+        disk = self.totals.disk
         same: dict[str, Any] = {name: getattr(load, name) for name in _SAME_LOAD}
         return ReplicaLoad(
             **same,
@@ -154,7 +171,9 @@ class EngineServer:
             draining=self.is_draining,
             max_running=self._ready.max_num_seqs,
             kv_seq=self.events.seq,
-            seconds_per_pulled_token=load.peers.seconds_per_token if load.peers is not None else 0.0,
+            seconds_per_pulled_token=load.peers.seconds_per_token
+            if load.peers is not None
+            else 0.0,
             role=self._role,
             num_used_disk_bytes=disk.num_bytes if disk is not None else 0,
             num_total_disk_bytes=disk.max_bytes if disk is not None else 0,
@@ -193,14 +212,16 @@ class EngineServer:
 
     @role.setter
     def role(self, role: str) -> None:
-        """Routing hears of it with the next load message, which is due at once. What runs goes on."""
+        """Routing hears of it with the next load message, which is due at once. What runs goes
+        on."""
         if (role == DECODE) != (self._role == DECODE):
             self._core.send(BoundPrompts(PROMPT_SECONDS if role == DECODE else 0.0))
         self._role = role
         self.load_changed.set()
 
     async def sweep(self) -> None:
-        """Once a second, until cancelled: cancels streams whose readers have been out of room for too long."""
+        """Once a second, until cancelled: cancels streams whose readers have been out of room for
+        too long."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.cancel_starved(asyncio.get_running_loop().time())
@@ -210,8 +231,8 @@ class EngineServer:
             session.cancel_starved(now)
 
     async def drain(self, seconds: float) -> tuple[int, int]:
-        """Takes nothing new, hands over what would not end within so many seconds, then whatever has not ended, and
-        ends the sessions.
+        """Takes nothing new, hands over what would not end within so many seconds, then whatever
+        has not ended, and ends the sessions.
 
         Returns how many streams ended by themselves and how many were handed over.
         """
@@ -258,7 +279,11 @@ class EngineServer:
             except Exception as fault:
                 # Its streams lack what this step said of them; those of other sessions go on.
                 structlog.get_logger().error("a step was not delivered", exc_info=fault)
-                session.end(Unavailable("the engine could not send what it computed", code="step_not_delivered"))
+                session.end(
+                    Unavailable(
+                        "the engine could not send what it computed", code="step_not_delivered"
+                    )
+                )
 
     def _on_end(self) -> None:
         """The core is gone: every stream and every session ends by it."""

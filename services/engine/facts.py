@@ -1,4 +1,5 @@
-"""An engine's facts on their way out: events and load over the bus, its column of the index, its membership."""
+"""An engine's facts on their way out: events and load over the bus, its column of the index, its
+membership."""
 
 from __future__ import annotations
 
@@ -29,17 +30,27 @@ LOAD_SECONDS = 0.025
 """Between two load messages of a busy engine, at least."""
 _IDLE_LOAD_SECONDS = 1.0
 _MAX_WAITING_BATCHES = 4096
-"""Number of batches that wait for the bus. The oldest are dropped first; a reader that misses them asks for a
-replay."""
+"""Number of batches that wait for the bus. The oldest are dropped first; a reader that misses them
+asks for a replay."""
 
 
 class EngineFacts:
-    """Publishes what the engine says; without NATS or Redis nobody hears it, and nothing else changes."""
+    """Publishes what the engine says; without NATS or Redis nobody hears it, and nothing else
+    changes."""
 
     def __init__(
-        self, bus: Bus, index: IndexWriter, replica: Replica, server: EngineServer, credits: WaitingCredits
+        self,
+        bus: Bus,
+        index: IndexWriter,
+        replica: Replica,
+        server: EngineServer,
+        credits: WaitingCredits,
     ) -> None:
-        self._bus, self._index, self._replica, self._server, self._credits = bus, index, replica, server, credits
+        self._bus = bus
+        self._index = index
+        self._replica = replica
+        self._server = server
+        self._credits = credits
         self._batches: deque[KvEventBatch] = deque(maxlen=_MAX_WAITING_BATCHES)
         self._batch_waits = asyncio.Event()
 
@@ -48,7 +59,8 @@ class EngineFacts:
     async def published(
         cls, settings: EngineSettings, replica: Replica, server: EngineServer
     ) -> AsyncIterator[EngineFacts]:
-        """A member of the cluster for the length of a scope; leaving it leaves the membership, then the index.
+        """A member of the cluster for the length of a scope; leaving it leaves the membership, then
+        the index.
 
         Raises `ModelRefused` when the cluster serves the model differently.
         """
@@ -95,7 +107,8 @@ class EngineFacts:
             await self._batch_waits.wait()
 
     async def _publish_load(self) -> None:
-        replica, load_changed = self._replica, self._server.load_changed
+        replica = self._replica
+        load_changed = self._server.load_changed
         subject = subjects.load(replica.model.key, replica.replica_id)
         while True:
             load = self.load().to_pb(replica.replica_id, replica.epoch)

@@ -1,4 +1,5 @@
-"""One step's output as frames of one session, in columns, none above the limit. Knows no stream's state."""
+"""One step's output as frames of one session, in columns, none above the limit. Knows no stream's
+state."""
 
 from __future__ import annotations
 
@@ -17,20 +18,25 @@ EventT = TypeVar("EventT", Start, Finish)
 
 MAX_FRAME_BYTES = 256 << 10
 # The most that protobuf takes for one value of a column.
-_VARINT, _FLOAT = 5, 4
-_ROW, _TOKEN = 3 * _VARINT, _VARINT
-_ENTRY, _ALTERNATIVE = 2 * _VARINT + _FLOAT, _VARINT + _FLOAT
+_VARINT = 5
+_FLOAT = 4
+_ROW = 3 * _VARINT
+_TOKEN = _VARINT
+_ENTRY = 2 * _VARINT + _FLOAT
+_ALTERNATIVE = _VARINT + _FLOAT
 _HEADERS = 256
 """Tags and lengths of a frame's columns."""
 # Together less than half of a frame.
-_STARTS_PER_FRAME, _FINISHES_PER_FRAME = 1024, 64
+_STARTS_PER_FRAME = 1024
+_FINISHES_PER_FRAME = 64
 MAX_ERROR_CHARS = 350
 """Characters of a finish's error, of at most four bytes each."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """The token rows of one session: the columns of a StepOutput, with stream ids instead of keys."""
+    """The token rows of one session: the columns of a StepOutput, with stream ids instead of
+    keys."""
 
     stream_ids: list[int] = field(default_factory=list)
     first_index: list[int] = field(default_factory=list)
@@ -43,10 +49,16 @@ class Rows:
         """The rows whose keys are in `stream_ids`; the output's own columns when all are."""
         ids = [stream_ids.get(key, -1) for key in output.keys]
         rows = cls(ids, output.first_index, output.num_tokens, output.token_ids, output.logprobs)
-        return rows if -1 not in ids else rows.chosen([i for i, stream_id in enumerate(ids) if stream_id != -1])
+        return (
+            rows
+            if -1 not in ids
+            else rows.chosen([i for i, stream_id in enumerate(ids) if stream_id != -1])
+        )
 
     def chosen(self, indices: Sequence[int]) -> Rows:
-        chosen, starts, start = Rows(), [], 0
+        chosen = Rows()
+        starts = []
+        start = 0
         for count in self.num_tokens:
             starts.append(start)
             start += count
@@ -61,7 +73,8 @@ class Rows:
         return chosen
 
     def within(self, limit: int) -> Iterator[Rows]:
-        """The same rows in parts whose encoding stays within `limit` bytes; a single row is not split."""
+        """The same rows in parts whose encoding stays within `limit` bytes; a single row is not
+        split."""
         if len(self.stream_ids) <= 1 or self._most_bytes() <= limit:
             yield self
             return
@@ -71,12 +84,21 @@ class Rows:
 
     def _most_bytes(self) -> int:
         most = _HEADERS + _ROW * len(self.stream_ids) + _TOKEN * len(self.token_ids)
-        return most + sum(_ENTRY + _ALTERNATIVE * len(entry.top_ids) for entry in self.logprobs.values())
+        return most + sum(
+            _ENTRY + _ALTERNATIVE * len(entry.top_ids) for entry in self.logprobs.values()
+        )
 
 
-def step_frames(step: int, rows: Rows, starts: Sequence[Start], finishes: Sequence[Finish]) -> list[EngineFrame]:
-    """Frames of a step for one session: one, or several where it would be too large; none when there is nothing."""
-    frames = [_token_frame(step, part) for part in rows.within(MAX_FRAME_BYTES // 2)] if rows.stream_ids else []
+def step_frames(
+    step: int, rows: Rows, starts: Sequence[Start], finishes: Sequence[Finish]
+) -> list[EngineFrame]:
+    """Frames of a step for one session: one, or several where it would be too large; none when
+    there is nothing."""
+    frames = (
+        [_token_frame(step, part) for part in rows.within(MAX_FRAME_BYTES // 2)]
+        if rows.stream_ids
+        else []
+    )
     if not frames and (starts or finishes):
         frames.append(EngineFrame(step=step))
     if starts:
@@ -98,7 +120,8 @@ def prompt_logprob_frames(
     entries: Sequence[TokenLogprobs],
     last: bool,
 ) -> Iterator[EngineFrame]:
-    """Chunks of a prompt's log probabilities, each in a frame of its own; `token_ids` are the scored ones."""
+    """Chunks of a prompt's log probabilities, each in a frame of its own; `token_ids` are the
+    scored ones."""
     num_top = len(entries[0].top_ids) if entries else 0
     size = (MAX_FRAME_BYTES - _HEADERS) // (_ENTRY + num_top * _ALTERNATIVE)
     for start in range(0, max(len(entries), 1), size):
@@ -135,7 +158,9 @@ def _token_frame(step: int, rows: Rows) -> EngineFrame:
 
 
 def _logprob_columns(logprobs: Mapping[int, TokenLogprobs]) -> LogprobColumns:
-    columns = LogprobColumns(token_indices=logprobs, logprobs=[entry.logprob for entry in logprobs.values()])
+    columns = LogprobColumns(
+        token_indices=logprobs, logprobs=[entry.logprob for entry in logprobs.values()]
+    )
     for entry in logprobs.values():
         columns.num_top.append(len(entry.top_ids))
         columns.top_ids.extend(entry.top_ids)

@@ -1,4 +1,5 @@
-"""Requests that have a grammar, from their arrival to the core: they wait here until it is compiled."""
+"""Requests that have a grammar, from their arrival to the core: they wait here until it is
+compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from .token_bounds import without_bounds
 
 
 class GrammarQueue:
-    """`send` passes commands to the core, `deliver` passes to sessions the ends of requests that never reach it."""
+    """`send` passes commands to the core, `deliver` passes to sessions the ends of requests that
+    never reach it."""
 
     def __init__(
         self,
@@ -30,8 +32,10 @@ class GrammarQueue:
         send: Callable[[Command], None],
         deliver: Callable[[StepOutput], None],
     ) -> None:
-        self._compiler, self._writer = compiler, writer
-        self._send, self._deliver = send, deliver
+        self._compiler = compiler
+        self._writer = writer
+        self._send = send
+        self._deliver = deliver
         self._waiting: dict[int, tuple[NewRequest, asyncio.Task[None]]] = {}
         """By key."""
 
@@ -73,14 +77,21 @@ class GrammarQueue:
         except NoTokenizer as fault:
             self._end(request, FinishReason.ERROR, str(fault))
         except GrammarError as fault:
-            self._end(request, FinishReason.UNFOLLOWABLE, f"the grammar cannot be followed: {fault}")
+            self._end(
+                request, FinishReason.UNFOLLOWABLE, f"the grammar cannot be followed: {fault}"
+            )
         else:
             asked = request.speculation
             # Who names a drafter wants no other drafts.
             is_drafted = asked.is_on and not asked.drafter
             sampling = request.sampling
             self._writer.follow(
-                request.key, matcher, family, request.output_ids, is_drafted=is_drafted, sampling=sampling
+                request.key,
+                matcher,
+                family,
+                request.output_ids,
+                is_drafted=is_drafted,
+                sampling=sampling,
             )
             self._send(Add(replace(request, sampling=without_bounds(sampling))))
         del self._waiting[request.key]
@@ -93,5 +104,7 @@ class GrammarQueue:
             self._end(request, FinishReason.ERROR, f"the grammar cannot be compiled: {fault!r}")
 
     def _end(self, request: NewRequest, reason: FinishReason, error: str) -> None:
-        finished = Finished(key=request.key, reason=reason, num_output_tokens=len(request.output_ids), error=error)
+        finished = Finished(
+            key=request.key, reason=reason, num_output_tokens=len(request.output_ids), error=error
+        )
         self._deliver(StepOutput(step=0, finishes=[finished]))

@@ -1,4 +1,5 @@
-"""Costs of decode steps that an earlier start of the same engine measured, in files beside the compiled kernels."""
+"""Costs of decode steps that an earlier start of the same engine measured, in files beside the
+compiled kernels."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from .core_variables import COSTS_VARIABLE
 from .settings import EngineSettings
 
 KEPT_SECONDS = 7 * 24 * 3600.0
-"""Age from which costs are measured again: clocks and cooling of a machine change without a change of its name."""
+"""Age from which costs are measured again: clocks and cooling of a machine change without a change
+of its name."""
 KEPT_BUSY_SECONDS = 3600.0
-"""The same of costs that were measured on a busy machine: an engine that restarts goes on with those that it had."""
+"""The same of costs that were measured on a busy machine: an engine that restarts goes on with
+those that it had."""
 DIGEST_BYTES = 16
 
 
@@ -34,21 +37,32 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class KeptCosts:
-    """Costs of one engine's steps, by what was measured. Without a folder everything is measured anew."""
+    """Costs of one engine's steps, by what was measured. Without a folder everything is measured
+    anew."""
 
-    def __init__(self, folder: Path | None, key: str = "", *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path | None, key: str = "", *, clock: Callable[[], float] = time.time
+    ) -> None:
         """`key`: equal for engines whose steps take equally long."""
-        self._folder, self._key, self._clock = folder, key, clock
+        self._folder = folder
+        self._key = key
+        self._clock = clock
 
     @classmethod
     def of_engine(
-        cls, env: Mapping[str, str], settings: EngineSettings, config: EngineConfig, facts: ModelFacts
+        cls,
+        env: Mapping[str, str],
+        settings: EngineSettings,
+        config: EngineConfig,
+        facts: ModelFacts,
     ) -> KeptCosts:
-        """The costs of an engine on this machine. A simulated executor takes the time that its settings say: nothing is
-        kept of it."""
+        """The costs of an engine on this machine. A simulated executor takes the time that its
+        settings say: nothing is kept of it."""
         folder = env.get(COSTS_VARIABLE)
         is_kept = folder is not None and settings.executor != "simulated"
-        return cls(Path(folder) if folder is not None and is_kept else None, _key(settings, config, facts))
+        return cls(
+            Path(folder) if folder is not None and is_kept else None, _key(settings, config, facts)
+        )
 
     def get(self, what: str, measure: Callable[[], StepCosts]) -> StepCosts:
         """The kept costs of `what`, else newly measured ones, which are kept."""
@@ -71,13 +85,21 @@ class KeptCosts:
             record = msgspec.json.decode(path.read_bytes(), type=_Record)
             is_fresh = age < (KEPT_SECONDS if record.is_steady else KEPT_BUSY_SECONDS)
             if is_fresh and record.sizes and len(record.sizes) == len(record.seconds):
-                return StepCosts.measured(record.sizes, record.seconds, record.gap, is_steady=record.is_steady)
+                return StepCosts.measured(
+                    record.sizes, record.seconds, record.gap, is_steady=record.is_steady
+                )
         return None
 
 
 def _key(settings: EngineSettings, config: EngineConfig, facts: ModelFacts) -> str:
-    """Hash of what the time of a step depends on: the numerics id covers the processor, libraries, code and model."""
-    of_steps = (config.block_size, config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens)
+    """Hash of what the time of a step depends on: the numerics id covers the processor, libraries,
+    code and model."""
+    of_steps = (
+        config.block_size,
+        config.max_model_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+    )
     of_plans = (config.async_depth, config.num_groups, config.max_draft_tokens)
     sizes = settings.tensor_parallel_size, settings.pipeline_parallel_size, settings.stage_hosts
     ranks = *sizes, settings.peer_access

@@ -1,6 +1,8 @@
-"""Where an engine's processes keep compiled kernels: under keys of their source, the GPU or CPU, and the compiler.
+"""Where an engine's processes keep compiled kernels: under keys of their source, the GPU or CPU,
+and the compiler.
 
-An image holds kernels in a folder of its installation, which its engines copy from: they cannot write there.
+An image holds kernels in a folder of its installation, which its engines copy from: they cannot
+write there.
 """
 
 from __future__ import annotations
@@ -22,14 +24,19 @@ INSTALLED = Path(sys.prefix) / "kernels"
 
 
 def with_kernel_cache(env: Mapping[str, str], *, installed: Path = INSTALLED) -> dict[str, str]:
-    """The environment with the compilers' folders; those that it names stay. Models may lie where an engine cannot
-    write; then it is the user's own cache. Kernels that are installed are copied there."""
+    """The environment with the compilers' folders; those that it names stay. Models may lie where
+    an engine cannot write; then it is the user's own cache. Kernels that are installed are copied
+    there."""
     known = dict(env)
     for folder in (default_cache_dir(env) / "kernels", Path.home() / ".cache/headwater/kernels"):
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
-            known = {name: str(folder) for name in VARIABLES} | {COSTS_VARIABLE: str(folder / "step-costs")} | known
+            known = (
+                {name: str(folder) for name in VARIABLES}
+                | {COSTS_VARIABLE: str(folder / "step-costs")}
+                | known
+            )
             break
     for folder in {Path(known[name]) for name in VARIABLES if known.get(name)}:
         # Without a copy they are compiled: a start takes longer.
@@ -39,7 +46,8 @@ def with_kernel_cache(env: Mapping[str, str], *, installed: Path = INSTALLED) ->
 
 
 def _copy_missing(installed: Path, folder: Path) -> None:
-    """Copies entries that the folder lacks; each appears whole, also to engines that start beside. Raises `OSError`."""
+    """Copies entries that the folder lacks; each appears whole, also to engines that start beside.
+    Raises `OSError`."""
     if not installed.is_dir() or (folder.is_dir() and installed.samefile(folder)):
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""The server's own account of what the core caches: batches of events for others, a mirror for snapshots.
+"""The server's own account of what the core caches: batches of events for others, a mirror for
+snapshots.
 
 The step thread is never asked. Knows nothing about how batches travel.
 """
@@ -15,8 +16,8 @@ from headwater.proto.events_pb2 import Incarnation, KvEventBatch, StoredBlocks
 FLUSH_SECONDS = 0.01
 """Events of so long travel together; an idle engine flushes too."""
 _MAX_BATCH_HASHES = 8192
-"""Enough for one flush. A batch has fewer than twice as many, which keeps it below the limits of frames and of the
-bus."""
+"""Enough for one flush. A batch has fewer than twice as many, which keeps it below the limits of
+frames and of the bus."""
 _MAX_KEPT_HASHES = 1 << 18
 """In batches that can be replayed."""
 
@@ -44,7 +45,8 @@ class CacheMirror:
 
 
 class KvEventLog:
-    """Numbers the batches, keeps recent ones for replay and hands each to `publish` as it is closed."""
+    """Numbers the batches, keeps recent ones for replay and hands each to `publish` as it is
+    closed."""
 
     def __init__(self, incarnation: Incarnation) -> None:
         self.seq = 0
@@ -58,16 +60,17 @@ class KvEventLog:
         self._num_kept_hashes = 0
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:
-        """From now on `publish` gets every batch, and at once those so far: what an engine finds on its disk while it
-        joins the cluster is told nowhere else."""
+        """From now on `publish` gets every batch, and at once those so far: what an engine finds on
+        its disk while it joins the cluster is told nowhere else."""
         self.flush()
         self.publish = publish
         for batch in self._kept:
             publish(batch)
 
     def note(self, events: CacheEvents) -> None:
-        """Events join the open batch where its order (cleared, removed, stored) says the same as theirs did. More of
-        them than a batch has room for, as when a disk is lost, become several."""
+        """Events join the open batch where its order (cleared, removed, stored) says the same as
+        theirs did. More of them than a batch has room for, as when a disk is lost, become
+        several."""
         for part in _parts_of(events):
             self._join(part)
 
@@ -90,7 +93,9 @@ class KvEventLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        events, self._open, self._open_stored = self._open, CacheEvents(), set()
+        events = self._open
+        self._open = CacheEvents()
+        self._open_stored = set()
         if not (events.cleared or events.removed or events.stored):
             return
         self.seq += 1
@@ -112,7 +117,8 @@ class KvEventLog:
         return self.seq, list(self._mirror.hashes)
 
     def since(self, seq: int) -> list[KvEventBatch] | None:
-        """The batches after `seq`; None when some of them are no longer kept, or `seq` is not yet reached."""
+        """The batches after `seq`; None when some of them are no longer kept, or `seq` is not yet
+        reached."""
         self.flush()
         first_kept = self._kept[0].seq if self._kept else self.seq + 1
         if not first_kept - 1 <= seq <= self.seq:
@@ -123,7 +129,11 @@ class KvEventLog:
         """Keeps all batches until `open`, then the recent ones."""
         self._kept.append(batch)
         self._num_kept_hashes += num_hashes(batch)
-        while self._num_kept_hashes > _MAX_KEPT_HASHES and len(self._kept) > 1 and self.publish is not _unheard:
+        while (
+            self._num_kept_hashes > _MAX_KEPT_HASHES
+            and len(self._kept) > 1
+            and self.publish is not _unheard
+        ):
             self._num_kept_hashes -= num_hashes(self._kept.popleft())
 
 
@@ -147,7 +157,9 @@ def _parts_of(events: CacheEvents) -> Iterator[CacheEvents]:
     for chain in events.stored:
         parents = [chain.parent, *chain.hashes]
         for start in range(0, len(chain.hashes), _MAX_BATCH_HASHES):
-            part = StoredChain(parent=parents[start], hashes=chain.hashes[start : start + _MAX_BATCH_HASHES])
+            part = StoredChain(
+                parent=parents[start], hashes=chain.hashes[start : start + _MAX_BATCH_HASHES]
+            )
             yield CacheEvents(stored=[part])
 
 

@@ -45,8 +45,8 @@ class Stall(msgspec.Struct, tag="stall", array_like=True):
 
 
 class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
-    """Row rows[i] of the mask table holds masks of the request that got tickets[i], for num_masks[i] outputs from
-    output_indices[i] on."""
+    """Row rows[i] of the mask table holds masks of the request that got tickets[i], for
+    num_masks[i] outputs from output_indices[i] on."""
 
     rows: list[int]
     tickets: list[int]
@@ -55,8 +55,8 @@ class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
 
 
 class Forced(msgspec.Struct, tag="forced", array_like=True):
-    """The grammar of the request that got tickets[i] for rows[i] forces tokens forced_ids[i], and perhaps more, from
-    output output_indices[i] on."""
+    """The grammar of the request that got tickets[i] for rows[i] forces tokens forced_ids[i], and
+    perhaps more, from output output_indices[i] on."""
 
     rows: list[int]
     tickets: list[int]
@@ -86,7 +86,8 @@ class EndPrefetch(msgspec.Struct, tag="end_prefetch", array_like=True):
 
 
 class BoundPrompts(msgspec.Struct, tag="bound_prompts", array_like=True):
-    """A step computes prompts for about so long at most from now on; 0: as many tokens as its budget has."""
+    """A step computes prompts for about so long at most from now on; 0: as many tokens as its
+    budget has."""
 
     seconds: float
 
@@ -146,7 +147,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     num_rows: int
     """Rows of the request table, and of the mask table."""
     longest_step: float
-    """Seconds that a step of the whole budget may take, as far as one can tell beforehand; 0: no word."""
+    """Seconds that a step of the whole budget may take, as far as one can tell beforehand; 0: no
+    word."""
     prompt_logprobs: bool = True
     """Whether log probabilities of prompts are served."""
     drafters: tuple[str, ...] = ()
@@ -185,7 +187,8 @@ class Idle(msgspec.Struct, tag="idle", array_like=True):
 
 
 class Waiting(msgspec.Struct, tag="waiting", array_like=True):
-    """The core has work that waits for blocks on their way, and nothing else to do. Reported now and then meanwhile."""
+    """The core has work that waits for blocks on their way, and nothing else to do. Reported now
+    and then meanwhile."""
 
     load: EngineLoad
 

@@ -1,7 +1,8 @@
-"""Frames that a session has still to send: tokens in order, prompt chunks between them. Knows no stream's state.
+"""Frames that a session has still to send: tokens in order, prompt chunks between them. Knows no
+stream's state.
 
-Bounded by the credit of the streams and the length of the prompts, not by a number of frames: a slow connection makes
-frames wait here, then credits run out, then the engine skips the streams.
+Bounded by the credit of the streams and the length of the prompts, not by a number of frames: a
+slow connection makes frames wait here, then credits run out, then the engine skips the streams.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ class Outbox:
         self.on_filled()
 
     def put_chunk(self, frame: EngineFrame) -> None:
-        """A frame that holds one chunk of a prompt's log probabilities and gives way to token frames."""
+        """A frame that holds one chunk of a prompt's log probabilities and gives way to token
+        frames."""
         self._chunks.put(frame.prompt_logprobs[0].stream_id, frame)
         self.on_filled()
 
     def holds(self, finish: Finish) -> bool:
-        """Whether the stream has chunks to send; then its finish is kept and follows the last of them."""
+        """Whether the stream has chunks to send; then its finish is kept and follows the last of
+        them."""
         return self._chunks.holds(finish.stream_id, finish)
 
     def next_frame(self) -> EngineFrame | None:

@@ -1,7 +1,7 @@
 """The lending side between engines: the sessions of engines that copy blocks from this one.
 
-A lease ends when its records are sent, when its session ends, and when the engine that asked has been silent for
-seconds, by whatever comes first. Knows nothing about blocks.
+A lease ends when its records are sent, when its session ends, and when the engine that asked has
+been silent for seconds, by whatever comes first. Knows nothing about blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from itertools import count, zip_longest
 import structlog
 
 from headwater.engine_core.kv.block_source import Owner
-from headwater.engine_core.kv.peer_link import Claim, LeaseCopied, LeaseEnd, LeaseRequest, Lent, Places, Wanted
+from headwater.engine_core.kv.peer_link import (
+    Claim,
+    LeaseCopied,
+    LeaseEnd,
+    LeaseRequest,
+    Lent,
+    Places,
+    Wanted,
+)
 from headwater.proto import blocks_pb2 as pb
 
 from ..runtime.session.answering import AnsweringEnd
@@ -27,7 +35,8 @@ CHUNK_BYTES = 240 * 1024
 LOST_SECONDS = 4.0
 """Silence after which an engine has no leases any more."""
 SIGN_SECONDS = 0.5
-"""Between two signs of life to an engine that waits: the core answers between steps, which take seconds on CPUs."""
+"""Between two signs of life to an engine that waits: the core answers between steps, which take
+seconds on CPUs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,12 +106,15 @@ class LeaseSession:
         for pull_id in frame.copied:
             if (lease := self._leases.get(pull_id)) is not None:
                 self._owner.copied(lease)
-        for pull_id, num_copied in zip_longest(frame.ended, frame.num_copied[: len(frame.ended)], fillvalue=0):
+        for pull_id, num_copied in zip_longest(
+            frame.ended, frame.num_copied[: len(frame.ended)], fillvalue=0
+        ):
             self._queue = deque(each for each in self._queue if each.pull_id != pull_id)
             self._end_lease(pull_id, num_copied)
 
     def _next_frame(self) -> pb.BlockFrame | None:
-        is_sign_due, self._is_sign_due = self._is_sign_due, False
+        is_sign_due = self._is_sign_due
+        self._is_sign_due = False
         if not self._queue:
             return pb.BlockFrame() if is_sign_due else None
         sending = self._queue[0]
@@ -129,7 +141,8 @@ class LeaseSession:
 
 
 class PeerLeases:
-    """Sessions of all engines that copy blocks from this one. `lend`, `copied` and `end` reach the core."""
+    """Sessions of all engines that copy blocks from this one. `lend`, `copied` and `end` reach the
+    core."""
 
     def __init__(
         self,
@@ -143,7 +156,11 @@ class PeerLeases:
     ) -> None:
         """`may_be_in_step`: whether a core that does not answer may be within a step."""
         self._may_be_in_step = may_be_in_step
-        self.epoch, self._records, self._lend, self._copied, self._end = epoch, records, lend, copied, end
+        self.epoch = epoch
+        self._records = records
+        self._lend = lend
+        self._copied = copied
+        self._end = end
         self._sessions: set[LeaseSession] = set()
         self._asked: dict[int, tuple[LeaseSession, int]] = {}
         """By lease: whose it is, and for which pull."""
@@ -165,14 +182,16 @@ class PeerLeases:
             session.end()
 
     async def watch(self) -> None:
-        """Ends the leases of engines that send no sign of life, and sends signs to the others unless the core is silent
-        for longer than a step takes; runs until cancelled."""
+        """Ends the leases of engines that send no sign of life, and sends signs to the others
+        unless the core is silent for longer than a step takes; runs until cancelled."""
         while True:
             await asyncio.sleep(SIGN_SECONDS)
             now = asyncio.get_running_loop().time()
             for session in [each for each in self._sessions if each.num_leases]:
                 if now - session.heard_at > LOST_SECONDS:
-                    structlog.get_logger().warning("an engine that pulls blocks is silent", leases=session.num_leases)
+                    structlog.get_logger().warning(
+                        "an engine that pulls blocks is silent", leases=session.num_leases
+                    )
                     session.end()
                 elif self._may_be_in_step():
                     session.sign()
@@ -181,7 +200,9 @@ class PeerLeases:
         lease = next(self._numbers)
         self._asked[lease] = session, pull.pull_id
         owner = Owner(pull.namespace, pull.tenant)
-        wanted = Wanted(key=pull.key, owner=owner, parent=pull.parent, hashes=list(pull.block_hashes))
+        wanted = Wanted(
+            key=pull.key, owner=owner, parent=pull.parent, hashes=list(pull.block_hashes)
+        )
         self._lend(LeaseRequest(lease=lease, wanted=wanted, is_direct=pull.direct))
         return lease
 

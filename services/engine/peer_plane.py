@@ -1,4 +1,5 @@
-"""The engine-to-engine plane: joins the core with other engines, which lend it blocks and to which it lends its own."""
+"""The engine-to-engine plane: joins the core with other engines, which lend it blocks and to which
+it lends its own."""
 
 from __future__ import annotations
 
@@ -88,9 +89,12 @@ class BlocksServicer(blocks_pb2_grpc.BlocksServicer):
     def __init__(self, leases: PeerLeases) -> None:
         self._leases = leases
 
-    async def Pull(self, frames: AsyncIterator[pb.PullFrame], context: Context) -> AsyncIterator[pb.BlockFrame]:
+    async def Pull(
+        self, frames: AsyncIterator[pb.PullFrame], context: Context
+    ) -> AsyncIterator[pb.BlockFrame]:
         with self._leases.session() as session:
-            # A connection that breaks while a frame is being written does not resume this generator.
+            # A connection that breaks while a frame is being written does not resume this
+            # generator.
             context.add_done_callback(lambda _: session.end())  # type: ignore[arg-type]
             async for frame in session.run(frames):
                 yield frame

@@ -1,7 +1,7 @@
 """The pulling side between engines: one session with each engine from which this one copies blocks.
 
-Brings bytes into the rows that the core named and answers every pull once, whatever becomes of it. What the bytes are
-is the core's to verify.
+Brings bytes into the rows that the core named and answers every pull once, whatever becomes of it.
+What the bytes are is the core's to verify.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class _OpenPull:
     num_bytes: int = 0
     """Bytes of the records that came so far."""
     is_copying: bool = False
-    """Whether this engine copies the blocks from their places. The other one owes no answer meanwhile."""
+    """Whether this engine copies the blocks from their places. The other one owes no answer
+    meanwhile."""
 
 
 class PullSession:
@@ -63,7 +64,11 @@ class PullSession:
         answer: Callable[[Pulled], None],
         place: Callable[[Placed], None],
     ) -> None:
-        self.address, self._epoch, self._records, self._answer, self._place = address, epoch, records, answer, place
+        self.address = address
+        self._epoch = epoch
+        self._records = records
+        self._answer = answer
+        self._place = place
         self._pulls: dict[int, _OpenPull] = {}
         self._queue: deque[PullRequest] = deque()
         self._ended: dict[int, int] = {}
@@ -71,7 +76,9 @@ class PullSession:
         self._copied: list[int] = []
         self._is_sign_due = False
         self._num_idle = self._num_silent = 0
-        self._end: CallingEnd[pb.PullFrame, pb.BlockFrame] = CallingEnd(self._next_frame, self._on_frame)
+        self._end: CallingEnd[pb.PullFrame, pb.BlockFrame] = CallingEnd(
+            self._next_frame, self._on_frame
+        )
 
     def pull(self, request: PullRequest) -> None:
         self._pulls[request.pull] = _OpenPull(request)
@@ -86,7 +93,8 @@ class PullSession:
             self._end.wake()
 
     def end_pull(self, number: int, num_copied: int = 0) -> None:
-        """Ends a pull that is no longer wanted: answers it at once, and drops blocks of it that still come."""
+        """Ends a pull that is no longer wanted: answers it at once, and drops blocks of it that
+        still come."""
         if self._pulls.pop(number, None) is not None:
             self._ended[number] = num_copied
             self._end.wake()
@@ -106,7 +114,8 @@ class PullSession:
                 self.end_pull(number)
 
     async def _watch(self) -> None:
-        """Returns when the other engine is silent for too long although it owes an answer, or no pull came for long."""
+        """Returns when the other engine is silent for too long although it owes an answer, or no
+        pull came for long."""
         while self._num_silent < SILENT_TURNS and self._num_idle < IDLE_TURNS:
             await asyncio.sleep(LIFE_SECONDS)
             is_owed = any(not pull.is_copying for pull in self._pulls.values())
@@ -115,15 +124,23 @@ class PullSession:
             self._is_sign_due = True
             self._end.wake()
         if self._pulls:
-            structlog.get_logger().warning("an engine that blocks are pulled from is silent", address=self.address)
+            structlog.get_logger().warning(
+                "an engine that blocks are pulled from is silent", address=self.address
+            )
 
     def _next_frame(self) -> pb.PullFrame | None:
         if not (self._queue or self._ended or self._copied or self._is_sign_due):
             return None
         asked = [self._queue.popleft() for _ in range(min(MAX_PULLS, len(self._queue)))]
-        pulls = [pull_to_pb(request, self._epoch) for request in asked if request.pull in self._pulls]
-        frame = pb.PullFrame(pulls=pulls, ended=self._ended, copied=self._copied, num_copied=self._ended.values())
-        self._ended, self._copied, self._is_sign_due = {}, [], False
+        pulls = [
+            pull_to_pb(request, self._epoch) for request in asked if request.pull in self._pulls
+        ]
+        frame = pb.PullFrame(
+            pulls=pulls, ended=self._ended, copied=self._copied, num_copied=self._ended.values()
+        )
+        self._ended = {}
+        self._copied = []
+        self._is_sign_due = False
         return frame
 
     def _on_frame(self, frame: pb.BlockFrame) -> None:
@@ -135,21 +152,29 @@ class PullSession:
             pull.before = claim_of(frame.before)
         if frame.HasField("places"):
             pull.is_copying = True
-            self._place(Placed(pull=frame.pull_id, before=pull.before, places=places_of(frame.places)))
+            self._place(
+                Placed(pull=frame.pull_id, before=pull.before, places=places_of(frame.places))
+            )
             return
         self._store(pull, frame.records)
         if frame.HasField("after"):
             del self._pulls[frame.pull_id]
-            is_whole = pull.request.is_direct or pull.num_bytes == len(pull.before.hashes) * self._records.shape[1]
+            is_whole = (
+                pull.request.is_direct
+                or pull.num_bytes == len(pull.before.hashes) * self._records.shape[1]
+            )
             after = claim_of(frame.after) if is_whole else Claim()
             self._answer(Pulled(pull=frame.pull_id, before=pull.before, after=after))
 
     def _store(self, pull: _OpenPull, data: bytes) -> None:
-        row_bytes, rest = self._records.shape[1], memoryview(data)
+        row_bytes = self._records.shape[1]
+        rest = memoryview(data)
         while rest:
             number, start = divmod(pull.num_bytes, row_bytes)
             if number >= len(pull.request.rows):
-                raise ValueError(f"pull {pull.request.pull} has more than {len(pull.request.rows)} records")
+                raise ValueError(
+                    f"pull {pull.request.pull} has more than {len(pull.request.rows)} records"
+                )
             part = rest[: row_bytes - start]
             row = self._records[pull.request.rows[number]]
             memoryview(row)[start : start + len(part)] = part
@@ -168,8 +193,12 @@ class PeerPulls:
         place: Callable[[Placed], None],
         leave: Callable[[HolderLeft], None],
     ) -> None:
-        """Each answers to the core: of a pull, of places of a direct one, and of a session that is over."""
-        self._records, self._answer, self._place, self._leave = records, answer, place, leave
+        """Each answers to the core: of a pull, of places of a direct one, and of a session that is
+        over."""
+        self._records = records
+        self._answer = answer
+        self._place = place
+        self._leave = leave
         self._sessions: dict[tuple[str, int], PullSession] = {}
         self._session_of: dict[int, PullSession] = {}
         """By number of each pull that is open."""
@@ -179,7 +208,9 @@ class PeerPulls:
         await end(*self._tasks)
 
     def pull(self, request: PullRequest) -> None:
-        session = self._session_of[request.pull] = self._to(request.holder.address, request.holder.epoch)
+        session = self._session_of[request.pull] = self._to(
+            request.holder.address, request.holder.epoch
+        )
         session.pull(request)
 
     def copied(self, message: PullCopied) -> None:

@@ -1,5 +1,6 @@
-"""The program behind `headwater platform check`: the conformance suite on one platform, then the demo model's greedy
-tokens, and a table of all that was compared. Ends with status 0 where everything passed, 1 elsewhere."""
+"""The program behind `headwater platform check`: the conformance suite on one platform, then the
+demo model's greedy tokens, and a table of all that was compared. Ends with status 0 where
+everything passed, 1 elsewhere."""
 
 from __future__ import annotations
 
@@ -43,14 +44,19 @@ TEXTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSettings:
-    """Compares a platform's operations with their specification, and its answers with those of a reference."""
+    """Compares a platform's operations with their specification, and its answers with those of a
+    reference."""
 
     device: str = setting("", "name of the platform")
-    dtype: tuple[str, ...] = setting((), "types of weights to check the operations in; none: all that it serves")
+    dtype: tuple[str, ...] = setting(
+        (), "types of weights to check the operations in; none: all that it serves"
+    )
     part: tuple[str, ...] = setting((), f"parts of the operations: {', '.join(PARTS)}; none: all")
     model: bool = setting(True, "check the demo model's greedy tokens too")
     json: bool = setting(False, "print JSON, for scripts")
-    cache_dir: Path | None = setting(None, "folder of models; default: HEADWATER_CACHE, ~/.cache/headwater")
+    cache_dir: Path | None = setting(
+        None, "folder of models; default: HEADWATER_CACHE, ~/.cache/headwater"
+    )
 
     def __post_init__(self) -> None:
         for part in self.part:
@@ -66,12 +72,15 @@ class Row:
 
 
 def check(settings: CheckSettings, report: Report) -> tuple[LoadedDevice, list[Row]]:
-    """Raises `ConfigError` for a platform that is refused, and what pulling the demo model raises."""
+    """Raises `ConfigError` for a platform that is refused, and what pulling the demo model
+    raises."""
     loaded = loading.load(settings.device)
     served = loaded.device.capabilities.dtypes
     for dtype in settings.dtype:
         if dtype not in served:
-            raise ConfigError("dtype", dtype, f"{' or '.join(served)} on the platform {settings.device}")
+            raise ConfigError(
+                "dtype", dtype, f"{' or '.join(served)} on the platform {settings.device}"
+            )
     rows = []
     for dtype in settings.dtype or served:
         for line in operation_lines(loaded.device, dtype, settings.part or PARTS):
@@ -85,7 +94,8 @@ def check(settings: CheckSettings, report: Report) -> tuple[LoadedDevice, list[R
 
 def _model_rows(settings: CheckSettings, loaded: LoadedDevice, report: Report) -> Iterator[Row]:
     """In the type that `auto` is on this machine, or the first that is asked for or served."""
-    flags, device = loaded.device.capabilities, loaded.device.name
+    flags = loaded.device.capabilities
+    device = loaded.device.name
     allowed = settings.dtype or flags.dtypes
     usual = resolve_dtype("auto", device)
     dtype = usual if usual in allowed else allowed[0]
@@ -99,10 +109,14 @@ def _model_rows(settings: CheckSettings, loaded: LoadedDevice, report: Report) -
 def as_table(rows: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("operation", "dtype", "shapes", "worst error", "allowed", "bits", "verdict"):
-        table.add_column(name, overflow="fold", justify="right" if name in ("worst error", "allowed") else "left")
+        table.add_column(
+            name, overflow="fold", justify="right" if name in ("worst error", "allowed") else "left"
+        )
     for row in rows:
         line = row.line
-        verdict = "[green]passed[/]" if line.passed else f"[red]FAILED[/] {shown(line.problem)}".rstrip()
+        verdict = (
+            "[green]passed[/]" if line.passed else f"[red]FAILED[/] {shown(line.problem)}".rstrip()
+        )
         numbers = f"{line.error:.1e}", f"{line.allowed:.1e}"
         table.add_row(line.operation, row.dtype, line.shapes, *numbers, line.bits, verdict)
     return table
@@ -136,7 +150,9 @@ def as_json(loaded: LoadedDevice, rows: Sequence[Row], *, has_model: bool) -> di
 def main() -> None:
     console = Console(stderr=True)
     try:
-        settings = read_settings(CheckSettings, sys.argv[1:], env={}, prog="headwater platform check")
+        settings = read_settings(
+            CheckSettings, sys.argv[1:], env={}, prog="headwater platform check"
+        )
         with ProgressBars(console) as bars:
             loaded, rows = check(settings, bars.report)
     except (ConfigError, SettingError, WheelModelError, ConversionFailed) as error:

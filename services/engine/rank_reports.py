@@ -16,9 +16,14 @@ PERIOD_SECONDS = 1.0
 
 class RankReports:
     def __init__(
-        self, executor: RankedExecutor, reports: RingWriter, clock: Callable[[], float] = time.monotonic
+        self,
+        executor: RankedExecutor,
+        reports: RingWriter,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._executor, self._reports, self._clock = executor, reports, clock
+        self._executor = executor
+        self._reports = reports
+        self._clock = clock
         self._sent_at = -PERIOD_SECONDS
 
     def send_when_due(self, *, is_idle: bool) -> None:

@@ -16,24 +16,36 @@ WEIGHT = 0.05
 
 
 class MeasuredExecutor:
-    """An executor whose steps are timed. The time of a step runs from its launch, or from the retirement of the step
-    before where that was later, since steps overlap; of several steps from one plan it is the mean."""
+    """An executor whose steps are timed. The time of a step runs from its launch, or from the
+    retirement of the step before where that was later, since steps overlap; of several steps from
+    one plan it is the mean."""
 
     def __init__(
-        self, executor: Executor, clock: Callable[[], float] = monotonic, *, prefill_seconds: float = 0.0
+        self,
+        executor: Executor,
+        clock: Callable[[], float] = monotonic,
+        *,
+        prefill_seconds: float = 0.0,
     ) -> None:
-        """`prefill_seconds`: what a prompt token takes as far as one can tell beforehand; 0 where one cannot."""
-        self._executor, self._clock, self._expected = executor, clock, prefill_seconds
+        """`prefill_seconds`: what a prompt token takes as far as one can tell beforehand; 0 where
+        one cannot."""
+        self._executor = executor
+        self._clock = clock
+        self._expected = prefill_seconds
         self._rates = Rates()
         self._launched: deque[tuple[float, int, int, int]] = deque()
         self._last_retired = 0.0
         self.prefill_tokens = self.decode_rows = 0
         """Numbers of tokens and rows retired since the last call of `take`."""
         self.seconds = 0.0
-        self.swapper, self.copies_blocks, self.can_draft = executor.swapper, executor.copies_blocks, executor.can_draft
+        self.swapper = executor.swapper
+        self.copies_blocks = executor.copies_blocks
+        self.can_draft = executor.can_draft
         self.computes_at_once = executor.computes_at_once
-        self.is_ready, self.warm_up = executor.is_ready, executor.warm_up
-        self.prepare, self.close = executor.prepare, executor.close
+        self.is_ready = executor.is_ready
+        self.warm_up = executor.warm_up
+        self.prepare = executor.prepare
+        self.close = executor.close
 
     @property
     def prefill_seconds(self) -> float:
@@ -47,7 +59,9 @@ class MeasuredExecutor:
         decode_rows = int(plan.counts[own == 1].sum())
         # How long a step waited for copies says nothing of its tokens.
         num_tokens, decode_rows = (0, 0) if plan.awaits_copies else (plan.num_tokens, decode_rows)
-        self._launched.append((self._clock(), num_tokens - decode_rows, decode_rows, plan.num_steps))
+        self._launched.append(
+            (self._clock(), num_tokens - decode_rows, decode_rows, plan.num_steps)
+        )
         return self._executor.submit(plan)
 
     def draw(self, plan: DrawPlan) -> int:
@@ -68,9 +82,12 @@ class MeasuredExecutor:
         return result
 
     def take(self) -> tuple[int, int, float]:
-        """Prompt tokens, decode rows and seconds of the step retired since the last call; zeros if none was."""
+        """Prompt tokens, decode rows and seconds of the step retired since the last call; zeros if
+        none was."""
         taken = self.prefill_tokens, self.decode_rows, self.seconds
-        self.prefill_tokens, self.decode_rows, self.seconds = 0, 0, 0.0
+        self.prefill_tokens = 0
+        self.decode_rows = 0
+        self.seconds = 0.0
         return taken
 
 
@@ -95,7 +112,9 @@ class FadingLine:
     def slope(self) -> float:
         """0 where it cannot be told, and where y falls with x."""
         variance = self._xx - self.x**2
-        return max(0.0, (self._xy - self.x * self.y) / variance) if variance > 1e-6 * self._xx else 0.0
+        return (
+            max(0.0, (self._xy - self.x * self.y) / variance) if variance > 1e-6 * self._xx else 0.0
+        )
 
     def at(self, x: float) -> float:
         return self.y + self.slope * (x - self.x)
@@ -105,11 +124,13 @@ class Rates:
     """A step has a cost of its own, one for each decode row and one for each prompt token."""
 
     def __init__(self) -> None:
-        self._decode, self._prefill = FadingLine(), FadingLine()
+        self._decode = FadingLine()
+        self._prefill = FadingLine()
 
     def observe(self, prefill_tokens: int, decode_rows: int, seconds: float) -> None:
         if prefill_tokens > 0:
-            # The time of the decode rows of a mixed step is subtracted; a tenth of the step stays the prompt's.
+            # The time of the decode rows of a mixed step is subtracted; a tenth of the step stays
+            # the prompt's.
             alone = self.itl(decode_rows) if decode_rows else 0.0
             self._prefill.observe(prefill_tokens, max(seconds - alone, seconds / 10))
         elif decode_rows > 0:
@@ -117,8 +138,8 @@ class Rates:
 
     @property
     def prefill_tps(self) -> float:
-        """Prompt tokens a second; 0 while unknown. Prompts of different lengths tell the cost of a token from that of
-        a step; before, both count as the token's."""
+        """Prompt tokens a second; 0 while unknown. Prompts of different lengths tell the cost of a
+        token from that of a step; before, both count as the token's."""
         if not self._prefill.y:
             return 0.0
         mean = self._prefill.y / self._prefill.x

@@ -1,4 +1,5 @@
-"""Identity of this engine in the cluster: its incarnation, the model that it serves, the facts of both."""
+"""Identity of this engine in the cluster: its incarnation, the model that it serves, the facts of
+both."""
 
 from __future__ import annotations
 
@@ -51,10 +52,12 @@ def _default_id(port: int) -> str:
 
 
 def _served_model(settings: EngineSettings, ready: Ready) -> ServedModel:
-    name, revision = settings.served_model_name or SIMULATED, SIMULATED
+    name = settings.served_model_name or SIMULATED
+    revision = SIMULATED
     if settings.model_folder is not None:
         manifest = ModelManifest.read(settings.model_folder)
-        name, revision = settings.served_model_name or manifest.name, manifest.revision
+        name = settings.served_model_name or manifest.name
+        revision = manifest.revision
     return ServedModel(
         name=name,
         revision=revision,

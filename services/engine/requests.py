@@ -1,7 +1,8 @@
-"""From an Add on the wire to requests of the core: assembly from parts, checks, translation. Knows no session.
+"""From an Add on the wire to requests of the core: assembly from parts, checks, translation. Knows
+no session.
 
-The processor has refused what a client may not ask. What is refused here is a fault between stages, told in a sentence
-instead of a crash of the core.
+The processor has refused what a client may not ask. What is refused here is a fault between stages,
+told in a sentence instead of a crash of the core.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ POOLINGS = {
 SAME_FIELDS = {field.name for field in fields(SamplingParams)} & {
     field.name for field in Sampling.DESCRIPTOR.fields if field.has_presence
 }
-"""Fields of sampling that mean the same on the wire and in the core; the core's default stands for an absent one."""
+"""Fields of sampling that mean the same on the wire and in the core; the core's default stands for
+an absent one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +51,27 @@ class PendingAdd:
     """An Add and what of it is still to come."""
 
     def __init__(self, add: Add, limits: Limits) -> None:
-        """Raises `BadRequest` for lengths that cannot be served, so that no more than a context is ever gathered."""
+        """Raises `BadRequest` for lengths that cannot be served, so that no more than a context is
+        ever gathered."""
         if not 1 <= add.num_prompt_tokens <= limits.max_model_len:
-            raise ContextTooLong("num_prompt_tokens", add.num_prompt_tokens, None, limits.max_model_len)
+            raise ContextTooLong(
+                "num_prompt_tokens", add.num_prompt_tokens, None, limits.max_model_len
+            )
         if add.num_output_tokens > limits.max_model_len:
-            raise BadRequest.of("num_output_tokens", add.num_output_tokens, f"at most {limits.max_model_len}")
+            raise BadRequest.of(
+                "num_output_tokens", add.num_output_tokens, f"at most {limits.max_model_len}"
+            )
         if add.num_grammar_bytes > MAX_GRAMMAR_BYTES:
-            raise BadRequest.of("num_grammar_bytes", add.num_grammar_bytes, f"at most {MAX_GRAMMAR_BYTES}")
+            raise BadRequest.of(
+                "num_grammar_bytes", add.num_grammar_bytes, f"at most {MAX_GRAMMAR_BYTES}"
+            )
         self.add = add
-        self.prompt_ids, self.output_ids = list(add.prompt_ids), list(add.output_ids)
+        self.prompt_ids = list(add.prompt_ids)
+        self.output_ids = list(add.output_ids)
         self.grammar = add.grammar
         self.cancelled: dict[int, str] = {}
-        """Choices that are cancelled already, by stream, with the reason: they end as soon as they begin."""
+        """Choices that are cancelled already, by stream, with the reason: they end as soon as they
+        begin."""
         self._check_lengths()
 
     def extend(self, part: AddPart) -> None:
@@ -82,19 +93,26 @@ class PendingAdd:
             ("output_ids", self.output_ids, self.add.num_output_tokens),
         ):
             if len(ids) > announced:
-                raise BadRequest(name, f"{name} has {len(ids)} tokens; allowed: the {announced} that were announced")
+                raise BadRequest(
+                    name,
+                    f"{name} has {len(ids)} tokens; allowed: the {announced} that were announced",
+                )
         if len(self.grammar) > self.add.num_grammar_bytes:
             announced = self.add.num_grammar_bytes
             raise BadRequest(
-                "grammar", f"grammar has {len(self.grammar)} bytes; allowed: the {announced} that were announced"
+                "grammar",
+                f"grammar has {len(self.grammar)} bytes; allowed: the {announced} that were "
+                "announced",
             )
 
 
 def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> list[NewRequest]:
-    """One request a choice, under the keys in turn. Raises `BadRequest` for what the core could not run."""
+    """One request a choice, under the keys in turn. Raises `BadRequest` for what the core could not
+    run."""
     add = pending.add
     _check(pending, limits)
-    sampling, speculation = _sampling_of(add), _speculation_of(add.sampling.speculative, limits)
+    sampling = _sampling_of(add)
+    speculation = _speculation_of(add.sampling.speculative, limits)
     holder = _holder_of(add.holder) if add.HasField("holder") else None
     requests = []
     for i, (_, key) in enumerate(zip(add.stream_ids, keys, strict=False)):
@@ -124,22 +142,35 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
 
 
 def _check(pending: PendingAdd, limits: Limits) -> None:
-    add, num_prompt_tokens, max_tokens = pending.add, len(pending.prompt_ids), pending.add.sampling.max_tokens
+    add = pending.add
+    num_prompt_tokens = len(pending.prompt_ids)
+    max_tokens = pending.add.sampling.max_tokens
     if not add.sampling.HasField("max_tokens"):
         raise BadRequest("max_tokens", "max_tokens is missing; allowed: a number")
     if num_prompt_tokens + max_tokens > limits.max_model_len:
         raise ContextTooLong("max_tokens", num_prompt_tokens, max_tokens, limits.max_model_len)
     if pending.output_ids and (len(add.stream_ids) > 1 or len(pending.output_ids) > max_tokens):
         raise BadRequest.of(
-            "output_ids", f"{len(pending.output_ids)} tokens", f"those of one choice, at most max_tokens ({max_tokens})"
+            "output_ids",
+            f"{len(pending.output_ids)} tokens",
+            f"those of one choice, at most max_tokens ({max_tokens})",
         )
-    BadRequest.unless(len(add.cache_namespace) == HASH_LEN, "cache_namespace", add.cache_namespace, f"{HASH_LEN} bytes")
+    BadRequest.unless(
+        len(add.cache_namespace) == HASH_LEN,
+        "cache_namespace",
+        add.cache_namespace,
+        f"{HASH_LEN} bytes",
+    )
     if add.choice_indices and len(add.choice_indices) != len(add.stream_ids):
         raise BadRequest.of("choice_indices", list(add.choice_indices), "one a stream")
     if add.pooling not in POOLINGS or (add.pooling and (max_tokens or len(add.stream_ids) > 1)):
-        raise BadRequest.of("pooling", add.pooling, "last, mean or cls, with max_tokens 0 and one stream")
+        raise BadRequest.of(
+            "pooling", add.pooling, "last, mean or cls, with max_tokens 0 and one stream"
+        )
     if add.sampling.HasField("prompt_logprobs") and not limits.prompt_logprobs:
-        raise UnsupportedField("prompt_logprobs", "the platform of this engine has no log probabilities of prompts")
+        raise UnsupportedField(
+            "prompt_logprobs", "the platform of this engine has no log probabilities of prompts"
+        )
     if add.lora:
         raise UnsupportedField("lora", "this engine has no adapters")
     _check_ids("prompt_ids", pending.prompt_ids, limits)
@@ -163,7 +194,8 @@ def _check_ids(name: str, ids: Sequence[int], limits: Limits) -> None:
 
 def _sampling_of(add: Add) -> SamplingParams:
     wire: Sampling = add.sampling
-    ends, stops = tuple(add.eos_token_ids), tuple(wire.stop_token_ids)
+    ends = tuple(add.eos_token_ids)
+    stops = tuple(wire.stop_token_ids)
     same = {field.name: value for field, value in wire.ListFields() if field.name in SAME_FIELDS}
     return SamplingParams(
         **same
@@ -175,7 +207,9 @@ def _sampling_of(add: Add) -> SamplingParams:
             "allowed_token_ids": tuple(wire.allowed_token_ids),
             "logit_bias": dict(wire.logit_bias),
             "num_logprobs": wire.top_logprobs if wire.logprobs else None,
-            "num_prompt_logprobs": wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
+            "num_prompt_logprobs": wire.prompt_logprobs
+            if wire.HasField("prompt_logprobs")
+            else None,
             "pooling": POOLINGS[add.pooling],
         }
     )
@@ -186,6 +220,9 @@ def _holder_of(wire: WireHolder) -> Holder:
 
 
 def _speculation_of(wire: Speculative, limits: Limits) -> Speculation:
-    """A drafter that this engine lacks drafts nothing: engines of one model may differ in theirs, and tokens do not."""
+    """A drafter that this engine lacks drafts nothing: engines of one model may differ in theirs,
+    and tokens do not."""
     has_drafter = not wire.drafter or wire.drafter in limits.drafters
-    return Speculation(is_on=wire.mode != "off" and has_drafter, drafter=wire.drafter, max_tokens=wire.max_tokens)
+    return Speculation(
+        is_on=wire.mode != "off" and has_drafter, drafter=wire.drafter, max_tokens=wire.max_tokens
+    )

@@ -25,27 +25,37 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 class EngineServicer(engine_pb2_grpc.EngineServicer):
     def __init__(self, server: EngineServer, replica: Replica) -> None:
-        self._server, self._replica = server, replica
+        self._server = server
+        self._replica = replica
         self.drain_wanted = asyncio.Event()
         """A client asked for it; whoever runs the service then calls `drain`."""
         self._drain_seconds: float | None = None
         self._drained: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
 
     async def drain(self, seconds: float) -> None:
-        """Lets what runs end within `seconds`, or within what a client asked for, and answers that client."""
+        """Lets what runs end within `seconds`, or within what a client asked for, and answers that
+        client."""
         self._drained.set_result(await self._server.drain(self._drain_seconds or seconds))
 
-    async def Session(self, frames: AsyncIterator[pb.ClientFrame], context: Context) -> AsyncIterator[pb.EngineFrame]:
+    async def Session(
+        self, frames: AsyncIterator[pb.ClientFrame], context: Context
+    ) -> AsyncIterator[pb.EngineFrame]:
         with self._server.session() as session:
-            # A connection that breaks while a frame is being written does not resume this generator.
+            # A connection that breaks while a frame is being written does not resume this
+            # generator.
             context.add_done_callback(lambda _: session.abandon())  # type: ignore[arg-type]
             async for frame in session.run(frames):
                 yield frame
 
-    async def KvEvents(self, request: pb.KvEventsRequest, context: Context) -> AsyncIterator[events_pb2.KvEventBatch]:
+    async def KvEvents(
+        self, request: pb.KvEventsRequest, context: Context
+    ) -> AsyncIterator[events_pb2.KvEventBatch]:
         epoch = self._replica.epoch
         if request.epoch != epoch:
-            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"epoch is {request.epoch}; this incarnation's: {epoch}")
+            await context.abort(
+                grpc.StatusCode.OUT_OF_RANGE,
+                f"epoch is {request.epoch}; this incarnation's: {epoch}",
+            )
         batches = self._server.events.since(request.after_seq)
         if batches is None:
             text = f"the batches after {request.after_seq} are not kept; take a snapshot"
@@ -53,7 +63,9 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         for batch in batches:
             yield batch
 
-    async def KvSnapshot(self, request: pb.KvSnapshotRequest, context: Context) -> AsyncIterator[pb.KvSnapshotPart]:
+    async def KvSnapshot(
+        self, request: pb.KvSnapshotRequest, context: Context
+    ) -> AsyncIterator[pb.KvSnapshotPart]:
         seq, hashes = self._server.events.snapshot()
         for start in range(0, max(len(hashes), 1), _PART_HASHES):
             yield pb.KvSnapshotPart(
@@ -72,14 +84,19 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleReply:
         BadRequest.unless(request.role in ROLES, "role", request.role, " or ".join(ROLES))
-        before, self._server.role = self._server.role, request.role
+        before = self._server.role
+        self._server.role = request.role
         structlog.get_logger().info("role changed", role=request.role, before=before)
         return pb.SetRoleReply(before=before)
 
-    async def Prefetch(self, requests: AsyncIterator[pb.PrefetchRequest], context: Context) -> pb.PrefetchReply:
+    async def Prefetch(
+        self, requests: AsyncIterator[pb.PrefetchRequest], context: Context
+    ) -> pb.PrefetchReply:
         async for request in requests:
             if request.epoch != self._replica.epoch:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another incarnation is meant")
+                await context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION, "another incarnation is meant"
+                )
             async with owned_task(_read_to_the_end(requests)) as is_left:
                 await self._server.prefetches.run(request, is_left)
             break

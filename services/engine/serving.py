@@ -31,8 +31,8 @@ LAST_WORDS_SECONDS = 2.0
 
 
 async def serve_core(settings: EngineSettings, core: CoreClient, life: Lifetime) -> None:
-    """Serves a core that has been started, to the last token. Raises `CoreFailed`, `ModelFolderError` or
-    `ModelRefused`."""
+    """Serves a core that has been started, to the last token. Raises `CoreFailed`,
+    `ModelFolderError` or `ModelRefused`."""
     # The core takes longer to start: what the server needs is read meanwhile.
     with contextlib.closing(GrammarCompiler(settings.model_folder)) as compiler:
         await _first_of(core.settled, life.stopping)
@@ -41,19 +41,27 @@ async def serve_core(settings: EngineSettings, core: CoreClient, life: Lifetime)
 
 
 async def _serve_ready(
-    settings: EngineSettings, core: CoreClient, ready: Ready, compiler: GrammarCompiler, life: Lifetime
+    settings: EngineSettings,
+    core: CoreClient,
+    ready: Ready,
+    compiler: GrammarCompiler,
+    life: Lifetime,
 ) -> None:
     replica = Replica(settings, ready)
     with tracing_to(settings.otlp_endpoint, "engine", replica.replica_id) as tracing:
         events = KvEventLog(replica.incarnation)
-        server = EngineServer(core, ready, events, replica.model.name, compiler, tracing, settings.role)
+        server = EngineServer(
+            core, ready, events, replica.model.name, compiler, tracing, settings.role
+        )
         await compiler.read()
         async with _peers_joined(core, ready, replica) as peers:
             await _serve_clients(settings, core, server, replica, peers, life)
 
 
 @contextlib.asynccontextmanager
-async def _peers_joined(core: CoreClient, ready: Ready, replica: Replica) -> AsyncIterator[PeerPlane | None]:
+async def _peers_joined(
+    core: CoreClient, ready: Ready, replica: Replica
+) -> AsyncIterator[PeerPlane | None]:
     """None where no memory is set aside for blocks of other engines."""
     if not ready.num_peer_rows:
         yield None
@@ -79,7 +87,10 @@ async def _serve_clients(
     replica.address = settings.advertise or listener.address
     await listener.start()
     try:
-        with metrics_served(settings.host, settings.metrics_port) as metrics, collected(server, replica.model.name):
+        with (
+            metrics_served(settings.host, settings.metrics_port) as metrics,
+            collected(server, replica.model.name),
+        ):
             async with (
                 owned_task(server.sweep()) as sweep,
                 owned_task(server.grammars.run(core.take_mask_reports())) as masks,
@@ -87,8 +98,15 @@ async def _serve_clients(
                 async with EngineFacts.published(settings, replica, server) as facts:
                     server.open(facts.tell)
                     life.announce(core.pid, grpc=listener.address, **metrics)
-                    # Nobody else ends what starves or waits for a mask: without these two, another engine is better.
-                    await _first_of(life.stopping, core.gone, servicer.drain_wanted, _ended(sweep), _ended(masks))
+                    # Nobody else ends what starves or waits for a mask: without these two, another
+                    # engine is better.
+                    await _first_of(
+                        life.stopping,
+                        core.gone,
+                        servicer.drain_wanted,
+                        _ended(sweep),
+                        _ended(masks),
+                    )
                 # Index and membership are left: from here on only late requests come.
                 await listener.leave()
                 if not life.orphaned:

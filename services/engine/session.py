@@ -1,6 +1,7 @@
 """One Session: many streams of one client over one pair of message streams, in columns both ways.
 
-Reading never waits for a stream and writing never waits for reading. Knows nothing about how tokens are computed.
+Reading never waits for a stream and writing never waits for reading. Knows nothing about how tokens
+are computed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ from .frames import MAX_ERROR_CHARS, Rows, embedding_frame, prompt_logprob_frame
 from .messages import Cancel, Command, Credit, Probe, Stall
 from .outbox import Outbox
 from .requests import Limits, PendingAdd, requests_of
-from .stream import CAUSES, DRAINING, LIVE, MISSING, PREFILLED, SLOW_READER_SECONDS, STALLED_SECONDS, SUPERSEDED, Stream
+from .stream import (
+    CAUSES,
+    DRAINING,
+    LIVE,
+    MISSING,
+    PREFILLED,
+    SLOW_READER_SECONDS,
+    STALLED_SECONDS,
+    SUPERSEDED,
+    Stream,
+)
 
 
 class Host(Protocol):
@@ -87,8 +98,11 @@ class EngineSession:
             self._end.close()
 
     def take(self, frame: pb.ClientFrame) -> None:
-        """Does what a client's frame asks for, cancels first; those that come with their own Add, last."""
-        early = [cancel for cancel in frame.cancels if not self.cancel(cancel.stream_id, cancel.reason)]
+        """Does what a client's frame asks for, cancels first; those that come with their own Add,
+        last."""
+        early = [
+            cancel for cancel in frame.cancels if not self.cancel(cancel.stream_id, cancel.reason)
+        ]
         for add in frame.adds:
             self._add(add)
         for part in frame.parts:
@@ -103,7 +117,9 @@ class EngineSession:
     def deliver(self, output: StepOutput) -> None:
         """Queues what the step says about this session's streams, in one frame if it fits."""
         rows = Rows.of(output, self._stream_ids)
-        self._next_index.update(zip(rows.stream_ids, map(operator.add, rows.first_index, rows.num_tokens), strict=True))
+        self._next_index.update(
+            zip(rows.stream_ids, map(operator.add, rows.first_index, rows.num_tokens), strict=True)
+        )
         for part in output.prompt_logprobs:
             if part.key in self._stream_ids:
                 self._queue_chunks(output.step, part)
@@ -111,8 +127,14 @@ class EngineSession:
             if (stream_id := self._stream_ids.get(key)) is not None:
                 self._outbox.put([embedding_frame(output.step, stream_id, values)])
         ids = self._stream_ids
-        starts = [self._streams[ids[start.key]].start(start) for start in output.starts if start.key in ids]
-        finishes = [self._forget(ids[end.key]).finish(end) for end in output.finishes if end.key in ids]
+        starts = [
+            self._streams[ids[start.key]].start(start)
+            for start in output.starts
+            if start.key in ids
+        ]
+        finishes = [
+            self._forget(ids[end.key]).finish(end) for end in output.finishes if end.key in ids
+        ]
         at_once = [finish for finish in finishes if not self._outbox.holds(finish)]
         self._outbox.put(step_frames(output.step, rows, starts, at_once))
         if finishes:
@@ -137,8 +159,8 @@ class EngineSession:
         return True
 
     def cancel_starved(self, now: float) -> None:
-        """Cancels streams whose reader has granted nothing for too long; before that, the core learns that they stand
-        still. To be called about once a second."""
+        """Cancels streams whose reader has granted nothing for too long; before that, the core
+        learns that they stand still. To be called about once a second."""
         stalled = []
         for stream_id, stream in self._streams.items():
             seconds = stream.starved_seconds(self._next_index[stream_id], now)
@@ -151,12 +173,17 @@ class EngineSession:
             self._host.send(Stall(stalled))
 
     def hand_over(self, most_tokens: float) -> int:
-        """Ends streams that may need more tokens than that to end by themselves; another replica goes on with them.
+        """Ends streams that may need more tokens than that to end by themselves; another replica
+        goes on with them.
 
         Returns how many there were.
         """
         index = self._next_index
-        long = [each for each, stream in self._streams.items() if stream.num_left(index[each]) > most_tokens]
+        long = [
+            each
+            for each, stream in self._streams.items()
+            if stream.num_left(index[each]) > most_tokens
+        ]
         for first_stream in (pending := list(self._pending)):
             self._drop_pending(first_stream, DRAINING)
         for stream_id in long:
@@ -167,10 +194,15 @@ class EngineSession:
         """Ends the session after what is queued. With a fault, whatever runs ends by it."""
         if fault is not None:
             self._fault = fault
-            stream_ids = [*self._streams, *(i for pending in self._pending.values() for i in pending.add.stream_ids)]
+            stream_ids = [
+                *self._streams,
+                *(i for pending in self._pending.values() for i in pending.add.stream_ids),
+            ]
             self.abandon()
             error = common_pb2.FINISH_REASON_ERROR
-            self._end_streams(stream_ids, error, fault.message, cause=common_pb2.LOSS_CAUSE_ENGINE_GONE)
+            self._end_streams(
+                stream_ids, error, fault.message, cause=common_pb2.LOSS_CAUSE_ENGINE_GONE
+            )
         self._end.close()
 
     @property
@@ -196,7 +228,8 @@ class EngineSession:
         """Ends the choices of an attempt where a later one is here. Returns whether one is."""
         is_stale = self._host.fence.is_stale(_prompt_of(add), add.attempt)
         if is_stale:
-            reason, cause = common_pb2.FINISH_REASON_CANCELLED, common_pb2.LOSS_CAUSE_SUPERSEDED
+            reason = common_pb2.FINISH_REASON_CANCELLED
+            cause = common_pb2.LOSS_CAUSE_SUPERSEDED
             self._end_streams(add.stream_ids, reason, SUPERSEDED, cause=cause)
         return is_stale
 
@@ -211,11 +244,16 @@ class EngineSession:
             self._refuse(pending.add, error)
 
     def _are_new(self, stream_ids: Sequence[int]) -> bool:
-        """NOTE: a stream id in use means that client and engine disagree on what runs, so both streams of it end."""
-        in_use = [i for i in stream_ids if i in self._streams or self._first_of_pending(i) is not None]
+        """NOTE: a stream id in use means that client and engine disagree on what runs, so both
+        streams of it end."""
+        in_use = [
+            i for i in stream_ids if i in self._streams or self._first_of_pending(i) is not None
+        ]
         if stream_ids and not in_use and len(set(stream_ids)) == len(stream_ids):
             return True
-        structlog.get_logger().error("stream ids are not new", stream_ids=list(stream_ids), in_use=in_use)
+        structlog.get_logger().error(
+            "stream ids are not new", stream_ids=list(stream_ids), in_use=in_use
+        )
         for stream_id in in_use:
             if (first_stream := self._first_of_pending(stream_id)) is not None:
                 self._drop_pending(first_stream, "stream id used again")
@@ -241,31 +279,56 @@ class EngineSession:
             self.cancel(stream_id, reason)
 
     def _first_of_pending(self, stream_id: int) -> int | None:
-        """The first stream of the request whose parts are still coming and that has this stream, if there is one."""
-        return next((first for first, each in self._pending.items() if stream_id in each.add.stream_ids), None)
+        """The first stream of the request whose parts are still coming and that has this stream, if
+        there is one."""
+        return next(
+            (first for first, each in self._pending.items() if stream_id in each.add.stream_ids),
+            None,
+        )
 
     def _drop_pending(self, first_stream: int, reason: str) -> None:
-        stream_ids, cause = self._pending.pop(first_stream).add.stream_ids, CAUSES.get(reason, LIVE)
+        stream_ids = self._pending.pop(first_stream).add.stream_ids
+        cause = CAUSES.get(reason, LIVE)
         self._end_streams(stream_ids, common_pb2.FINISH_REASON_CANCELLED, reason, cause=cause)
 
     def _enter(self, stream_id: int, request: NewRequest, add: pb.Add, grammar: bytes) -> None:
         deadline = None
         if add.deadline_ms:
             loop = asyncio.get_running_loop()
-            deadline = loop.call_later(add.deadline_ms / 1000, self.cancel, stream_id, "deadline_exceeded")
-        told = {"headwater.request_id": add.request_id, "attempt": add.attempt, "choice": request.choice_index}
+            deadline = loop.call_later(
+                add.deadline_ms / 1000, self.cancel, stream_id, "deadline_exceeded"
+            )
+        told = {
+            "headwater.request_id": add.request_id,
+            "attempt": add.attempt,
+            "choice": request.choice_index,
+        }
         span = self._host.tracing.begin("engine", add.traceparent, add.tracestate, **told)
-        structlog.get_logger().debug("stream entered", trace_id=span.context.trace_id, tenant=add.tenant, **told)
-        first_index, granted = len(request.output_ids), len(request.output_ids) + request.credit
-        prompt, max_tokens = _prompt_of(add), request.sampling.max_tokens
+        structlog.get_logger().debug(
+            "stream entered", trace_id=span.context.trace_id, tenant=add.tenant, **told
+        )
+        first_index = len(request.output_ids)
+        granted = len(request.output_ids) + request.credit
+        prompt = _prompt_of(add)
+        max_tokens = request.sampling.max_tokens
         self._streams[stream_id] = Stream(
-            stream_id, request.key, prompt, max_tokens, first_index, granted, request.prompt_ids, deadline, span
+            stream_id,
+            request.key,
+            prompt,
+            max_tokens,
+            first_index,
+            granted,
+            request.prompt_ids,
+            deadline,
+            span,
         )
         if add.hand_over:
             self._handing_over.add(stream_id)
         self._stream_ids[request.key] = stream_id
         self._next_index[stream_id] = first_index
-        self._host.fence.enter(prompt, add.attempt, request.key, lambda: self.cancel(stream_id, SUPERSEDED))
+        self._host.fence.enter(
+            prompt, add.attempt, request.key, lambda: self.cancel(stream_id, SUPERSEDED)
+        )
         self._host.enter(request, grammar)
 
     def _grant(self, credits: Iterable[pb.Credit]) -> None:
@@ -275,14 +338,16 @@ class EngineSession:
             if (stream := self._streams.get(credit.stream_id)) is not None:
                 stream.granted += credit.tokens
                 # Its reader takes tokens, however soon these are used up.
-                stream.starved_since, stream.is_stalled = None, False
+                stream.starved_since = None
+                stream.is_stalled = False
                 granted.append((stream.key, credit.tokens))
         if granted:
             self._host.send(Credit([key for key, _ in granted], [tokens for _, tokens in granted]))
 
     def _probe(self, asked: Iterable[int]) -> None:
         """Ends those that are not here; whether the core still has the others is its to say."""
-        known, missing = [], []
+        known = []
+        missing = []
         for stream_id in asked:
             if (stream := self._streams.get(stream_id)) is not None:
                 known.append(stream.key)
@@ -296,20 +361,27 @@ class EngineSession:
         self._outbox.put([pb.EngineFrame(answered=True)])
 
     def _say_missing(self, stream_ids: Sequence[int]) -> None:
-        structlog.get_logger().warning("streams that were asked for are not here", stream_ids=list(stream_ids))
+        structlog.get_logger().warning(
+            "streams that were asked for are not here", stream_ids=list(stream_ids)
+        )
         error = common_pb2.FINISH_REASON_ERROR
         self._end_streams(stream_ids, error, MISSING, cause=common_pb2.LOSS_CAUSE_MISSING)
 
     def _queue_chunks(self, step: int, part: PromptLogprobsPart) -> None:
-        stream_id, first = self._stream_ids[part.key], part.first_position
+        stream_id = self._stream_ids[part.key]
+        first = part.first_position
         token_ids = self._streams[stream_id].prompt_ids[first : first + len(part.entries)]
-        for frame in prompt_logprob_frames(step, stream_id, first, token_ids, part.entries, part.last):
+        for frame in prompt_logprob_frames(
+            step, stream_id, first, token_ids, part.entries, part.last
+        ):
             self._outbox.put_chunk(frame)
 
     def _refuse(self, add: pb.Add, error: HeadwaterError) -> None:
         self._pending.pop(add.stream_ids[0], None)
         cause = common_pb2.LOSS_CAUSE_REFUSED if isinstance(error, Unavailable) else LIVE
-        self._end_streams(add.stream_ids, common_pb2.FINISH_REASON_ERROR, error.message, cause=cause)
+        self._end_streams(
+            add.stream_ids, common_pb2.FINISH_REASON_ERROR, error.message, cause=cause
+        )
 
     def _end_streams(
         self,
@@ -321,7 +393,10 @@ class EngineSession:
     ) -> None:
         """Says the end of streams that the core does not know, or no more."""
         told: dict[str, Any] = {"reason": reason, "error": error[:MAX_ERROR_CHARS], "cause": cause}
-        finishes = [pb.Finish(stream_id=stream_id, retriable=cause != LIVE, **told) for stream_id in stream_ids]
+        finishes = [
+            pb.Finish(stream_id=stream_id, retriable=cause != LIVE, **told)
+            for stream_id in stream_ids
+        ]
         self._outbox.put(step_frames(0, Rows(), [], finishes))
         self._streams_ended()
 

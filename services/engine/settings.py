@@ -40,7 +40,8 @@ PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 MAX_INDEX_SHARDS = 64
 ONE_IF_SIMULATED = "1 with --executor simulated"
 STAGE_SECRET_FILE = (
-    "file of mode 0600 with a secret of 32 bytes or more, by which an engine and stages on other hosts know each other"
+    "file of mode 0600 with a secret of 32 bytes or more, by which an engine and "
+    "stages on other hosts know each other"
 )
 NO_DRAFTS = "none with --speculation off, where nothing is drafted"
 BESIDE_DRAFT_MODEL = "none beside --draft-model"
@@ -60,90 +61,146 @@ class EngineSettings(StageSecuritySettings):
     replica_id: str = setting("", "stable name of this replica; empty: host name and port")
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(0, "gRPC port; 0: any free one")
-    advertise: str = setting("", "host:port at which other stages reach this one; empty: where it listens")
-    nats_url: str = setting("", "NATS server for events, load and membership; empty: none", secret=True)
+    advertise: str = setting(
+        "", "host:port at which other stages reach this one; empty: where it listens"
+    )
+    nats_url: str = setting(
+        "", "NATS server for events, load and membership; empty: none", secret=True
+    )
     redis_url: str = setting("", "Redis server of the prefix index; empty: none", secret=True)
     metrics_port: int = setting(0, "port of /metrics; 0: any, -1: none")
-    otlp_endpoint: str = setting("", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans")
+    otlp_endpoint: str = setting(
+        "", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans"
+    )
     log_level: str = setting("info", "debug, info, warning or error")
     executor: str = setting("single", "what computes: single, or simulated (no weights)")
-    device: str = setting("auto", "cpu, cuda, the name of an installed platform, or auto (the GPU where there is one)")
+    device: str = setting(
+        "auto", "cpu, cuda, the name of an installed platform, or auto (the GPU where there is one)"
+    )
     dtype: str = setting("auto", "float32, bfloat16, float16, or auto (the folder's)")
     load_format: str = setting(
-        "auto", "auto (the folder's weights), dummy (random weights) or dummy-uniform (small ones, as vLLM makes them)"
+        "auto",
+        "auto (the folder's weights), dummy (random weights) or dummy-uniform (small ones, as "
+        "vLLM makes them)",
     )
     block_size: int = setting(16, "tokens a KV block: 16, 32, 64 or 128")
     num_blocks: int = setting(0, "KV blocks; 0: as many as --kv-cache-memory or the device holds")
-    kv_cache_memory: int = setting(0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU")
-    kv_swap_memory: int = setting(0, "bytes of host memory for prefixes that the GPU's cache has no room for; 0: none")
+    kv_cache_memory: int = setting(
+        0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU"
+    )
+    kv_swap_memory: int = setting(
+        0, "bytes of host memory for prefixes that the GPU's cache has no room for; 0: none"
+    )
     kv_disk_dir: Path | None = setting(
-        None, "folder for prefixes that memory has no room for; they survive a restart; none: no disk"
+        None,
+        "folder for prefixes that memory has no room for; they survive a restart; none: no disk",
     )
     kv_disk_memory: int = setting(16 << 30, "bytes that this engine may use in --kv-disk-dir")
     kv_peer_memory: int = setting(
-        0, "bytes of host memory to copy prefixes from and to other engines of the model; 0: no copies"
+        0,
+        "bytes of host memory to copy prefixes from and to other engines of the model; 0: no copies",
     )
     kv_peer_direct: str = setting(
         "auto",
-        "auto (engines of one host copy blocks out of each other's KV caches) or off (through --kv-peer-memory alone)",
+        "auto (engines of one host copy blocks out of each other's KV caches) or off (through "
+        "--kv-peer-memory alone)",
     )
-    kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)")
+    kv_cache_dtype: str = setting(
+        "auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)"
+    )
     activation_dtype: str = setting(
-        "auto", "with packed weights: int8 (auto on CPUs) or model (--dtype); on Hopper GPUs auto follows the weights"
+        "auto",
+        "with packed weights: int8 (auto on CPUs) or model (--dtype); on Hopper GPUs auto "
+        "follows the weights",
     )
     quantization: str = setting(
         "auto",
-        "auto, or how the folder's weights must be stored: the kind that they were rounded to, or the packing method",
+        "auto, or how the folder's weights must be stored: the kind that they were rounded to, "
+        "or the packing method",
     )
-    gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory for weights, activations and KV cache")
+    gpu_memory_utilization: float = setting(
+        0.9, "share of a GPU's memory for weights, activations and KV cache"
+    )
     max_model_len: int = setting(0, "tokens of prompt and answer together; 0: the model's")
     max_num_seqs: int = setting(256, "most requests that run at once")
     max_num_batched_tokens: int = setting(2048, "token budget of a step")
-    long_prefill_chunk: int = setting(0, "the most prompt tokens one request gets a step; 0: the whole budget")
+    long_prefill_chunk: int = setting(
+        0, "the most prompt tokens one request gets a step; 0: the whole budget"
+    )
     async_depth: int = setting(2, "steps in flight at once, 1…4")
-    decode_steps: int = setting(1, "decode steps that a GPU runs from one plan while its batch does not change, 1…16")
-    speculation: str = setting("auto", "auto (drafts tokens where that is faster, with the same answers) or off")
-    drafters: tuple[str, ...] = setting(DRAFTERS, f"what drafts: {' and '.join(DRAFTERS)}, or one of them")
-    max_draft_tokens: int = setting(15, "most drafted tokens of a request in a step, 1…31 and fewer than --block-size")
+    decode_steps: int = setting(
+        1, "decode steps that a GPU runs from one plan while its batch does not change, 1…16"
+    )
+    speculation: str = setting(
+        "auto", "auto (drafts tokens where that is faster, with the same answers) or off"
+    )
+    drafters: tuple[str, ...] = setting(
+        DRAFTERS, f"what drafts: {' and '.join(DRAFTERS)}, or one of them"
+    )
+    max_draft_tokens: int = setting(
+        15, "most drafted tokens of a request in a step, 1…31 and fewer than --block-size"
+    )
     draft_model: Path | None = setting(
         None,
-        "folder of a converted smaller model with the same tokenizer, which drafts beside --drafters; none: none",
+        "folder of a converted smaller model with the same tokenizer, which drafts beside "
+        "--drafters; none: none",
     )
     draft_heads: Path | None = setting(
         None,
-        "folder of published draft heads (Medusa, EAGLE, EAGLE-3); not together with --draft-model; none: no heads",
+        "folder of published draft heads (Medusa, EAGLE, EAGLE-3); not together with "
+        "--draft-model; none: no heads",
     )
     numerics: str = setting(
         "default",
-        "default, or tree: the same bits on 1, 2, 4 or 8 ranks, so that answers move between them exactly; slower",
+        "default, or tree: the same bits on 1, 2, 4 or 8 ranks, so that answers move between "
+        "them exactly; slower",
     )
     tensor_parallel_size: int = setting(
-        1, "ranks (processes) that divide every layer; on a CPU at most one for each core, or for each of --threads"
+        1,
+        "ranks (processes) that divide every layer; on a CPU at most one for each core, or for "
+        "each of --threads",
     )
-    pipeline_parallel_size: int = setting(1, "pipeline stages, each a process with some of the layers, 1…4")
+    pipeline_parallel_size: int = setting(
+        1, "pipeline stages, each a process with some of the layers, 1…4"
+    )
     peer_access: str = setting(
         "auto",
-        "auto (ranks write into each other's GPU memory, or into host memory where GPUs cannot) or off (host memory)",
+        "auto (ranks write into each other's GPU memory, or into host memory where GPUs cannot) "
+        "or off (host memory)",
     )
     stage_hosts: int = setting(
-        0, "how many pipeline stages, the last ones, run on other hosts: each joins by `headwater serve stage`"
+        0,
+        "how many pipeline stages, the last ones, run on other hosts: each joins by `headwater "
+        "serve stage`",
     )
     stage_listen: str = setting("", "host:port where the stages of other hosts join")
     stage_secret_file: Path | None = setting(None, STAGE_SECRET_FILE)
-    role: str = setting(BOTH, "both, prefill (computes prompts and hands them over) or decode (continues them)")
-    policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
+    role: str = setting(
+        BOTH, "both, prefill (computes prompts and hands them over) or decode (continues them)"
+    )
+    policy: str = setting(
+        "priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs"
+    )
     threads: int = setting(0, "threads that compute on a CPU; 0: one for each core")
-    simulated_step_seconds: float = setting(0.0, "seconds that a step of the simulated executor takes")
-    simulated_prefill_seconds: float = setting(0.0, "seconds that each prompt token adds to a simulated step")
+    simulated_step_seconds: float = setting(
+        0.0, "seconds that a step of the simulated executor takes"
+    )
+    simulated_prefill_seconds: float = setting(
+        0.0, "seconds that each prompt token adds to a simulated step"
+    )
     simulated_draft_acceptance: float = setting(
-        0.0, "share of a simulated draft model's tokens that are accepted; 0: no simulated draft model"
+        0.0,
+        "share of a simulated draft model's tokens that are accepted; 0: no simulated draft model",
     )
     index_shards: int = setting(
-        1, "shards of the prefix index, equal on all engines of a model, 1…64; a Redis Cluster spreads them"
+        1,
+        "shards of the prefix index, equal on all engines of a model, 1…64; a Redis Cluster "
+        "spreads them",
     )
     hang_limit: float = setting(
         30.0,
-        "seconds that a core with work may say nothing before it is restarted, at least ten of its longest steps; "
+        "seconds that a core with work may say nothing before it is restarted, at least ten of "
+        "its longest steps; "
         "ten times as long while it starts; 0: no limit",
     )
     drain_limit: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
@@ -157,8 +214,18 @@ class EngineSettings(StageSecuritySettings):
         for name, least in NEVER_NEGATIVE.items():
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), least)
-        require(self.block_size in BLOCK_SIZES, "block_size", self.block_size, " or ".join(map(str, BLOCK_SIZES)))
-        require(1 <= self.index_shards <= MAX_INDEX_SHARDS, "index_shards", self.index_shards, f"1…{MAX_INDEX_SHARDS}")
+        require(
+            self.block_size in BLOCK_SIZES,
+            "block_size",
+            self.block_size,
+            " or ".join(map(str, BLOCK_SIZES)),
+        )
+        require(
+            1 <= self.index_shards <= MAX_INDEX_SHARDS,
+            "index_shards",
+            self.index_shards,
+            f"1…{MAX_INDEX_SHARDS}",
+        )
         check_log_level(self.log_level)
         check_memory_share(self.gpu_memory_utilization)
         require(self.kv_disk_memory >= 1, "kv_disk_memory", self.kv_disk_memory, "1 or more bytes")
@@ -178,21 +245,50 @@ class EngineSettings(StageSecuritySettings):
             require(size <= 1 or self.executor != "simulated", name, size, ONE_IF_SIMULATED)
         if not 0 <= self.stage_hosts < self.pipeline_parallel_size:
             most = self.pipeline_parallel_size - 1
-            allowed = f"0…{most}, fewer than --pipeline-parallel-size" if most else "0 with --pipeline-parallel-size 1"
+            allowed = (
+                f"0…{most}, fewer than --pipeline-parallel-size"
+                if most
+                else "0 with --pipeline-parallel-size 1"
+            )
             raise SettingError("stage_hosts", self.stage_hosts, allowed)
         for name in ("stage_listen", "stage_secret_file"):
             value = getattr(self, name) or None
             if (value is None) != (self.stage_hosts == 0):
-                allowed = "none without --stage-hosts" if value else f"one, with --stage-hosts {self.stage_hosts}"
+                allowed = (
+                    "none without --stage-hosts"
+                    if value
+                    else f"one, with --stage-hosts {self.stage_hosts}"
+                )
                 raise SettingError(name, value and str(value), allowed)
 
     def _check_speculation(self) -> None:
-        if not self.drafters or not set(self.drafters) <= set(DRAFTERS) or len(set(self.drafters)) < len(self.drafters):
-            raise SettingError("drafters", self.drafters, f"{' or '.join(DRAFTERS)}, each at most once")
+        if (
+            not self.drafters
+            or not set(self.drafters) <= set(DRAFTERS)
+            or len(set(self.drafters)) < len(self.drafters)
+        ):
+            raise SettingError(
+                "drafters", self.drafters, f"{' or '.join(DRAFTERS)}, each at most once"
+            )
         most = min(MAX_DRAFT_TOKENS, self.block_size - 1)
-        require(1 <= self.max_draft_tokens <= most, "max_draft_tokens", self.max_draft_tokens, f"1…{most}")
-        require(self.draft_model is None or self.speculates, "draft_model", str(self.draft_model), NO_DRAFTS)
-        require(self.draft_heads is None or self.speculates, "draft_heads", str(self.draft_heads), NO_DRAFTS)
+        require(
+            1 <= self.max_draft_tokens <= most,
+            "max_draft_tokens",
+            self.max_draft_tokens,
+            f"1…{most}",
+        )
+        require(
+            self.draft_model is None or self.speculates,
+            "draft_model",
+            str(self.draft_model),
+            NO_DRAFTS,
+        )
+        require(
+            self.draft_heads is None or self.speculates,
+            "draft_heads",
+            str(self.draft_heads),
+            NO_DRAFTS,
+        )
         if self.draft_heads is not None and self.draft_model is not None:
             raise SettingError("draft_heads", str(self.draft_heads), BESIDE_DRAFT_MODEL)
         if not 0 <= self.simulated_draft_acceptance <= 1:

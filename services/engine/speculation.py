@@ -1,4 +1,5 @@
-"""The speculator of an engine, as its settings have it. Knows neither drafters' insides nor when drafting pays."""
+"""The speculator of an engine, as its settings have it. Knows neither drafters' insides nor when
+drafting pays."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ NOTHING_KEPT = KeptCosts(None)
 
 
 def drafters_of(settings: EngineSettings) -> tuple[str, ...]:
-    """Names of the drafters that a request may ask for; none where the engine does not speculate."""
+    """Names of the drafters that a request may ask for; none where the engine does not
+    speculate."""
     if not settings.speculates:
         return ()
     return (*settings.drafters, name) if (name := _model_of(settings)) else settings.drafters
@@ -38,7 +40,11 @@ def _model_of(settings: EngineSettings) -> str:
     """The drafter that computes its guesses; empty: there is none."""
     if settings.draft_heads is not None:
         return DRAFT_HEADS
-    return DRAFT_MODEL if settings.draft_model is not None or settings.simulated_draft_acceptance > 0 else ""
+    return (
+        DRAFT_MODEL
+        if settings.draft_model is not None or settings.simulated_draft_acceptance > 0
+        else ""
+    )
 
 
 def build_speculator(
@@ -48,8 +54,9 @@ def build_speculator(
     facts: ModelFacts,
     kept: KeptCosts = NOTHING_KEPT,
 ) -> Speculator | None:
-    """Builds the scheduler's speculator: `drafters_of(settings)`, up to config.max_draft_tokens a row and step. None:
-    nothing is drafted. Measures steps of the executor, with nothing in flight, unless their costs are kept."""
+    """Builds the scheduler's speculator: `drafters_of(settings)`, up to config.max_draft_tokens a
+    row and step. None: nothing is drafted. Measures steps of the executor, with nothing in flight,
+    unless their costs are kept."""
     if not settings.speculates:
         return None
     costs = kept.get("steps", lambda: measured_costs(executor, config))
@@ -57,7 +64,11 @@ def build_speculator(
         logger.debug("a decode step of %d positions: %.2f ms", size, 1000 * seconds)
     drafters = [_drafter(name, config) for name in settings.drafters]
     vocab_size = facts.vocab_size
-    sizes = {"num_rows": config.num_rows, "max_drafts": config.max_draft_tokens, "vocab_size": vocab_size}
+    sizes = {
+        "num_rows": config.num_rows,
+        "max_drafts": config.max_draft_tokens,
+        "vocab_size": vocab_size,
+    }
     speculator: Speculator
     if name := _model_of(settings):
         most = facts.most_own_drafts

@@ -1,5 +1,5 @@
-"""The program behind `headwater serve stage`: a pipeline stage of an engine on another host. It joins the engine, and
-joins again when the engine or its own ranks end, until it is stopped."""
+"""The program behind `headwater serve stage`: a pipeline stage of an engine on another host. It
+joins the engine, and joins again when the engine or its own ranks end, until it is stopped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from .settings import STAGE_SECRET_FILE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
-    """A pipeline stage of an engine on another host. The engine says everything that is not set here."""
+    """A pipeline stage of an engine on another host. The engine says everything that is not set
+    here."""
 
     join: str = setting("", "host:port of the engine's --stage-listen")
     stage_secret_file: Path | None = setting(None, STAGE_SECRET_FILE)
@@ -35,14 +36,21 @@ class StageSettings:
 
     def __post_init__(self) -> None:
         require(self.join, "join", None, "host:port of an engine with --stage-listen")
-        require(self.stage_secret_file is not None, "stage_secret_file", None, "the file with the engine's secret")
-        require(self.model_folder is not None, "model_folder", None, "the folder of a converted model")
+        require(
+            self.stage_secret_file is not None,
+            "stage_secret_file",
+            None,
+            "the file with the engine's secret",
+        )
+        require(
+            self.model_folder is not None, "model_folder", None, "the folder of a converted model"
+        )
         require(self.threads >= 0, "threads", self.threads, "0 or more")
 
 
 def serve(settings: StageSettings) -> None:
-    """Computes until a signal comes or the supervisor is gone. Raises `ConfigError`, `JoinRefused` and
-    `ModelFolderError`."""
+    """Computes until a signal comes or the supervisor is gone. Raises `ConfigError`, `JoinRefused`
+    and `ModelFolderError`."""
     assert settings.stage_secret_file is not None
     assert settings.model_folder is not None
     ModelManifest.read(settings.model_folder)
@@ -51,7 +59,9 @@ def serve(settings: StageSettings) -> None:
     os.environ |= core_environment(settings.threads)
     from headwater.engine_core.executors.stage_host import StageHost  # noqa: PLC0415
 
-    StageHost(settings.join, settings.stage_secret_file, settings.model_folder, settings.threads, stops).run()
+    StageHost(
+        settings.join, settings.stage_secret_file, settings.model_folder, settings.threads, stops
+    ).run()
 
 
 class StageLog(logging.Handler):

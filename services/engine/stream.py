@@ -1,4 +1,5 @@
-"""One stream of a session: what it was asked with, how far its reader is, and what is said of its start and its end.
+"""One stream of a session: what it was asked with, how far its reader is, and what is said of its
+start and its end.
 
 Knows nothing about frames, about other streams, or about the core.
 """
@@ -22,16 +23,20 @@ SLOW_READER_SECONDS = 30.0
 """A stream that has no credit for so long is cancelled: it holds blocks that others could use."""
 
 STALLED_SECONDS = 1.0
-"""A stream that has no credit for so long gives its seat and blocks to requests that wait for them. Longer than credit
-takes on a busy machine, since who loses them may have to compute its tokens again."""
+"""A stream that has no credit for so long gives its seat and blocks to requests that wait for them.
+Longer than credit takes on a busy machine, since who loses them may have to compute its tokens
+again."""
 
-DRAINING, PREFILLED, SUPERSEDED = "draining", "prefilled", "superseded"
+DRAINING = "draining"
+PREFILLED = "prefilled"
+SUPERSEDED = "superseded"
 CAUSES = {
     PREFILLED: common_pb2.LOSS_CAUSE_HANDED_OVER,
     DRAINING: common_pb2.LOSS_CAUSE_HANDED_OVER,
     SUPERSEDED: common_pb2.LOSS_CAUSE_SUPERSEDED,
 }
-"""By the reason of a cancel: streams that the engine itself ends, though their answers have not ended."""
+"""By the reason of a cancel: streams that the engine itself ends, though their answers have not
+ended."""
 LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
 FINAL = (LIVE, common_pb2.LOSS_CAUSE_GRAMMAR)
 """Another engine would come to the same end."""
@@ -75,7 +80,8 @@ class Stream:
     def starved_seconds(self, next_index: int, now: float) -> float:
         """How long its reader has granted nothing. To be asked about once a second."""
         if self.granted > next_index:
-            self.starved_since, self.is_stalled = None, False
+            self.starved_since = None
+            self.is_stalled = False
             return 0.0
         if self.starved_since is None:
             self.starved_since = now
@@ -83,7 +89,8 @@ class Stream:
 
     def start(self, started: Started) -> pb.Start:
         now = time.perf_counter()
-        self.started_at, scheduled_at = now, now - started.prefill_seconds
+        self.started_at = now
+        scheduled_at = now - started.prefill_seconds
         self.span.part("queue", scheduled_at - started.queue_seconds, scheduled_at)
         self.span.part("prefill", scheduled_at, now, cached_tokens=started.cached_tokens)
         return pb.Start(
@@ -96,11 +103,14 @@ class Stream:
 
     def finish(self, finished: Finished) -> pb.Finish:
         self._end_span(finished)
-        error, cause = finished.error, LIVE
+        error = finished.error
+        cause = LIVE
         if finished.reason is FinishReason.CANCELLED:
-            error, cause = error or self.cancel_reason, CAUSES.get(self.cancel_reason, LIVE)
+            error = error or self.cancel_reason
+            cause = CAUSES.get(self.cancel_reason, LIVE)
         elif finished.reason is FinishReason.MISSING:
-            error, cause = MISSING, common_pb2.LOSS_CAUSE_MISSING
+            error = MISSING
+            cause = common_pb2.LOSS_CAUSE_MISSING
         elif finished.reason is FinishReason.UNFOLLOWABLE:
             cause = common_pb2.LOSS_CAUSE_GRAMMAR
         return pb.Finish(
@@ -111,18 +121,32 @@ class Stream:
             error=error[:MAX_ERROR_CHARS],
             retriable=cause not in FINAL,
             cause=cause,
-            work=self._work(finished.work, finished.num_output_tokens) if finished.work is not None else None,
+            work=self._work(finished.work, finished.num_output_tokens)
+            if finished.work is not None
+            else None,
         )
 
     def _end_span(self, finished: Finished) -> None:
         work = finished.work
         if self.started_at is not None:
-            self.span.part("decode", self.started_at, time.perf_counter(), output_tokens=finished.num_output_tokens)
+            self.span.part(
+                "decode",
+                self.started_at,
+                time.perf_counter(),
+                output_tokens=finished.num_output_tokens,
+            )
         if work is None:
             self.span.end(finished.error)
         else:
-            told = {"steps": work.num_steps, "batch": work.mean_batch, "preemptions": work.num_preemptions}
-            told |= {"draft_tokens": work.num_draft_tokens, "accepted_tokens": work.num_accepted_tokens}
+            told = {
+                "steps": work.num_steps,
+                "batch": work.mean_batch,
+                "preemptions": work.num_preemptions,
+            }
+            told |= {
+                "draft_tokens": work.num_draft_tokens,
+                "accepted_tokens": work.num_accepted_tokens,
+            }
             self.span.end(finished.error, **told)
 
     def _work(self, work: Work, num_output_tokens: int) -> pb.Work:

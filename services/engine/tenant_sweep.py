@@ -1,7 +1,9 @@
-"""Deletes blocks of removed tenants from the disk folder: it asks a gateway which of those that have any are gone.
+"""Deletes blocks of removed tenants from the disk folder: it asks a gateway which of those that
+have any are gone.
 
-At the start, whenever tenants change, and once a minute: a tenant that was removed while no engine ran is noticed, and
-a block that was on its way to the disk then as well. Knows nothing about engines that have the folder's blocks in use.
+At the start, whenever tenants change, and once a minute: a tenant that was removed while no engine
+ran is noticed, and a block that was on its way to the disk then as well. Knows nothing about
+engines that have the folder's blocks in use.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ SETTLE_SECONDS = 0.5
 """After a change, within which gateways have read the tenants again."""
 ASK_SECONDS = 2.0
 MAX_NAMES = 4096
-"""Number of tenants in one question, which fits into a message of the bus however long their names are."""
+"""Number of tenants in one question, which fits into a message of the bus however long their names
+are."""
 _names = msgspec.json.Decoder(list[str])
 
 
@@ -33,7 +36,9 @@ class TenantSweep:
     """Use within `running`."""
 
     def __init__(self, bus: Bus, root: Path) -> None:
-        self._bus, self._root, self._changed = bus, root, asyncio.Event()
+        self._bus = bus
+        self._root = root
+        self._changed = asyncio.Event()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -58,19 +63,26 @@ class TenantSweep:
                 return 0
             num_deleted = await asyncio.to_thread(delete_tenants, self._root, gone)
         except (OSError, msgspec.MsgspecError) as failure:
-            structlog.get_logger().warning("blocks of removed tenants were not deleted", error=repr(failure))
+            structlog.get_logger().warning(
+                "blocks of removed tenants were not deleted", error=repr(failure)
+            )
             return 0
-        structlog.get_logger().info("blocks of removed tenants deleted", tenants=len(gone), namespaces=num_deleted)
+        structlog.get_logger().info(
+            "blocks of removed tenants deleted", tenants=len(gone), namespaces=num_deleted
+        )
         return num_deleted
 
     async def _gone(self, known: Collection[str]) -> set[str]:
         """Returns the tenants that a gateway knows to be removed."""
-        gone, names = set[str](), sorted(known)
+        gone = set[str]()
+        names = sorted(known)
         for first in range(0, len(names), MAX_NAMES):
             asked = names[first : first + MAX_NAMES]
             question = msgspec.json.encode(asked)
             answer = await self._bus.request(subjects.GONE_TENANTS, question, seconds=ASK_SECONDS)
-            gone.update(set(_names.decode(answer)).intersection(asked) if answer is not None else ())
+            gone.update(
+                set(_names.decode(answer)).intersection(asked) if answer is not None else ()
+            )
         return gone
 
     async def _look(self) -> None:

@@ -1,5 +1,5 @@
-"""Bounds that a request's sampling sets beside its grammar. Masks have them, so that one of which nothing is left is
-noticed before a token is drawn."""
+"""Bounds that a request's sampling sets beside its grammar. Masks have them, so that one of which
+nothing is left is noticed before a token is drawn."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class TokenBounds:
         return max((len(word) - 1 for word in self.bad_words), default=0)
 
     def restrict(self, mask: Int32Array, last_ids: Sequence[int], output_index: int) -> None:
-        """Takes out of a mask of the output at this index, behind these tokens, what may not come there. An answer may
-        end where its grammar allows that and nothing else is left, whatever is allowed otherwise."""
+        """Takes out of a mask of the output at this index, behind these tokens, what may not come
+        there. An answer may end where its grammar allows that and nothing else is left, whatever is
+        allowed otherwise."""
         left = mask & self.allowed
         for *beginning, end in self.bad_words:
             if list(last_ids[len(last_ids) - len(beginning) :]) == beginning:
@@ -61,8 +62,8 @@ def bounds_of(sampling: SamplingParams, num_words: int) -> TokenBounds | None:
 
 
 def without_bounds(sampling: SamplingParams) -> SamplingParams:
-    """Sampling that the core gets of a request whose masks have the bounds. NOTE: edits of logits would forbid stop
-    tokens also where the grammar allows nothing else."""
+    """Sampling that the core gets of a request whose masks have the bounds. NOTE: edits of logits
+    would forbid stop tokens also where the grammar allows nothing else."""
     return replace(sampling, allowed_token_ids=(), bad_words=(), min_tokens_blocked_ids=())
 
 

@@ -1,6 +1,7 @@
 """How much may wait at an engine, shared out between the gateways.
 
-What waits longer had better wait there: in turn with everything else, for whichever replica is free first.
+What waits longer had better wait there: in turn with everything else, for whichever replica is free
+first.
 """
 
 from __future__ import annotations
@@ -39,21 +40,28 @@ class WaitingCredits:
     @contextlib.asynccontextmanager
     async def running(self, bus: Bus, model_key: str) -> AsyncIterator[WaitingCredits]:
         """Listens to the gateways for the length of a scope."""
-        async with bus.subscribe(subjects.every_backlog(model_key)) as backlogs, owned_task(self._read(backlogs)):
+        async with (
+            bus.subscribe(subjects.every_backlog(model_key)) as backlogs,
+            owned_task(self._read(backlogs)),
+        ):
             yield self
 
     def on_backlog(self, epoch: int, tokens: int) -> None:
         self._backlogs[epoch] = _Told(tokens, self._clock())
 
     def shares(self, prefill_tps: float) -> dict[int, int]:
-        """Prompt tokens that each gateway may have waiting here: half in equal parts, so that nobody has to wait for a
-        first word, half by what waits there. Empty, that is any number, while the engine's speed is unknown."""
+        """Prompt tokens that each gateway may have waiting here: half in equal parts, so that
+        nobody has to wait for a first word, half by what waits there. Empty, that is any number,
+        while the engine's speed is unknown."""
         now = self._clock()
-        self._backlogs = {epoch: told for epoch, told in self._backlogs.items() if now - told.at < EXPIRY_SECONDS}
+        self._backlogs = {
+            epoch: told for epoch, told in self._backlogs.items() if now - told.at < EXPIRY_SECONDS
+        }
         if not self._backlogs or prefill_tps <= 0:
             return {}
         half = max(MIN_TOKENS, WAITING_SECONDS * prefill_tps) / 2
-        equal, waiting = 1 / len(self._backlogs), sum(told.tokens for told in self._backlogs.values())
+        equal = 1 / len(self._backlogs)
+        waiting = sum(told.tokens for told in self._backlogs.values())
         return {
             epoch: round(half * (equal + (told.tokens / waiting if waiting else equal)))
             for epoch, told in self._backlogs.items()

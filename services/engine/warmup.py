@@ -1,4 +1,5 @@
-"""`headwater warmup`: runs each kernel once that an engine with these settings may launch, so the cache has all."""
+"""`headwater warmup`: runs each kernel once that an engine with these settings may launch, so the
+cache has all."""
 
 from __future__ import annotations
 
@@ -23,18 +24,22 @@ READY = "HEADWATER_WARMUP_READY"
 def main() -> None:
     settings = read_settings(EngineSettings, sys.argv[1:], prog="headwater warmup")
     in_core_environment("headwater.services.engine.warmup", settings.threads)
-    compile_shown(partial(_phases, replace(settings, device="cuda", load_format="dummy")), "TRITON_CACHE_DIR")
+    compile_shown(
+        partial(_phases, replace(settings, device="cuda", load_format="dummy")), "TRITON_CACHE_DIR"
+    )
 
 
 def in_core_environment(module: str, threads: int) -> None:
-    """Becomes the module anew with the environment of an engine's core, unless this process has it already."""
+    """Becomes the module anew with the environment of an engine's core, unless this process has it
+    already."""
     if READY not in os.environ:
         environment = core_environment(threads) | {READY: "1"}
         os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], environment)
 
 
 def compile_shown(phases: Callable[[], Iterable[tuple[str, int, int]]], variable: str) -> None:
-    """Goes through (phase, done, total) and shows them. `variable` names the folder that the kernels go to."""
+    """Goes through (phase, done, total) and shows them. `variable` names the folder that the
+    kernels go to."""
     began = time.monotonic()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as bars:

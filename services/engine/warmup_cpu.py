@@ -1,4 +1,5 @@
-"""Compiles what engines on CPUs use, whatever their model: kernels of models, of sampling and of drafting."""
+"""Compiles what engines on CPUs use, whatever their model: kernels of models, of sampling and of
+drafting."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SMALLEST_MODEL))
         settings = EngineSettings(
-            model_folder=Path(folder), device="cpu", load_format="dummy", kv_cache_memory=KV_CACHE_BYTES
+            model_folder=Path(folder),
+            device="cpu",
+            load_format="dummy",
+            kv_cache_memory=KV_CACHE_BYTES,
         )
         compile_shown(partial(_phases, settings), "NUMBA_CACHE_DIR")
 

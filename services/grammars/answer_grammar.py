@@ -1,4 +1,5 @@
-"""The grammar of a whole answer: the client's constraint, enforced calls, and reasoning before either."""
+"""The grammar of a whole answer: the client's constraint, enforced calls, and reasoning before
+either."""
 
 from __future__ import annotations
 
@@ -24,31 +25,43 @@ from .structural_tag import structural_tag_grammar
 from .structured_output import grammar_of, with_whitespace
 
 Grammars = list[dict[str, Any]]
-_ANSWER, _CONTENT = "answer", "content"
+_ANSWER = "answer"
+_CONTENT = "content"
 _SPACE = r"/[ \t\r\n]{0,8}/"
 _UNLIMITED = -1
 
 
 def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareReply) -> str:
-    """Grammar of the answer in llguidance's format; empty where the answer is free. Raises `BadRequest`."""
-    sampling, special = request.sampling, model.tokenizer.special_texts
-    conversation, tool_format = request.prompt.conversation, reply.answer_format.tool_parser
+    """Grammar of the answer in llguidance's format; empty where the answer is free. Raises
+    `BadRequest`."""
+    sampling = request.sampling
+    special = model.tokenizer.special_texts
+    conversation = request.prompt.conversation
+    tool_format = reply.answer_format.tool_parser
     grammars: Grammars = []
     # Checked also where an enforced call takes its place.
-    content = content_grammar(model, sampling.structured_output) if sampling.HasField("structured_output") else ""
+    content = (
+        content_grammar(model, sampling.structured_output)
+        if sampling.HasField("structured_output")
+        else ""
+    )
     if content and not calls_win(conversation, tool_format):
         grammars = json.loads(content)["grammars"]
         # Structural tags define the places of calls themselves.
         if sampling.structured_output.WhichOneof("kind") != "structural_tag":
             calls = calls_instead(conversation, tool_format)
         elif (calls := calls_due(conversation, tool_format)) is not None:
-            raise BadRequest("tools", "tools are held to schemas beside structured output; allowed: one of them")
+            raise BadRequest(
+                "tools", "tools are held to schemas beside structured output; allowed: one of them"
+            )
     else:
         calls = calls_due(conversation, tool_format)
     if calls is not None and sampling.use_beam_search:
         raise _beside_beam_search(conversation)
     if calls is not None:
-        grammars = _or_calls(grammars, structural_tag_grammar("tools", {"format": calls}, special, with_whitespace))
+        grammars = _or_calls(
+            grammars, structural_tag_grammar("tools", {"format": calls}, special, with_whitespace)
+        )
     grammars = _behind_thoughts(model, reply.answer_format, sampling, grammars)
     if grammars and sampling.ignore_eos:
         # A grammar ends where the model draws its end, and matches no token behind it.
@@ -63,35 +76,52 @@ def content_grammar(model: TextModel, asked: StructuredOutput) -> str:
 
 
 def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
-    """Grammar of an answer of calls alone, or of content that matches its grammar, where there is one."""
+    """Grammar of an answer of calls alone, or of content that matches its grammar, where there is
+    one."""
     if not content:
         return calls
     content[0]["name"] = _CONTENT
-    return [{"name": _ANSWER, "lark_grammar": f"start: @{_CONTENT} | @{calls[0]['name']}"}, *content, *calls]
+    return [
+        {"name": _ANSWER, "lark_grammar": f"start: @{_CONTENT} | @{calls[0]['name']}"},
+        *content,
+        *calls,
+    ]
 
 
 def _beside_beam_search(conversation: Conversation) -> BadRequest:
-    """Error for a grammar beside beam search: a beam goes on as the prompt does, and no grammar follows it."""
-    param, what = ("tool_choice", "enforces calls") if _is_due(conversation) else ("tools", "are held to schemas")
+    """Error for a grammar beside beam search: a beam goes on as the prompt does, and no grammar
+    follows it."""
+    param, what = (
+        ("tool_choice", "enforces calls")
+        if _is_due(conversation)
+        else ("tools", "are held to schemas")
+    )
     return BadRequest(param, f"{param} {what} beside use_beam_search; allowed: one of them")
 
 
 def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
-    """Grammar of an answer that has to call, or whose calls must match strict schemas; None: it is free."""
+    """Grammar of an answer that has to call, or whose calls must match strict schemas; None: it is
+    free."""
     if not tool_format or not may_call(conversation):
         return None
-    chosen, form = named_tool(conversation), TOOL_FORMATS[tool_format]
+    chosen = named_tool(conversation)
+    form = TOOL_FORMATS[tool_format]
     is_due = _is_due(conversation)
     if not (is_due or conversation.allowed_tools or any(map(_is_held, conversation.tools))):
         return None
     tools = _all_offered(conversation)
     if chosen is not None:
         return form.calls([tool for tool in tools if tool.name == chosen], True)
-    return form.calls(tools, _is_single(conversation)) if is_due else form.free(tools, _is_single(conversation))
+    return (
+        form.calls(tools, _is_single(conversation))
+        if is_due
+        else form.free(tools, _is_single(conversation))
+    )
 
 
 def calls_win(conversation: Conversation, tool_format: str) -> bool:
-    """Whether an enforced `tool_choice` makes the answer a call, whatever the constraint on its content.
+    """Whether an enforced `tool_choice` makes the answer a call, whatever the constraint on its
+    content.
 
     OpenAI and vLLM answer so, and clients send such requests by themselves.
     """
@@ -116,7 +146,8 @@ def _is_single(conversation: Conversation) -> bool:
 
 def _all_offered(conversation: Conversation) -> list[OfferedTool]:
     """Offered tools, in the order of the client."""
-    chosen, is_due = named_tool(conversation), _is_due(conversation)
+    chosen = named_tool(conversation)
+    is_due = _is_due(conversation)
     allowed = conversation.allowed_tools or [tool.name for tool in conversation.tools]
     offered = [(i, tool) for i, tool in enumerate(conversation.tools) if tool.name in allowed]
     return [_offered(tool, i, is_due=is_due and chosen in (None, tool.name)) for i, tool in offered]
@@ -132,15 +163,19 @@ def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
     if not (is_due or _is_held(tool)):
         return OfferedTool(name=tool.name, parameters=ANY_ARGUMENTS)
     if tool.HasField("custom_input"):
-        return OfferedTool(name=tool.name, parameters=ANY_ARGUMENTS, input=_text_input(tool.custom_input, i))
+        return OfferedTool(
+            name=tool.name, parameters=ANY_ARGUMENTS, input=_text_input(tool.custom_input, i)
+        )
     param = f"tools[{i}].function.parameters"
     # A function without parameters takes none.
     parameters = parse_json(param, tool.parameters_json) if tool.parameters_json else NO_ARGUMENTS
     check_schema(param, parameters)
-    if not isinstance(parameters.get("properties", {}), dict) or not isinstance(parameters.get("required", []), list):
+    if not isinstance(parameters.get("properties", {}), dict) or not isinstance(
+        parameters.get("required", []), list
+    ):
         raise BadRequest.of(param, parameters, "a JSON Schema of an object")
-    # Arguments are an object whether or not the schema says so, or names other types besides, and have no names but
-    # those that the function gives.
+    # Arguments are an object whether or not the schema says so, or names other types besides, and
+    # have no names but those that the function gives.
     return OfferedTool(name=tool.name, parameters=closed(parameters) | {"type": "object"})
 
 
@@ -164,7 +199,12 @@ def custom_grammars(conversation: Conversation) -> Iterator[tuple[int, str]]:
     for i, tool in enumerate(conversation.tools):
         match tool.custom_input.WhichOneof("format"):
             case "lark":
-                yield i, json.dumps({"grammars": [{"lark_grammar": ascii_grammar(tool.custom_input.lark)}]})
+                yield (
+                    i,
+                    json.dumps(
+                        {"grammars": [{"lark_grammar": ascii_grammar(tool.custom_input.lark)}]}
+                    ),
+                )
             case "regex":
                 pattern = expression(format_param(i), tool.custom_input.regex)
                 yield i, json.dumps({"grammars": [{"lark_grammar": f"start: {pattern}"}]})
@@ -175,13 +215,17 @@ def format_param(i: int) -> str:
     return f"tools[{i}].custom.format.grammar.definition"
 
 
-def _behind_thoughts(model: TextModel, form: AnswerFormat, sampling: Sampling, grammars: Grammars) -> Grammars:
-    """Grammar of an answer after reasoning: the answer's own grammar begins where reasoning ends; a budget ends it."""
+def _behind_thoughts(
+    model: TextModel, form: AnswerFormat, sampling: Sampling, grammars: Grammars
+) -> Grammars:
+    """Grammar of an answer after reasoning: the answer's own grammar begins where reasoning ends; a
+    budget ends it."""
     has_budget = sampling.HasField("thinking_token_budget")
     if has_budget and not model.reasoning_format:
         raise BadRequest(
             "thinking_token_budget",
-            f"thinking_token_budget is not supported: the model {model.name!r} writes no thoughts that could be told",
+            f"thinking_token_budget is not supported: the model {model.name!r} writes no "
+            "thoughts that could be told",
             code="unsupported_parameter",
         )
     if not form.reasoning_parser or not (grammars or has_budget):
@@ -191,25 +235,37 @@ def _behind_thoughts(model: TextModel, form: AnswerFormat, sampling: Sampling, g
         grammars[0]["name"] = grammars[0].get("name", _ANSWER)
         answer = f"{_SPACE} @{grammars[0]['name']}"
     # Larger counts than those of any context are none that llguidance reads.
-    budget = min(sampling.thinking_token_budget, model.limits.max_model_len) if has_budget else _UNLIMITED
+    budget = (
+        min(sampling.thinking_token_budget, model.limits.max_model_len)
+        if has_budget
+        else _UNLIMITED
+    )
     rules = _thoughts(model, form, budget)
-    start = f"start: thoughts {answer}" if form.starts_in_reasoning else f"start: (opened thoughts)? {answer}"
+    start = (
+        f"start: thoughts {answer}"
+        if form.starts_in_reasoning
+        else f"start: (opened thoughts)? {answer}"
+    )
     return [{"lark_grammar": "\n".join((start, *rules))}, *grammars]
 
 
 def _thoughts(model: TextModel, form: AnswerFormat, budget: int) -> list[str]:
-    """Rules for the reasoning, its end included, as `thoughts`, and for reasoning that the prompt opened, as
-    `opened`."""
-    marks, special = REASONING_FORMATS[form.reasoning_parser], model.tokenizer.special_texts
+    """Rules for the reasoning, its end included, as `thoughts`, and for reasoning that the prompt
+    opened, as `opened`."""
+    marks = REASONING_FORMATS[form.reasoning_parser]
+    special = model.tokenizer.special_texts
     opened = f"opened: {_SPACE} {_token(model, marks.start) or literal(marks.start, special)}"
     end = model.tokenizer.id_of(marks.end)
     if end is not None:
-        # The rule is over tokens, not text, so that they can be counted and end with the first closing one.
+        # The rule is over tokens, not text, so that they can be counted and end with the first
+        # closing one.
         kept = ",".join(map(str, sorted({end, *model.eos_token_ids})))
         inner = {_UNLIMITED: f"<[^{kept}]>*", 0: ""}.get(budget, f"<[^{kept}]>{{0,{budget}}}")
         return [f"thoughts: {inner} <[{end}]>", opened]
     if budget != _UNLIMITED:
-        counted = counted_up_to(marks.end.encode(), model.tokenizer.table, model.eos_token_ids, budget)
+        counted = counted_up_to(
+            marks.end.encode(), model.tokenizer.table, model.eos_token_ids, budget
+        )
         return ["thoughts: counted", *counted, opened]
     return [f"thoughts[suffix={quoted(marks.end)}]: {ANY_TEXT}", opened]
 

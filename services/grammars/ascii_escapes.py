@@ -1,7 +1,7 @@
 r"""Makes \d, \w, \s and their opposites mean ASCII in regular expressions of clients.
 
-To llguidance, as to Rust, they are Unicode's: \d matches the digits of every script. Those of JSON Schema's `pattern`
-are ASCII already.
+To llguidance, as to Rust, they are Unicode's: \d matches the digits of every script. Those of JSON
+Schema's `pattern` are ASCII already.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 _ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0B\x0C\r\x20"}
 _ONE = r"\\.|[^\\]"
 _OUTSIDE = re.compile(rf"(?P<opening>\[\^?(?:-+|\])?)|{_ONE}", re.DOTALL)
-"""A matcher, or the beginning of a class, in which leading hyphens, or else a leading bracket, stand for themselves."""
+"""A matcher, or the beginning of a class, in which leading hyphens, or else a leading bracket,
+stand for themselves."""
 _INSIDE = re.compile(
     rf"\[:\^?\w+:\]|(?P<opening>\[\^?(?:-+|\])?)|(?P<closing>\])|&&|--|~~|(?P<range>(?:{_ONE})-(?:\\.|[^\\\]-]))|{_ONE}",
     re.DOTALL,
@@ -25,8 +26,8 @@ _LARK = re.compile(
     |<[^<>\s]+>|[^\#/"<]+|.""",
     re.VERBOSE | re.DOTALL,
 )
-"""A comment, a string, a regular expression, a special token (`</s>`) or what is between them. An expression without
-its end takes all the rest, so that reading takes linear time."""
+"""A comment, a string, a regular expression, a special token (`</s>`) or what is between them. An
+expression without its end takes all the rest, so that reading takes linear time."""
 
 
 def ascii_regex(regex: str) -> str:
@@ -42,10 +43,12 @@ def ascii_grammar(lark: str) -> str:
 
 
 def _rewritten(regex: str) -> Iterator[str]:
-    """Pieces of the expression. Classes may stand in classes, so that an escape becomes one in either place."""
+    """Pieces of the expression. Classes may stand in classes, so that an escape becomes one in
+    either place."""
     at = depth = 0
     while (found := (_INSIDE if depth else _OUTSIDE).match(regex, at)) is not None:
-        at, text = found.end(), found.group()
+        at = found.end()
+        text = found.group()
         groups = found.groupdict()
         if groups["opening"] is not None:
             depth += 1
@@ -62,5 +65,6 @@ def _piece(text: str, *, is_in_class: bool) -> str:
     if letters is None:
         return text
     piece = f"[{'^' if text[1].isupper() else ''}{letters}]"
-    # The flag i adds the Kelvin sign and the long s to letters. NOTE: inside a class nothing can keep them out.
+    # The flag i adds the Kelvin sign and the long s to letters. NOTE: inside a class nothing can
+    # keep them out.
     return piece if is_in_class or text[1] not in "wW" else f"(?-i:{piece})"

@@ -1,7 +1,7 @@
 """The process that tries to compile grammars; a grammar that takes too much time or memory ends it.
 
-Reads lines of JSON from standard input, `{"folder", "grammar"}` with the model's folder, and answers each with
-`{"error"}`, null where the grammar is good. Ends with its input.
+Reads lines of JSON from standard input, `{"folder", "grammar"}` with the model's folder, and
+answers each with `{"error"}`, null where the grammar is good. Ends with its input.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def try_grammar(grammars: Grammars, grammar: str) -> None:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Scope that ends the process by SIGPROF, in native code too, when it takes more CPU time than that."""
+    """Scope that ends the process by SIGPROF, in native code too, when it takes more CPU time than
+    that."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

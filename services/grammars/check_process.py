@@ -26,8 +26,8 @@ class CheckDied(Exception):
 
     @property
     def is_of_memory(self) -> bool:
-        """Whether the signal is the one of native code that is refused memory or has used up its stack. Another process
-        may have sent it, though."""
+        """Whether the signal is the one of native code that is refused memory or has used up its
+        stack. Another process may have sent it, though."""
         return -self.returncode in (signal.SIGABRT, signal.SIGSEGV)
 
 
@@ -36,9 +36,9 @@ class CheckProcess:
 
     def __init__(self) -> None:
         """Starts the process. Raises `OSError` when the system has no room for it."""
-        # NOTE: not through uvloop, which forks: of a process that speaks gRPC 3 in 400 children died of SIGSEGV before
-        # they had begun (2026-11-21). This starts them by vfork. They have a session of their own, so that a terminal's
-        # Ctrl-C reaches the stage alone.
+        # NOTE: not through uvloop, which forks: of a process that speaks gRPC 3 in 400 children
+        # died of SIGSEGV before they had begun (2026-11-21). This starts them by vfork. They have a
+        # session of their own, so that a terminal's Ctrl-C reaches the stage alone.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headwater.services.grammars.check"],
             stdin=subprocess.PIPE,

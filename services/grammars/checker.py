@@ -1,4 +1,5 @@
-"""Finds out in bounded time whether a grammar can be compiled, in processes that die of grammars that cannot.
+"""Finds out in bounded time whether a grammar can be compiled, in processes that die of grammars
+that cannot.
 
 Remembers verdicts. A grammar that explodes costs its own limit, once, and delays no other one.
 """
@@ -36,7 +37,8 @@ class _Asked:
 
 
 class GrammarChecker:
-    """Checker of one stage. The first check starts the first process; another one starts when all are busy."""
+    """Checker of one stage. The first check starts the first process; another one starts when all
+    are busy."""
 
     def __init__(self) -> None:
         self._remembered: OrderedDict[bytes, Verdict] = OrderedDict()
@@ -52,11 +54,13 @@ class GrammarChecker:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     async def check(self, folder: Path, grammar: str) -> None:
-        """Checks a grammar. Raises `GrammarError` for one that the tokens of the model in this folder cannot follow, or
-        not within limits; `Unavailable` when it cannot be found out."""
+        """Checks a grammar. Raises `GrammarError` for one that the tokens of the model in this
+        folder cannot follow, or not within limits; `Unavailable` when it cannot be found out."""
         key = blake2b(f"{folder}\0{grammar}".encode(), digest_size=16).digest()
         if key not in self._remembered:
-            self._remembered[key] = await self._answer(key, {"folder": str(folder), "grammar": grammar})
+            self._remembered[key] = await self._answer(
+                key, {"folder": str(folder), "grammar": grammar}
+            )
             if len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
         self._remembered.move_to_end(key)
@@ -65,7 +69,8 @@ class GrammarChecker:
             raise GrammarError(verdict)
 
     async def _answer(self, key: bytes, question: dict[str, str]) -> Verdict:
-        """Verdict of one check for all waiting callers; it is cancelled when all of them have left."""
+        """Verdict of one check for all waiting callers; it is cancelled when all of them have
+        left."""
         asked = self._asked.get(key)
         if asked is None:
             loop = asyncio.get_running_loop()
@@ -144,8 +149,8 @@ class _Processes:
 
 
 def _judged(processes: _Processes, question: dict[str, str]) -> Verdict:
-    """Verdict on a grammar. A death counts against it only when a fresh process dies of it too, and of memory: the
-    first process may have been killed."""
+    """Verdict on a grammar. A death counts against it only when a fresh process dies of it too, and
+    of memory: the first process may have been killed."""
     try:
         return processes.check(question, fresh=False)
     except CheckDied as death:
@@ -161,5 +166,6 @@ def _judged(processes: _Processes, question: dict[str, str]) -> Verdict:
 
 def _out_of_reach() -> Unavailable:
     return Unavailable(
-        "whether the grammar can be followed cannot be found out now", code="grammar_checker_unavailable"
+        "whether the grammar can be followed cannot be found out now",
+        code="grammar_checker_unavailable",
     )

@@ -1,8 +1,9 @@
-"""Closes the objects of a JSON Schema, so that they have no properties but those that the schema names.
+"""Closes the objects of a JSON Schema, so that they have no properties but those that the schema
+names.
 
-A schema without `additionalProperties` allows other properties, and a model that may invent keys does. Only an object
-that one subschema alone describes is closed: beside others, as in `allOf`, each would forbid the properties of the
-rest.
+A schema without `additionalProperties` allows other properties, and a model that may invent keys
+does. Only an object that one subschema alone describes is closed: beside others, as in `allOf`,
+each would forbid the properties of the rest.
 """
 
 from __future__ import annotations
@@ -13,18 +14,34 @@ from typing import Any
 from .references import is_local, target_of
 
 OPENING = frozenset(
-    ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "anyOf", "oneOf", "allOf")
+    (
+        "additionalProperties",
+        "patternProperties",
+        "unevaluatedProperties",
+        "$ref",
+        "anyOf",
+        "oneOf",
+        "allOf",
+    )
 )
 """Keywords by which a schema may name more properties than `properties` has."""
-_SHAPING = ("properties", "patternProperties", "additionalProperties", "$ref", "anyOf", "oneOf", "allOf")
+_SHAPING = (
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "$ref",
+    "anyOf",
+    "oneOf",
+    "allOf",
+)
 """Keywords that describe an object's properties; two of them in one schema describe it together."""
 _OF_VALUES = ("additionalProperties", "items", "additionalItems")
 Schema = dict[str, Any]
 
 
 def closed(schema: Schema) -> Schema:
-    """The schema with `additionalProperties: false` wherever it opens no object by itself. The argument is not
-    changed."""
+    """The schema with `additionalProperties: false` wherever it opens no object by itself. The
+    argument is not changed."""
     walk = _Walk(schema)
     walk.visit(schema, alone=True)
     return schema if walk.has_foreign_references else _copy(schema, walk)
@@ -36,21 +53,29 @@ class _Walk:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._alone: dict[int, bool] = {}
-        """Subschemas by identity, each with whether it describes its values alone in every way in which it is
-        reached."""
+        """Subschemas by identity, each with whether it describes its values alone in every way in
+        which it is reached."""
         self.has_foreign_references = False
-        """Whether there are references by an id or an anchor: their subschemas are not known here."""
+        """Whether there are references by an id or an anchor: their subschemas are not known
+        here."""
 
     def is_closed(self, schema: Schema) -> bool:
         """Whether nothing but `properties` says what the object has."""
-        if "properties" not in schema or not OPENING.isdisjoint(schema) or not self._alone.get(id(schema), False):
+        if (
+            "properties" not in schema
+            or not OPENING.isdisjoint(schema)
+            or not self._alone.get(id(schema), False)
+        ):
             return False
         properties = schema["properties"]
-        least, required = schema.get("minProperties", 0), schema.get("required", [])
+        least = schema.get("minProperties", 0)
+        required = schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
             return False
         # Requirements of these beyond `properties` can only be other properties.
-        return set(map(str, required)) <= properties.keys() and not (isinstance(least, int) and least > len(properties))
+        return set(map(str, required)) <= properties.keys() and not (
+            isinstance(least, int) and least > len(properties)
+        )
 
     def visit(self, schema: object, *, alone: bool) -> None:
         """Marks a subschema and all that it refers to."""
@@ -75,7 +100,8 @@ class _Walk:
                 yield from ((member, is_one) for member in members)
         if "$ref" in schema:
             yield self._target(schema["$ref"]), is_only
-        # Subschemas of its parts: a property may match several patterns, or be described by the other members.
+        # Subschemas of its parts: a property may match several patterns, or be described by the
+        # other members.
         is_own = alone and not {"allOf", "$ref", "anyOf", "oneOf"} & schema.keys()
         for keyword in ("properties", "patternProperties"):
             parts = schema.get(keyword)

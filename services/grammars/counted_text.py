@@ -1,7 +1,8 @@
-"""Grammar of a text with a bounded number of tokens, up to an end that several tokens spell, as rules over token ids.
+"""Grammar of a text with a bounded number of tokens, up to an end that several tokens spell, as
+rules over token ids.
 
-Tokens join letters as they like (`.</`, `>\\n`), so each is followed letter by letter, as Knuth, Morris and Pratt do: a
-state is the length of the part of the end that the text so far ends with.
+Tokens join letters as they like (`.</`, `>\\n`), so each is followed letter by letter, as Knuth,
+Morris and Pratt do: a state is the length of the part of the end that the text so far ends with.
 """
 
 from __future__ import annotations
@@ -13,19 +14,27 @@ from collections.abc import Collection, Iterator, Sequence
 from ..text.token_table import TokenTable
 
 Moves = dict[int, dict[int, list[int]]]
-"""Tokens by state and next state. Tokens that lead to state 0 are left out: they are all the others."""
+"""Tokens by state and next state. Tokens that lead to state 0 are left out: they are all the
+others."""
 
 
 def counted_up_to(end: bytes, table: TokenTable, kept: Collection[int], limit: int) -> list[str]:
-    """Rules for `counted`: at most `limit` tokens, and the end behind them. `kept` are tokens that may not come."""
-    moves, rules = _moves(end, table), list[str]()
+    """Rules for `counted`: at most `limit` tokens, and the end behind them. `kept` are tokens that
+    may not come."""
+    moves = _moves(end, table)
+    rules = list[str]()
     for state in sorted(moves):
         ways = {after: tokens for after, tokens in moves[state].items() if after != _FORBIDDEN}
         others = sorted({token for tokens in moves[state].values() for token in tokens} | set(kept))
-        back = [f"<[^{_listed(others)}]>", *(f"<[{_listed(ways[k])}]> back{k}" for k in ways if k != len(end))]
+        back = [
+            f"<[^{_listed(others)}]>",
+            *(f"<[{_listed(ways[k])}]> back{k}" for k in ways if k != len(end)),
+        ]
         rules.append(f"back{state}: {' | '.join(back)}")
         # Only tokens nearer to the end, so that nothing but the end follows the last counted token.
-        on = [f"<[{_listed(ways[k])}]>{f' on{k}' if k != len(end) else ''}" for k in ways if k > state]
+        on = [
+            f"<[{_listed(ways[k])}]>{f' on{k}' if k != len(end) else ''}" for k in ways if k > state
+        ]
         rules.append(f"on{state}: {' | '.join(on)}")
     return [f"counted: back0{{0,{limit}}} on0" if limit else "counted: on0", *rules]
 
@@ -36,8 +45,8 @@ _FORBIDDEN = -1
 
 @functools.lru_cache(maxsize=16)
 def _moves(end: bytes, table: TokenTable) -> Moves:
-    """State transitions. Reads the vocabulary once for each reachable state: a part of a second, and the result is
-    cached."""
+    """State transitions. Reads the vocabulary once for each reachable state: a part of a second,
+    and the result is cached."""
     moves: Moves = {}
     unseen = [0]
     while unseen:
@@ -54,7 +63,9 @@ def _moves(end: bytes, table: TokenTable) -> Moves:
     return moves
 
 
-def _that_matter(rest: bytes, first: bytes, spelled: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+def _that_matter(
+    rest: bytes, first: bytes, spelled: Sequence[bytes]
+) -> Iterator[tuple[int, bytes]]:
     """Tokens that go on with the end or may begin it; all others lead to state 0."""
     for token_id, letters in enumerate(spelled):
         if letters and (first in letters or letters.startswith(rest) or rest.startswith(letters)):

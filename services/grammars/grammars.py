@@ -1,4 +1,5 @@
-"""Compiles grammars for one model's tokens by llguidance, within limits that are the same in every process."""
+"""Compiles grammars for one model's tokens by llguidance, within limits that are the same in every
+process."""
 
 from __future__ import annotations
 
@@ -23,15 +24,21 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
-SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{most}}}" for most in (6, 10, 15, 30)), f"{_TEXT}+"]
-"""Parts of the vocabulary that a mask takes as a whole where the grammar allows all of it: white space, and text of a
-JSON string by its length. A string near its `maxLength` allows the short ones only; 6 and 15 beside what llguidance
-comes with take a fifth off the mean mask of such schemas (2026-11-22)."""
+SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_TEXT}{{1,{most}}}" for most in (6, 10, 15, 30)),
+    f"{_TEXT}+",
+]
+"""Parts of the vocabulary that a mask takes as a whole where the grammar allows all of it: white
+space, and text of a JSON string by its length. A string near its `maxLength` allows the short ones
+only; 6 and 15 beside what llguidance comes with take a fifth off the mean mask of such schemas
+(2026-11-22)."""
 MAX_REASON_CHARS = 300
 IN_OUR_WORDS = {
     "NoExtension": "nothing matches it",
     "oneOf constraints are not supported": (
-        "the members of a oneOf are not told apart by their types or by a constant in each; allowed: members that are, "
+        "the members of a oneOf are not told apart by their types or by a constant in each; "
+        "allowed: members that are, "
         "or anyOf"
     ),
 }
@@ -44,7 +51,9 @@ class GrammarError(Exception):
 
     def __init__(self, reason: str) -> None:
         reason = reason.removesuffix("<non-verbose/>").strip()
-        reason = next((ours for begin, ours in IN_OUR_WORDS.items() if reason.startswith(begin)), reason)
+        reason = next(
+            (ours for begin, ours in IN_OUR_WORDS.items() if reason.startswith(begin)), reason
+        )
         super().__init__(reason[:MAX_REASON_CHARS])
 
 
@@ -52,11 +61,14 @@ class Grammars:
     """Thread-safe; compiling releases the interpreter lock."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads the folder's tokenizer, which takes a part of a second. Raises `ModelFolderError`, `OSError`."""
+        """Reads the folder's tokenizer, which takes a part of a second. Raises `ModelFolderError`,
+        `OSError`."""
         manifest = ModelManifest.read(folder)
         text = (folder / "tokenizer.json").read_text()
         eos_ids = list(manifest.eos_token_ids) or None
-        self._tokenizer = LLTokenizer(text, n_vocab=manifest.vocab_size, eos_token=eos_ids, slices=SLICES)
+        self._tokenizer = LLTokenizer(
+            text, n_vocab=manifest.vocab_size, eos_token=eos_ids, slices=SLICES
+        )
         self.num_words = words_of(manifest.vocab_size)
 
     def compile(self, grammar: str) -> LLMatcher:
@@ -78,8 +90,8 @@ def check(matcher: LLMatcher) -> None:
 
 
 def fill(matcher: LLMatcher, mask: Int32Array) -> None:
-    """Writes the mask of the tokens that may come next. Raises `GrammarError` when there are none, or finding them
-    costs too much."""
+    """Writes the mask of the tokens that may come next. Raises `GrammarError` when there are none,
+    or finding them costs too much."""
     assert mask.flags.c_contiguous
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     check(matcher)

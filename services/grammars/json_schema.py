@@ -20,8 +20,19 @@ NOT_ENFORCED = frozenset(
 )
 """Keywords that restrict valid values and that a grammar cannot express."""
 SAY_NOTHING: Mapping[str, object] = {
-    **{"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True, "propertyNames": True},
-    **{"minContains": 0, "not": False, "dependentSchemas": {}, "dependentRequired": {}, "dependencies": {}},
+    **{
+        "uniqueItems": False,
+        "unevaluatedItems": True,
+        "unevaluatedProperties": True,
+        "propertyNames": True,
+    },
+    **{
+        "minContains": 0,
+        "not": False,
+        "dependentSchemas": {},
+        "dependentRequired": {},
+        "dependencies": {},
+    },
 }
 """Values, by keyword, with which generators write these keywords to allow everything."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -36,15 +47,18 @@ def parse_json(param: str, text: str) -> Any:
     except (msgspec.DecodeError, RecursionError) as fault:
         raise BadRequest(param, f"{param} is not valid JSON: {fault}") from None
     if _nesting(value) > MAX_NESTING:
-        raise BadRequest(param, f"{param} is nested {_nesting(value)} deep; allowed: at most {MAX_NESTING}")
+        raise BadRequest(
+            param, f"{param} is nested {_nesting(value)} deep; allowed: at most {MAX_NESTING}"
+        )
     return value
 
 
 def check_schema(param: str, schema: object) -> None:
-    """Raises `BadRequest` naming the first keyword that would be accepted but not enforced, and its place.
+    """Raises `BadRequest` naming the first keyword that would be accepted but not enforced, and its
+    place.
 
-    Changes the schema to what the compiler knows: removes keywords without effect, and writes a `oneOf` as `anyOf`
-    where that is the same.
+    Changes the schema to what the compiler knows: removes keywords without effect, and writes a
+    `oneOf` as `anyOf` where that is the same.
     """
     if not isinstance(schema, dict):
         raise BadRequest.of(param, schema, "a JSON Schema that is an object")
@@ -55,11 +69,14 @@ def check_schema(param: str, schema: object) -> None:
                 raise _not_enforced(param, path, keyword, "no grammar can hold an answer to it")
             del part[keyword]
         # Keys that are not listed may come twice, and twice the same key is one property.
-        least, required = part.get("minProperties", 0), part.get("required")
+        least = part.get("minProperties", 0)
+        required = part.get("required")
         # Older schemas say `"required": true` of a property.
         num_required = len(required) if isinstance(required, list) else 0
         if isinstance(least, int) and least > 1 + num_required:
-            raise _not_enforced(param, path, "minProperties", "at most one more than `required` can be held to")
+            raise _not_enforced(
+                param, path, "minProperties", "at most one more than `required` can be held to"
+            )
     turn_into_any_of(schema, [part for _, part in subschemas])
 
 
@@ -92,8 +109,11 @@ def _subschemas(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[s
 
 def _nesting(value: Any) -> int:
     """Depth of lists and objects, counted without recursion."""
-    depth, level = 0, [value]
+    depth = 0
+    level = [value]
     while level := [each for each in level if isinstance(each, dict | list)]:
         depth += 1
-        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+        level = [
+            inner for each in level for inner in (each.values() if isinstance(each, dict) else each)
+        ]
     return depth

@@ -1,4 +1,5 @@
-"""Pieces of a Lark grammar as text: literals, expressions, alternatives. Knows nothing about their use."""
+"""Pieces of a Lark grammar as text: literals, expressions, alternatives. Knows nothing about their
+use."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import ASTNode, GbnfToLarkError, GrammarParser, RuleRefNode, gbnf_to_lark
+from llguidance.gbnf_to_lark import (
+    ASTNode,
+    GbnfToLarkError,
+    GrammarParser,
+    RuleRefNode,
+    gbnf_to_lark,
+)
 
 from ..runtime.errors import BadRequest
 from .ascii_escapes import ascii_grammar, ascii_regex
@@ -34,7 +41,9 @@ def literal(text: str, special_tokens: Mapping[str, int]) -> str:
     longest_first = sorted(map(re.escape, special), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(longest_first)})", text)
     return " ".join(
-        f"<[{special_tokens[piece]}]>" if piece in special_tokens else quoted(piece) for piece in pieces if piece
+        f"<[{special_tokens[piece]}]>" if piece in special_tokens else quoted(piece)
+        for piece in pieces
+        if piece
     )
 
 
@@ -48,19 +57,30 @@ def expression(param: str, regex: str) -> str:
 
 
 def grammar(param: str, text: str) -> str:
-    """A grammar in Lark's syntax, or in that of GBNF, which is translated. Escapes of classes mean ASCII."""
-    BadRequest.unless(text.strip(), param, text, "a Lark grammar with a rule named start, or GBNF with one named root")
+    """A grammar in Lark's syntax, or in that of GBNF, which is translated. Escapes of classes mean
+    ASCII."""
+    BadRequest.unless(
+        text.strip(),
+        param,
+        text,
+        "a Lark grammar with a rule named start, or GBNF with one named root",
+    )
     return ascii_grammar(_from_gbnf(param, text) if _GBNF.search(text) is not None else text)
 
 
 def _from_gbnf(param: str, text: str) -> str:
     try:
         rules = GrammarParser().parse(text)
-        missing = {"root", *(name for rule in rules.values() for name in _named(rule))} - rules.keys()
+        missing = {
+            "root",
+            *(name for rule in rules.values() for name in _named(rule)),
+        } - rules.keys()
         if not missing:
             return gbnf_to_lark(text)
     except (GbnfToLarkError, ValueError, OverflowError, RecursionError) as fault:
-        raise BadRequest(param, f"{param} is no GBNF: {str(fault)[:200]}", code="invalid_grammar") from None
+        raise BadRequest(
+            param, f"{param} is no GBNF: {str(fault)[:200]}", code="invalid_grammar"
+        ) from None
     raise BadRequest(param, f"{param} has no rule named {min(missing)!r}", code="invalid_grammar")
 
 

@@ -1,7 +1,7 @@
 """Turns the oneOf of a JSON Schema into an anyOf where no value can match two of its members.
 
-llguidance tells members apart by their types and by constants that are strings. They are told apart here by constants
-of any type, in the members themselves or in a property that all of them require.
+llguidance tells members apart by their types and by constants that are strings. They are told apart
+here by constants of any type, in the members themselves or in a property that all of them require.
 """
 
 from __future__ import annotations
@@ -15,14 +15,21 @@ from .references import is_local, target_of
 
 Schema = dict[str, Any]
 Member = Sequence[Schema]
-"""Subschemas that hold together: a member's own, those that it refers to, and those around it. One that is left out
-only makes members harder to tell apart."""
+"""Subschemas that hold together: a member's own, those that it refers to, and those around it. One
+that is left out only makes members harder to tell apart."""
 Constants = dict[str, set[str]]
 """Values that a member allows, as texts, by the name of their type."""
 MAX_WORK = 200_000
-"""Largest number of subschemas and values that are looked at, some tenths of a second: by references a short schema
-can name the same ones over and over. Further oneOf stay as they are."""
-_TYPES = {bool: "boolean", int: "number", float: "number", str: "string", type(None): "null", list: "array"}
+"""Largest number of subschemas and values that are looked at, some tenths of a second: by
+references a short schema can name the same ones over and over. Further oneOf stay as they are."""
+_TYPES = {
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    type(None): "null",
+    list: "array",
+}
 _ALL_TYPES = frozenset(["boolean", "number", "string", "null", "array", "object"])
 
 
@@ -33,25 +40,36 @@ def turn_into_any_of(root: Schema, subschemas: Sequence[Schema]) -> None:
         return
     reader = _Reader(root)
     for part in subschemas:
-        members, all_of = part.get("oneOf"), part.get("allOf", [])
-        if isinstance(members, list) and isinstance(all_of, list) and reader.tells_apart(part, members):
+        members = part.get("oneOf")
+        all_of = part.get("allOf", [])
+        if (
+            isinstance(members, list)
+            and isinstance(all_of, list)
+            and reader.tells_apart(part, members)
+        ):
             del part["oneOf"]
-            part.update({"allOf": [*all_of, {"anyOf": members}]} if "anyOf" in part else {"anyOf": members})
+            part.update(
+                {"allOf": [*all_of, {"anyOf": members}]} if "anyOf" in part else {"anyOf": members}
+            )
 
 
 class _Reader:
     """Tells members apart, within the work of one schema."""
 
     def __init__(self, root: Schema) -> None:
-        self._root, self._work_left = root, MAX_WORK
+        self._root = root
+        self._work_left = MAX_WORK
         self._known_constants: dict[int, Constants] = {}
         """Constants by the identity of their subschema."""
 
     def tells_apart(self, parent: Schema, members: Sequence[object]) -> bool:
-        """Whether no value matches two of the members. `parent` has them as its `oneOf`, and holds for each."""
+        """Whether no value matches two of the members. `parent` has them as its `oneOf`, and holds
+        for each."""
         try:
             around = list(self._together([parent]))
-            return self._differ([[*self._together([member]), *self._charged(around)] for member in members])
+            return self._differ(
+                [[*self._together([member]), *self._charged(around)] for member in members]
+            )
         except _TooMuchWork:
             return False
 
@@ -66,7 +84,8 @@ class _Reader:
 
     def _together(self, schemas: Sequence[object]) -> Iterator[Schema]:
         """The subschemas, and all that hold with them."""
-        waiting, seen = list(schemas), set[int]()
+        waiting = list(schemas)
+        seen = set[int]()
         while waiting:
             part = waiting.pop(0)
             if not isinstance(part, dict) or id(part) in seen:
@@ -112,7 +131,11 @@ class _Reader:
             if not any(name in self._charged_required(part) for part in member):
                 return False
         values = [
-            list(self._together([_properties(part)[name] for part in member if name in _properties(part)]))
+            list(
+                self._together(
+                    [_properties(part)[name] for part in member if name in _properties(part)]
+                )
+            )
             for member in members
         ]
         return self._differ(values, by_property=False)
@@ -161,7 +184,8 @@ def _constants_of(part: Schema) -> Constants:
 
 
 def _plain(value: object) -> object:
-    """The value, so that equal values have the same text: to JSON Schema 1.0 is 1, and true is not."""
+    """The value, so that equal values have the same text: to JSON Schema 1.0 is 1, and true is
+    not."""
     match value:
         case float() if value.is_integer():
             return int(value)

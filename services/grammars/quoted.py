@@ -1,7 +1,9 @@
-"""Converts a Lark grammar of texts to the grammar of the same texts in JSON strings, without the quotes.
+"""Converts a Lark grammar of texts to the grammar of the same texts in JSON strings, without the
+quotes.
 
-Every character has one spelling: quotes, backslashes and control characters are escaped, others stand for themselves.
-The characters of a class are found by llguidance, which reads the grammar in the end.
+Every character has one spelling: quotes, backslashes and control characters are escaped, others
+stand for themselves. The characters of a class are found by llguidance, which reads the grammar in
+the end.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ _TOKEN = re.compile(
     |(?P<other>%(?:ignore|lark)\b|<(?P<special>[^<>\s]+)>|[%@](?P<beyond>\w*)|\w+|.)""",
     re.VERBOSE | re.DOTALL,
 )
-"""A part of a grammar. A string or an expression without its end is one too, since looking for its end from every place
-in it takes quadratic time; reading it is an error."""
+"""A part of a grammar. A string or an expression without its end is one too, since looking for its
+end from every place in it takes quadratic time; reading it is an error."""
 _MATCHER = re.compile(
     r"""(?P<opening>\((?:\?(?:P?<\w+>|[a-zA-Z-]*[:)]))?)
     |(?P<count>\{\d*,?\d*\}|[*+?|)^$]|\\[bBAzG])
@@ -51,7 +53,8 @@ MAX_CLASS_CHARS = 2048
 
 
 def quoted_grammar(param: str, grammar: str) -> str:
-    """Grammar of the texts in JSON strings. Raises `BadRequest`, naming `param`, for a grammar that matches no text."""
+    """Grammar of the texts in JSON strings. Raises `BadRequest`, naming `param`, for a grammar that
+    matches no text."""
     return "".join(_within_strings(param, _tokens(param, grammar)))
 
 
@@ -62,7 +65,9 @@ def quoted_regex(param: str, regex: str, flags: str = "") -> str:
 
 def _within_strings(param: str, tokens: Iterator[str]) -> Iterator[str]:
     """Restricts `~` to the characters of JSON strings."""
-    depth, ends, other = 0, list[int](), f"(/{quoted_regex(param, '(?s:.)*')}/ & ~"
+    depth = 0
+    ends = list[int]()
+    other = f"(/{quoted_regex(param, '(?s:.)*')}/ & ~"
     for token in tokens:
         if token == "~":
             ends.append(depth)
@@ -81,13 +86,17 @@ def _tokens(param: str, grammar: str) -> Iterator[str]:
         if found["space"] is not None:
             yield "\n" if "\n" in found["space"] else " "
         elif found["range"] is not None:
-            first, last = (_read(param, part) for part in re.split(r"(?<=\")\s*\.\.\s*(?=\")", found.group()))
+            first, last = (
+                _read(param, part) for part in re.split(r"(?<=\")\s*\.\.\s*(?=\")", found.group())
+            )
             yield f"/{quoted_regex(param, f'[{_code_point(first)}-{_code_point(last)}]')}/"
         elif found["string"] is not None:
             yield _string(param, found["string"])
         elif found["regex"] is not None:
             if found["flags"] is None:
-                raise _refusal(param, f"has {found.group()[:20]!r}, a regular expression without its end")
+                raise _refusal(
+                    param, f"has {found.group()[:20]!r}, a regular expression without its end"
+                )
             yield f"/{quoted_regex(param, found['regex'], found['flags'])}/{found['flags']}"
         elif found["name"] is not None:
             yield from _imported(param, found["name"], found["alias"] or found["name"])
@@ -96,7 +105,10 @@ def _tokens(param: str, grammar: str) -> Iterator[str]:
                 yield from _imported(param, name, name)
         elif found["special"] is not None or found["beyond"] is not None:
             what = found.group().split()[0]
-            raise _refusal(param, f"uses {what!r}; allowed: Lark of text, without tokens, JSON and other grammars")
+            raise _refusal(
+                param,
+                f"uses {what!r}; allowed: Lark of text, without tokens, JSON and other grammars",
+            )
         else:
             assert kind is not None
             yield found.group()
@@ -110,14 +122,16 @@ def _imported(param: str, name: str, alias: str) -> Iterator[str]:
 
 
 def _string(param: str, literal: str) -> str:
-    """Grammar of a string. Letters of escapes have one case, also where the text is case-insensitive."""
+    """Grammar of a string. Letters of escapes have one case, also where the text is
+    case-insensitive."""
     ignores_case = literal.endswith("i")
     text = _read(param, literal.removesuffix("i"))
     if not ignores_case:
         return json.dumps(_quoted(text), ensure_ascii=False)
     pieces = [piece for piece in re.split(r'(["\\\x00-\x1f]+)', text) if piece]
     spelled = [
-        json.dumps(_quoted(piece), ensure_ascii=False) + ("" if piece[0] in ESCAPED else "i") for piece in pieces
+        json.dumps(_quoted(piece), ensure_ascii=False) + ("" if piece[0] in ESCAPED else "i")
+        for piece in pieces
     ]
     return f"({' '.join(spelled)})" if len(spelled) > 1 else (spelled or ['""'])[0]
 
@@ -125,12 +139,15 @@ def _string(param: str, literal: str) -> str:
 def _read(param: str, literal: str) -> str:
     """Text of a Lark string, which is a JSON string with \\x besides."""
     try:
-        text: str = json.loads(re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", literal.replace("\t", "\\t")))
+        text: str = json.loads(
+            re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", literal.replace("\t", "\\t"))
+        )
         # Raises UnicodeEncodeError, a ValueError, for half a surrogate pair.
         text.encode()
     except ValueError:
         raise _refusal(
-            param, f"has the string {literal[:40]}, which cannot be read; allowed: JSON's escapes and \\x"
+            param,
+            f"has the string {literal[:40]}, which cannot be read; allowed: JSON's escapes and \\x",
         ) from None
     return text
 
@@ -145,13 +162,16 @@ def _code_point(char: str) -> str:
 
 def _matchers(param: str, regex: str, flags: str) -> Iterator[str]:
     """Rewrites matchers of single characters to those of their spelling; the rest stays."""
-    at, scopes = 0, [flags]
+    at = 0
+    scopes = [flags]
     if "x" in flags:
         raise _refusal(param, "has a regular expression with the flag x; allowed: i, m, s and u")
     while at < len(regex):
         found = _MATCHER.match(regex, at)
         if found is None:
-            raise _refusal(param, f"has {regex[at:][:20]!r} in a regular expression, which cannot be read")
+            raise _refusal(
+                param, f"has {regex[at:][:20]!r} in a regular expression, which cannot be read"
+            )
         at = found.end()
         text = found.group()
         if found["opening"] is not None:
@@ -180,12 +200,18 @@ def _scoped(param: str, flags: str, opening: str) -> str:
 
 
 def _class_end(param: str, regex: str, start: int) -> int:
-    """Position behind a class. Classes may stand in classes; a bracket right behind an opening one is a letter."""
-    depth, at = 0, start
+    """Position behind a class. Classes may stand in classes; a bracket right behind an opening one
+    is a letter."""
+    depth = 0
+    at = start
     while at < len(regex):
         if regex[at] == "\\":
             at += 1
-        elif regex[at] == "[" and (named := re.compile(r"\[:\^?\w+:\]").match(regex, at)) is not None and depth:
+        elif (
+            regex[at] == "["
+            and (named := re.compile(r"\[:\^?\w+:\]").match(regex, at)) is not None
+            and depth
+        ):
             at = named.end() - 1
         elif regex[at] == "[":
             depth += 1
@@ -195,7 +221,9 @@ def _class_end(param: str, regex: str, start: int) -> int:
             if depth == 0:
                 return at + 1
         at += 1
-    raise _refusal(param, f"has {regex[start:][:20]!r} in a regular expression, a class without its end")
+    raise _refusal(
+        param, f"has {regex[start:][:20]!r} in a regular expression, a class without its end"
+    )
 
 
 def _spelled(param: str, one: str, flags: str) -> str:

@@ -1,4 +1,5 @@
-"""Finds the subschemas that references of a JSON Schema name. Knows references into the same document only."""
+"""Finds the subschemas that references of a JSON Schema name. Knows references into the same
+document only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Converts structural tags to a grammar: free text in which an opening tag begins constrained text.
 
-It takes both forms that clients use: `{"structures": [{"begin", "schema", "end"}], "triggers": […]}`, and a tree of
-formats below `"format"` (in the terms of xgrammar, and so of vLLM and SGLang).
+It takes both forms that clients use: `{"structures": [{"begin", "schema", "end"}], "triggers":
+[…]}`, and a tree of formats below `"format"` (in the terms of xgrammar, and so of vLLM and SGLang).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .json_schema import check_schema
 from .lark import ANY_TEXT, expression, literal, quoted
 
 FORMATS = (
-    "any_text, const_string, json_schema, regex, grammar, tag, sequence, or, triggered_tags or tags_with_separator"
+    "any_text, const_string, json_schema, regex, grammar, tag, sequence, or, "
+    "triggered_tags or tags_with_separator"
 )
 Whitespaced = Callable[[object], dict[str, Any]]
 
@@ -25,9 +26,12 @@ Whitespaced = Callable[[object], dict[str, Any]]
 def structural_tag_grammar(
     param: str, tag: object, special_tokens: Mapping[str, int], whitespaced: Whitespaced
 ) -> list[dict[str, Any]]:
-    """The grammar and those that it refers to; `whitespaced` prepares a schema. Raises `BadRequest`."""
+    """The grammar and those that it refers to; `whitespaced` prepares a schema. Raises
+    `BadRequest`."""
     if not isinstance(tag, dict):
-        raise BadRequest.of(param, tag, "an object with `format`, or with `structures` and `triggers`")
+        raise BadRequest.of(
+            param, tag, "an object with `format`, or with `structures` and `triggers`"
+        )
     writer = _Writer(param, special_tokens, whitespaced)
     root = writer.rule(tag["format"] if "format" in tag else _from_structures(tag), "format")
     return writer.grammars(root)
@@ -52,11 +56,16 @@ def _from_structures(tag: dict[str, Any]) -> dict[str, Any]:
 class _Writer:
     """Writes one rule a format; `at` is the place in the client's JSON."""
 
-    def __init__(self, param: str, special_tokens: Mapping[str, int], whitespaced: Whitespaced) -> None:
-        self._param, self._special, self._whitespaced = param, special_tokens, whitespaced
+    def __init__(
+        self, param: str, special_tokens: Mapping[str, int], whitespaced: Whitespaced
+    ) -> None:
+        self._param = param
+        self._special = special_tokens
+        self._whitespaced = whitespaced
         self._rules: list[str] = []
         self._num_bytes = 0
-        """Size of all rules. Few tools make many where each argument of a call gets all definitions."""
+        """Size of all rules. Few tools make many where each argument of a call gets all
+        definitions."""
         self._others: list[dict[str, Any]] = []
         self._names: dict[int, str] = {}
         """Rules of formats that others refer to, by the identity of the format."""
@@ -75,7 +84,9 @@ class _Writer:
             case {"type": "json_schema" | "regex" | "grammar"}:
                 return self._matching(form, at)
             case {"type": "sequence" | "or" as kind, "elements": [*elements]} if elements:
-                names = [self._named(each, f"{at}.elements[{i}]") for i, each in enumerate(elements)]
+                names = [
+                    self._named(each, f"{at}.elements[{i}]") for i, each in enumerate(elements)
+                ]
                 return (" " if kind == "sequence" else " | ").join(names)
             case _:
                 return self._tags(form, at)
@@ -96,9 +107,13 @@ class _Writer:
         match form:
             case {"type": "tag"}:
                 return self._tag(form, at)
-            case {"type": "triggered_tags", "triggers": [*triggers], "tags": [*tags]} if triggers and tags:
+            case {"type": "triggered_tags", "triggers": [*triggers], "tags": [*tags]} if (
+                triggers and tags
+            ):
                 return self._triggered(form, triggers, tags, at)
-            case {"type": "tags_with_separator", "tags": [*tags], "separator": str(separator)} if tags:
+            case {"type": "tags_with_separator", "tags": [*tags], "separator": str(separator)} if (
+                tags
+            ):
                 return self._separated(form, tags, separator, at)
             case _:
                 raise self._no_format(form, at)
@@ -128,12 +143,14 @@ class _Writer:
         return f"@{name}"
 
     def _count(self, text: str) -> None:
-        """Counts the bytes of a rule or grammar. Raises `BadRequest` where all together are more than engines take."""
+        """Counts the bytes of a rule or grammar. Raises `BadRequest` where all together are more
+        than engines take."""
         self._num_bytes += len(json.dumps(text, ensure_ascii=False).encode())
         if self._num_bytes > MAX_GRAMMAR_BYTES:
             most = MAX_GRAMMAR_BYTES
             raise BadRequest(
-                self._param, f"the grammar of {self._param} has more than {most} bytes; allowed: at most {most}"
+                self._param,
+                f"the grammar of {self._param} has more than {most} bytes; allowed: at most {most}",
             )
 
     def _literal(self, text: str) -> str:
@@ -143,12 +160,16 @@ class _Writer:
         """Rule of a tag whose opening `after` has been read."""
         begin, end = self._ends(form, at)
         if not begin.startswith(after):
-            raise self._refusal(f"{at}.begin", begin, f"text that starts with its trigger {after!r}")
+            raise self._refusal(
+                f"{at}.begin", begin, f"text that starts with its trigger {after!r}"
+            )
         opening = self._literal(begin.removeprefix(after)) if begin != after else ""
         content = form.get("content")
         if isinstance(content, dict) and content.get("type") == "any_text":
             return f"{opening} {self._text_up_to(end)}"
-        return f"{opening} {self._named(content, f'{at}.content')} {self._literal(end) if end else ''}"
+        return (
+            f"{opening} {self._named(content, f'{at}.content')} {self._literal(end) if end else ''}"
+        )
 
     def _ends(self, form: object, at: str) -> tuple[str, str]:
         match form:
@@ -176,16 +197,31 @@ class _Writer:
             begin, _ = self._ends(tag, f"{at}.tags[{i}]")
             trigger = next((each for each in triggers if begin.startswith(each)), None)
             if trigger is None:
-                raise self._refusal(f"{at}.tags[{i}].begin", begin, f"text that starts with one of {triggers}")
-            bodies.setdefault(trigger, []).append(self._define(self._tag(tag, f"{at}.tags[{i}]", after=trigger)))
-        heads = [f"{self._text_up_to(trigger)} ({' | '.join(those)})" for trigger, those in bodies.items()]
+                raise self._refusal(
+                    f"{at}.tags[{i}].begin", begin, f"text that starts with one of {triggers}"
+                )
+            bodies.setdefault(trigger, []).append(
+                self._define(self._tag(tag, f"{at}.tags[{i}]", after=trigger))
+            )
+        heads = [
+            f"{self._text_up_to(trigger)} ({' | '.join(those)})"
+            for trigger, those in bodies.items()
+        ]
         call = self._define(" | ".join(heads))
         if form.get("stop_after_first"):
             return call if form.get("at_least_one") else f"{call} | {self._define(ANY_TEXT)}"
         return f"{call}{'+' if form.get('at_least_one') else '*'} {self._define(ANY_TEXT)}"
 
     def _separated(self, form: Any, tags: list[Any], separator: str, at: str) -> str:
-        one = self._define(" | ".join(self._define(self._tag(tag, f"{at}.tags[{j}]")) for j, tag in enumerate(tags)))
-        more = "" if form.get("stop_after_first") else f"({self._literal(separator) if separator else ''} {one})*"
+        one = self._define(
+            " | ".join(
+                self._define(self._tag(tag, f"{at}.tags[{j}]")) for j, tag in enumerate(tags)
+            )
+        )
+        more = (
+            ""
+            if form.get("stop_after_first")
+            else f"({self._literal(separator) if separator else ''} {one})*"
+        )
         body = f"{one} {more}"
         return body if form.get("at_least_one") else f"({body})?"

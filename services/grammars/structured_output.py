@@ -1,7 +1,7 @@
 """Converts the structured output that a client asks for to one grammar in llguidance's format.
 
-Constraints that a grammar cannot express are refused by name, before anything is compiled. `checker` finds out whether
-a grammar compiles in time.
+Constraints that a grammar cannot express are refused by name, before anything is compiled.
+`checker` finds out whether a grammar compiles in time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_BYTES = 256 << 10
 """Largest number of bytes of a schema, an expression, a grammar, or all choices together."""
 MAX_CHOICES = 4096
 WHITESPACE = r"(\r?\n)?[ \t]{0,40}"
-"""Pattern of white space between tokens of JSON: compact, spaced or indented. It is bounded, since a model that writes
-only spaces never ends."""
+"""Pattern of white space between tokens of JSON: compact, spaced or indented. It is bounded, since
+a model that writes only spaces never ends."""
 ANY_OBJECT = {"type": "object"}
 KINDS = "json_schema, json_object, regex, choice, grammar or structural_tag"
 
@@ -34,15 +34,20 @@ def param_of(asked: StructuredOutput) -> str:
     return f"structured_output.{asked.WhichOneof('kind') or 'kind'}"
 
 
-def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int], *, closes_schemas: bool = False) -> str:
-    """Grammar of the constraint. `special_tokens` are ids of tokens that are no text, by their text. `closes_schemas`:
-    objects have no properties but those that their schema names, also where the request is not strict. Raises
-    `BadRequest`."""
-    param, kind = param_of(asked), asked.WhichOneof("kind")
+def grammar_of(
+    asked: StructuredOutput, special_tokens: Mapping[str, int], *, closes_schemas: bool = False
+) -> str:
+    """Grammar of the constraint. `special_tokens` are ids of tokens that are no text, by their
+    text. `closes_schemas`: objects have no properties but those that their schema names, also where
+    the request is not strict. Raises `BadRequest`."""
+    param = param_of(asked)
+    kind = asked.WhichOneof("kind")
     if (size := asked.ByteSize()) > MAX_BYTES:
         raise BadRequest(param, f"{param} has {size} bytes; allowed: at most {MAX_BYTES}")
     if asked.HasField("whitespace_pattern") and kind not in ("json_schema", "json_object"):
-        raise BadRequest("whitespace_pattern", f"whitespace_pattern with {param}; allowed: with JSON")
+        raise BadRequest(
+            "whitespace_pattern", f"whitespace_pattern with {param}; allowed: with JSON"
+        )
     match kind:
         case "json_schema":
             schema = parse_json(param, asked.json_schema)
@@ -60,7 +65,9 @@ def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int], *, cl
             return _grammars({"lark_grammar": lark.grammar(param, asked.grammar)})
         case "structural_tag":
             tag = parse_json(param, asked.structural_tag)
-            prepared = with_whitespace_and_closed if asked.strict or closes_schemas else with_whitespace
+            prepared = (
+                with_whitespace_and_closed if asked.strict or closes_schemas else with_whitespace
+            )
             return _grammars(*structural_tag_grammar(param, tag, special_tokens, prepared))
         case _:
             raise BadRequest(param, f"{param} is empty; allowed: {KINDS}")
@@ -78,15 +85,24 @@ def with_whitespace_and_closed(schema: object) -> dict[str, Any]:
 
 
 def _whitespace(asked: StructuredOutput) -> str:
-    return ascii_regex(asked.whitespace_pattern) if asked.HasField("whitespace_pattern") else WHITESPACE
+    return (
+        ascii_regex(asked.whitespace_pattern)
+        if asked.HasField("whitespace_pattern")
+        else WHITESPACE
+    )
 
 
 def _choices(param: str, choices: list[str]) -> str:
-    BadRequest.unless(choices and "" not in choices, param, choices, "at least one string, none empty")
+    BadRequest.unless(
+        choices and "" not in choices, param, choices, "at least one string, none empty"
+    )
     if len(choices) > MAX_CHOICES:
-        raise BadRequest(param, f"{param} has {len(choices)} strings; allowed: at most {MAX_CHOICES}")
-    # A terminal is one state for all strings that are still possible; a rule has an item for each, and more than
-    # `max_items_in_row` of them are refused. Of 1,900 long tokens a mask took 27 ms in a rule, 0.7 ms in a terminal.
+        raise BadRequest(
+            param, f"{param} has {len(choices)} strings; allowed: at most {MAX_CHOICES}"
+        )
+    # A terminal is one state for all strings that are still possible; a rule has an item for each,
+    # and more than `max_items_in_row` of them are refused. Of 1,900 long tokens a mask took 27 ms
+    # in a rule, 0.7 ms in a terminal.
     return f"start: CHOICE\nCHOICE: {lark.alternatives(dict.fromkeys(choices))}"
 
 

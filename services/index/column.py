@@ -1,4 +1,5 @@
-"""One column of the prefix index in Redis, written by the engine whose cache it mirrors; one a shard.
+"""One column of the prefix index in Redis, written by the engine whose cache it mirrors; one a
+shard.
 
 It keeps the set of blocks that the column should hold, so that it can be written anew at any time.
 """
@@ -17,8 +18,9 @@ BLOCKS_PER_CALL = 256
 _RENEW_SECONDS = 1.0
 _PENDING_FLOOR = 4096
 
-# KEYS: slots, own set, a bitmap a block. ARGV: slot, epoch, seq, a digit a block (1 sets, 0 clears), length of the
-# bitmaps' prefix. Returns 1 when written (or written before: a reply was lost), 0 when the column is not the writer's.
+# KEYS: slots, own set, a bitmap a block. ARGV: slot, epoch, seq, a digit a block (1 sets, 0
+# clears), length of the bitmaps' prefix. Returns 1 when written (or written before: a reply was
+# lost), 0 when the column is not the writer's.
 _WRITE = Script(
     """
 local slot, seq = ARGV[1], tonumber(ARGV[3])
@@ -52,7 +54,8 @@ Change = tuple[bytes, bool]
 
 
 class ColumnLost(Exception):
-    """The slot belongs to this incarnation no longer: its lease ran out, or Redis lost everything."""
+    """The slot belongs to this incarnation no longer: its lease ran out, or Redis lost
+    everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +70,25 @@ class Owner:
 
 
 class IndexColumn:
-    """One column. `add`, `drop` and `clear` follow the cache and never wait; `write` brings Redis up to date."""
+    """One column. `add`, `drop` and `clear` follow the cache and never wait; `write` brings Redis
+    up to date."""
 
     def __init__(
-        self, store: Store, model_key: str, shard: int, owner: Owner, *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        model_key: str,
+        shard: int,
+        owner: Owner,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.blocks: dict[bytes, None] = {}
-        """Blocks that the column should hold, as keys: the garbage collector passes over such a dict."""
-        self._store, self._model_key, self._shard, self._owner = store, model_key, shard, owner
+        """Blocks that the column should hold, as keys: the garbage collector passes over such a
+        dict."""
+        self._store = store
+        self._model_key = model_key
+        self._shard = shard
+        self._owner = owner
         self._clock = clock
         self._table = SlotTable(store, model_key, shard)
         self._pending: dict[bytes, bool] = {}
@@ -96,7 +110,8 @@ class IndexColumn:
         self.blocks.pop(block, None)
         self._pending[block] = False
         if len(self._pending) > _PENDING_FLOOR + 2 * len(self.blocks):
-            # Redis is away and the cache turns over: to write the column anew is less work than to catch up.
+            # Redis is away and the cache turns over: to write the column anew is less work than to
+            # catch up.
             self.rewrite()
 
     def clear(self) -> None:
@@ -104,13 +119,15 @@ class IndexColumn:
         self.rewrite()
 
     def rewrite(self) -> None:
-        """Makes the next `write` create a new column; the old one counts until the new one is complete."""
+        """Makes the next `write` create a new column; the old one counts until the new one is
+        complete."""
         self._generation += 1
         self._pending.clear()
 
     async def write(self) -> bool:
-        """Renews the lease when it is due and writes pending changes. Returns False when the column was lost; the next
-        call makes a new one. Raises `StoreUnavailable`; then, too, call again."""
+        """Renews the lease when it is due and writes pending changes. Returns False when the column
+        was lost; the next call makes a new one. Raises `StoreUnavailable`; then, too, call
+        again."""
         try:
             if self._published is None or self._needs_filling:
                 self._published = await self._fill()
@@ -132,7 +149,8 @@ class IndexColumn:
         return self._published is None or self._filled_generation != self._generation
 
     async def _fill(self) -> _Writer:
-        """Makes a new column from a copy of the blocks; changes that come meanwhile follow, then it is published.
+        """Makes a new column from a copy of the blocks; changes that come meanwhile follow, then it
+        is published.
 
         A column that fails half-way is left to its lease and the reaper.
         """
@@ -141,7 +159,9 @@ class IndexColumn:
         copy = list(self.blocks)
         owner = self._owner
         slot = await self._table.take(owner.replica_id, owner.epoch, owner.address, owner.capacity)
-        column = _Writer(self._store, self._table, (self._model_key, self._shard), slot, owner.epoch, self._clock)
+        column = _Writer(
+            self._store, self._table, (self._model_key, self._shard), slot, owner.epoch, self._clock
+        )
         for start in range(0, len(copy), BLOCKS_PER_CALL):
             await column.write([(block, True) for block in copy[start : start + BLOCKS_PER_CALL]])
             await column.renew()
@@ -175,13 +195,23 @@ class _Writer:
     """Writes one slot, one call after the other, each with the next sequence number."""
 
     def __init__(
-        self, store: Store, table: SlotTable, place: tuple[str, int], slot: int, epoch: int, clock: Callable[[], float]
+        self,
+        store: Store,
+        table: SlotTable,
+        place: tuple[str, int],
+        slot: int,
+        epoch: int,
+        clock: Callable[[], float],
     ) -> None:
         """`place` is the model's key and the shard."""
-        self.slot, self._clock = slot, clock
+        self.slot = slot
+        self._clock = clock
         self.unanswered: list[Change] = []
-        """Changes of a call that may or may not have been done; it is sent again with the same number."""
-        self._store, self._table, self._epoch = store, table, epoch
+        """Changes of a call that may or may not have been done; it is sent again with the same
+        number."""
+        self._store = store
+        self._table = table
+        self._epoch = epoch
         self._prefix = block_prefix(*place)
         self._keys = [slots_key(*place), own_key(*place, slot)]
         self._seq = 0
@@ -196,7 +226,10 @@ class _Writer:
         """Sends the call that was not answered, if there is one."""
         if not self.unanswered:
             return
-        keys: list[bytes | str] = [*self._keys, *(self._prefix + block for block, _ in self.unanswered)]
+        keys: list[bytes | str] = [
+            *self._keys,
+            *(self._prefix + block for block, _ in self.unanswered),
+        ]
         digits = "".join("1" if is_set else "0" for _, is_set in self.unanswered)
         arguments = (self.slot, epoch_text(self._epoch), self._seq + 1, digits, len(self._prefix))
         if not await self._store.run(_WRITE, keys, arguments):

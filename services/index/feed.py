@@ -1,5 +1,5 @@
-"""Feeds a gateway's indexes, one for each model with a column for each replica, from the bus, the engines and, if
-necessary, Redis.
+"""Feeds a gateway's indexes, one for each model with a column for each replica, from the bus, the
+engines and, if necessary, Redis.
 
 A lost event costs hits until it is repaired; no failure here fails a request.
 """
@@ -35,8 +35,8 @@ _READ_BELIEVED_SECONDS = 1.0
 
 
 class IndexFeed:
-    """Indexes of one gateway. Use within `running`. `index` is a model's index, which lags behind the engines by the
-    travel time of events."""
+    """Indexes of one gateway. Use within `running`. `index` is a model's index, which lags behind
+    the engines by the travel time of events."""
 
     def __init__(
         self,
@@ -50,24 +50,34 @@ class IndexFeed:
         wall_clock: Callable[[], float] = time.time,
         work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`max_blocks` is the limit of each model's index; `work_clock` returns the seconds for which this thread has
-        had a core."""
-        self._store, self._cpu_share = store, CpuShare(_MAX_SHARE)
-        self._bus, self._members, self._max_blocks = bus, members, max_blocks
-        self._dial, self._clock, self._wall_clock, self._work_clock = dial, clock, wall_clock, work_clock
+        """`max_blocks` is the limit of each model's index; `work_clock` returns the seconds for
+        which this thread has had a core."""
+        self._store = store
+        self._cpu_share = CpuShare(_MAX_SHARE)
+        self._bus = bus
+        self._members = members
+        self._max_blocks = max_blocks
+        self._dial = dial
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._work_clock = work_clock
         self._reader = IndexReader(store, clock=clock)
         self._indexes: dict[str, KvIndex] = {}
         self._followers: dict[str, tuple[Follower, asyncio.Task[None]]] = {}
         self._ended: set[asyncio.Task[None]] = set()
         self.on_age: Callable[[Incarnation, float], None] = _ignore
-        """Called with the replica and the age in seconds of each batch of events on its arrival. The age is that by the
+        """Called with the replica and the age in seconds of each batch of events on its arrival.
+        The age is that by the
         clocks of two machines: it may be off by any amount, and negative."""
         self._snapshots = asyncio.Semaphore(_SNAPSHOTS_AT_A_TIME)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[IndexFeed]:
         """Follows every engine that is a member, for the length of a scope."""
-        async with self._bus.subscribe(subjects.EVERY_KV_EVENT) as batches, owned_task(self._read(batches)):
+        async with (
+            self._bus.subscribe(subjects.EVERY_KV_EVENT) as batches,
+            owned_task(self._read(batches)),
+        ):
             self._members.on_change(self._on_change)
             self._bus.on_connected(self._on_connected)
             try:
@@ -102,7 +112,8 @@ class IndexFeed:
         return all(self.is_synced(each) for each in self._members.of(Kind.ENGINE, model_key))
 
     async def consult(self, model_key: str, hashes: Sequence[bytes]) -> None:
-        """Reads this chain in Redis for columns that are not synced, for a few milliseconds at most."""
+        """Reads this chain in Redis for columns that are not synced, for a few milliseconds at
+        most."""
         models = [each.model for each in self._unsure(model_key).values() if each.model is not None]
         if not models:
             return
@@ -112,7 +123,8 @@ class IndexFeed:
             structlog.get_logger().debug("index not read", reason=str(failure))
             return
         # As they are now: one that has left meanwhile would get a column that nothing removes.
-        known, unsure = self.index(model_key).lookup(hashes), self._unsure(model_key)
+        known = self.index(model_key).lookup(hashes)
+        unsure = self._unsure(model_key)
         for (replica_id, epoch), length in matched.items():
             if (replica_id, epoch) in unsure and length > known.get(replica_id, 0):
                 self.expect(unsure[replica_id, epoch], hashes[:length], _READ_BELIEVED_SECONDS)
@@ -120,11 +132,15 @@ class IndexFeed:
     def _unsure(self, model_key: str) -> dict[Incarnation, Member]:
         """Replicas whose columns are not synced."""
         replicas = self._members.of(Kind.ENGINE, model_key)
-        return {(each.replica_id, each.epoch): each for each in replicas if not self.is_synced(each)}
+        return {
+            (each.replica_id, each.epoch): each for each in replicas if not self.is_synced(each)
+        }
 
-    def expect(self, member: Member, hashes: Sequence[bytes], seconds: float, start: int = 0) -> None:
-        """Assumes for `seconds` that the replica caches this chain, or is about to, from `start` on. For a replica that
-        is not followed this is all that is known."""
+    def expect(
+        self, member: Member, hashes: Sequence[bytes], seconds: float, start: int = 0
+    ) -> None:
+        """Assumes for `seconds` that the replica caches this chain, or is about to, from `start`
+        on. For a replica that is not followed this is all that is known."""
         index = self.index(member.model_key)
         if index.column(member.replica_id) is None:
             column = index.open(member.replica_id, member.epoch)
@@ -133,34 +149,44 @@ class IndexFeed:
         index.expect(member.replica_id, hashes, seconds, start)
 
     def doubt(self, member: Member) -> None:
-        """Compares the index with the engine's cache, soon and not too often: hits of the replica do not come true."""
+        """Compares the index with the engine's cache, soon and not too often: hits of the replica
+        do not come true."""
         if (followed := self._followers.get(member.replica_id)) is not None:
             followed[0].doubt()
 
     async def _read(self, batches: Subscription) -> None:
         num_dropped = 0
         async for message in batches:
-            is_late, num_dropped = batches.num_dropped > num_dropped, batches.num_dropped
+            is_late = batches.num_dropped > num_dropped
+            num_dropped = batches.num_dropped
             if self._cpu_share.is_resting and not self._follows_again():
                 continue
             started = self._work_clock()
             try:
                 batch = events_pb2.KvEventBatch.FromString(message.payload)
             except DecodeError as fault:
-                structlog.get_logger().warning("batch not understood", subject=message.subject, error=str(fault))
+                structlog.get_logger().warning(
+                    "batch not understood", subject=message.subject, error=str(fault)
+                )
                 continue
             replica_id = batch.incarnation.replica_id
-            self.on_age((replica_id, batch.incarnation.epoch), self._wall_clock() - batch.published_at)
+            self.on_age(
+                (replica_id, batch.incarnation.epoch), self._wall_clock() - batch.published_at
+            )
             followed = self._followers.get(replica_id)
             if followed is not None:
                 followed[0].take(batch)
-            is_too_much = self._cpu_share.add(self._work_clock() - started, self._clock(), is_late=is_late)
+            is_too_much = self._cpu_share.add(
+                self._work_clock() - started, self._clock(), is_late=is_late
+            )
             if is_too_much and not self._store.broken:
                 self._read_through()
 
     def _read_through(self) -> None:
-        """Ignores events, which take too much of this core, and reads Redis for each prompt for a while. Nobody is
-        followed meanwhile: a column that a snapshot fills now would miss all events from then on."""
+        """Ignores events, which take too much of this core, and reads Redis for each prompt for a
+        while. Nobody is
+        followed meanwhile: a column that a snapshot fills now would miss all events from then
+        on."""
         structlog.get_logger().warning(
             "events are passed over, the index is read through", replicas=len(self._followers)
         )
@@ -176,7 +202,8 @@ class IndexFeed:
         return True
 
     def _on_connected(self) -> None:
-        """Makes every follower catch up: events that were published while the bus was away are lost."""
+        """Makes every follower catch up: events that were published while the bus was away are
+        lost."""
         for follower, _ in self._followers.values():
             follower.catch_up()
 
@@ -191,12 +218,17 @@ class IndexFeed:
         elif change.kind is ChangeKind.UPDATED:
             # While the bus is away no message of an engine ends a rest.
             self._follows_again()
-            if member.load is not None and (followed := self._followers.get(member.replica_id)) is not None:
+            if (
+                member.load is not None
+                and (followed := self._followers.get(member.replica_id)) is not None
+            ):
                 followed[0].compare(member.load.kv_seq)
 
     def _follow(self, member: Member) -> None:
         index = self.index(member.model_key)
-        follower = Follower(self._bus, index, member, self._snapshots, dial=self._dial, clock=self._clock)
+        follower = Follower(
+            self._bus, index, member, self._snapshots, dial=self._dial, clock=self._clock
+        )
         task = asyncio.create_task(follower.run())
         task.add_done_callback(log_failure)
         self._followers[member.replica_id] = follower, task

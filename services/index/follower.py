@@ -1,4 +1,5 @@
-"""Keeps one engine's column of a gateway's index true: batches as they come, replay or snapshot for missing ones."""
+"""Keeps one engine's column of a gateway's index true: batches as they come, replay or snapshot for
+missing ones."""
 
 from __future__ import annotations
 
@@ -26,12 +27,14 @@ from .kv_index import KvIndex, Verdict
 _CALL_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 """Seconds between replays while no bus brings events."""
-_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
+_FIRST_RETRY_SECONDS = 0.1
+_MAX_RETRY_SECONDS = 2.0
 _REPAIR_SECONDS = 30.0
-"""Seconds between two snapshots that a checksum requires: a replica that keeps disagreeing must not be asked for
-ever."""
+"""Seconds between two snapshots that a checksum requires: a replica that keeps disagreeing must not
+be asked for ever."""
 _JITTER_SECONDS = 1.0
-"""Largest delay in seconds: gateways that doubt a replica at the same time do not ask it at the same time."""
+"""Largest delay in seconds: gateways that doubt a replica at the same time do not ask it at the
+same time."""
 _MAX_HELD = 4096
 
 Dial = Callable[[str], AbstractAsyncContextManager[Any]]
@@ -45,8 +48,8 @@ async def engine_at(address: str) -> AsyncIterator[Any]:
 
 
 class Follower:
-    """Follower of one engine. `take` is called with each batch; `run` is a task for as long as the engine's incarnation
-    is a member."""
+    """Follower of one engine. `take` is called with each batch; `run` is a task for as long as the
+    engine's incarnation is a member."""
 
     def __init__(
         self,
@@ -59,8 +62,12 @@ class Follower:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`snapshots` limits how many followers fetch one at a time."""
-        self._bus, self._index, self._member, self._snapshots = bus, index, member, snapshots
-        self._dial, self._clock = dial, clock
+        self._bus = bus
+        self._index = index
+        self._member = member
+        self._snapshots = snapshots
+        self._dial = dial
+        self._clock = clock
         self._held: deque[events_pb2.KvEventBatch] = deque(maxlen=_MAX_HELD)
         self._is_catching_up = True
         self._wanted = asyncio.Event()
@@ -88,18 +95,23 @@ class Follower:
         self._wanted.set()
 
     def compare(self, seq: int) -> None:
-        """Takes the number of the engine's last batch from its heartbeat. A batch that should have come by the next
-        heartbeat was lost, and no later batch may ever show that."""
+        """Takes the number of the engine's last batch from its heartbeat. A batch that should have
+        come by the next heartbeat was lost, and no later batch may ever show that."""
         column = self._index.column(self._member.replica_id)
         if not self._is_catching_up and column is not None and column.seq < self._told_seq:
             self.catch_up()
         self._told_seq = seq
 
     def doubt(self) -> None:
-        """Asks for lost batches, a little later; checksums then show whether a snapshot is needed."""
+        """Asks for lost batches, a little later; checksums then show whether a snapshot is
+        needed."""
         column = self._index.column(self._member.replica_id)
         # A synced column can be doubted, also while the call that filled it is still ending.
-        if column is None or not column.is_synced or self._clock() - self._doubted_at < _REPAIR_SECONDS:
+        if (
+            column is None
+            or not column.is_synced
+            or self._clock() - self._doubted_at < _REPAIR_SECONDS
+        ):
             return
         self._doubted_at = self._clock()
         asyncio.get_running_loop().call_later(random.uniform(0, _JITTER_SECONDS), self.catch_up)
@@ -107,7 +119,9 @@ class Follower:
     def _repair(self) -> None:
         if self._clock() - self._repaired_at < _REPAIR_SECONDS:
             return
-        structlog.get_logger().warning("index disagrees with its replica", replica=self._member.replica_id)
+        structlog.get_logger().warning(
+            "index disagrees with its replica", replica=self._member.replica_id
+        )
         self._repaired_at = self._clock()
         self._index.forget(self._member.replica_id)
         self.catch_up()
@@ -126,8 +140,8 @@ class Follower:
                     self.take(batch)
 
     async def _wait_until_wanted(self) -> None:
-        """Waits until batches are missing. NOTE: without a bus no message reports new batches, so the engine is asked
-        now and then."""
+        """Waits until batches are missing. NOTE: without a bus no message reports new batches, so
+        the engine is asked now and then."""
         while not self._wanted.is_set():
             await set_within(self._wanted, _POLL_SECONDS)
             if not self._bus.connected:
@@ -169,9 +183,12 @@ class Follower:
 
     async def _copy(self, engine: Any) -> None:
         """Fills a new column from a snapshot and swaps it in."""
-        column, is_published = self._index.open(self._member.replica_id, self._member.epoch), False
+        column = self._index.open(self._member.replica_id, self._member.epoch)
+        is_published = False
         try:
-            async for part in engine.KvSnapshot(engine_pb2.KvSnapshotRequest(), timeout=_CALL_SECONDS):
+            async for part in engine.KvSnapshot(
+                engine_pb2.KvSnapshotRequest(), timeout=_CALL_SECONDS
+            ):
                 if part.incarnation.epoch != self._member.epoch:
                     # Another incarnation answers at this address; the membership will report it.
                     break
@@ -180,6 +197,7 @@ class Follower:
                     self._index.publish(column, part.seq)
                     is_published = True
         finally:
-            # A published one may be out of the index again: its engine left while the call was ending.
+            # A published one may be out of the index again: its engine left while the call was
+            # ending.
             if not is_published:
                 self._index.abandon(column)

@@ -1,8 +1,8 @@
-"""The blocks that each replica of one model caches, as a gateway sees them: block hash → bitmap over columns that it
-numbers.
+"""The blocks that each replica of one model caches, as a gateway sees them: block hash → bitmap
+over columns that it numbers.
 
-A column belongs to one incarnation; a resync fills a new column and swaps it in. Knows nothing about how events and
-snapshots arrive.
+A column belongs to one incarnation; a resync fills a new column and swaps it in. Knows nothing
+about how events and snapshots arrive.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from heapq import heapify, heappop, heappush
 from headwater.proto import events_pb2
 
 MAX_BLOCKS = 1_000_000
-"""Largest number of entries, about 0.2 kB each with their share of the columns; the least recently used are evicted
-first."""
+"""Largest number of entries, about 0.2 kB each with their share of the columns; the least recently
+used are evicted first."""
 _SWEEP_BLOCKS = 512
 """Number of blocks of dead columns that are removed with each batch."""
 _EXPIRE_REQUESTS = 2
@@ -47,8 +47,8 @@ class Column:
     seq: int = 0
     """Number of the last batch applied."""
     stored: dict[bytes, None] = field(default_factory=dict)
-    """Blocks that the engine reported as cached. NOTE: a dict, as the garbage collector goes through sets: a million
-    blocks took it 0.1 s each time (2026-11-21)."""
+    """Blocks that the engine reported as cached. NOTE: a dict, as the garbage collector goes
+    through sets: a million blocks took it 0.1 s each time (2026-11-21)."""
     xor: int = 0
     """Checksum of `blocks`, as in `KvEventBatch.index_xor`."""
     is_synced: bool = True
@@ -76,12 +76,14 @@ class _Expectation:
     """Place in the chain from which on the blocks are new."""
 
     def reach(self, chain: Sequence[bytes], start: int) -> int:
-        """Number of blocks of a chain that are covered, given that the chain goes through the first expected block at
-        `start`.
+        """Number of blocks of a chain that are covered, given that the chain goes through the first
+        expected block at `start`.
 
-        NOTE: a block's hash covers all blocks before it, so the place where two chains part is found by bisection.
+        NOTE: a block's hash covers all blocks before it, so the place where two chains part is
+        found by bisection.
         """
-        low, high = 1, min(len(self.chain) - self.start, len(chain) - start)
+        low = 1
+        high = min(len(self.chain) - self.start, len(chain) - start)
         while low < high:
             middle = (low + high + 1) // 2
             if self.chain[self.start + middle - 1] == chain[start + middle - 1]:
@@ -92,10 +94,12 @@ class _Expectation:
 
 
 class KvIndex:
-    """Index of one model. Lookups cost some fifty nanoseconds a block. All methods return at once; one thread uses
-    them."""
+    """Index of one model. Lookups cost some fifty nanoseconds a block. All methods return at once;
+    one thread uses them."""
 
-    def __init__(self, max_blocks: int = MAX_BLOCKS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, max_blocks: int = MAX_BLOCKS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._max_blocks = max_blocks
         self._clock = clock
         self._bitmaps: dict[bytes, int] = {}
@@ -138,7 +142,8 @@ class KvIndex:
         self._store(column, blocks)
 
     def publish(self, column: Column, seq: int) -> None:
-        """Makes the column count as the replica's cache as of batch `seq`; the column before it is dead."""
+        """Makes the column count as the replica's cache as of batch `seq`; the column before it is
+        dead."""
         before = self._columns.get(column.replica_id)
         if before is not None and before.epoch == column.epoch:
             self._inherit(column, before)
@@ -152,7 +157,8 @@ class KvIndex:
         self._retire(column)
 
     def forget(self, replica_id: str) -> None:
-        """Removes a replica that is gone; its bits are dead at once and removed later, a few at a time."""
+        """Removes a replica that is gone; its bits are dead at once and removed later, a few at a
+        time."""
         column = self._columns.pop(replica_id, None)
         if column is not None:
             self._live &= ~column.bit
@@ -173,19 +179,25 @@ class KvIndex:
             self._drop_expected(column)
         self._drop(column, batch.removed)
         for chain in batch.stored:
-            # The head of a chain is younger than its tail, so that eviction shortens chains from their end.
+            # The head of a chain is younger than its tail, so that eviction shortens chains from
+            # their end.
             self._store(column, reversed(chain.block_hashes))
         self._evict()
-        if column.is_whole and (len(column.stored) != batch.index_count or column.xor != batch.index_xor):
+        if column.is_whole and (
+            len(column.stored) != batch.index_count or column.xor != batch.index_xor
+        ):
             column.is_synced = False
             return Verdict.MISMATCH
         return Verdict.APPLIED
 
     def lookup(self, hashes: Sequence[bytes]) -> dict[str, int]:
-        """Number of the chain's blocks, from the first on, by replica; replicas that hold none are left out."""
+        """Number of the chain's blocks, from the first on, by replica; replicas that hold none are
+        left out."""
         self._expire()
         matched: dict[str, int] = {}
-        known, bits, length = self._bitmaps.get, self._live, 0
+        known = self._bitmaps.get
+        bits = self._live
+        length = 0
         for length, block in enumerate(hashes):
             still = known(block, 0) & bits
             if still != bits:
@@ -203,8 +215,11 @@ class KvIndex:
         self._touch(hashes[:length])
         return matched
 
-    def expect(self, replica_id: str, hashes: Sequence[bytes], seconds: float, start: int = 0) -> None:
-        """Assumes for `seconds` that a request on its way makes the replica cache this chain from `start` on."""
+    def expect(
+        self, replica_id: str, hashes: Sequence[bytes], seconds: float, start: int = 0
+    ) -> None:
+        """Assumes for `seconds` that a request on its way makes the replica cache this chain from
+        `start` on."""
         # Reads of Redis may add more expectations than there are look-ups.
         self._expire()
         column = self._columns.get(replica_id)
@@ -215,7 +230,8 @@ class KvIndex:
         heappush(self._expiries, (self._clock() + seconds, next(self._num_expected), expected))
 
     def sweep(self, num_blocks: int) -> None:
-        """Removes up to `num_blocks` bits of dead columns; the number of an empty column is free again."""
+        """Removes up to `num_blocks` bits of dead columns; the number of an empty column is free
+        again."""
         while self._retired and num_blocks > 0:
             column = self._retired[0]
             for _ in range(min(num_blocks, len(column.stored))):
@@ -227,15 +243,19 @@ class KvIndex:
                 del self._by_number[column.number]
 
     def _retire(self, column: Column) -> None:
-        """Marks a column as dead. Where no replica is left whose batches would sweep, all its bits are removed at
-        once."""
+        """Marks a column as dead. Where no replica is left whose batches would sweep, all its bits
+        are removed at once."""
         self._retired.append(column)
         if len(self._retired) == len(self._by_number):
-            self._bitmaps, self._by_number = {}, {}
+            self._bitmaps = {}
+            self._by_number = {}
             self._retired.clear()
 
     def _store(self, column: Column, blocks: Iterable[bytes]) -> None:
-        bit, known, bitmaps, xor = column.bit, column.stored, self._bitmaps, column.xor
+        bit = column.bit
+        known = column.stored
+        bitmaps = self._bitmaps
+        xor = column.xor
         for block in blocks:
             if block not in known:
                 known[block] = None
@@ -244,7 +264,8 @@ class KvIndex:
         column.xor = xor
 
     def _drop(self, column: Column, blocks: Iterable[bytes]) -> None:
-        bit, known = column.bit, column.stored
+        bit = column.bit
+        known = column.stored
         for block in blocks:
             if block in known:
                 del known[block]
@@ -253,7 +274,9 @@ class KvIndex:
 
     def _add_expected(self, chain: Sequence[bytes], matched: dict[str, int]) -> None:
         """Extends the held blocks of replicas by the expected blocks behind them."""
-        known, at, reach = self._bitmaps.get, 0, max(matched.values(), default=0)
+        known = self._bitmaps.get
+        at = 0
+        reach = max(matched.values(), default=0)
         while at <= reach and at < len(chain):
             for expected in self._expectations.get(chain[at], ()):
                 column = expected.column
@@ -267,14 +290,15 @@ class KvIndex:
             at += 1
 
     def _inherit(self, column: Column, before: Column) -> None:
-        """Moves the expectations of an incarnation to its new column: a resync does not change them."""
+        """Moves the expectations of an incarnation to its new column: a resync does not change
+        them."""
         for _, _, expected in self._expiries:
             if expected.column is before:
                 expected.column = column
 
     def _drop_expected(self, column: Column) -> None:
-        """Drops the expectations of a replica whose cache is empty: the expected blocks are no longer part of any
-        prefix."""
+        """Drops the expectations of a replica whose cache is empty: the expected blocks are no
+        longer part of any prefix."""
         over = [entry for entry in self._expiries if entry[2].column is column]
         for _, _, expected in over:
             self._forget_expectation(expected)
@@ -283,7 +307,8 @@ class KvIndex:
             heapify(self._expiries)
 
     def _expire(self) -> None:
-        """Removes expired expectations, of a few requests at a time: more than come at the same time."""
+        """Removes expired expectations, of a few requests at a time: more than come at the same
+        time."""
         now = self._clock()
         for _ in range(min(_EXPIRE_REQUESTS, len(self._expiries))):
             if self._expiries[0][0] > now:
@@ -307,8 +332,8 @@ class KvIndex:
                     self._bitmaps[block] = self._bitmaps.pop(block)
 
     def _evict(self) -> None:
-        """Evicts the oldest blocks. NOTE: many at a time, since finding a dict's first entry gets slow behind entries
-        that were deleted."""
+        """Evicts the oldest blocks. NOTE: many at a time, since finding a dict's first entry gets
+        slow behind entries that were deleted."""
         excess = len(self._bitmaps) - self._max_blocks
         if excess <= 0:
             return

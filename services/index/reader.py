@@ -1,4 +1,5 @@
-"""Reads the prefix index in Redis for a waiting request: a few MGETs within one small time limit."""
+"""Reads the prefix index in Redis for a waiting request: a few MGETs within one small time
+limit."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ Incarnation = tuple[str, int]
 
 class IndexReader:
     def __init__(
-        self, store: Store, *, seconds: float = READ_SECONDS, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        *,
+        seconds: float = READ_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`seconds` is the time limit of one look-up."""
         self._clock = clock
@@ -36,8 +41,11 @@ class IndexReader:
         shard = shard_of(hashes[0], model.num_shards)
         live = await self._live_slots(model.key, shard, deadline)
         width = max(live, default=0) // 8 + 1
-        prefix, holders, matched = block_prefix(model.key, shard), _bits(live, width), dict[Incarnation, int]()
-        start, num_blocks = 0, _FIRST_BLOCKS
+        prefix = block_prefix(model.key, shard)
+        holders = _bits(live, width)
+        matched = dict[Incarnation, int]()
+        start = 0
+        num_blocks = _FIRST_BLOCKS
         while holders and start < len(hashes):
             keys = [prefix + block for block in hashes[start : start + num_blocks]]
             bitmaps = await self._store.command("MGET", *keys, seconds=self._left(deadline))
@@ -45,17 +53,27 @@ class IndexReader:
                 still = holders & int.from_bytes((bitmap or b"")[:width].ljust(width, b"\0"), "big")
                 if still != holders:
                     matched |= {
-                        live[slot]: length for slot in live if length and (holders & ~still) & _bits([slot], width)
+                        live[slot]: length
+                        for slot in live
+                        if length and (holders & ~still) & _bits([slot], width)
                     }
                     holders = still
-            # Most prompts share either little or nearly everything: look at twice as much each time.
-            start, num_blocks = start + num_blocks, 2 * num_blocks
-        return matched | {live[slot]: len(hashes) for slot in live if holders & _bits([slot], width)}
+            # Most prompts share either little or nearly everything: look at twice as much each
+            # time.
+            start = start + num_blocks
+            num_blocks = 2 * num_blocks
+        return matched | {
+            live[slot]: len(hashes) for slot in live if holders & _bits([slot], width)
+        }
 
-    async def _live_slots(self, model_key: str, shard: int, deadline: float) -> dict[int, Incarnation]:
+    async def _live_slots(
+        self, model_key: str, shard: int, deadline: float
+    ) -> dict[int, Incarnation]:
         until, live = self._slots.get((model_key, shard), (0.0, {}))
         if self._clock() >= until:
-            slots: list[Slot] = await SlotTable(self._store, model_key, shard).read(seconds=self._left(deadline))
+            slots: list[Slot] = await SlotTable(self._store, model_key, shard).read(
+                seconds=self._left(deadline)
+            )
             live = {slot.number: (slot.replica_id, slot.epoch) for slot in slots if slot.is_live}
             self._slots[model_key, shard] = self._clock() + _SLOTS_SECONDS, live
         return live

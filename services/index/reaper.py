@@ -1,4 +1,5 @@
-"""Takes the bits of dead columns out of the prefix index, a few at a time, and frees their numbers."""
+"""Takes the bits of dead columns out of the prefix index, a few at a time, and frees their
+numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from .slots import SlotTable, block_prefix, own_key, slots_key
 BLOCKS_PER_CALL = 256
 _PAUSE_SECONDS = 1.0
 
-# The owner of the number is looked at again in each call: a column that was freed, and taken by another incarnation
-# meanwhile, is left alone.
+# The owner of the number is looked at again in each call: a column that was freed, and taken by
+# another incarnation meanwhile, is left alone.
 _REAP = Script(
     """
 local time = redis.call('TIME')
@@ -42,7 +43,8 @@ return 1
 
 
 class Reaper:
-    """Reaper of one model. Several may work on one model at the same time; every engine runs one."""
+    """Reaper of one model. Several may work on one model at the same time; every engine runs
+    one."""
 
     def __init__(self, store: Store, model_key: str, num_shards: int) -> None:
         self._store = store
@@ -62,12 +64,15 @@ class Reaper:
                 self._faults.add(fault)
 
     async def reap(self) -> int:
-        """Reaps every column that has expired by now; returns their number. A column that Redis refuses to reap is
-        logged and left. Raises `StoreUnavailable`, and what Redis answers where it refuses to list columns."""
+        """Reaps every column that has expired by now; returns their number. A column that Redis
+        refuses to reap is logged and left. Raises `StoreUnavailable`, and what Redis answers where
+        it refuses to list columns."""
         num_reaped = 0
         for shard in range(self._num_shards):
             expired = [
-                slot.number for slot in await SlotTable(self._store, self._model_key, shard).read() if slot.is_expired
+                slot.number
+                for slot in await SlotTable(self._store, self._model_key, shard).read()
+                if slot.is_expired
             ]
             for number in expired:
                 num_reaped += await self._reap_column(shard, number)
@@ -85,7 +90,8 @@ class Reaper:
 
     async def _reap_some(self, shard: int, slot: int) -> bool:
         """Reaps some bits; returns whether the column is done with."""
-        own, prefix = own_key(self._model_key, shard, slot), block_prefix(self._model_key, shard)
+        own = own_key(self._model_key, shard, slot)
+        prefix = block_prefix(self._model_key, shard)
         hashes = await self._store.command("SRANDMEMBER", own, BLOCKS_PER_CALL)
         keys = [slots_key(self._model_key, shard), own, *(prefix + each for each in hashes)]
         return bool(await self._store.run(_REAP, keys, (slot, len(prefix))))

@@ -1,8 +1,10 @@
-"""Slots of the prefix index in Redis: the column numbers of incarnations, with leases on Redis's own clock.
+"""Slots of the prefix index in Redis: the column numbers of incarnations, with leases on Redis's
+own clock.
 
-`slots:{m:s}` is a hash with fields `<slot>:epoch`, `:replica`, `:address`, `:capacity`, `:lease` (milliseconds of
-Redis's clock), `:seq` (of the last write) and `:live` (published). An empty epoch means retired: the slot's holder can
-no longer write, and the reaper frees the number when none of its bits is left.
+`slots:{m:s}` is a hash with fields `<slot>:epoch`, `:replica`, `:address`, `:capacity`, `:lease`
+(milliseconds of Redis's clock), `:seq` (of the last write) and `:live` (published). An empty epoch
+means retired: the slot's holder can no longer write, and the reaper frees the number when none of
+its bits is left.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def own_key(model_key: str, shard: int, slot: int) -> str:
 
 
 def block_prefix(model_key: str, shard: int) -> bytes:
-    """Prefix of a block's key. The block's hash follows it; the value is the bitmap of the slots that cache the
-    block."""
+    """Prefix of a block's key. The block's hash follows it; the value is the bitmap of the slots
+    that cache the block."""
     return f"pfx:{tag(model_key, shard)}:".encode()
 
 
@@ -121,9 +123,11 @@ class SlotTable:
         return bool(await self._store.run(_RENEW, self._keys, (slot, epoch_text(epoch), LEASE_MS)))
 
     async def publish(self, slot: int, epoch: int, replica_id: str) -> bool:
-        """Shows the column to readers and retires every other one of the replica, in one step. Returns False as
-        `renew`."""
-        return bool(await self._store.run(_PUBLISH, self._keys, (slot, epoch_text(epoch), replica_id)))
+        """Shows the column to readers and retires every other one of the replica, in one step.
+        Returns False as `renew`."""
+        return bool(
+            await self._store.run(_PUBLISH, self._keys, (slot, epoch_text(epoch), replica_id))
+        )
 
     async def retire(self, slot: int, epoch: int) -> bool:
         """Hides the column for good and leaves it to the reaper. Returns False as `renew`."""
@@ -133,7 +137,9 @@ class SlotTable:
         """Every slot that has a number, in order; `seconds` as in `Store.run`."""
         now, flat = await self._store.run(_READ, self._keys, seconds=seconds)
         fields = {field.decode(): value for field, value in zip(flat[::2], flat[1::2], strict=True)}
-        numbers = sorted(int(field.partition(":")[0]) for field in fields if field.endswith(":epoch"))
+        numbers = sorted(
+            int(field.partition(":")[0]) for field in fields if field.endswith(":epoch")
+        )
         return [_slot(number, int(now), fields) for number in numbers]
 
 
@@ -146,7 +152,8 @@ def _slot(number: int, now: int, fields: dict[str, bytes]) -> Slot:
     def field(name: str) -> str:
         return fields[f"{number}:{name}"].decode()
 
-    epoch, leased = int(field("epoch") or "0", 16), int(field("lease")) > now
+    epoch = int(field("epoch") or "0", 16)
+    leased = int(field("lease")) > now
     return Slot(
         number=number,
         replica_id=field("replica"),

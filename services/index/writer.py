@@ -1,6 +1,8 @@
-"""An engine's side of the prefix index in Redis: follows its KV events and keeps its columns written and leased.
+"""An engine's side of the prefix index in Redis: follows its KV events and keeps its columns
+written and leased.
 
-Redis may be away at the start or at any time; the engine then joins the index later and notices nothing.
+Redis may be away at the start or at any time; the engine then joins the index later and notices
+nothing.
 """
 
 from __future__ import annotations
@@ -28,22 +30,33 @@ from .slots import shard_of
 _IDLE_SECONDS = 1.0
 _RETRY_SECONDS = 0.25
 _REFUSED_SECONDS = 2.0
-"""Pause after an error other than a store that is away: each attempt to fill a column may take a slot, which only a
-lease of a few seconds frees."""
+"""Pause after an error other than a store that is away: each attempt to fill a column may take a
+slot, which only a lease of a few seconds frees."""
 _LEAVE_SECONDS = 1.0
 
 
 class IndexWriter:
-    """Writer of one engine. Use within `running`, and give every batch that is published on the bus to `apply`."""
+    """Writer of one engine. Use within `running`, and give every batch that is published on the bus
+    to `apply`."""
 
     def __init__(
-        self, store: Store, model: ServedModel, owner: Owner, *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        model: ServedModel,
+        owner: Owner,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refusal: str | None = None
-        """Error of the model's entry that keeps this engine out of the index; None while there is none."""
-        self._store, self._clock = store, clock
+        """Error of the model's entry that keeps this engine out of the index; None while there is
+        none."""
+        self._store = store
+        self._clock = clock
         self._model = model
-        self._columns = [IndexColumn(store, model.key, shard, owner, clock=clock) for shard in range(model.num_shards)]
+        self._columns = [
+            IndexColumn(store, model.key, shard, owner, clock=clock)
+            for shard in range(model.num_shards)
+        ]
         self._register_at = 0.0
         self._wanted = asyncio.Event()
 
@@ -51,8 +64,8 @@ class IndexWriter:
     async def running(self) -> AsyncIterator[IndexWriter]:
         """Writes for the length of a scope; leaving it leaves the index.
 
-        Raises `ModelRefused` where Redis answers and the model is served differently; without Redis, or where it
-        refuses, the scope just begins.
+        Raises `ModelRefused` where Redis answers and the model is served differently; without
+        Redis, or where it refuses, the scope just begins.
         """
         try:
             await register(self._store, self._model)
@@ -84,7 +97,9 @@ class IndexWriter:
         return [column.slot for column in self._columns]
 
     def _column_with(self, block: bytes) -> IndexColumn:
-        return next((column for column in self._columns if block in column.blocks), self._columns[0])
+        return next(
+            (column for column in self._columns if block in column.blocks), self._columns[0]
+        )
 
     def _column_of(self, chain: events_pb2.StoredBlocks) -> IndexColumn:
         if len(self._columns) == 1:
@@ -112,12 +127,14 @@ class IndexWriter:
             await set_within(self._wanted, _IDLE_SECONDS if in_step else _RETRY_SECONDS)
 
     async def _write(self) -> bool:
-        """Writes pending changes; returns whether Redis has everything now. Raises `STORE_FAILURES`."""
+        """Writes pending changes; returns whether Redis has everything now. Raises
+        `STORE_FAILURES`."""
         if self._clock() >= self._register_at:
             await self._register()
         if self.refusal is not None:
             return True
-        in_step, refusal = True, None
+        in_step = True
+        refusal = None
         for column in self._columns:
             try:
                 in_step &= await column.write()

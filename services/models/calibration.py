@@ -1,5 +1,5 @@
-"""The text that a model's weights are calibrated on: read, checked and named before anything is downloaded. Knows
-neither tokens nor tensors."""
+"""The text that a model's weights are calibrated on: read, checked and named before anything is
+downloaded. Knows neither tokens nor tensors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from ..runtime.settings import SettingError, require
 
 REPORT_NAME = "calibration.json"
 """File that a calibration writes last."""
-LIBRARY, EXTRA = "auto_round", "headwater[calibration]"
+LIBRARY = "auto_round"
+EXTRA = "headwater[calibration]"
 CALIBRATED_KINDS = ("int4", "int8")
 """Kinds of `--quantization` whose rounding a text can decide."""
 BESIDE_KINDS = f"none, or a file together with --quantization {' or '.join(CALIBRATED_KINDS)}"
-LEAST_BYTES, MOST_BYTES = 8 << 10, 4 << 20
-"""Size of a text: fewer bytes are about as many sequences as one step of the optimisation reads, and of more than the
-most only a small part would be read."""
+LEAST_BYTES = 8 << 10
+MOST_BYTES = 4 << 20
+"""Size of a text: fewer bytes are about as many sequences as one step of the optimisation reads,
+and of more than the most only a small part would be read."""
 LINES = ".jsonl"
 """Suffix of files whose lines are JSON objects with a `text`; others are one text."""
 
@@ -42,8 +44,9 @@ class Calibration:
 def read_calibration(file: Path | None, quantization: str, cache_dir: Path) -> Calibration | None:
     """The calibration that `--calibration` and `--quantization` ask for; None without a file.
 
-    Raises `SettingError` for a kind that is not calibrated, for a file that cannot be read or has too little text, and
-    where the library is not installed and no folder in the cache was made with this text."""
+    Raises `SettingError` for a kind that is not calibrated, for a file that cannot be read or has
+    too little text, and where the library is not installed and no folder in the cache was made with
+    this text."""
     if file is None:
         return None
     require(quantization in CALIBRATED_KINDS, "calibration", str(file), BESIDE_KINDS)
@@ -79,7 +82,8 @@ def read_text(file: Path) -> str:
 
 
 def _texts(file: Path, lines: str) -> list[str]:
-    """The `text` of each line that is not empty. Raises `SettingError` naming the first line that has none."""
+    """The `text` of each line that is not empty. Raises `SettingError` naming the first line that
+    has none."""
     texts = []
     for number, line in enumerate(lines.split("\n"), 1):
         if not line.strip():
@@ -90,6 +94,8 @@ def _texts(file: Path, lines: str) -> list[str]:
             entry = None
         text = entry.get("text") if isinstance(entry, dict) else None
         if not isinstance(text, str):
-            raise SettingError("calibration", str(file), f'lines such as {{"text": "…"}}; line {number} is none')
+            raise SettingError(
+                "calibration", str(file), f'lines such as {{"text": "…"}}; line {number} is none'
+            )
         texts.append(text)
     return texts

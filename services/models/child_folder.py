@@ -1,4 +1,5 @@
-"""Folders of the cache that a child process fills: whole or not at all, also after a kill or a power failure."""
+"""Folders of the cache that a child process fills: whole or not at all, also after a kill or a
+power failure."""
 
 from __future__ import annotations
 
@@ -22,18 +23,26 @@ class ChildFailed(Exception):
 
 
 def fill_folder(
-    folder: Path, module: str, flags: Sequence[str], progress: Report, *, last: str, env: Mapping[str, str] = os.environ
+    folder: Path,
+    module: str,
+    flags: Sequence[str],
+    progress: Report,
+    *,
+    last: str,
+    env: Mapping[str, str] = os.environ,
 ) -> None:
-    """Runs `python -m module --folder=… flags` on a folder beside this one, and renames it. `last` names the file that
-    the module writes last. The caller holds the lock of the parent folder: what killed processes left there is removed.
-    Raises `ChildFailed`."""
+    """Runs `python -m module --folder=… flags` on a folder beside this one, and renames it. `last`
+    names the file that the module writes last. The caller holds the lock of the parent folder: what
+    killed processes left there is removed. Raises `ChildFailed`."""
     for leftover in folder.parent.glob(".partial-*"):
         shutil.rmtree(leftover)
     partial = folder.with_name(f".partial-{folder.name}")
     partial.mkdir()
     last_words = ""
     env = {**env, **thread_variables(0, env)}
-    with kept_child([sys.executable, "-m", module, f"--folder={partial}", *flags], env=env) as child:
+    with kept_child(
+        [sys.executable, "-m", module, f"--folder={partial}", *flags], env=env
+    ) as child:
         for line in child:
             if (word := word_of(line)) is not None:
                 progress(word["what"], word["done"], word["total"])
@@ -52,7 +61,9 @@ def _reason(status: int, last_words: str) -> str:
         ended_by = signal.Signals(status - SIGNAL_STATUS)
     except ValueError:
         return last_words or "it said nothing"
-    return f"{ended_by.name} ended it" + (", as when memory runs out" if ended_by is signal.SIGKILL else "")
+    return f"{ended_by.name} ended it" + (
+        ", as when memory runs out" if ended_by is signal.SIGKILL else ""
+    )
 
 
 def _keep(partial: Path, *, as_: Path) -> None:

@@ -1,4 +1,5 @@
-"""A served model's entry in Redis: the first engine writes it, every other one must agree with it."""
+"""A served model's entry in Redis: the first engine writes it, every other one must agree with
+it."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from ..runtime.store import Script, Store
 from .model_refused import ModelRefused
 
 _TTL_MS = 15_000
-"""Lifetime of an entry, renewed by every engine of the model; when the last one is gone, another revision may take the
-name."""
+"""Lifetime of an entry, renewed by every engine of the model; when the last one is gone, another
+revision may take the name."""
 _REGISTER = Script(
     """
 if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end
@@ -29,7 +30,8 @@ def entry_key(model_key: str) -> str:
 
 
 async def register(store: Store, model: ServedModel) -> None:
-    """Writes the entry, or checks that it agrees, and renews it. Raises `ModelRefused` and `StoreUnavailable`."""
+    """Writes the entry, or checks that it agrees, and renews it. Raises `ModelRefused` and
+    `StoreUnavailable`."""
     flat = [str(word) for pair in dataclasses.asdict(model).items() for word in pair]
     reply = await store.run(_REGISTER, [entry_key(model.key)], (_TTL_MS, *flat))
     words = [word.decode() for word in reply]
@@ -41,7 +43,9 @@ async def register(store: Store, model: ServedModel) -> None:
 def _parse(entry: dict[str, str]) -> ServedModel:
     """Reads an entry. A field that another version did not write reads as empty or zero."""
     values: dict[str, str | int] = {
-        field.name: int(entry.get(field.name, 0)) if field.type == "int" else entry.get(field.name, "")
+        field.name: int(entry.get(field.name, 0))
+        if field.type == "int"
+        else entry.get(field.name, "")
         for field in dataclasses.fields(ServedModel)
     }
     return ServedModel(**values)  # type: ignore[arg-type]

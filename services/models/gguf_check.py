@@ -1,6 +1,8 @@
-"""Checks from the header alone whether a GGUF file can hold what its header claims, before it is read.
+"""Checks from the header alone whether a GGUF file can hold what its header claims, before it is
+read.
 
-A reader allocates lists of the claimed lengths, so the claims are checked against the size of the file.
+A reader allocates lists of the claimed lengths, so the claims are checked against the size of the
+file.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
 MAX_NAME_BYTES = 65_535
 MAX_ITEMS = 1 << 22
-"""Largest number of items of all arrays, several times that of any vocabulary: a reader takes 700 to 1,600 bytes for
-each, however small it is in the file."""
+"""Largest number of items of all arrays, several times that of any vocabulary: a reader takes 700
+to 1,600 bytes for each, however small it is in the file."""
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS_PER_BYTE = 8
 """Largest number of a tensor's elements in a byte: no kind of weights takes less than a bit."""
-STRING, ARRAY = 8, 9
+STRING = 8
+ARRAY = 9
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Size of a value in bytes, by the number of its type."""
 QUANT_SIZES = {kind.value: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
@@ -36,7 +39,8 @@ class GgufFileError(Exception):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} cannot be read: {reason}")
-        self.path, self.reason = path, reason
+        self.path = path
+        self.reason = reason
 
 
 def check_gguf(path: Path) -> None:
@@ -56,7 +60,8 @@ def check_gguf(path: Path) -> None:
 
 class _Header:
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path, self._file = path, file
+        self._path = path
+        self._file = file
         self._size = path.stat().st_size
         self._num_items = 0
 
@@ -93,14 +98,21 @@ class _Header:
 
     def tensor_end(self) -> tuple[str, int]:
         """Name of a tensor, and its end, counted from the end of the header."""
-        name = self.take(self.count("bytes of a tensor's name", MAX_NAME_BYTES)).decode(errors="replace")
+        name = self.take(self.count("bytes of a tensor's name", MAX_NAME_BYTES)).decode(
+            errors="replace"
+        )
         num_dimensions = self.number("I")
         if num_dimensions > MAX_DIMENSIONS:
-            raise self.fault(f"a tensor has {num_dimensions} dimensions; allowed: at most {MAX_DIMENSIONS}")
+            raise self.fault(
+                f"a tensor has {num_dimensions} dimensions; allowed: at most {MAX_DIMENSIONS}"
+            )
         num_elements = math.prod(self.number("Q") for _ in range(num_dimensions))
         if not 1 <= num_elements <= MAX_ELEMENTS_PER_BYTE * self._size:
-            raise self.fault(f"a tensor has {num_elements} elements, which are not in its {self._size} bytes")
-        kind, begin = self.number("I"), self.number("Q")
+            raise self.fault(
+                f"a tensor has {num_elements} elements, which are not in its {self._size} bytes"
+            )
+        kind = self.number("I")
+        begin = self.number("Q")
         if begin > self._size:
             raise self.fault(f"the tensor {name} begins behind its end")
         # Tensors of a kind without size are refused by their kind later.
@@ -117,12 +129,16 @@ class _Header:
 
     def _skip_values(self, kind: int, count: int) -> None:
         if kind != STRING and kind not in SIZES:
-            raise self.fault(f"a value is of type {kind}; allowed: {[*SIZES, STRING]}, or an array of these")
+            raise self.fault(
+                f"a value is of type {kind}; allowed: {[*SIZES, STRING]}, or an array of these"
+            )
         # A string has its length before it.
         self._within(SIZES.get(kind, 8) * count)
         self._num_items += count
         if self._num_items > MAX_ITEMS:
-            raise self.fault(f"its arrays have {self._num_items} items; allowed: at most {MAX_ITEMS}")
+            raise self.fault(
+                f"its arrays have {self._num_items} items; allowed: at most {MAX_ITEMS}"
+            )
         if kind != STRING:
             self.skip(SIZES[kind] * count)
             return
@@ -132,5 +148,7 @@ class _Header:
     def _within(self, num_bytes: int) -> int:
         """Returns the number of bytes, checked against the rest of the file."""
         if num_bytes > self._size - self._file.tell():
-            raise self.fault(f"{num_bytes} bytes are announced and {self._size - self._file.tell()} are there")
+            raise self.fault(
+                f"{num_bytes} bytes are announced and {self._size - self._file.tell()} are there"
+            )
         return num_bytes

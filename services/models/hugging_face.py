@@ -19,7 +19,8 @@ SERVING_FILES = (
     "special_tokens_map.json",
 )
 OTHER_FORMS = ("consolidated*.safetensors", "*/*")
-"""Files of these forms that serving does not read: the same weights in another layout, and files in folders."""
+"""Files of these forms that serving does not read: the same weights in another layout, and files in
+folders."""
 
 
 class HubError(Exception):
@@ -29,13 +30,15 @@ class HubError(Exception):
 def snapshot(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
     """Folder of the repository's files; its name is the commit.
 
-    Missing files are downloaded into the Hub's own cache where `HF_HOME` or `HF_HUB_CACHE` names one, else under
-    `cache_dir`; a repository that is complete needs no network. `HF_TOKEN` opens private and gated ones. Raises
-    `HubError`.
+    Missing files are downloaded into the Hub's own cache where `HF_HOME` or `HF_HUB_CACHE` names
+    one, else under `cache_dir`; a repository that is complete needs no network. `HF_TOKEN` opens
+    private and gated ones. Raises `HubError`.
     """
     from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 (slow to import, seldom needed)
 
-    own_cache = None if {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys() else cache_dir / "downloads" / "hub"
+    own_cache = (
+        None if {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys() else cache_dir / "downloads" / "hub"
+    )
     try:
         return Path(
             snapshot_download(
@@ -56,10 +59,18 @@ def snapshot(repo: str, *, revision: str | None, cache_dir: Path, progress: Repo
         raise HubError(f"the model {repo!r} has no revision {revision!r}") from None
     except errors.RepositoryNotFoundError:
         raise HubError(f"no model {repo!r} on the Hub, or it is private (set HF_TOKEN)") from None
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, errors.OfflineModeIsEnabled) as error:
+    except (
+        errors.LocalEntryNotFoundError,
+        errors.HfHubHTTPError,
+        errors.OfflineModeIsEnabled,
+    ) as error:
         reason = str(error).splitlines()[0]
-        hint = "give a local folder or a .gguf file instead, or pull it while the Hub can be reached"
-        raise HubError(f"the Hub cannot be reached and {repo!r} is not in the cache: {hint} ({reason})") from None
+        hint = (
+            "give a local folder or a .gguf file instead, or pull it while the Hub can be reached"
+        )
+        raise HubError(
+            f"the Hub cannot be reached and {repo!r} is not in the cache: {hint} ({reason})"
+        ) from None
 
 
 def _bar_class(repo: str, progress: Report) -> Any:
@@ -69,7 +80,8 @@ def _bar_class(repo: str, progress: Report) -> Any:
     class ReportingBar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **(kwargs | {"disable": True}))  # type: ignore[no-untyped-call]
-            self._counts_bytes, self._done = kwargs.get("unit") == "B", 0
+            self._counts_bytes = kwargs.get("unit") == "B"
+            self._done = 0
 
         def update(self, n: float | None = 1) -> bool | None:
             self._done += int(n or 0)

@@ -1,5 +1,5 @@
-"""The manifest of a converted model folder (`model.json`): facts of a model that every stage may know without its
-weights."""
+"""The manifest of a converted model folder (`model.json`): facts of a model that every stage may
+know without its weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ class ModelFolderError(Exception):
     """A folder that no stage can serve from, with the reason."""
 
     def __init__(self, folder: Path, reason: str) -> None:
-        super().__init__(f"{folder} is not a converted model: {reason} (make one with `headwater pull`)")
-        self.folder, self.reason = folder, reason
+        super().__init__(
+            f"{folder} is not a converted model: {reason} (make one with `headwater pull`)"
+        )
+        self.folder = folder
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelManifest:
-    """Facts of one converted model; `weights.safetensors`, `config.json` and the tokenizer's files lie beside it."""
+    """Facts of one converted model; `weights.safetensors`, `config.json` and the tokenizer's files
+    lie beside it."""
 
     name: str
     """Name by which clients ask for it, unless a stage is given another name."""
@@ -50,14 +54,15 @@ class ModelManifest:
     source: str
     """Source of the weights, for people."""
     quantization: str = ""
-    """Method by which the weights are packed, kind that they were rounded to, or `none`; empty: not known."""
+    """Method by which the weights are packed, kind that they were rounded to, or `none`; empty: not
+    known."""
     rounding: str = ""
     """Loss by rounding, for people; empty: they were not rounded."""
 
     @classmethod
     def read(cls, folder: Path) -> ModelManifest:
-        """Manifest of a folder. Raises `ModelFolderError` where there is none, it does not parse, or its weights are
-        in a layout that this version does not read."""
+        """Manifest of a folder. Raises `ModelFolderError` where there is none, it does not parse,
+        or its weights are in a layout that this version does not read."""
         try:
             manifest = msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=cls)
         except FileNotFoundError:
@@ -66,7 +71,9 @@ class ModelManifest:
             raise ModelFolderError(folder, f"{MANIFEST_NAME}: {error}") from None
         if manifest.layout not in READABLE_LAYOUTS:
             allowed = ", ".join(READABLE_LAYOUTS)
-            raise ModelFolderError(folder, f"its layout is {manifest.layout!r}; this version reads {allowed}")
+            raise ModelFolderError(
+                folder, f"its layout is {manifest.layout!r}; this version reads {allowed}"
+            )
         return manifest
 
     def write(self, folder: Path) -> None:

@@ -1,7 +1,8 @@
-"""The process that pulls a model while the supervisor goes on: `python -m … MODEL CACHE DTYPE DEVICE QUANTIZATION
-[CALIBRATION]`.
+"""The process that pulls a model while the supervisor goes on: `python -m … MODEL CACHE DTYPE
+DEVICE QUANTIZATION [CALIBRATION]`.
 
-Reports its progress on standard output, one JSON object a line: {"what", "done", "total"}, at last {"folder"}.
+Reports its progress on standard output, one JSON object a line: {"what", "done", "total"}, at last
+{"folder"}.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from .store import CalibrationFailed, ConversionFailed, ModelNotFound, OtherQuan
 from .wheel_model import WheelModelError
 
 FAULTS = (
-    *(ModelNotFound, ModelFolderError, OtherQuantization, ConversionFailed, WheelModelError, HubError),
+    *(
+        ModelNotFound,
+        ModelFolderError,
+        OtherQuantization,
+        ConversionFailed,
+        WheelModelError,
+        HubError,
+    ),
     *(SettingError, CalibrationFailed, httpx.HTTPError),
 )
 

@@ -1,5 +1,5 @@
-"""Finds or makes the converted model folder in the cache for a value of `--model`. Knows nothing about tensors: a child
-process converts."""
+"""Finds or makes the converted model folder in the cache for a value of `--model`. Knows nothing
+about tensors: a child process converts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ from .named_models import NAMED_MODELS
 SOURCE_FILES = ("*.json", "*.safetensors", "chat_template.jinja")
 """Files of a folder in Hugging Face's layout that a conversion reads."""
 _WHOLE_FILE_BYTES = 64 << 20
-_NUM_SAMPLES, _SAMPLE_BYTES = 256, 64 << 10
+_NUM_SAMPLES = 256
+_SAMPLE_BYTES = 64 << 10
 
 
 class ModelNotFound(Exception):
     """The name is none of a model that can be served."""
 
     def __init__(self, model: str) -> None:
-        allowed = ", ".join([*NAMED_MODELS, "a Hugging Face id (owner/name), a model folder or a .gguf file"])
+        allowed = ", ".join(
+            [*NAMED_MODELS, "a Hugging Face id (owner/name), a model folder or a .gguf file"]
+        )
         super().__init__(f"the model is {model!r}; allowed: {allowed}")
 
 
@@ -39,7 +42,9 @@ class OtherQuantization(Exception):
     """A converted model whose weights are packed otherwise than requested."""
 
     def __init__(self, folder: Path, chosen: str, found: str) -> None:
-        allowed = f"auto or {found}" if found != "none" else "auto, since its weights are not packed"
+        allowed = (
+            f"auto or {found}" if found != "none" else "auto, since its weights are not packed"
+        )
         super().__init__(f"the quantization of {folder} is {chosen!r}; allowed: {allowed}")
 
 
@@ -86,14 +91,14 @@ def pull(
     quantization: str = "auto",
     calibration: Path | None = None,
 ) -> Path:
-    """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>[-calibrated-<digest>]]-<layout>`, made on first use by the
-    first process that needs it. `revision` is a branch, tag or commit on the Hub; `quantization` a kind that weights
-    are rounded to, or the method by which they must be packed; `calibration` a file of text over which rounding is
-    chosen.
+    """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>[-calibrated-<digest>]]-<layout>`, made
+    on first use by the first process that needs it. `revision` is a branch, tag or commit on the
+    Hub; `quantization` a kind that weights are rounded to, or the method by which they must be
+    packed; `calibration` a file of text over which rounding is chosen.
 
-    Raises `SettingError` for the file, and for a revision of a model that is not on the Hub, before anything is
-    downloaded, `ModelNotFound`, `WheelModelError`, `HubError`, `OtherQuantization`, `CalibrationFailed` or
-    `ConversionFailed`.
+    Raises `SettingError` for the file, and for a revision of a model that is not on the Hub, before
+    anything is downloaded, `ModelNotFound`, `WheelModelError`, `HubError`, `OtherQuantization`,
+    `CalibrationFailed` or `ConversionFailed`.
     """
     _check_revision(model, revision)
     asked = read_calibration(calibration, quantization, cache_dir)
@@ -113,7 +118,9 @@ def pull(
                 path = source.obtain(progress)
                 if asked is not None:
                     path = _calibrate(source, path, home, asked, device, progress)
-                _convert(source, path, folder, dtype, device, quantization, asked is not None, progress)
+                _convert(
+                    source, path, folder, dtype, device, quantization, asked is not None, progress
+                )
     return _of_quantization(folder, quantization)
 
 
@@ -139,7 +146,11 @@ def _check_revision(model: str, revision: str | None) -> None:
         found = "is a folder"
     else:
         return
-    raise SettingError("revision", revision, f"none, or a model on the Hugging Face Hub: the model {model!r} {found}")
+    raise SettingError(
+        "revision",
+        revision,
+        f"none, or a model on the Hugging Face Hub: the model {model!r} {found}",
+    )
 
 
 def _check_whole(model: str, calibration: Calibration) -> None:
@@ -158,7 +169,10 @@ def _check_whole(model: str, calibration: Calibration) -> None:
 def _of_quantization(folder: Path, quantization: str) -> Path:
     """The folder, checked. Raises `OtherQuantization`, `ModelFolderError`."""
     # An engine checks folders of versions that did not say how weights are packed.
-    if quantization != "auto" and (found := ModelManifest.read(folder).quantization) not in ("", quantization):
+    if quantization != "auto" and (found := ModelManifest.read(folder).quantization) not in (
+        "",
+        quantization,
+    ):
         raise OtherQuantization(folder, quantization, found)
     return folder
 
@@ -191,22 +205,31 @@ def _path_of(model: str) -> Path:
 def _is_hub_id(model: str) -> bool:
     if model.endswith(".gguf"):
         return False
-    return model.count("/") == 1 and not Path(model).exists() and not model.startswith(("/", ".", "~"))
+    return (
+        model.count("/") == 1 and not Path(model).exists() and not model.startswith(("/", ".", "~"))
+    )
 
 
 def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Source:
-    """Source of a model: a model with a name here, a path on this disk, or a repository of the Hub, in this order."""
+    """Source of a model: a model with a name here, a path on this disk, or a repository of the Hub,
+    in this order."""
     path = _path_of(model)
     if (named := NAMED_MODELS.get(model)) is not None:
         obtain = partial(named.gguf, cache_dir)
         return Source(name=model, revision=named.revision, origin=named.origin, obtain=obtain)
     if path.suffix == ".gguf" and path.is_file():
-        name, files = path.stem, [path]
+        name = path.stem
+        files = [path]
     elif (path / "config.json").is_file():
-        name, files = path.resolve().name, [each for form in SOURCE_FILES for each in sorted(path.glob(form))]
+        name = path.resolve().name
+        files = [each for form in SOURCE_FILES for each in sorted(path.glob(form))]
     elif _is_hub_id(model):
-        folder = hugging_face.snapshot(model, revision=revision, cache_dir=cache_dir, progress=progress)
-        return Source(name=model, revision=folder.name, origin=f"huggingface:{model}", obtain=lambda _: folder)
+        folder = hugging_face.snapshot(
+            model, revision=revision, cache_dir=cache_dir, progress=progress
+        )
+        return Source(
+            name=model, revision=folder.name, origin=f"huggingface:{model}", obtain=lambda _: folder
+        )
     else:
         raise ModelNotFound(model)
     path = path.resolve()
@@ -214,8 +237,8 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
 
 
 def _digest(files: list[Path]) -> str:
-    """Digest of the contents: every byte of small files; of large ones the size, the beginning of a GGUF file, whose
-    metadata tools change in place, and samples."""
+    """Digest of the contents: every byte of small files; of large ones the size, the beginning of a
+    GGUF file, whose metadata tools change in place, and samples."""
     digest = blake2b(digest_size=8)
     for path in files:
         size = path.stat().st_size
@@ -233,15 +256,18 @@ def _digest(files: list[Path]) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Scope of one process at a time, machine-wide; the lock is released with its holder, however that ends."""
+    """Scope of one process at a time, machine-wide; the lock is released with its holder, however
+    that ends."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _calibrate(source: Source, path: Path, home: Path, calibration: Calibration, device: str, progress: Report) -> Path:
-    """The checkpoint that a calibration made of the one at `path`, kept beside the converted folders, since it serves
-    every dtype and device."""
+def _calibrate(
+    source: Source, path: Path, home: Path, calibration: Calibration, device: str, progress: Report
+) -> Path:
+    """The checkpoint that a calibration made of the one at `path`, kept beside the converted
+    folders, since it serves every dtype and device."""
     folder = home / f"{source.revision}{calibration.suffix}"
     if not folder.exists():
         flags = [f"--source={path}", f"--name={source.name}", f"--device={device}"]
@@ -250,7 +276,14 @@ def _calibrate(source: Source, path: Path, home: Path, calibration: Calibration,
         # Nothing is asked of the Hub, whose files are here.
         env = os.environ | {"HF_HUB_OFFLINE": "1", "AR_WORK_SPACE": str(space)}
         try:
-            fill_folder(folder, "headwater.services.engine.calibrate", flags, progress, last=REPORT_NAME, env=env)
+            fill_folder(
+                folder,
+                "headwater.services.engine.calibrate",
+                flags,
+                progress,
+                last=REPORT_NAME,
+                env=env,
+            )
         except ChildFailed as error:
             raise CalibrationFailed(path, str(error)) from None
     return folder
@@ -266,11 +299,18 @@ def _convert(
     calibrated: bool,
     progress: Report,
 ) -> None:
-    flags = [f"--source={path}", f"--name={source.name}", f"--revision={source.revision}", f"--dtype={dtype}"]
+    flags = [
+        f"--source={path}",
+        f"--name={source.name}",
+        f"--revision={source.revision}",
+        f"--dtype={dtype}",
+    ]
     flags += [f"--device={device}", f"--origin={source.origin}", f"--quantization={quantization}"]
     flags += ["--calibrated"] if calibrated else []
     try:
-        fill_folder(folder, "headwater.services.engine.convert", flags, progress, last=MANIFEST_NAME)
+        fill_folder(
+            folder, "headwater.services.engine.convert", flags, progress, last=MANIFEST_NAME
+        )
     except ChildFailed as error:
         raise ConversionFailed(path, str(error)) from None
 

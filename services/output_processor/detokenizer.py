@@ -1,4 +1,5 @@
-"""Tokens to text as they come: never half a character. Knows nothing about stop strings or sessions."""
+"""Tokens to text as they come: never half a character. Knows nothing about stop strings or
+sessions."""
 
 from __future__ import annotations
 
@@ -11,14 +12,18 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one stream. Constant work a token; holds back at most the three bytes of an unfinished character.
+    """The text of one stream. Constant work a token; holds back at most the three bytes of an
+    unfinished character.
 
-    Bytes that are no character become U+FFFD, as Python and Rust replace them, once that is certain.
+    Bytes that are no character become U+FFFD, as Python and Rust replace them, once that is
+    certain.
     """
 
     __slots__ = ("_bytes_of", "_decoder", "_is_open", "_text_of")
 
-    def __init__(self, table: TokenTable, *, skip_special_tokens: bool = True, shown: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, table: TokenTable, *, skip_special_tokens: bool = True, shown: tuple[str, ...] = ()
+    ) -> None:
         """`shown` are special tokens that become text although others are skipped."""
         visible = table.visible(shown) if skip_special_tokens else (table.text_of, table.bytes_of)
         self._text_of, self._bytes_of = visible
@@ -45,6 +50,7 @@ class Detokenizer:
         return "".join([self.push(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
-        """Text that the end of the stream makes certain: U+FFFD for a character that stays unfinished."""
+        """Text that the end of the stream makes certain: U+FFFD for a character that stays
+        unfinished."""
         self._is_open = False
         return self._decoder.decode(b"", final=True)

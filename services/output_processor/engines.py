@@ -1,4 +1,5 @@
-"""One session with each engine, shared by all gateways: requests down, token frames up, stream ids renumbered.
+"""One session with each engine, shared by all gateways: requests down, token frames up, stream ids
+renumbered.
 
 Reading never waits for a stream. Knows nothing about text.
 """
@@ -132,14 +133,17 @@ class EngineLink:
         finally:
             self._lose(cause)
         output_metrics.ENGINES_LOST.inc()
-        structlog.get_logger().warning("engine session lost", engine=self.address, problem=ending.problem)
+        structlog.get_logger().warning(
+            "engine session lost", engine=self.address, problem=ending.problem
+        )
 
     async def _run_session(self) -> Ending:
         async with open_channel(self.address) as channel:
             stub = engine_pb2_grpc.EngineStub(channel)
 
             async def learn_epoch() -> None:
-                # Behind the session's call: should the engine be replaced between the two, the session breaks.
+                # Behind the session's call: should the engine be replaced between the two, the
+                # session breaks.
                 info = await stub.Info(engine_pb2.InfoRequest(), timeout=INTRODUCTION_SECONDS)
                 self._epoch = info.incarnation.epoch
 
@@ -158,7 +162,9 @@ class EngineLink:
 
     def _take(self, frame: EngineFrame) -> None:
         """Hands one frame to its streams; rows of streams that ended here are dropped."""
-        requests, token_ids, position = self._requests, frame.token_ids[:], 0
+        requests = self._requests
+        token_ids = frame.token_ids[:]
+        position = 0
         output_metrics.ENGINE_FRAMES.inc()
         output_metrics.TOKENS.inc(len(token_ids))
         entries = entries_by_position(frame.logprobs) if frame.HasField("logprobs") else None
@@ -171,7 +177,9 @@ class EngineLink:
         for embedding in frame.embeddings:
             if (stream := self._stream(embedding.stream_id)) is not None:
                 stream.add_embedding(embedding)
-        for number, first, count in zip(frame.stream_ids[:], frame.first_index[:], frame.num_tokens[:], strict=True):
+        for number, first, count in zip(
+            frame.stream_ids[:], frame.first_index[:], frame.num_tokens[:], strict=True
+        ):
             end = position + count
             if count and (request := requests.get(number)) is not None:
                 stream = request.streams[number]
@@ -189,7 +197,8 @@ class EngineLink:
         return request.streams[number] if request is not None else None
 
     def _next_frame(self) -> ClientFrame | None:
-        """The next frame: cancels overtake requests that wait, except those of the request itself."""
+        """The next frame: cancels overtake requests that wait, except those of the request
+        itself."""
         while self._controls or self._queue:
             frame = ClientFrame()
             self._controls.put_into(frame)
@@ -207,7 +216,8 @@ class EngineLink:
         return None
 
     def _put_next(self, frame: ClientFrame) -> bool:
-        """Whether the frame may take more: one part of a long prompt, and nothing behind a choice's own cancel."""
+        """Whether the frame may take more: one part of a long prompt, and nothing behind a choice's
+        own cancel."""
         request, item = self._queue.popleft()
         if not request.streams:
             return True

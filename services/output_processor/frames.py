@@ -1,6 +1,8 @@
-"""Output that waits for one gateway, as columns of frames below the size limit. Knows no stream's state.
+"""Output that waits for one gateway, as columns of frames below the size limit. Knows no stream's
+state.
 
-While the gateway reads slowly, new output joins the frame that waits; credit bounds how much that can be.
+While the gateway reads slowly, new output joins the frame that waits; credit bounds how much that
+can be.
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ from headwater.proto.output_processor_pb2 import (
 from ..runtime.session.chunk_lane import ChunkLane
 
 FULL_FRAME_BYTES = 192 * 1024
-"""A frame takes nothing more from this size on; no item is larger than the rest of the 256 KiB that it may have."""
+"""A frame takes nothing more from this size on; no item is larger than the rest of the 256 KiB that
+it may have."""
 _FINISHES_BYTES = 48 * 1024
 """Room in a frame beyond that, for finishes alone."""
-_ROW_BYTES, _TOKEN_BYTES, _START_BYTES = 32, 4, 96
+_ROW_BYTES = 32
+_TOKEN_BYTES = 4
+_START_BYTES = 96
 """Upper bounds of what protobuf takes for them."""
 
 
@@ -70,9 +75,16 @@ class Outbox:
         """The last frame takes nothing more."""
 
     def add_row(
-        self, stream_id: int, first: int, token_ids: Sequence[int], text: str, offset: int, num_bytes: int
+        self,
+        stream_id: int,
+        first: int,
+        token_ids: Sequence[int],
+        text: str,
+        offset: int,
+        num_bytes: int,
     ) -> None:
-        """Tokens of a stream and the text that they make certain; `num_bytes` is the text's length in UTF-8."""
+        """Tokens of a stream and the text that they make certain; `num_bytes` is the text's length
+        in UTF-8."""
         columns = self._open_columns()
         columns.stream_ids.append(stream_id)
         columns.first_index.append(first)
@@ -106,7 +118,8 @@ class Outbox:
         self._open_columns().answered = True
 
     def seal(self) -> None:
-        """Later output goes into another frame: a gateway reads the rows of a frame ahead of its finishes."""
+        """Later output goes into another frame: a gateway reads the rows of a frame ahead of its
+        finishes."""
         self._is_sealed = True
 
     def add_start(self, start: Start) -> None:
@@ -122,9 +135,12 @@ class Outbox:
     def add_finish(self, finish: OutputFinish) -> None:
         if self._parts.holds(finish.stream_id, finish):
             return
-        # In the frame of the row before it, which may be its stream's: last tokens come with the finish or not at all.
+        # In the frame of the row before it, which may be its stream's: last tokens come with the
+        # finish or not at all.
         is_room = (
-            self._frames and not self._is_sealed and self._frames[-1].num_bytes < FULL_FRAME_BYTES + _FINISHES_BYTES
+            self._frames
+            and not self._is_sealed
+            and self._frames[-1].num_bytes < FULL_FRAME_BYTES + _FINISHES_BYTES
         )
         columns = self._frames[-1] if is_room else self._open_columns()
         columns.finishes.append(finish)
@@ -135,7 +151,8 @@ class Outbox:
         self.on_filled()
 
     def next_frame(self) -> OutputFrame | None:
-        """Takes the next frame out; at most one part of a prompt's log probabilities between two frames of tokens."""
+        """Takes the next frame out; at most one part of a prompt's log probabilities between two
+        frames of tokens."""
         if self._parts.is_next(bool(self._frames)):
             part, finish = self._parts.take()
             if finish is not None:

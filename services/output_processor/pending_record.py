@@ -1,4 +1,5 @@
-"""The usage record of one request as it reads so far. Counts; knows nothing about who writes the record."""
+"""The usage record of one request as it reads so far. Counts; knows nothing about who writes the
+record."""
 
 from __future__ import annotations
 
@@ -46,29 +47,37 @@ class _PromptUsage:
 
     @property
     def output_tokens(self) -> int:
-        return self.num_ended_tokens + sum(max(earlier, choice.num_tokens) for choice, earlier in self.choices)
+        return self.num_ended_tokens + sum(
+            max(earlier, choice.num_tokens) for choice, earlier in self.choices
+        )
 
 
 class PendingRecord:
-    """Record of one request and one gateway. The next gateway's record has an id of its own, unless the one before
-    charges nothing."""
+    """Record of one request and one gateway. The next gateway's record has an id of its own, unless
+    the one before charges nothing."""
 
     def __init__(self, record_id: str, tenant: str, model: str, key_id: str) -> None:
-        self.record_id, self.tenant, self.model, self.key_id = record_id, tenant, model, key_id
+        self.record_id = record_id
+        self.tenant = tenant
+        self.model = model
+        self.key_id = key_id
         self.holder = NOBODY
-        """Gateway that writes the record; NOBODY while it waits for the next gateway of the request."""
+        """Gateway that writes the record; NOBODY while it waits for the next gateway of the
+        request."""
         self.charged = (0, 0)
         """Numbers of prompt tokens and output tokens that earlier gateways charge."""
         self.gateway = ""
         """Name of the last gateway of the request."""
         self._settled: tuple[int, int] | None = None
-        """Numbers of prompt tokens and output tokens up to the end of this gateway's share, once that is fixed."""
+        """Numbers of prompt tokens and output tokens up to the end of this gateway's share, once
+        that is fixed."""
         self._prompts: dict[int, _PromptUsage] = {}
         self._started_at = time.time()
 
     def add(self, opening: Open, choices: Sequence[ChoiceUsage]) -> None:
         """Adds choices of one of the prompts; a later attempt takes the place of earlier ones."""
-        add, charge = opening.add, opening.charge
+        add = opening.add
+        charge = opening.charge
         self.charged = (charge.charged_prompt_tokens, charge.charged_output_tokens)
         prompt = self._prompts.get(add.prompt_index)
         if prompt is None or prompt.attempt < add.attempt:
@@ -89,13 +98,18 @@ class PendingRecord:
     def successor(self, record_id: str, charged: tuple[int, int]) -> PendingRecord:
         """Record of the gateway that goes on with the request."""
         record = PendingRecord(record_id, self.tenant, self.model, self.key_id)
-        record.charged, record._prompts = charged, self._prompts
+        record.charged = charged
+        record._prompts = self._prompts
         return record
 
     def to_record(self) -> UsageRecord:
         """The record as of now."""
-        now, prompts = time.time(), self._prompts.values()
-        used = sum(each.num_prompt_tokens for each in prompts), sum(each.output_tokens for each in prompts)
+        now = time.time()
+        prompts = self._prompts.values()
+        used = (
+            sum(each.num_prompt_tokens for each in prompts),
+            sum(each.output_tokens for each in prompts),
+        )
         prompt_tokens, output_tokens = self._settled or used
         prompt_tokens = max(0, prompt_tokens - self.charged[0])
         return UsageRecord(

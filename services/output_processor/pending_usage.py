@@ -1,6 +1,8 @@
-"""Usage records that are not stored yet. This stage writes a record when the gateway that should write it is dead.
+"""Usage records that are not stored yet. This stage writes a record when the gateway that should
+write it is dead.
 
-A gateway that is back in time writes its own records. Bounded in memory; knows nothing about limits.
+A gateway that is back in time writes its own records. Bounded in memory; knows nothing about
+limits.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from ..runtime.usage_log import UsageLog, UsageRecord
 from .pending_record import ChoiceUsage, PendingRecord
 
 RETURN_SECONDS = 3.0
-"""Seconds within which a gateway whose session broke opens another one, if it lives: it tries five times a second."""
+"""Seconds within which a gateway whose session broke opens another one, if it lives: it tries five
+times a second."""
 MAX_RECORDS = 32_768
 
 
@@ -49,7 +52,8 @@ class PendingUsage:
             timer.cancel()
 
     def on_session_closed(self, gateway: Gateway) -> None:
-        """Starts the gateway's time to return, unless this process stops: then the gateway goes on elsewhere."""
+        """Starts the gateway's time to return, unless this process stops: then the gateway goes on
+        elsewhere."""
         if gateway == NOBODY:
             return
         self._num_sessions[gateway] -= 1
@@ -80,11 +84,14 @@ class PendingUsage:
 
     # Their requests.
 
-    def open(self, gateway: Gateway, opening: Open, choices: Sequence[ChoiceUsage]) -> PendingRecord | None:
+    def open(
+        self, gateway: Gateway, opening: Open, choices: Sequence[ChoiceUsage]
+    ) -> PendingRecord | None:
         """The record that these choices add to. None where no record is kept."""
         if gateway == NOBODY or not opening.HasField("charge") or not self.log.is_kept:
             return None
-        charge, add = opening.charge, opening.add
+        charge = opening.charge
+        add = opening.add
         record = self._records.get((gateway, charge.record_id))
         if record is None:
             record = PendingRecord(charge.record_id, add.tenant, opening.model, charge.key_id)
@@ -95,15 +102,19 @@ class PendingUsage:
     def assign(self, record: PendingRecord, gateway: Gateway) -> None:
         """Makes a gateway the holder of the record; NOBODY: the record waits for the next one."""
         self._drop(record)
-        record.holder, record.gateway = gateway, gateway.name or record.gateway
+        record.holder = gateway
+        record.gateway = gateway.name or record.gateway
         self._records[gateway, record.record_id] = record
         if len(self._records) > MAX_RECORDS:
             oldest = next(iter(self._records.values()))
-            structlog.get_logger().error("usage of a request is left to its gateway alone", record=oldest.record_id)
+            structlog.get_logger().error(
+                "usage of a request is left to its gateway alone", record=oldest.record_id
+            )
             self._drop(oldest)
 
     def release(self, record: PendingRecord) -> None:
-        """Leaves the record for the next gateway: its gateway left the request without settling it."""
+        """Leaves the record for the next gateway: its gateway left the request without settling
+        it."""
         if self._is_leaving:
             self._drop(record)
         elif self._has(record):

@@ -1,4 +1,5 @@
-"""One request at its engine: its choices, and the parts of it that are still missing. Knows nothing about text."""
+"""One request at its engine: its choices, and the parts of it that are still missing. Knows nothing
+about text."""
 
 from __future__ import annotations
 
@@ -14,13 +15,18 @@ from .stream import OutputStream
 
 
 class RunningRequest:
-    """A request whose prompt, grammar and resumed output may arrive in parts; `span` ends with it."""
+    """A request whose prompt, grammar and resumed output may arrive in parts; `span` ends with
+    it."""
 
-    def __init__(self, link: EngineLink, opening: Open, streams: Sequence[OutputStream], span: Span) -> None:
-        add, stream_ids = opening.add, list(opening.add.stream_ids)
+    def __init__(
+        self, link: EngineLink, opening: Open, streams: Sequence[OutputStream], span: Span
+    ) -> None:
+        add = opening.add
+        stream_ids = list(opening.add.stream_ids)
         self.first_id = stream_ids[0]
         """Stream id by which the gateway names the request in parts."""
-        self._link, self._span = link, span
+        self._link = link
+        self._span = span
         self._num_running = len(streams)
         self._num_missing_prompt = add.num_prompt_tokens - len(add.prompt_ids)
         self._num_missing_output = add.num_output_tokens
@@ -32,13 +38,17 @@ class RunningRequest:
         # A request that can be resumed goes on while no gateway takes its tokens.
         self._request = link.open(opening, streams, is_paced=not opening.resumable)
         numbered = zip(self._request.streams.items(), stream_ids, strict=True)
-        self.choices = [RunningChoice(self, link, number, stream, each) for (number, stream), each in numbered]
+        self.choices = [
+            RunningChoice(self, link, number, stream, each) for (number, stream), each in numbered
+        ]
         output_metrics.STREAMS.inc(len(streams))
 
     @property
     def is_complete(self) -> bool:
         """Whether all parts have come."""
-        return max(self._num_missing_prompt, self._num_missing_output, self._num_missing_grammar) <= 0
+        return (
+            max(self._num_missing_prompt, self._num_missing_output, self._num_missing_grammar) <= 0
+        )
 
     @property
     def has_ended(self) -> bool:
@@ -52,7 +62,8 @@ class RunningRequest:
         self.replay(output_ids)
 
     def replay(self, output_ids: list[int]) -> None:
-        """Adds a part of the output that it resumes; the stream goes on when all parts are there."""
+        """Adds a part of the output that it resumes; the stream goes on when all parts are
+        there."""
         if self._resumed is None or not output_ids or self._resumed.ended:
             return
         self._num_missing_output -= len(output_ids)
@@ -75,11 +86,19 @@ class RunningChoice:
     __slots__ = ("_link", "_number", "_on_end", "_stream", "request", "stream_id")
 
     def __init__(
-        self, request: RunningRequest, link: EngineLink, number: int, stream: OutputStream, stream_id: int
+        self,
+        request: RunningRequest,
+        link: EngineLink,
+        number: int,
+        stream: OutputStream,
+        stream_id: int,
     ) -> None:
         """`number` is the stream's id at the engine."""
-        self.request, self.stream_id = request, stream_id
-        self._link, self._number, self._stream = link, number, stream
+        self.request = request
+        self.stream_id = stream_id
+        self._link = link
+        self._number = number
+        self._stream = stream
         self._on_end: Callable[[RunningChoice], None] | None = None
         stream.on_end = self._on_stream_end
 
@@ -99,7 +118,8 @@ class RunningChoice:
 
     def attach(self, stream_id: int, on_end: Callable[[RunningChoice], None]) -> None:
         """Makes a session the reader."""
-        self.stream_id, self._on_end = stream_id, on_end
+        self.stream_id = stream_id
+        self._on_end = on_end
 
     def detach(self) -> None:
         """Lets the choice go on without a reader."""

@@ -1,4 +1,5 @@
-"""One Session with a gateway: its requests go to their engines, their text comes back in one stream of frames.
+"""One Session with a gateway: its requests go to their engines, their text comes back in one stream
+of frames.
 
 Reading never waits for writing. Knows which stream is at which engine; knows nothing about tokens.
 """
@@ -13,7 +14,14 @@ import structlog
 from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.engine_pb2 import AddPart, Cancel, Credit
-from headwater.proto.output_processor_pb2 import Attach, GatewayFrame, LetGo, Open, OutputFinish, OutputFrame
+from headwater.proto.output_processor_pb2 import (
+    Attach,
+    GatewayFrame,
+    LetGo,
+    Open,
+    OutputFinish,
+    OutputFrame,
+)
 
 from ..answers.parser import unknown_parser
 from ..runtime.gateway_identity import NOBODY, Gateway
@@ -31,7 +39,8 @@ from .text_plan import TextPlan
 
 
 class GatewaySession:
-    """`tokenizers` by the names of the models that they belong to. All stream ids are the gateway's."""
+    """`tokenizers` by the names of the models that they belong to. All stream ids are the
+    gateway's."""
 
     def __init__(
         self,
@@ -41,8 +50,11 @@ class GatewaySession:
         logs: StreamLogs | None = None,
         gateway: Gateway = NOBODY,
     ) -> None:
-        self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
-        self._logs, self.gateway = logs if logs is not None else StreamLogs(), gateway
+        self._tokenizers = tokenizers
+        self._links = links
+        self._tracing = tracing
+        self._logs = logs if logs is not None else StreamLogs()
+        self.gateway = gateway
         self._usage = self._logs.usage
         self._contexts: dict[int, bytes] = {}
         """Resume contexts of requests that are about to be opened, by first stream id."""
@@ -60,7 +72,8 @@ class GatewaySession:
         """Why new streams are refused, if they are."""
 
     async def run(self, incoming: AsyncIterator[GatewayFrame]) -> AsyncIterator[OutputFrame]:
-        """Frames for the gateway, until it leaves. Only streams that can be resumed outlive the session."""
+        """Frames for the gateway, until it leaves. Only streams that can be resumed outlive the
+        session."""
         self._usage.on_session_opened(self.gateway)
         try:
             async with contextlib.aclosing(self._end.run(incoming)) as frames:
@@ -113,11 +126,19 @@ class GatewaySession:
     def _open(self, opening: Open) -> None:
         stream_ids = list(opening.add.stream_ids)
         context = self._contexts.pop(stream_ids[0], b"") if stream_ids else b""
-        if not stream_ids or len({*stream_ids}) < len(stream_ids) or not self._choices.keys().isdisjoint(stream_ids):
+        if (
+            not stream_ids
+            or len({*stream_ids}) < len(stream_ids)
+            or not self._choices.keys().isdisjoint(stream_ids)
+        ):
             # A refusal of a stream id that is taken would end the stream that has it.
-            self._refuse([each for each in stream_ids if each not in self._choices], "stream ids are taken")
+            self._refuse(
+                [each for each in stream_ids if each not in self._choices], "stream ids are taken"
+            )
         elif self._refusal is not None:
-            self._refuse(stream_ids, self._refusal, cause=common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING)
+            self._refuse(
+                stream_ids, self._refusal, cause=common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING
+            )
         elif (fault := self._fault_of(opening)) is not None:
             self._refuse(stream_ids, fault)
         else:
@@ -141,7 +162,8 @@ class GatewaySession:
         log = self._logs.begin(self, opening, context) if opening.resumable else None
         streams = self._streams_of(opening, log)
         record = self._usage.open(self.gateway, opening, streams)
-        link, span = self._links.to(opening.engine_address), self._begin_span(opening)
+        link = self._links.to(opening.engine_address)
+        span = self._begin_span(opening)
         request = RunningRequest(link, opening, streams, span)
         for choice in request.choices:
             choice.attach(choice.stream_id, self._on_choice_end)
@@ -157,7 +179,9 @@ class GatewaySession:
         add = opening.add
         plan = TextPlan.of(add, self._tokenizers[opening.model].table, _format_of(opening))
         sink: Sink = self.outbox if log is None else log
-        numbered = zip(add.stream_ids, add.choice_indices or range(len(add.stream_ids)), strict=True)
+        numbered = zip(
+            add.stream_ids, add.choice_indices or range(len(add.stream_ids)), strict=True
+        )
         # A log knows its choices by index: their stream ids are other ones for each reader.
         return [
             OutputStream(sink, stream_id if log is None else index, plan, add.credit, index)
@@ -167,11 +191,20 @@ class GatewaySession:
     def _begin_span(self, opening: Open) -> Span:
         """Begins the request's span here; the engine's span comes below it."""
         add = opening.add
-        fields = {"headwater.request_id": add.request_id, "attempt": add.attempt, "engine": opening.replica_id}
+        fields = {
+            "headwater.request_id": add.request_id,
+            "attempt": add.attempt,
+            "engine": opening.replica_id,
+        }
         span = self._tracing.begin("output", add.traceparent, add.tracestate, **fields)
-        add.traceparent, add.tracestate = span.context.traceparent, span.context.tracestate
+        add.traceparent = span.context.traceparent
+        add.tracestate = span.context.tracestate
         structlog.get_logger().debug(
-            "stream opened", trace_id=span.context.trace_id, tenant=add.tenant, model=opening.model, **fields
+            "stream opened",
+            trace_id=span.context.trace_id,
+            tenant=add.tenant,
+            model=opening.model,
+            **fields,
         )
         return span
 
@@ -182,7 +215,9 @@ class GatewaySession:
             self._forget_if_complete(request)
 
     def _forget_if_complete(self, request: RunningRequest) -> None:
-        if (request.is_complete or request.has_ended) and self._incomplete.get(request.first_id) is request:
+        if (request.is_complete or request.has_ended) and self._incomplete.get(
+            request.first_id
+        ) is request:
             del self._incomplete[request.first_id]
 
     def _grant(self, granted: Iterable[Credit]) -> None:
@@ -211,8 +246,14 @@ class GatewaySession:
             if (choice := self._choices.get(stream_id)) is not None:
                 choice.probe()
         if missing:
-            structlog.get_logger().warning("streams that were asked for are not here", stream_ids=missing)
-            self._refuse(missing, "the output processor does not have it", cause=common_pb2.LOSS_CAUSE_MISSING)
+            structlog.get_logger().warning(
+                "streams that were asked for are not here", stream_ids=missing
+            )
+            self._refuse(
+                missing,
+                "the output processor does not have it",
+                cause=common_pb2.LOSS_CAUSE_MISSING,
+            )
 
     def _refuse(
         self,
@@ -224,8 +265,12 @@ class GatewaySession:
     ) -> None:
         """With a cause it is retriable, unless `retriable` says otherwise."""
         for stream_id in stream_ids:
-            finish = OutputFinish(stream_id=stream_id, reason=common_pb2.FINISH_REASON_ERROR, error=error, cause=cause)
-            finish.retriable = cause != common_pb2.LOSS_CAUSE_UNSPECIFIED if retriable is None else retriable
+            finish = OutputFinish(
+                stream_id=stream_id, reason=common_pb2.FINISH_REASON_ERROR, error=error, cause=cause
+            )
+            finish.retriable = (
+                cause != common_pb2.LOSS_CAUSE_UNSPECIFIED if retriable is None else retriable
+            )
             self.outbox.add_finish(finish)
 
     def _on_choice_end(self, choice: RunningChoice) -> None:
@@ -241,8 +286,13 @@ class GatewaySession:
 
     def _attach(self, attach: Attach) -> None:
         """Goes on with what another session carried, or an earlier reader of this one."""
-        log, stream_ids = self._logs.find(attach.request_id, attach.tenant), list(attach.stream_ids)
-        if log is None or log.num_choices != len(stream_ids) or not self._choices.keys().isdisjoint(stream_ids):
+        log = self._logs.find(attach.request_id, attach.tenant)
+        stream_ids = list(attach.stream_ids)
+        if (
+            log is None
+            or log.num_choices != len(stream_ids)
+            or not self._choices.keys().isdisjoint(stream_ids)
+        ):
             self._refuse(stream_ids, "the stream is no longer kept")
             return
         for stream_id, choice in log.attach(self, stream_ids, attach.record_id).items():
@@ -260,7 +310,8 @@ class GatewaySession:
             self._cancel(Cancel(stream_id=stream_id, reason="client_gone"))
 
     def _detach(self, log: StreamLog, charged: tuple[int, int] | None) -> None:
-        """Leaves a request to its next reader, unless parts of it are missing: those will not come."""
+        """Leaves a request to its next reader, unless parts of it are missing: those will not
+        come."""
         self._unregister(log)
         for choice in log.running:
             if choice.request.is_complete:

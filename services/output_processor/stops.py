@@ -13,7 +13,8 @@ class Stops:
 
     strings: tuple[str, ...]
     failures: tuple[tuple[int, ...], ...]
-    """Failure function of Knuth, Morris and Pratt: the state of a match after a character that does not fit."""
+    """Failure function of Knuth, Morris and Pratt: the state of a match after a character that does
+    not fit."""
     first_characters: re.Pattern[str]
     include_in_output: bool
 
@@ -25,7 +26,8 @@ class Stops:
 
 
 def _failures(string: str) -> tuple[int, ...]:
-    failures, length = [0], 0
+    failures = [0]
+    length = 0
     for char in string[1:]:
         while length and char != string[length]:
             length = failures[length - 1]
@@ -35,11 +37,12 @@ def _failures(string: str) -> tuple[int, ...]:
 
 
 class StopMatcher:
-    """Finds stop strings in one stream: the string that is complete first wins, of two that end together the longer
-    one.
+    """Finds stop strings in one stream: the string that is complete first wins, of two that end
+    together the longer one.
 
-    Text that is passed on has no character of a stop string that is still possible; text that is held back is shorter
-    than the longest stop string. The result does not depend on how the text was cut into pieces.
+    Text that is passed on has no character of a stop string that is still possible; text that is
+    held back is shorter than the longest stop string. The result does not depend on how the text
+    was cut into pieces.
     """
 
     __slots__ = ("_held", "_matched", "_stops", "hit")
@@ -60,7 +63,11 @@ class StopMatcher:
             if self._advance(buffer[i]):
                 assert self.hit is not None
                 self._held = ""
-                return buffer[: i + 1] if self._stops.include_in_output else buffer[: i + 1 - len(self.hit)]
+                return (
+                    buffer[: i + 1]
+                    if self._stops.include_in_output
+                    else buffer[: i + 1 - len(self.hit)]
+                )
         certain = len(buffer) - max(self._matched)
         self._held = buffer[certain:]
         return buffer[:certain]
@@ -80,5 +87,6 @@ class StopMatcher:
 
     def flush(self) -> str:
         """Text that was held back, at the end of the stream."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held

@@ -1,4 +1,5 @@
-"""One choice of a request on its way to its gateway: tokens in, text out. Knows nothing about connections."""
+"""One choice of a request on its way to its gateway: tokens in, text out. Knows nothing about
+connections."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from typing import Concatenate, ParamSpec, Protocol
 import structlog
 
 from headwater.proto import common_pb2
-from headwater.proto.common_pb2 import Embedding, FinishReason, LossCause, TokenLogprob, ToolCallDelta
+from headwater.proto.common_pb2 import (
+    Embedding,
+    FinishReason,
+    LossCause,
+    TokenLogprob,
+    ToolCallDelta,
+)
 from headwater.proto.engine_pb2 import Finish, PromptLogprobs, Start
 from headwater.proto.output_processor_pb2 import OutputFinish, OutputPromptLogprobs, RowParts
 
@@ -24,14 +31,22 @@ CREDIT_SLACK = 256
 """Number of tokens past its credit that a stream may get: an engine plans some steps ahead."""
 MAX_ERROR_CHARS = 4096
 MAX_TEXT_CHARS = 8192
-"""Largest number of characters in one row; longer text (that was held back, or is resumed) takes several rows."""
+"""Largest number of characters in one row; longer text (that was held back, or is resumed) takes
+several rows."""
 
 
 class Sink(Protocol):
     """Destination of a stream's output: a gateway's frames, or a log."""
 
     def add_row(
-        self, stream_id: int, first: int, token_ids: Sequence[int], text: str, offset: int, num_bytes: int, /
+        self,
+        stream_id: int,
+        first: int,
+        token_ids: Sequence[int],
+        text: str,
+        offset: int,
+        num_bytes: int,
+        /,
     ) -> None:
         """Adds tokens and the text that they make certain, of `num_bytes` in UTF-8."""
 
@@ -55,8 +70,9 @@ Step = Callable[Concatenate["OutputStream", P], None]
 
 
 def _contained(step: Step[P]) -> Step[P]:
-    """Ends the stream where `step` raises an error that no code foresaw. The session goes on for other streams: if it
-    ended, the request would go to the next engine and end that engine's session too."""
+    """Ends the stream where `step` raises an error that no code foresaw. The session goes on for
+    other streams: if it ended, the request would go to the next engine and end that engine's
+    session too."""
 
     @functools.wraps(step)
     def contained(stream: OutputStream, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -69,7 +85,8 @@ def _contained(step: Step[P]) -> Step[P]:
 
 
 class OutputStream:
-    """Adds its output to `sink` as `sink_id`, calls `on_end` when it ends and adds nothing after that."""
+    """Adds its output to `sink` as `sink_id`, calls `on_end` when it ends and adds nothing after
+    that."""
 
     __slots__ = (
         "_detokenizer",
@@ -89,10 +106,14 @@ class OutputStream:
         "on_end",
     )
 
-    def __init__(self, sink: Sink, sink_id: int, plan: TextPlan, credit: int, choice_index: int = 0) -> None:
+    def __init__(
+        self, sink: Sink, sink_id: int, plan: TextPlan, credit: int, choice_index: int = 0
+    ) -> None:
         self.choice_index = choice_index
         self.on_end: Callable[[], None] | None = None
-        self._sink, self._sink_id, self._plan = sink, sink_id, plan
+        self._sink = sink
+        self._sink_id = sink_id
+        self._plan = plan
         self._detokenizer = plan.new_detokenizer()
         self._matcher = StopMatcher(plan.stops) if plan.stops is not None else None
         self._parser = AnswerParser(plan.answer_format) if plan.answer_format is not None else None
@@ -108,9 +129,14 @@ class OutputStream:
         """Number of tokens of its prompt that the engine found cached."""
 
     def push(
-        self, first: int, token_ids: list[int], entries: Mapping[int, Entry] | None = None, position: int = 0
+        self,
+        first: int,
+        token_ids: list[int],
+        entries: Mapping[int, Entry] | None = None,
+        position: int = 0,
     ) -> None:
-        """Takes tokens from output index `first` on; `entries` has their log probabilities from `position` on."""
+        """Takes tokens from output index `first` on; `entries` has their log probabilities from
+        `position` on."""
         # As `_contained`, without the call of a decorator for every row.
         try:
             if first != self._next_index:
@@ -128,11 +154,13 @@ class OutputStream:
 
     @property
     def _most_row_tokens(self) -> int:
-        """Largest number of tokens in a row: one where calls end an answer and reasoning tokens are counted, since both
-        depend on the token, and an engine that drafts sends several at once."""
+        """Largest number of tokens in a row: one where calls end an answer and reasoning tokens are
+        counted, since both depend on the token, and an engine that drafts sends several at once."""
         return self._plan.max_row_tokens if self._parser is None else 1
 
-    def _push_row(self, token_ids: list[int], entries: Mapping[int, Entry] | None, position: int) -> None:
+    def _push_row(
+        self, token_ids: list[int], entries: Mapping[int, Entry] | None, position: int
+    ) -> None:
         try:
             num_used, text = self._spell(token_ids)
         except IndexError:
@@ -160,7 +188,9 @@ class OutputStream:
         text = ""
         for i in range(num_spelled):
             piece = self._detokenizer.push(token_ids[i])
-            text += piece if self._next_index + i < self._plan.min_tokens else self._matcher.push(piece)
+            text += (
+                piece if self._next_index + i < self._plan.min_tokens else self._matcher.push(piece)
+            )
             if self._matcher.hit is not None:
                 return i + 1, text
         return len(token_ids), text
@@ -179,7 +209,9 @@ class OutputStream:
 
     def _send_row(self, token_ids: Sequence[int], text: str) -> None:
         num_bytes = _num_bytes(text)
-        self._sink.add_row(self._sink_id, self._next_index, token_ids, text, self._offset, num_bytes)
+        self._sink.add_row(
+            self._sink_id, self._next_index, token_ids, text, self._offset, num_bytes
+        )
         self._offset += num_bytes
 
     def _send_parts(self, token_ids: Sequence[int], parts: Parts, num_bytes: int) -> None:
@@ -191,28 +223,42 @@ class OutputStream:
 
     def _send_part(self, token_ids: Sequence[int], part: Parts, num_bytes: int) -> None:
         content_bytes = _num_bytes(part.content)
-        self._sink.add_row(self._sink_id, self._next_index, token_ids, part.content, self._offset, content_bytes)
+        self._sink.add_row(
+            self._sink_id, self._next_index, token_ids, part.content, self._offset, content_bytes
+        )
         self._offset += num_bytes
         if not part.is_plain or content_bytes != num_bytes:
             calls = list(self._named(part.calls))
-            self._sink.add_parts(RowParts(num_bytes=num_bytes, reasoning=part.reasoning, tool_calls=calls))
+            self._sink.add_parts(
+                RowParts(num_bytes=num_bytes, reasoning=part.reasoning, tool_calls=calls)
+            )
 
     def _named(self, calls: Sequence[CallDelta]) -> Iterator[ToolCallDelta]:
         plan = self._plan
         assert plan.answer_format is not None
         for call in calls:
             # A call begins with its name.
-            name_of = call_id(plan.answer_format, plan.request_id, self.choice_index, call.index) if call.name else ""
+            name_of = (
+                call_id(plan.answer_format, plan.request_id, self.choice_index, call.index)
+                if call.name
+                else ""
+            )
             field = {"input" if call.is_text else "arguments": call.arguments}
             yield ToolCallDelta(index=call.index, id=name_of, name=call.name, **field)
 
-    def _send_logprobs(self, token_ids: Sequence[int], entries: Mapping[int, Entry], position: int) -> None:
+    def _send_logprobs(
+        self, token_ids: Sequence[int], entries: Mapping[int, Entry], position: int
+    ) -> None:
         """Adds log probabilities to the row that was sent last."""
-        table, silent, shows = self._plan.table, self._plan.silent_ids, self._detokenizer.shows
+        table = self._plan.table
+        silent = self._plan.silent_ids
+        shows = self._detokenizer.shows
         scored = ((token_id, entries.get(position + i)) for i, token_id in enumerate(token_ids))
         self._sink.add_logprobs(
             [
-                token_logprob(table, token_id, entry, is_hidden=token_id in silent or not shows(token_id))
+                token_logprob(
+                    table, token_id, entry, is_hidden=token_id in silent or not shows(token_id)
+                )
                 for token_id, entry in scored
                 if entry is not None
             ]
@@ -220,7 +266,8 @@ class OutputStream:
 
     @_contained
     def replay(self, token_ids: list[int]) -> None:
-        """Takes tokens that an earlier attempt has delivered: they make text, but nothing is sent."""
+        """Takes tokens that an earlier attempt has delivered: they make text, but nothing is
+        sent."""
         if self.is_stopped:
             return
         # Where reasoning tokens are counted, it matters which token's text is reasoning.
@@ -239,7 +286,10 @@ class OutputStream:
         """Goes on after the replay, with the text that the gateway does not have yet."""
         num_spelled = sum(len(text) for _, text in self._replayed)
         if delivered_bytes > num_spelled:
-            self.fail(f"delivered_bytes is {delivered_bytes}; allowed: 0…{num_spelled}, what output_ids spell")
+            self.fail(
+                f"delivered_bytes is {delivered_bytes}; allowed: 0…{num_spelled}, what "
+                "output_ids spell"
+            )
             return
         self._offset = delivered_bytes
         parts, num_bytes = self._undelivered(delivered_bytes)
@@ -251,13 +301,15 @@ class OutputStream:
             self._end_early()
 
     def _undelivered(self, num_delivered: int) -> tuple[Parts, int]:
-        """Parts of the replayed text after its first `num_delivered` bytes, and the number of bytes that they stand
-        for."""
-        undelivered, num_bytes = Parts(), 0
+        """Parts of the replayed text after its first `num_delivered` bytes, and the number of bytes
+        that they stand for."""
+        undelivered = Parts()
+        num_bytes = 0
         for num_tokens, spelled in self._replayed:
             delivered = spelled[:num_delivered].decode(errors="ignore")
             rest = spelled[num_delivered:].decode(errors="ignore")
-            num_delivered, num_bytes = max(0, num_delivered - len(spelled)), num_bytes + _num_bytes(rest)
+            num_delivered = max(0, num_delivered - len(spelled))
+            num_bytes = num_bytes + _num_bytes(rest)
             if self._parser is None:
                 undelivered.add(Parts(rest))
                 continue
@@ -283,7 +335,8 @@ class OutputStream:
         return self._granted - CREDIT_SLACK
 
     def start(self, start: Start) -> None:
-        start.stream_id, self.cached_tokens = self._sink_id, start.cached_tokens
+        start.stream_id = self._sink_id
+        self.cached_tokens = start.cached_tokens
         self._sink.add_start(start)
 
     def add_prompt_logprobs(self, part: PromptLogprobs) -> None:
@@ -296,8 +349,8 @@ class OutputStream:
 
     @_contained
     def finish(self, finish: Finish) -> None:
-        """Ends the stream because the engine did: text of a whole answer that was held back is certain now. An answer
-        that broke may go on at another engine."""
+        """Ends the stream because the engine did: text of a whole answer that was held back is
+        certain now. An answer that broke may go on at another engine."""
         if finish.reason in (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH):
             self._flush()
             if self.is_stopped:
@@ -305,7 +358,9 @@ class OutputStream:
                 return
             self._flush_parser()
         ending = self._ending(self._reason_after_calls(finish.reason))
-        ending.error, ending.retriable, ending.cause = finish.error[:MAX_ERROR_CHARS], finish.retriable, finish.cause
+        ending.error = finish.error[:MAX_ERROR_CHARS]
+        ending.retriable = finish.retriable
+        ending.cause = finish.cause
         if finish.HasField("work"):
             ending.work.CopyFrom(finish.work)
         if finish.stop_token_id in self._plan.reported_ids and finish.HasField("stop_token_id"):
@@ -315,10 +370,13 @@ class OutputStream:
     def cancel(self) -> None:
         self._end(self._ending(common_pb2.FINISH_REASON_CANCELLED))
 
-    def fail(self, error: str, *, cause: LossCause.ValueType = common_pb2.LOSS_CAUSE_UNSPECIFIED) -> None:
+    def fail(
+        self, error: str, *, cause: LossCause.ValueType = common_pb2.LOSS_CAUSE_UNSPECIFIED
+    ) -> None:
         """Ends it with an error. With a cause, another replica may go on with it."""
         ending = self._ending(common_pb2.FINISH_REASON_ERROR)
-        ending.error, ending.cause = error[:MAX_ERROR_CHARS], cause
+        ending.error = error[:MAX_ERROR_CHARS]
+        ending.cause = cause
         ending.retriable = cause != common_pb2.LOSS_CAUSE_UNSPECIFIED
         self._end(ending)
 
@@ -356,7 +414,8 @@ class OutputStream:
             self._send_parts((), parts, 0)
 
     def _reason_after_calls(self, reason: FinishReason.ValueType) -> FinishReason.ValueType:
-        parser, plan = self._parser, self._plan
+        parser = self._parser
+        plan = self._plan
         if reason != common_pb2.FINISH_REASON_STOP or parser is None or not parser.has_called:
             return reason
         assert plan.answer_format is not None
@@ -373,7 +432,9 @@ class OutputStream:
     def _end(self, ending: OutputFinish) -> None:
         if not self.ended:
             self.ended = True
-            reason = common_pb2.FinishReason.Name(ending.reason).removeprefix("FINISH_REASON_").lower()
+            reason = (
+                common_pb2.FinishReason.Name(ending.reason).removeprefix("FINISH_REASON_").lower()
+            )
             output_metrics.FINISHES.labels(reason).inc()
             self._sink.add_finish(ending)
             if self.on_end is not None:

@@ -1,7 +1,8 @@
-"""The output of a resumable request that gateways were sent, kept for its next reader for a bounded time.
+"""The output of a resumable request that gateways were sent, kept for its next reader for a bounded
+time.
 
-A log takes the output of the request's choices in place of a session's outbox, keeps it, passes it on to the session
-that reads, and emits all of it again for the next one. Knows nothing about text.
+A log takes the output of the request's choices in place of a session's outbox, keeps it, passes it
+on to the session that reads, and emits all of it again for the next one. Knows nothing about text.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ HOLD_SECONDS = 15.0
 KEEP_SECONDS = 60.0
 """Seconds for which an answer that has ended can be read again."""
 MAX_TOKENS = 32_768
-"""Largest number of output tokens of a request, over its choices; a longer one cannot be resumed."""
+"""Largest number of output tokens of a request, over its choices; a longer one cannot be
+resumed."""
 CONTEXT_BYTES = 128 * 1024
 """Number of bytes of context in one message."""
 
@@ -50,7 +52,8 @@ class Reader(Protocol):
     def gateway(self) -> Gateway: ...
 
     def on_log_taken(self, log: StreamLog) -> None:
-        """Called when another session reads the log from now on; its choices are no longer this one's."""
+        """Called when another session reads the log from now on; its choices are no longer this
+        one's."""
 
     def on_log_dropped(self, log: StreamLog) -> None:
         """Called when the log is no longer kept; its choices go on for this session alone."""
@@ -67,11 +70,15 @@ class LogStore(Protocol):
 
 
 class StreamLog:
-    """One request, with a reader or held for the next one until its time is over. Its choices are numbered by their
-    index."""
+    """One request, with a reader or held for the next one until its time is over. Its choices are
+    numbered by their index."""
 
-    def __init__(self, store: LogStore, usage: PendingUsage, request_id: str, tenant: str, num_choices: int) -> None:
-        self.request_id, self.tenant, self.num_choices = request_id, tenant, num_choices
+    def __init__(
+        self, store: LogStore, usage: PendingUsage, request_id: str, tenant: str, num_choices: int
+    ) -> None:
+        self.request_id = request_id
+        self.tenant = tenant
+        self.num_choices = num_choices
         self.attempt = 0
         self.reader: Reader | None = None
         self.num_readers = 0
@@ -81,7 +88,8 @@ class StreamLog:
         """Whether the log is kept; once it was dropped, no session can resume it."""
         self.stream_ids = [0] * num_choices
         """Stream ids of the reader, or of the last one."""
-        self._store, self._usage = store, usage
+        self._store = store
+        self._usage = usage
         self._context = b""
         """Context that a gateway needs to go on with the request."""
         self._transcript = Transcript(num_choices)
@@ -107,7 +115,11 @@ class StreamLog:
     @property
     def open_ids(self) -> list[int]:
         """Stream ids, at the reader, of choices that have not ended."""
-        return [each for each, ended in zip(self.stream_ids, self._transcript.ended, strict=True) if not ended]
+        return [
+            each
+            for each, ended in zip(self.stream_ids, self._transcript.ended, strict=True)
+            if not ended
+        ]
 
     @property
     def running(self) -> list[RunningChoice]:
@@ -116,14 +128,22 @@ class StreamLog:
     # The output of its choices.
 
     def add_row(
-        self, choice: int, first: int, token_ids: Sequence[int], text: str, offset: int, num_bytes: int
+        self,
+        choice: int,
+        first: int,
+        token_ids: Sequence[int],
+        text: str,
+        offset: int,
+        num_bytes: int,
     ) -> None:
         self._transcript.add_row(choice, first, token_ids, text, offset, num_bytes)
         self._account()
         if sum(self._transcript.num_tokens) > MAX_TOKENS:
             self._store.drop(self)
         if self.reader is not None:
-            self.reader.outbox.add_row(self.stream_ids[choice], first, token_ids, text, offset, num_bytes)
+            self.reader.outbox.add_row(
+                self.stream_ids[choice], first, token_ids, text, offset, num_bytes
+            )
 
     def add_logprobs(self, tokens: Iterable[TokenLogprob]) -> None:
         row = RowLogprobs(tokens=tokens)
@@ -171,7 +191,9 @@ class StreamLog:
     def begin(self, reader: Reader, opening: Open, context: bytes) -> None:
         """Begins to compute choices anew, from the output that `reader` has."""
         add = opening.add
-        stream_ids = dict(zip(add.choice_indices or range(self.num_choices), add.stream_ids, strict=True))
+        stream_ids = dict(
+            zip(add.choice_indices or range(self.num_choices), add.stream_ids, strict=True)
+        )
         is_new = reader is not self.reader
         if is_new:
             if self.reader is None and self._record is not None:
@@ -180,30 +202,38 @@ class StreamLog:
         self._abandon(range(self.num_choices) if is_new else stream_ids, "superseded")
         if is_new:
             self.stream_ids = [0] * self.num_choices
-            self.reader, self.num_readers = reader, self.num_readers + 1
+            self.reader = reader
+            self.num_readers = self.num_readers + 1
         self._stop_timer()
-        self.attempt, self._num_prompt_tokens = max(self.attempt, add.attempt), add.num_prompt_tokens
+        self.attempt = max(self.attempt, add.attempt)
+        self._num_prompt_tokens = add.num_prompt_tokens
         self._context = context or self._context
         for choice, stream_id in stream_ids.items():
             self.stream_ids[choice] = stream_id
             self._cancelled.discard(choice)
-            self._transcript.cut(choice, add.num_output_tokens, next(iter(opening.delivered_bytes), 0))
+            self._transcript.cut(
+                choice, add.num_output_tokens, next(iter(opening.delivered_bytes), 0)
+            )
         self._account()
 
     def on_opened(self, choices: Iterable[RunningChoice], record: PendingRecord | None) -> None:
-        """Notes that these choices compute it from now on, and that their usage goes into that record."""
+        """Notes that these choices compute it from now on, and that their usage goes into that
+        record."""
         self._record = record
         self._choices.update({choice.index: choice for choice in choices})
 
-    def attach(self, reader: Reader, stream_ids: Sequence[int], record_id: str) -> dict[int, RunningChoice]:
-        """Makes a session the reader, which charges the rest under `record_id`. Returns the running choices by the
-        stream ids that they have there."""
+    def attach(
+        self, reader: Reader, stream_ids: Sequence[int], record_id: str
+    ) -> dict[int, RunningChoice]:
+        """Makes a session the reader, which charges the rest under `record_id`. Returns the running
+        choices by the stream ids that they have there."""
         self._leave_reader()
         if not self.has_ended:
             self._stop_timer()
         self._succeed_record(reader, record_id)
         self.stream_ids = list(stream_ids)
-        self.reader, self.num_readers = reader, self.num_readers + 1
+        self.reader = reader
+        self.num_readers = self.num_readers + 1
         return {stream_ids[i]: choice for i, choice in self._choices.items() if not choice.ended}
 
     def replay(self) -> None:
@@ -221,8 +251,9 @@ class StreamLog:
         self._transcript.emit(self.reader.outbox, self.stream_ids)
 
     def detach(self, charged: tuple[int, int] | None) -> None:
-        """Ends the reader, which has charged that many tokens of the prompt and of answers. None: the reader is gone
-        and the next one charges its share under the same record id, so that it counts once in any case."""
+        """Ends the reader, which has charged that many tokens of the prompt and of answers. None:
+        the reader is gone and the next one charges its share under the same record id, so that it
+        counts once in any case."""
         self.reader = None
         if charged is not None:
             self._settle(charged)
@@ -280,7 +311,9 @@ class StreamLog:
                 self._choices[i].abandon(reason)
 
     def _granted(self) -> list[int]:
-        return [self._choices[i].credit if i in self._choices else 0 for i in range(self.num_choices)]
+        return [
+            self._choices[i].credit if i in self._choices else 0 for i in range(self.num_choices)
+        ]
 
     # Usage.
 

@@ -27,7 +27,8 @@ class StreamLogs:
         """Number of bytes by tenant, of tenants that have some."""
 
     def begin(self, reader: Reader, opening: Open, context: bytes) -> StreamLog | None:
-        """Log of a request that is to be resumable. None where its earlier output is not known here."""
+        """Log of a request that is to be resumable. None where its earlier output is not known
+        here."""
         add = opening.add
         log = self._logs.get(add.request_id)
         if log is not None and log.tenant != add.tenant:
@@ -47,7 +48,8 @@ class StreamLogs:
         return log if log is not None and log.tenant == tenant and log.is_wanted else None
 
     def grow(self, log: StreamLog, num_bytes: int) -> None:
-        """Counts bytes of a log. Past the bound it drops logs of the tenant that has the most bytes, so that no tenant
+        """Counts bytes of a log. Past the bound it drops logs of the tenant that has the most
+        bytes, so that no tenant
         takes the room of others: the oldest that has ended, or else the oldest."""
         self._count(log.tenant, num_bytes)
         while self._num_bytes > self._max_bytes and self._logs:

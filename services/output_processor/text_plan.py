@@ -1,4 +1,5 @@
-"""Plan for making the text of a request's choices, one for all of them. Knows nothing about streams."""
+"""Plan for making the text of a request's choices, one for all of them. Knows nothing about
+streams."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from ..text.token_table import TokenTable
 from .detokenizer import Detokenizer
 from .stops import Stops
 
-MAX_ROW_TOKENS, MAX_SCORED_ROW_TOKENS = 256, 8
-"""Largest numbers of tokens in a row without and with log probabilities, which keep it far below a frame."""
+MAX_ROW_TOKENS = 256
+MAX_SCORED_ROW_TOKENS = 8
+"""Largest numbers of tokens in a row without and with log probabilities, which keep it far below a
+frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,8 @@ class TextPlan:
     silent_ids: frozenset[int]
     """Ids that end the answer and are not part of its text."""
     reported_ids: frozenset[int]
-    """Ids that are reported when they end the answer: those that the request names, not the model's end of sequence."""
+    """Ids that are reported when they end the answer: those that the request names, not the model's
+    end of sequence."""
     wants_logprobs: bool
     max_row_tokens: int
     request_id: str
@@ -41,8 +45,12 @@ class TextPlan:
         with_stop = sampling.include_stop_str_in_output
         return cls(
             table=table,
-            skip_special_tokens=sampling.skip_special_tokens if sampling.HasField("skip_special_tokens") else True,
-            stops=Stops.compile(sampling.stop, include_in_output=with_stop) if sampling.stop else None,
+            skip_special_tokens=sampling.skip_special_tokens
+            if sampling.HasField("skip_special_tokens")
+            else True,
+            stops=Stops.compile(sampling.stop, include_in_output=with_stop)
+            if sampling.stop
+            else None,
             min_tokens=sampling.min_tokens,
             silent_ids=frozenset() if with_stop else requested | eos,
             reported_ids=requested - eos,

@@ -10,7 +10,8 @@ from headwater.proto.output_processor_pb2 import OutputFinish, RowLogprobs, RowP
 
 from .frames import Outbox
 
-_ROW_BYTES, _TOKEN_BYTES = 240, 36
+_ROW_BYTES = 240
+_TOKEN_BYTES = 36
 """Estimated bytes in Python's memory of a row, and of a token."""
 
 
@@ -33,10 +34,14 @@ class _Row:
     def is_within(self, num_tokens: int, num_bytes: int) -> bool:
         """Whether the row lies among the first tokens and bytes of its choice."""
         end = self.first + len(self.token_ids)
-        return end <= num_tokens and (bool(self.token_ids) or self.first < num_tokens or self.offset < num_bytes)
+        return end <= num_tokens and (
+            bool(self.token_ids) or self.first < num_tokens or self.offset < num_bytes
+        )
 
     def emit(self, outbox: Outbox, stream_id: int) -> None:
-        outbox.add_row(stream_id, self.first, self.token_ids, self.text, self.offset, self.num_bytes)
+        outbox.add_row(
+            stream_id, self.first, self.token_ids, self.text, self.offset, self.num_bytes
+        )
         if self.logprobs is not None:
             outbox.add_logprobs(RowLogprobs.FromString(self.logprobs).tokens)
         if self.parts is not None:
@@ -70,7 +75,8 @@ class _Finish:
 
 
 class Transcript:
-    """Output by choice index. `num_tokens` and `ended` stay right when the entries are no longer kept."""
+    """Output by choice index. `num_tokens` and `ended` stay right when the entries are no longer
+    kept."""
 
     def __init__(self, num_choices: int) -> None:
         self.num_tokens = [0] * num_choices
@@ -81,7 +87,13 @@ class Transcript:
         self._is_kept = True
 
     def add_row(
-        self, choice: int, first: int, token_ids: Sequence[int], text: str, offset: int, num_bytes: int
+        self,
+        choice: int,
+        first: int,
+        token_ids: Sequence[int],
+        text: str,
+        offset: int,
+        num_bytes: int,
     ) -> None:
         self.num_tokens[choice] = first + len(token_ids)
         self._keep(_Row(choice, first, token_ids, text, offset, num_bytes))
@@ -109,9 +121,12 @@ class Transcript:
 
     def cut(self, choice: int, num_tokens: int, num_bytes: int) -> None:
         """Removes the output of a choice past its first tokens and bytes."""
-        self.ended[choice], self.num_tokens[choice] = False, num_tokens
+        self.ended[choice] = False
+        self.num_tokens[choice] = num_tokens
         self._entries = [
-            each for each in self._entries if each.choice != choice or each.is_within(num_tokens, num_bytes)
+            each
+            for each in self._entries
+            if each.choice != choice or each.is_within(num_tokens, num_bytes)
         ]
         self.num_bytes = sum(each.size for each in self._entries)
 

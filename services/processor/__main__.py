@@ -1,4 +1,5 @@
-"""The processor: text to tokens, parameters to a checked contract, prompts to block hashes. Stateless."""
+"""The processor: text to tokens, parameters to a checked contract, prompts to block hashes.
+Stateless."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from headwater.proto import processor_pb2, processor_pb2_grpc
 
 from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS
-from ..grammars.answer_grammar import answer_grammar, calls_win, content_grammar, custom_grammars, format_param
+from ..grammars.answer_grammar import (
+    answer_grammar,
+    calls_win,
+    content_grammar,
+    custom_grammars,
+    format_param,
+)
 from ..grammars.checker import GrammarChecker
 from ..grammars.grammars import GrammarError
 from ..grammars.structured_output import param_of
@@ -47,9 +54,11 @@ ReplyT = TypeVar("ReplyT")
 _LIBC = ctypes.CDLL(None)
 
 LARGE_REQUEST_BYTES = 256 * 1024
-"""Size in bytes from which a request leaves so much freed memory behind that it is given back to the system."""
+"""Size in bytes from which a request leaves so much freed memory behind that it is given back to
+the system."""
 LONG_REQUEST_BYTES = 8192
-"""Size in bytes from which a thread works on a request, so that short ones do not wait behind it."""
+"""Size in bytes from which a thread works on a request, so that short ones do not wait behind
+it."""
 
 PREPARE_SECONDS = prometheus_client.Histogram(
     "headwater_processor_seconds",
@@ -57,7 +66,9 @@ PREPARE_SECONDS = prometheus_client.Histogram(
     ["method"],
     buckets=(0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 1.0),
 )
-PROMPT_TOKENS = prometheus_client.Counter("headwater_processor_prompt_tokens", "Prompt tokens prepared", ["model_name"])
+PROMPT_TOKENS = prometheus_client.Counter(
+    "headwater_processor_prompt_tokens", "Prompt tokens prepared", ["model_name"]
+)
 
 
 def _names_of(formats: Iterable[str]) -> str:
@@ -75,14 +86,19 @@ class ProcessorSettings(TextStageSettings):
     block_size: int = setting(16, "tokens in a KV block, as on the engines")
     max_model_len: int = setting(0, "tokens of prompt and answer together (default: the model's)")
     chat_template: str = setting("", "file with a chat template (default: the model's)")
-    generation_config: str = setting("auto", "auto (the model's), none, or a file with sampling defaults")
+    generation_config: str = setting(
+        "auto", "auto (the model's), none, or a file with sampling defaults"
+    )
     tool_parser: str = setting("auto", _names_of(TOOL_FORMATS))
     reasoning_parser: str = setting("auto", _names_of(REASONING_FORMATS))
     escape_special_tokens: bool = setting(
-        False, "read special tokens in messages and tools as plain text, so that no client can forge turns with them"
+        False,
+        "read special tokens in messages and tools as plain text, so that no client can forge "
+        "turns with them",
     )
     close_schemas: bool = setting(
-        True, "treat objects of a JSON Schema that leaves additionalProperties out as if it were false"
+        True,
+        "treat objects of a JSON Schema that leaves additionalProperties out as if it were false",
     )
     threads: int = setting(0, "threads that tokenize long texts; 0: one for each core")
 
@@ -103,7 +119,9 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         tracing: Tracing = NO_TRACING,
     ) -> None:
         self._models = {model.name: model for model in models}
-        self._pool, self._checker, self._tracing = pool, checker, tracing
+        self._pool = pool
+        self._checker = checker
+        self._tracing = tracing
         self._sessions: set[PrepareSession] = set()
         self._is_leaving = False
 
@@ -123,7 +141,9 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         return await self._prepare(request)
 
     async def PrepareSession(
-        self, incoming: AsyncIterator[processor_pb2.PrepareFrame], context: grpc.aio.ServicerContext[Any, Any]
+        self,
+        incoming: AsyncIterator[processor_pb2.PrepareFrame],
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[processor_pb2.PreparedFrame]:
         if self._is_leaving:
             raise Unavailable("draining", code="draining")
@@ -137,7 +157,8 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     async def _answer(self, call: processor_pb2.PrepareCall) -> processor_pb2.PrepareReply:
         if not call.traceparent:
             return await self._prepare(call.request)
-        span, fault = self._tracing.begin("Prepare", call.traceparent, call.tracestate), "cancelled"
+        span = self._tracing.begin("Prepare", call.traceparent, call.tracestate)
+        fault = "cancelled"
         try:
             reply = await self._prepare(call.request)
             fault = ""
@@ -150,38 +171,56 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
 
     async def _prepare(self, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
         model = self._model(request.model)
-        reply = await self._work("Prepare", request.ByteSize(), functools.partial(prepare, model, request))
+        reply = await self._work(
+            "Prepare", request.ByteSize(), functools.partial(prepare, model, request)
+        )
         reply.grammar = await self._grammar(model, request, reply)
         PROMPT_TOKENS.labels(model.name).inc(len(reply.prompt_ids))
         return reply
 
     async def Tokenize(
-        self, request: processor_pb2.ProcessorTokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self,
+        request: processor_pb2.ProcessorTokenizeRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> processor_pb2.ProcessorTokenizeReply:
         work = functools.partial(tokenize, self._model(request.model), request)
         return await self._work("Tokenize", request.ByteSize(), work)
 
     async def Detokenize(
-        self, request: processor_pb2.ProcessorDetokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self,
+        request: processor_pb2.ProcessorDetokenizeRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> processor_pb2.ProcessorDetokenizeReply:
         work = functools.partial(detokenize, self._model(request.model), request)
         return await self._work("Detokenize", request.ByteSize(), work)
 
     async def TokenizerInfo(
-        self, request: processor_pb2.ProcessorTokenizerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self,
+        request: processor_pb2.ProcessorTokenizerInfoRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> processor_pb2.ProcessorTokenizerInfoReply:
         info = tokenizer_info(self._model(request.model))
-        return processor_pb2.ProcessorTokenizerInfoReply(info_json=json.dumps(info, ensure_ascii=False))
+        return processor_pb2.ProcessorTokenizerInfoReply(
+            info_json=json.dumps(info, ensure_ascii=False)
+        )
 
     async def ListModels(
-        self, request: processor_pb2.ProcessorModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self,
+        request: processor_pb2.ProcessorModelsRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> processor_pb2.ProcessorModelsReply:
-        return processor_pb2.ProcessorModelsReply(models=[model.served.to_pb() for model in self._models.values()])
+        return processor_pb2.ProcessorModelsReply(
+            models=[model.served.to_pb() for model in self._models.values()]
+        )
 
     async def _grammar(
-        self, model: TextModel, request: processor_pb2.PrepareRequest, reply: processor_pb2.PrepareReply
+        self,
+        model: TextModel,
+        request: processor_pb2.PrepareRequest,
+        reply: processor_pb2.PrepareReply,
     ) -> bytes:
-        """Constraint on the answer, checked to compile; empty where the answer is free. Raises `BadRequest`."""
+        """Constraint on the answer, checked to compile; empty where the answer is free. Raises
+        `BadRequest`."""
         grammar = await self._work(
             "Grammar", request.ByteSize(), functools.partial(answer_grammar, model, request, reply)
         )
@@ -191,14 +230,21 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
             await self._checker.check(model.folder, grammar)
         except GrammarError as fault:
             param = await self._at_fault(model, request, reply.answer_format.tool_parser)
-            raise BadRequest(param, f"{param} cannot be followed: {fault}", code="invalid_grammar") from None
+            raise BadRequest(
+                param, f"{param} cannot be followed: {fault}", code="invalid_grammar"
+            ) from None
         return grammar.encode()
 
-    async def _at_fault(self, model: TextModel, request: processor_pb2.PrepareRequest, tool_format: str) -> str:
-        """Name of the field that cannot be compiled: of tools and structured output, the one that fails alone too."""
+    async def _at_fault(
+        self, model: TextModel, request: processor_pb2.PrepareRequest, tool_format: str
+    ) -> str:
+        """Name of the field that cannot be compiled: of tools and structured output, the one that
+        fails alone too."""
         conversation = request.prompt.conversation
         tools = conversation.tools
-        if request.sampling.HasField("structured_output") and not calls_win(conversation, tool_format):
+        if request.sampling.HasField("structured_output") and not calls_win(
+            conversation, tool_format
+        ):
             asked = request.sampling.structured_output
             if not tools or not await self._compiles(model, content_grammar(model, asked)):
                 return param_of(asked)
@@ -231,8 +277,8 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
 
 
 def _and_trim(work: Callable[[], ReplyT]) -> ReplyT:
-    """Runs `work`, then returns the allocator's unused memory to the system. NOTE: only glibc keeps so much, and offers
-    a call for it."""
+    """Runs `work`, then returns the allocator's unused memory to the system. NOTE: only glibc keeps
+    so much, and offers a call for it."""
     try:
         return work()
     finally:
@@ -240,13 +286,17 @@ def _and_trim(work: Callable[[], ReplyT]) -> ReplyT:
             trim(0)
 
 
-def tokenize(model: TextModel, request: processor_pb2.ProcessorTokenizeRequest) -> processor_pb2.ProcessorTokenizeReply:
+def tokenize(
+    model: TextModel, request: processor_pb2.ProcessorTokenizeRequest
+) -> processor_pb2.ProcessorTokenizeReply:
     token_ids = prompt_ids(model, request)
     spelled = model.tokenizer.table.bytes_of if request.return_token_strings else []
     return processor_pb2.ProcessorTokenizeReply(
         token_ids=token_ids,
         max_model_len=model.limits.max_model_len,
-        token_strings=[spelled[token_id].decode(errors="replace") for token_id in token_ids] if spelled else [],
+        token_strings=[spelled[token_id].decode(errors="replace") for token_id in token_ids]
+        if spelled
+        else [],
     )
 
 
@@ -272,12 +322,19 @@ async def serve(settings: ProcessorSettings) -> None:
             add = functools.partial(processor_pb2_grpc.add_ProcessorServicer_to_server, servicer)
             served = [model.served for model in models]
             await serve_stage(
-                settings, Kind.PROCESSOR, served, add, servicer.leave, tracing, num_running=servicer.num_running
+                settings,
+                Kind.PROCESSOR,
+                served,
+                add,
+                servicer.leave,
+                tracing,
+                num_running=servicer.num_running,
             )
 
 
 def _check_own_defaults(model: TextModel, choice: str) -> None:
-    """Raises `SettingError` for sampling defaults that would fail every request that leaves them to the model."""
+    """Raises `SettingError` for sampling defaults that would fail every request that leaves them to
+    the model."""
     try:
         check_defaults(model.limits)
     except BadRequest as error:
@@ -286,7 +343,9 @@ def _check_own_defaults(model: TextModel, choice: str) -> None:
 
 
 def main() -> None:
-    with in_one_line("processor", SettingError, ModelFolderError, TokenizerFilesError, ChatTemplateError, OSError):
+    with in_one_line(
+        "processor", SettingError, ModelFolderError, TokenizerFilesError, ChatTemplateError, OSError
+    ):
         settings = read_settings(ProcessorSettings, sys.argv[1:], prog="headwater serve processor")
         configure_logging("processor", settings.log_level)
         warn_of_unread_variables()

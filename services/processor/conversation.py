@@ -26,25 +26,40 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
 
-def render(template: ChatTemplate, conversation: processor_pb2.Conversation, guard: Guard | None = None) -> str:
-    """Text of the prompt; `guard` is applied to all text of the client. Raises `BadRequest` naming the message and what
-    is allowed."""
+def render(
+    template: ChatTemplate, conversation: processor_pb2.Conversation, guard: Guard | None = None
+) -> str:
+    """Text of the prompt; `guard` is applied to all text of the client. Raises `BadRequest` naming
+    the message and what is allowed."""
     BadRequest.unless(conversation.messages, "messages", [], "at least one message")
     check_conversation(conversation)
     goes_on = conversation.continue_final_message
-    if goes_on and conversation.HasField("add_generation_prompt") and conversation.add_generation_prompt:
-        raise BadRequest("continue_final_message", "continue_final_message excludes add_generation_prompt")
+    if (
+        goes_on
+        and conversation.HasField("add_generation_prompt")
+        and conversation.add_generation_prompt
+    ):
+        raise BadRequest(
+            "continue_final_message", "continue_final_message excludes add_generation_prompt"
+        )
     _check_tool_choice(conversation)
     _check_tool_names(conversation)
     messages = [_message(message, i) for i, message in enumerate(conversation.messages)]
-    tools = [_tool(tool, i) for i, tool in enumerate(conversation.tools)] if may_call(conversation) else None
+    tools = (
+        [_tool(tool, i) for i, tool in enumerate(conversation.tools)]
+        if may_call(conversation)
+        else None
+    )
     variables = _variables(conversation.chat_template_kwargs_json, template)
     if guard is not None:
-        messages, tools, variables = (_guarded(each, guard) for each in (messages, tools, variables))
+        messages, tools, variables = (
+            _guarded(each, guard) for each in (messages, tools, variables)
+        )
     return template.render(
         _understood(template, messages, tools),
         tools=tools,
-        add_generation_prompt=not conversation.HasField("add_generation_prompt") or conversation.add_generation_prompt,
+        add_generation_prompt=not conversation.HasField("add_generation_prompt")
+        or conversation.add_generation_prompt,
         continue_final_message=goes_on,
         variables=_effort(conversation) | _verbosity(conversation) | variables,
     )
@@ -63,8 +78,11 @@ def _guarded(value: Any, guard: Guard) -> Any:
             return value
 
 
-def _understood(template: ChatTemplate, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[Message]:
-    """The messages in roles that the template has: not every template knows developers, tools and calls."""
+def _understood(
+    template: ChatTemplate, messages: list[Message], tools: list[dict[str, Any]] | None
+) -> list[Message]:
+    """The messages in roles that the template has: not every template knows developers, tools and
+    calls."""
     if not template.mentions("developer"):
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     if template.reads_tools or template.mentions("tool_calls"):
@@ -76,16 +94,24 @@ def _understood(template: ChatTemplate, messages: list[Message], tools: list[dic
 def _effort(conversation: processor_pb2.Conversation) -> dict[str, Any]:
     """Reasoning effort, for templates that take one."""
     effort = conversation.reasoning_effort
-    BadRequest.unless(not effort or effort in EFFORTS, "reasoning_effort", effort, ", ".join(EFFORTS))
+    BadRequest.unless(
+        not effort or effort in EFFORTS, "reasoning_effort", effort, ", ".join(EFFORTS)
+    )
     if not effort:
         return {}
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none", "thinking": effort != "none"}
+    return {
+        "reasoning_effort": effort,
+        "enable_thinking": effort != "none",
+        "thinking": effort != "none",
+    }
 
 
 def _verbosity(conversation: processor_pb2.Conversation) -> dict[str, Any]:
     """Verbosity, for templates that take one."""
     verbosity = conversation.verbosity
-    BadRequest.unless(not verbosity or verbosity in VERBOSITIES, "verbosity", verbosity, ", ".join(VERBOSITIES))
+    BadRequest.unless(
+        not verbosity or verbosity in VERBOSITIES, "verbosity", verbosity, ", ".join(VERBOSITIES)
+    )
     return {"verbosity": verbosity} if verbosity else {}
 
 
@@ -93,13 +119,16 @@ def _check_tool_names(conversation: processor_pb2.Conversation) -> None:
     names: set[str] = set()
     for i, tool in enumerate(conversation.tools):
         param = f"tools[{i}].{'custom' if tool.HasField('custom_input') else 'function'}.name"
-        BadRequest.unless(_TOOL_NAME.fullmatch(tool.name), param, tool.name, "1 to 64 letters, digits, _, - and .")
+        BadRequest.unless(
+            _TOOL_NAME.fullmatch(tool.name), param, tool.name, "1 to 64 letters, digits, _, - and ."
+        )
         BadRequest.unless(tool.name not in names, param, tool.name, "names that differ")
         names.add(tool.name)
 
 
 def _check_tool_choice(conversation: processor_pb2.Conversation) -> None:
-    choice, names = conversation.tool_choice, [tool.name for tool in conversation.tools]
+    choice = conversation.tool_choice
+    names = [tool.name for tool in conversation.tools]
     for name in conversation.allowed_tools:
         BadRequest.unless(name in names, "tool_choice", name, f"allowed tools of {names}")
     is_name = conversation.tool_choice_is_name
@@ -117,7 +146,9 @@ def _message(message: common_pb2.ChatMessage, i: int) -> dict[str, Any]:
     check_role(message.role, f"messages[{i}]")
     rendered: dict[str, Any] = {"role": message.role, "content": _content(message, i)}
     if message.tool_calls:
-        rendered["tool_calls"] = [_tool_call(call, i, k) for k, call in enumerate(message.tool_calls)]
+        rendered["tool_calls"] = [
+            _tool_call(call, i, k) for k, call in enumerate(message.tool_calls)
+        ]
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message.HasField(name):
             rendered[name] = getattr(message, name)
@@ -128,26 +159,40 @@ def _content(message: common_pb2.ChatMessage, i: int) -> str:
     if message.HasField("content"):
         return message.content
     for k, part in enumerate(message.parts):
-        BadRequest.unless(part.type == "text", f"messages[{i}].content[{k}].type", part.type, "text")
+        BadRequest.unless(
+            part.type == "text", f"messages[{i}].content[{k}].type", part.type, "text"
+        )
     if not message.parts and message.role != "assistant":
         param = f"messages[{i}].content"
-        raise BadRequest(param, f"{param} is missing or has no parts; allowed: a string or a list of text parts")
+        raise BadRequest(
+            param, f"{param} is missing or has no parts; allowed: a string or a list of text parts"
+        )
     return "\n".join(part.text for part in message.parts)
 
 
 def _tool_call(call: common_pb2.ToolCall, i: int, k: int) -> dict[str, Any]:
-    """A tool call for templates, which write the arguments as an object; clients send them as JSON."""
+    """A tool call for templates, which write the arguments as an object; clients send them as
+    JSON."""
     if call.HasField("input"):
         arguments: dict[str, Any] = {KEY: call.input}
     else:
-        arguments = _json_object(call.arguments or "{}", f"messages[{i}].tool_calls[{k}].function.arguments")
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+        arguments = _json_object(
+            call.arguments or "{}", f"messages[{i}].tool_calls[{k}].function.arguments"
+        )
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
 
 
 def _tool(tool: common_pb2.Tool, i: int) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "description": tool.description}
     if tool.HasField("custom_input"):
-        return {"type": "function", "function": function | {"parameters": _text_parameters(tool.custom_input)}}
+        return {
+            "type": "function",
+            "function": function | {"parameters": _text_parameters(tool.custom_input)},
+        }
     param = f"tools[{i}].function.parameters"
     function["parameters"] = parameters = _json_object(tool.parameters_json or "{}", param)
     BadRequest.unless(_allows_objects(parameters), param, parameters, "a JSON Schema of an object")
@@ -155,14 +200,17 @@ def _tool(tool: common_pb2.Tool, i: int) -> dict[str, Any]:
 
 
 def _allows_objects(schema: dict[str, Any]) -> bool:
-    """Whether the keywords of a schema itself let objects match; those that it refers to are not read."""
-    types, values = schema.get("type", "object"), [schema["const"]] if "const" in schema else schema.get("enum", [{}])
+    """Whether the keywords of a schema itself let objects match; those that it refers to are not
+    read."""
+    types = schema.get("type", "object")
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [{}])
     has_object = not isinstance(values, list) or any(isinstance(value, dict) for value in values)
     return has_object and "object" in (types if isinstance(types, list) else [types])
 
 
 def _text_parameters(asked: common_pb2.CustomInput) -> dict[str, Any]:
-    """Parameters of a custom tool, which models see as a function whose one argument is a string."""
+    """Parameters of a custom tool, which models see as a function whose one argument is a
+    string."""
     text = {"type": "string"}
     match asked.WhichOneof("format"):
         case "lark":
@@ -177,10 +225,13 @@ def _variables(kwargs_json: str, template: ChatTemplate) -> dict[str, Any]:
     for name in _RESERVED:
         if name in variables:
             raise BadRequest(
-                "chat_template_kwargs", f"chat_template_kwargs may not set {name}: it has a field of its own"
+                "chat_template_kwargs",
+                f"chat_template_kwargs may not set {name}: it has a field of its own",
             )
     if variables.get("documents") and not template.mentions("documents"):
-        raise BadRequest("documents", "documents are not read by the model's chat template; allowed: in messages")
+        raise BadRequest(
+            "documents", "documents are not read by the model's chat template; allowed: in messages"
+        )
     return variables
 
 

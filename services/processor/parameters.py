@@ -1,6 +1,7 @@
 """The sampling contract of every surface: accepted values, defaults, and refusals.
 
-Two steps, since limits on length need the prompt: `check_sampling` before it is tokenized, `fit_context` after.
+Two steps, since limits on length need the prompt: `check_sampling` before it is tokenized,
+`fit_context` after.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ MAX_BEAMS = MAX_TOP_LOGPROBS // 2
 WHAT_FITS = 2**32 - 1
 """Value of `truncate_prompt_tokens` that keeps as many tokens as the context has room for."""
 LEAST_TOP_P = 1e-9
-"""Smaller ones keep the same token, the likeliest, but engines compute in float32, which may have a 0 for them."""
+"""Smaller ones keep the same token, the likeliest, but engines compute in float32, which may have a
+0 for them."""
 SIDES = ("left", "right")
 
 
@@ -51,7 +53,8 @@ RANGES: Mapping[str, Range] = {
     "min_p": _between(0, 1),
     "presence_penalty": _between(-2, 2),
     "frequency_penalty": _between(-2, 2),
-    # What float32 rounds to 0 or to infinity makes logits that are no numbers, or stops the engine that divides by it.
+    # What float32 rounds to 0 or to infinity makes logits that are no numbers, or stops the engine
+    # that divides by it.
     "repetition_penalty": _between(1e-6, 1e6),
     "best_of": _between(1, MAX_CHOICES),
     # A power of any length is a number.
@@ -78,8 +81,23 @@ NEUTRAL: Mapping[str, Any] = {
     "length_penalty": 1.0,
 }
 BESIDE_BEAMS = {
-    *("n", "best_of", "use_beam_search", "length_penalty", "max_tokens", "ignore_eos", "stop", "stop_token_ids"),
-    *("truncate_prompt_tokens", "truncation_side", "echo", "skip_special_tokens", "include_stop_str_in_output"),
+    *(
+        "n",
+        "best_of",
+        "use_beam_search",
+        "length_penalty",
+        "max_tokens",
+        "ignore_eos",
+        "stop",
+        "stop_token_ids",
+    ),
+    *(
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "echo",
+        "skip_special_tokens",
+        "include_stop_str_in_output",
+    ),
     # These have no effect: beams are ranked, not drawn.
     *("temperature", "top_p", "top_k", "min_p", "seed", "speculative"),
 }
@@ -89,8 +107,9 @@ BESIDE_BEAMS = {
 def check_sampling(
     asked: common_pb2.Sampling, limits: ModelLimits, *, stream: bool, is_chat: bool = False
 ) -> common_pb2.Sampling:
-    """A copy with every default but `max_tokens` filled in. Raises `BadRequest` for what the contract refuses. An
-    answer of a chat has a token at least; a completion may ask for its prompt alone."""
+    """A copy with every default but `max_tokens` filled in. Raises `BadRequest` for what the
+    contract refuses. An answer of a chat has a token at least; a completion may ask for its prompt
+    alone."""
     check_sampling_sizes(asked, limits.vocab_size)
     checked = common_pb2.Sampling()
     checked.CopyFrom(asked)
@@ -134,18 +153,28 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
         if num_choices > 1 and checked.temperature < GREEDY_TEMPERATURE:
             raise BadRequest(
                 name,
-                f"{name} is {num_choices} with temperature {checked.temperature:g}; allowed: 1, greedy is one answer",
+                f"{name} is {num_choices} with temperature {checked.temperature:g}; allowed: 1, "
+                "greedy is one answer",
             )
     if _has(checked, "best_of"):
-        BadRequest.unless(checked.best_of >= checked.n, "best_of", checked.best_of, f"at least n ({checked.n})")
+        BadRequest.unless(
+            checked.best_of >= checked.n, "best_of", checked.best_of, f"at least n ({checked.n})"
+        )
         if checked.best_of > checked.n and stream and not checked.use_beam_search:
-            raise BadRequest("best_of", f"best_of is {checked.best_of} with stream; allowed: n, which is {checked.n}")
+            raise BadRequest(
+                "best_of",
+                f"best_of is {checked.best_of} with stream; allowed: n, which is {checked.n}",
+            )
     if _has(checked, "top_logprobs") and not checked.logprobs:
         raise BadRequest(
-            "top_logprobs", f"top_logprobs is {checked.top_logprobs} without logprobs; allowed: with logprobs"
+            "top_logprobs",
+            f"top_logprobs is {checked.top_logprobs} without logprobs; allowed: with logprobs",
         )
     if _has(checked, "structured_output") and checked.ignore_eos:
-        raise BadRequest("ignore_eos", "ignore_eos is true with structured output; allowed: false, a match has an end")
+        raise BadRequest(
+            "ignore_eos",
+            "ignore_eos is true with structured output; allowed: false, a match has an end",
+        )
     if _has(checked, "prompt_logprobs") and stream:
         raise BadRequest("prompt_logprobs", "prompt_logprobs with stream; allowed: without stream")
     if _has(checked, "truncate_prompt_tokens") and checked.truncate_prompt_tokens == 0:
@@ -156,15 +185,19 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
 
 def _check_max_tokens(checked: common_pb2.Sampling, is_chat: bool) -> None:
     if _has(checked, "max_tokens") and checked.max_tokens == 0 and not checked.echo:
-        raise BadRequest.of("max_tokens", 0, "at least 1" if is_chat else "at least 1, or 0 with echo")
+        raise BadRequest.of(
+            "max_tokens", 0, "at least 1" if is_chat else "at least 1, or 0 with echo"
+        )
 
 
 def _check_beam_search(checked: common_pb2.Sampling) -> None:
-    """Raises `BadRequest` for fields that change the distribution: beams are ranked by the model's own log
-    probabilities."""
+    """Raises `BadRequest` for fields that change the distribution: beams are ranked by the model's
+    own log probabilities."""
     width = max(checked.n, checked.best_of)
     if width > MAX_BEAMS:
-        raise BadRequest("use_beam_search", f"use_beam_search with {width} beams; allowed: at most {MAX_BEAMS}")
+        raise BadRequest(
+            "use_beam_search", f"use_beam_search with {width} beams; allowed: at most {MAX_BEAMS}"
+        )
     for field, value in checked.ListFields():
         if field.name not in BESIDE_BEAMS and value != NEUTRAL.get(field.name):
             raise BadRequest(field.name, f"{field.name} with use_beam_search; allowed: without")
@@ -174,7 +207,9 @@ def _check_beam_search(checked: common_pb2.Sampling) -> None:
 
 def _check_strings(checked: common_pb2.Sampling) -> None:
     if len(checked.stop) > MAX_STOP_STRINGS:
-        raise BadRequest("stop", f"stop has {len(checked.stop)} strings; allowed: at most {MAX_STOP_STRINGS}")
+        raise BadRequest(
+            "stop", f"stop has {len(checked.stop)} strings; allowed: at most {MAX_STOP_STRINGS}"
+        )
     for name, strings in (("stop", checked.stop), ("bad_words", checked.bad_words)):
         BadRequest.unless("" not in strings, name, list(strings), "strings that are not empty")
 
@@ -218,21 +253,31 @@ def fit_context(
     if asked is None:
         checked.max_tokens = min(left, limits.defaults.get("max_tokens", left))
     if checked.min_tokens > checked.max_tokens:
-        raise BadRequest.of("min_tokens", checked.min_tokens, f"0…{checked.max_tokens} (max_tokens)")
+        raise BadRequest.of(
+            "min_tokens", checked.min_tokens, f"0…{checked.max_tokens} (max_tokens)"
+        )
     return prompt_ids
 
 
-def _truncated(checked: common_pb2.Sampling, prompt_ids: list[int], limits: ModelLimits) -> list[int]:
+def _truncated(
+    checked: common_pb2.Sampling, prompt_ids: list[int], limits: ModelLimits
+) -> list[int]:
     """The prompt cut to its last tokens, or to its first ones where the client says so."""
     num_tokens = checked.truncate_prompt_tokens
     if num_tokens == WHAT_FITS:
-        num_tokens = max(1, limits.max_model_len - (checked.max_tokens if _has(checked, "max_tokens") else 1))
+        num_tokens = max(
+            1, limits.max_model_len - (checked.max_tokens if _has(checked, "max_tokens") else 1)
+        )
     elif num_tokens > limits.max_model_len:
         raise BadRequest.of("truncate_prompt_tokens", num_tokens, f"1…{limits.max_model_len}")
-    return prompt_ids[:num_tokens] if checked.truncation_side == "right" else prompt_ids[-num_tokens:]
+    return (
+        prompt_ids[:num_tokens] if checked.truncation_side == "right" else prompt_ids[-num_tokens:]
+    )
 
 
 def bad_word_sequences(words: Iterable[str], encode: Callable[[str], list[int]]) -> list[list[int]]:
     """Each word as the tokens that spell it, where a text begins and after a space."""
-    sequences = [tuple(encode(spelling)) for word in words for spelling in (word, " " + word.lstrip())]
+    sequences = [
+        tuple(encode(spelling)) for word in words for spelling in (word, " " + word.lstrip())
+    ]
     return [list(sequence) for sequence in dict.fromkeys(sequences) if sequence]

@@ -1,5 +1,5 @@
-"""Tools for models whose chat template knows none: functions stand in the system message, calls and results are written
-as text.
+"""Tools for models whose chat template knows none: functions stand in the system message, calls and
+results are written as text.
 
 The wording is the one that Hermes' models were trained on, since most others have seen it too.
 """
@@ -22,7 +22,9 @@ Message = dict[str, Any]
 
 def offered(messages: list[Message], tools: list[dict[str, Any]]) -> list[Message]:
     """The conversation with the functions in its system message."""
-    text = OFFER.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
+    text = OFFER.format(
+        tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    )
     if messages and messages[0]["role"] == "system":
         first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}
         return [first, *messages[1:]]
@@ -30,7 +32,8 @@ def offered(messages: list[Message], tools: list[dict[str, Any]]) -> list[Messag
 
 
 def written(messages: list[Message]) -> list[Message]:
-    """The messages with calls as text, and results as text of the user; neighbouring results share one message."""
+    """The messages with calls as text, and results as text of the user; neighbouring results share
+    one message."""
     plain: list[Message] = []
     for message in messages:
         if message["role"] != "tool":
@@ -41,7 +44,9 @@ def written(messages: list[Message]) -> list[Message]:
             plain[-1]["content"] += f"\n{result}"
         else:
             plain.append({"role": "user", "content": result, "is_result": True})
-    return [{key: value for key, value in message.items() if key != "is_result"} for message in plain]
+    return [
+        {key: value for key, value in message.items() if key != "is_result"} for message in plain
+    ]
 
 
 def _with_calls_as_text(message: Message) -> Message:

@@ -19,11 +19,15 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     if len(request.cache_namespace) != HASH_LEN:
         raise BadRequest.of("cache_namespace", request.cache_namespace.hex(), f"{HASH_LEN} bytes")
     is_chat = request.prompt.WhichOneof("kind") == "conversation"
-    sampling = check_sampling(request.sampling, model.limits, stream=request.stream, is_chat=is_chat)
+    sampling = check_sampling(
+        request.sampling, model.limits, stream=request.stream, is_chat=is_chat
+    )
     if request.pooling:
         sampling.max_tokens = 0
     token_ids, form = _tokens_and_format(model, request.prompt, escapes=_escapes(model, request))
-    token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt))
+    token_ids = fit_context(
+        sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt)
+    )
     bad_words = _bad_words(model, sampling)
     check_allowed_tokens(sampling, model.eos_token_ids, bad_words)
     # Its structured output goes on as a grammar.
@@ -48,7 +52,10 @@ def _tokens_and_format(
         return _ids(model, prompt, escapes=escapes), None
     text = _rendered(model, prompt.conversation, escapes=escapes)
     form = answer_format(
-        prompt.conversation, text, tool_format=model.tool_format, reasoning_format=model.reasoning_format
+        prompt.conversation,
+        text,
+        tool_format=model.tool_format,
+        reasoning_format=model.reasoning_format,
     )
     return _conversation_ids(model, prompt, text, escapes=escapes), form
 
@@ -63,9 +70,11 @@ def prompt_ids(model: TextModel, request: processor_pb2.ProcessorTokenizeRequest
     return _ids(model, request.prompt, escapes=_escapes(model, request))
 
 
-def _escapes(model: TextModel, request: processor_pb2.PrepareRequest | processor_pb2.ProcessorTokenizeRequest) -> bool:
-    """Whether special tokens in the client's text are text. The model's own setting holds for everyone; a request may
-    only turn it on."""
+def _escapes(
+    model: TextModel, request: processor_pb2.PrepareRequest | processor_pb2.ProcessorTokenizeRequest
+) -> bool:
+    """Whether special tokens in the client's text are text. The model's own setting holds for
+    everyone; a request may only turn it on."""
     return model.escapes_special_tokens or request.escape_special_tokens
 
 
@@ -73,7 +82,9 @@ def _ids(model: TextModel, prompt: processor_pb2.Prompt, *, escapes: bool) -> li
     """The prompt as tokens, in whichever form it was given."""
     match prompt.WhichOneof("kind"):
         case "text":
-            return model.tokenizer.encode(prompt.text, add_special_tokens=_adds_special_tokens(prompt, default=True))
+            return model.tokenizer.encode(
+                prompt.text, add_special_tokens=_adds_special_tokens(prompt, default=True)
+            )
         case "token_ids":
             check_vocabulary("prompt", prompt.token_ids.ids, model.limits.vocab_size)
             return list(prompt.token_ids.ids)
@@ -81,17 +92,23 @@ def _ids(model: TextModel, prompt: processor_pb2.Prompt, *, escapes: bool) -> li
             text = _rendered(model, prompt.conversation, escapes=escapes)
             return _conversation_ids(model, prompt, text, escapes=escapes)
         case _:
-            raise BadRequest("prompt", "prompt is missing; allowed: text, token ids or a conversation")
+            raise BadRequest(
+                "prompt", "prompt is missing; allowed: text, token ids or a conversation"
+            )
 
 
 def _rendered(model: TextModel, asked: processor_pb2.Conversation, *, escapes: bool) -> str:
     if model.chat_template is None:
-        raise BadRequest("messages", f"the model {model.name!r} has no chat template; give one to the processor")
+        raise BadRequest(
+            "messages", f"the model {model.name!r} has no chat template; give one to the processor"
+        )
     guard = model.tokenizer.guarded if escapes else None
     return conversation.render(model.chat_template, asked, guard)
 
 
-def _conversation_ids(model: TextModel, prompt: processor_pb2.Prompt, rendered: str, *, escapes: bool) -> list[int]:
+def _conversation_ids(
+    model: TextModel, prompt: processor_pb2.Prompt, rendered: str, *, escapes: bool
+) -> list[int]:
     encode = model.tokenizer.encode_guarded if escapes else model.tokenizer.encode
     return encode(rendered, add_special_tokens=_adds_special_tokens(prompt, default=False))
 

@@ -1,4 +1,5 @@
-"""One gateway's stream of requests to prepare: each is answered as soon as it is ready, together with what else is.
+"""One gateway's stream of requests to prepare: each is answered as soon as it is ready, together
+with what else is.
 
 Reading never waits for writing. Knows nothing about what preparing is.
 """
@@ -11,7 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from google.rpc import status_pb2
 
-from headwater.proto.processor_pb2 import PrepareCall, PreparedCall, PreparedFrame, PrepareFrame, PrepareReply
+from headwater.proto.processor_pb2 import (
+    PrepareCall,
+    PreparedCall,
+    PreparedFrame,
+    PrepareFrame,
+    PrepareReply,
+)
 
 from ..runtime.grpc_errors import reply_or_refusal
 from ..runtime.session.answering import AnsweringEnd
@@ -33,7 +40,8 @@ class PrepareSession:
         self._end = AnsweringEnd(self._next_frame, self._take, lambda _: self.end())
 
     async def run(self, incoming: AsyncIterator[PrepareFrame]) -> AsyncIterator[PreparedFrame]:
-        """Yields frames for the gateway, until it leaves or `end`; then cancels the calls that still run."""
+        """Yields frames for the gateway, until it leaves or `end`; then cancels the calls that
+        still run."""
         try:
             async with contextlib.aclosing(self._end.run(incoming)) as frames:
                 async for frame in frames:
@@ -77,7 +85,8 @@ class PrepareSession:
         self._close_if_done()
 
     def _next_frame(self) -> PreparedFrame | None:
-        """Answers that are ready, as many as fit a frame; one longer than that goes alone. None: none is ready."""
+        """Answers that are ready, as many as fit a frame; one longer than that goes alone. None:
+        none is ready."""
         if not self._ready:
             return None
         count = num_joined(self._ready, MAX_FRAME_BYTES)

@@ -1,4 +1,5 @@
-"""The bus: facts over NATS core, by subject. Losing NATS loses facts, never a request: nothing here raises for it.
+"""The bus: facts over NATS core, by subject. Losing NATS loses facts, never a request: nothing here
+raises for it.
 
 Knows subjects and bytes; knows nothing about their meaning.
 """
@@ -37,21 +38,26 @@ OPEN_SECONDS = 1.0
 """Default number of seconds for which opening a bus waits for its server."""
 _HANDSHAKE_SECONDS = 2.0
 _FORGET_SECONDS = 30
-"""Seconds after which the answer to a ping is no longer awaited: its connection has long been given up by then."""
+"""Seconds after which the answer to a ping is no longer awaited: its connection has long been given
+up by then."""
 _RECONNECT_SECONDS: Any = 0.2
-"""Seconds between two attempts to connect. NOTE: the client takes fractions, its type says whole seconds."""
+"""Seconds between two attempts to connect. NOTE: the client takes fractions, its type says whole
+seconds."""
 _REFUSED_SECONDS = 3.0
-"""Longest pause between two attempts: the pause doubles each time that the server refuses this process."""
+"""Longest pause between two attempts: the pause doubles each time that the server refuses this
+process."""
 _PING_SECONDS: Any = 2
 """Seconds between two pings of the server; it is given up when the third is due."""
 _FULL_SECONDS = 1.0
-"""Seconds that a message waits for room where much has not been sent yet; then it is sent or lost with the rest."""
+"""Seconds that a message waits for room where much has not been sent yet; then it is sent or lost
+with the rest."""
 _DURABLE_SECONDS = 5.0
 """Time limit of one JetStream call, in seconds."""
 _QUEUE_LEN = 65536
 _SCHEMES = ("nats", "tls")
 _REFUSAL_WORDS = ("violation", "exceeded", "expired")
-"""Words of the errors by which a server refuses a connection, or something that was asked over it."""
+"""Words of the errors by which a server refuses a connection, or something that was asked over
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +69,16 @@ class Message:
 
 
 class Subscription:
-    """Messages of one subject pattern, in order, for as long as it is open; outlives the loss of the server.
+    """Messages of one subject pattern, in order, for as long as it is open; outlives the loss of
+    the server.
 
-    A reader that falls behind loses the oldest messages: a message that has to be safe from that carries a sequence
-    number.
+    A reader that falls behind loses the oldest messages: a message that has to be safe from that
+    carries a sequence number.
     """
 
     def __init__(self, subject: str, seals: SealReader) -> None:
-        self.subject, self._seals = subject, seals
+        self.subject = subject
+        self._seals = seals
         self.num_dropped = 0
         """Number of messages that were dropped because the reader fell behind."""
         self._server_side: ServerSubscription | None = None
@@ -86,14 +94,19 @@ class Subscription:
             await self._arrived.wait()
         return self._messages.popleft()
 
-    async def decoded(self, decode: Callable[[bytes], FactT], name: str) -> AsyncIterator[tuple[str, FactT]]:
-        """Yields the subject of each message and its payload as `decode` reads it. A message that raises `DecodeError`
-        or `ValueError` there is logged as a `name` that is not understood, and left out."""
+    async def decoded(
+        self, decode: Callable[[bytes], FactT], name: str
+    ) -> AsyncIterator[tuple[str, FactT]]:
+        """Yields the subject of each message and its payload as `decode` reads it. A message that
+        raises `DecodeError` or `ValueError` there is logged as a `name` that is not understood, and
+        left out."""
         async for message in self:
             try:
                 fact = decode(message.payload)
             except (DecodeError, ValueError) as fault:
-                structlog.get_logger().warning(f"{name} not understood", subject=message.subject, error=str(fault))
+                structlog.get_logger().warning(
+                    f"{name} not understood", subject=message.subject, error=str(fault)
+                )
                 continue
             yield message.subject, fact
 
@@ -101,7 +114,9 @@ class Subscription:
         if len(self._messages) == _QUEUE_LEN:
             self._messages.popleft()
             if self.num_dropped % _QUEUE_LEN == 0:
-                structlog.get_logger().warning("reader fell behind, facts dropped", subject=self.subject)
+                structlog.get_logger().warning(
+                    "reader fell behind, facts dropped", subject=self.subject
+                )
             self.num_dropped += 1
         self._messages.append(message)
         self._arrived.set()
@@ -113,23 +128,26 @@ class Subscription:
 
 
 class _Client(Client):
-    """The NATS client, which reconnects after every loss and every error of the server, and is never closed by one."""
+    """The NATS client, which reconnects after every loss and every error of the server, and is
+    never closed by one."""
 
     async def _process_err(self, err_msg: str) -> None:
         """Reports an error that the server sent over a connection.
 
-        NOTE: the original closes itself for good, for most errors. A server that refuses a connection closes it, and
-        this client then reconnects as after any other loss, with its subscriptions; JetStream contexts stay valid.
+        NOTE: the original closes itself for good, for most errors. A server that refuses a
+        connection closes it, and this client then reconnects as after any other loss, with its
+        subscriptions; JetStream contexts stay valid.
         """
         if self._current_server is not None:
-            # The next attempt at this server comes after a pause, not at once as after a plain loss.
+            # The next attempt at this server comes after a pause, not at once as after a plain
+            # loss.
             self._current_server.last_attempt = time.monotonic()
         await self._error_cb(nats.errors.Error(f"nats: {err_msg}"))
 
     async def _attempt_reconnect(self) -> None:
-        """NOTE: the original waits for a connection that it gives up until everything written is sent, and only then
-        reports the loss and tries another one: for ever, where a server hangs or is cut off and more was written than
-        the system takes."""
+        """NOTE: the original waits for a connection that it gives up until everything written is
+        sent, and only then reports the loss and tries another one: for ever, where a server hangs
+        or is cut off and more was written than the system takes."""
         self._abort()
         await super()._attempt_reconnect()
 
@@ -147,22 +165,28 @@ class _Client(Client):
 
 
 class Bus:
-    """A connection to NATS that reconnects for ever. Without a url it is a bus without other processes.
+    """A connection to NATS that reconnects for ever. Without a url it is a bus without other
+    processes.
 
-    Where the scope that it is made in has a cluster key, messages are sealed with it, and those of strangers dropped.
+    Where the scope that it is made in has a cluster key, messages are sealed with it, and those of
+    strangers dropped.
 
-    async with Bus.open(url) as bus: async with bus.subscribe("member.>") as messages: async for message in messages:
-    ...
+    async with Bus.open(url) as bus: async with bus.subscribe("member.>") as messages: async for
+    message in messages: ...
     """
 
     def __init__(self, url: str | None, inboxes: str = subjects.INBOXES) -> None:
-        """`url`: one or more servers of a cluster, with commas between. `inboxes` is the subject below which answers to
-        this process's requests come. Raises `SettingError` for what is no address."""
-        self.url, self._inboxes = url, inboxes
+        """`url`: one or more servers of a cluster, with commas between. `inboxes` is the subject
+        below which answers to this process's requests come. Raises `SettingError` for what is no
+        address."""
+        self.url = url
+        self._inboxes = inboxes
         self._servers = servers_of(url) if url is not None else []
         self.connected = False
-        """Set while the server answers and knows every subscription: a message that is published now arrives."""
-        self._key, self._refusals = cluster_key.current(), Refusals("message")
+        """Set while the server answers and knows every subscription: a message that is published
+        now arrives."""
+        self._key = cluster_key.current()
+        self._refusals = Refusals("message")
         self._sealer = Sealer(self._key)
         self._client = _Client()
         self._subscriptions: list[Subscription] = []
@@ -178,12 +202,15 @@ class Bus:
         cls, url: str | None, *, wait_seconds: float | None = None, inboxes: str = subjects.INBOXES
     ) -> AsyncIterator[Bus]:
         """Scope of a bus; waits `wait_seconds` for the server and goes on without it."""
-        bus, wait_seconds = cls(url, inboxes), OPEN_SECONDS if wait_seconds is None else wait_seconds
+        bus = cls(url, inboxes)
+        wait_seconds = OPEN_SECONDS if wait_seconds is None else wait_seconds
         keeper = asyncio.create_task(bus._keep_connected())
         keeper.add_done_callback(log_failure)
         try:
             if url is not None and not await bus.wait_connected(wait_seconds):
-                structlog.get_logger().warning("no bus yet, going on without", url=bus.shown_url, waited=wait_seconds)
+                structlog.get_logger().warning(
+                    "no bus yet, going on without", url=bus.shown_url, waited=wait_seconds
+                )
             yield bus
         finally:
             await end(keeper)
@@ -206,7 +233,8 @@ class Bus:
             self._listeners.remove(settled.set)
 
     def on_connected(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after each connect and reconnect, when the server knows every subscription again."""
+        """Calls `listener` after each connect and reconnect, when the server knows every
+        subscription again."""
         self._listeners.append(listener)
 
     async def publish(self, subject: str, payload: bytes) -> None:
@@ -216,11 +244,13 @@ class Bus:
         try:
             await self._client.publish(subject, self._sealer.seal(subject, payload))
         except FAILURES as failure:
-            structlog.get_logger().warning("fact not published", subject=subject, error=repr(failure))
+            structlog.get_logger().warning(
+                "fact not published", subject=subject, error=repr(failure)
+            )
 
     def jetstream(self) -> JetStreamContext | None:
-        """The JetStream context for durable data; None while nothing is connected. Its calls raise: messages may be
-        lost, durable data may not."""
+        """The JetStream context for durable data; None while nothing is connected. Its calls raise:
+        messages may be lost, durable data may not."""
         return self._client.jetstream(timeout=_DURABLE_SECONDS) if self.connected else None
 
     async def request(self, subject: str, payload: bytes, *, seconds: float) -> bytes | None:
@@ -228,7 +258,9 @@ class Bus:
         if not self.connected:
             return None
         try:
-            answer = await self._client.request(subject, self._sealer.seal(subject, payload), timeout=seconds)
+            answer = await self._client.request(
+                subject, self._sealer.seal(subject, payload), timeout=seconds
+            )
         except FAILURES:
             return None
         return self._seal_reader().open(answer.subject, answer.data)
@@ -238,7 +270,8 @@ class Bus:
 
     @contextlib.asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncIterator[Subscription]:
-        """Messages that match `subject`, for the length of a scope. When entered while connected, none is missed."""
+        """Messages that match `subject`, for the length of a scope. When entered while connected,
+        none is missed."""
         subscription = Subscription(subject, self._seal_reader())
         self._subscriptions.append(subscription)
         try:
@@ -254,13 +287,16 @@ class Bus:
                     await subscription._server_side.unsubscribe()
 
     async def _ask_for(self, subscription: Subscription) -> None:
-        subscription._server_side = await self._client.subscribe(subscription.subject, cb=subscription._take)
+        subscription._server_side = await self._client.subscribe(
+            subscription.subject, cb=subscription._take
+        )
 
     async def _flush(self) -> None:
-        """Returns when the server has all that was sent. Raises `TimeoutError`, and what the client raises.
+        """Returns when the server has all that was sent. Raises `TimeoutError`, and what the client
+        raises.
 
-        NOTE: the client's own flush, when it is given up or cancelled, leaves behind a future on which the late answer
-        raises, and from then on nothing is read. So it is never cancelled.
+        NOTE: the client's own flush, when it is given up or cancelled, leaves behind a future on
+        which the late answer raises, and from then on nothing is read. So it is never cancelled.
         """
         ping = asyncio.create_task(self._ping())
         self._pings.add(ping)
@@ -271,8 +307,8 @@ class Bus:
         ping.result()
 
     async def _ping(self) -> None:
-        """Pings the server twice. NOTE: the client's ping overtakes data that waits to be written, such as a
-        subscription; the second one does not."""
+        """Pings the server twice. NOTE: the client's ping overtakes data that waits to be written,
+        such as a subscription; the second one does not."""
         for _ in range(2):
             await self._client.flush(_FORGET_SECONDS)
 
@@ -305,8 +341,8 @@ class Bus:
             await self._handshake()
 
     async def _handshake(self) -> None:
-        """Confirms subscriptions. NOTE: a subscription counts from the server's answer to a ping that follows it, not
-        from its sending."""
+        """Confirms subscriptions. NOTE: a subscription counts from the server's answer to a ping
+        that follows it, not from its sending."""
         try:
             await self._flush()
             # More may be opened while these are asked for.
@@ -315,7 +351,9 @@ class Bus:
                     await self._ask_for(subscription)
                 await self._flush()
         except FAILURES as failure:
-            structlog.get_logger().warning("bus handshake failed", url=self.shown_url, error=repr(failure))
+            structlog.get_logger().warning(
+                "bus handshake failed", url=self.shown_url, error=repr(failure)
+            )
             await asyncio.sleep(_RECONNECT_SECONDS)
             self._linked.set()
             return
@@ -344,9 +382,12 @@ class Bus:
             pause = self._client.options["reconnect_time_wait"]
             self._client.options["reconnect_time_wait"] = min(2 * pause, _REFUSED_SECONDS)
         if said not in self._violations:
-            # A wrong password, or a role that lacks a right: the server names the refusal, never a password.
+            # A wrong password, or a role that lacks a right: the server names the refusal, never a
+            # password.
             self._violations.add(said)
-            structlog.get_logger().warning("NATS refuses this stage", url=self.shown_url, error=str(error))
+            structlog.get_logger().warning(
+                "NATS refuses this stage", url=self.shown_url, error=str(error)
+            )
 
     async def _close(self) -> None:
         if self.url is None:
@@ -362,7 +403,8 @@ class Bus:
 
 
 def servers_of(urls: str) -> list[str]:
-    """Addresses in a setting. Raises `SettingError` for what is none: the client would end for good."""
+    """Addresses in a setting. Raises `SettingError` for what is none: the client would end for
+    good."""
     for url in urls.split(","):
         try:
             at = urlsplit(url if "://" in url else f"nats://{url}")
@@ -371,7 +413,9 @@ def servers_of(urls: str) -> list[str]:
         except ValueError:
             is_address = False
         if not is_address:
-            allowed = "nats://host:port or tls://host:port, several of one cluster with commas between"
+            allowed = (
+                "nats://host:port or tls://host:port, several of one cluster with commas between"
+            )
             raise SettingError("nats_url", url.rpartition("@")[2], allowed)
     return urls.split(",")
 

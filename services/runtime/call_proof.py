@@ -1,7 +1,8 @@
 """Calls between stages prove that both sides know the cluster's token, which itself never travels.
 
-The caller's proof names method, time and a nonce, so that an eavesdropper can use it neither for another method nor
-twice. The server answers with a code of the nonce before anything else. Nothing is encrypted: TLS does that.
+The caller's proof names method, time and a nonce, so that an eavesdropper can use it neither for
+another method nor twice. The server answers with a code of the nonce before anything else. Nothing
+is encrypted: TLS does that.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .rpc_handlers import behavior_of, handler_like, refusing
 
 PROOF_SECONDS = 3.0
 """Seconds within which a server has to answer a proof with its own."""
-_PROOF, _ANSWER = "headwater-proof", "headwater-answer"
+_PROOF = "headwater-proof"
+_ANSWER = "headwater-answer"
 _OPEN_TO_ALL = f"/{health.SERVICE_NAME}/"
 """Prefix of methods without proof: container health checks and load balancers have no token."""
 
@@ -82,10 +84,11 @@ def _unhex(text: str) -> bytes:
 
 
 class ProofInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without a proof, and answers the others with the server's own. Without a key it lets all pass.
+    """Refuses calls without a proof, and answers the others with the server's own. Without a key it
+    lets all pass.
 
-    It has to be the first of a server's interceptors. Sessions get their initial metadata at once in either case, so
-    that a caller knows before the first frame that the call has arrived.
+    It has to be the first of a server's interceptors. Sessions get their initial metadata at once
+    in either case, so that a caller knows before the first frame that the call has arrived.
     """
 
     def __init__(self, key: ClusterKey | None) -> None:
@@ -96,14 +99,21 @@ class ProofInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler, method = await continuation(details), str(details.method)
+        handler = await continuation(details)
+        method = str(details.method)
         if handler is None or method.startswith(_OPEN_TO_ALL):
             return handler
         if self._key is None:
-            return _answering(handler, ()) if handler.request_streaming and handler.response_streaming else handler
+            return (
+                _answering(handler, ())
+                if handler.request_streaming and handler.response_streaming
+                else handler
+            )
         text = str(dict(details.invocation_metadata or ()).get(_PROOF, ""))
         proof, why = self._checked(method, text, self._key)
         if proof is None:
@@ -148,10 +158,13 @@ def _answering(
 
 
 class StageChannel(grpc.aio.Channel):
-    """A channel whose calls carry a proof each; `proven` checks the server's answer. Without a key: a plain channel."""
+    """A channel whose calls carry a proof each; `proven` checks the server's answer. Without a key:
+    a plain channel."""
 
     def __init__(self, inner: grpc.aio.Channel, address: str, key: ClusterKey | None) -> None:
-        self._inner, self._address, self._key = inner, address, key
+        self._inner = inner
+        self._address = address
+        self._key = key
         self._proofs: WeakKeyDictionary[Any, Proof] = WeakKeyDictionary()
 
     @property
@@ -176,7 +189,8 @@ class StageChannel(grpc.aio.Channel):
             raise Impostor(self._address)
 
     def _proving(self, make: Callable[..., Any], method: str, *args: Any, **options: Any) -> Any:
-        call, key = make(method, *args, **options), self._key
+        call = make(method, *args, **options)
+        key = self._key
         if key is None:
             return call
 

@@ -1,4 +1,5 @@
-"""The secret that the stages of one deployment share, and the message authentication codes that they make with it.
+"""The secret that the stages of one deployment share, and the message authentication codes that
+they make with it.
 
 Knows nothing about calls, the bus or tenants: each of them names its purpose.
 """
@@ -22,7 +23,8 @@ _ALLOWED = f"words of at least {MIN_TOKEN_LEN} characters, the one that signs fi
 
 
 class Purpose(Enum):
-    """Purpose of a code; each has a key of its own, so that a code for one is not valid for another."""
+    """Purpose of a code; each has a key of its own, so that a code for one is not valid for
+    another."""
 
     CALL = b"call"
     ANSWER = b"answer"
@@ -31,16 +33,21 @@ class Purpose(Enum):
 
 
 class ClusterKey:
-    """Keys derived from the cluster's tokens. The first token signs; all of them verify, so that they can be rotated
-    while stages run."""
+    """Keys derived from the cluster's tokens. The first token signs; all of them verify, so that
+    they can be rotated while stages run."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         assert tokens
         self._tokens = [token.encode() for token in tokens]
-        self._keys: dict[Purpose, list[bytes]] = {purpose: self._keys_for(purpose) for purpose in Purpose}
+        self._keys: dict[Purpose, list[bytes]] = {
+            purpose: self._keys_for(purpose) for purpose in Purpose
+        }
 
     def _keys_for(self, purpose: Purpose) -> list[bytes]:
-        return [hmac.digest(token, b"headwater cluster key: " + purpose.value, "sha256") for token in self._tokens]
+        return [
+            hmac.digest(token, b"headwater cluster key: " + purpose.value, "sha256")
+            for token in self._tokens
+        ]
 
     def sign(self, purpose: Purpose, message: bytes) -> bytes:
         """HMAC-SHA256 of the message, 32 bytes."""
@@ -56,17 +63,20 @@ class ClusterKey:
         return False
 
     def is_of_first(self, mac: bytes, purpose: Purpose, message: bytes) -> bool:
-        """Whether the first token, which signs now, made the code, and not one that only verifies."""
+        """Whether the first token, which signs now, made the code, and not one that only
+        verifies."""
         return hmac.compare_digest(mac, self.sign(purpose, message))
 
 
 def framed(*parts: bytes) -> bytes:
-    """Parts as one message. Lengths go before them: no two sequences of parts are the same bytes."""
+    """Parts as one message. Lengths go before them: no two sequences of parts are the same
+    bytes."""
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
 def read_cluster_key(token: str, token_file: str) -> ClusterKey | None:
-    """Key of tokens separated by white space, given as they are or in a file; None where neither is given.
+    """Key of tokens separated by white space, given as they are or in a file; None where neither is
+    given.
 
     Raises `SettingError` for a token that is too short, `OSError` for a file that cannot be read.
     """
@@ -91,7 +101,8 @@ _CURRENT: ContextVar[ClusterKey | None] = ContextVar("cluster_key", default=None
 
 
 def current() -> ClusterKey | None:
-    """Key of the current scope; tasks inherit that of their starter. None: stages trust every peer."""
+    """Key of the current scope; tasks inherit that of their starter. None: stages trust every
+    peer."""
     return _CURRENT.get()
 
 

@@ -5,7 +5,8 @@
     │   ├── ContextTooLong         400
     │   └── UnsupportedField       400
     ├── Unauthenticated            401 UNAUTHENTICATED
-    │   └── KeyRevoked             401                       a key that was good when the request began
+    │   └── KeyRevoked             401                       a key that was good when the request
+    began
     ├── PermissionDenied           403 PERMISSION_DENIED
     ├── NotFound                   404 NOT_FOUND             a model, a request
     ├── SlowBody                   408 DEADLINE_EXCEEDED     its body does not come
@@ -37,7 +38,8 @@ STORAGE_RETRY_SECONDS = 60.0
 
 
 class HeadwaterError(Exception):
-    """Base of errors that clients get. `code` is a stable word for programs; `retry_after` is in seconds."""
+    """Base of errors that clients get. `code` is a stable word for programs; `retry_after` is in
+    seconds."""
 
     code = "internal_error"
     param: str | None = None
@@ -61,20 +63,24 @@ class BadRequest(HeadwaterError):
 
     @classmethod
     def of(cls, param: str, value: object, allowed: str) -> BadRequest:
-        """The usual sentence; a long value is cut. Null, true and false are shown as JSON writes them."""
+        """The usual sentence; a long value is cut. Null, true and false are shown as JSON writes
+        them."""
         shown = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         return cls(param, f"{param} is {shown}; allowed: {allowed}")
 
     @classmethod
     def unless(cls, is_met: object, param: str, value: object, allowed: str) -> None:
-        """Raises the error of a field, its value and what is allowed, unless the condition holds."""
+        """Raises the error of a field, its value and what is allowed, unless the condition
+        holds."""
         if not is_met:
             raise cls.of(param, value, allowed)
 
     def in_words_of(self, renamed: Mapping[str, str]) -> BadRequest:
-        """The error with the client's names of its field, and of `max_tokens` where the message compares with that."""
-        param, message = self.param, self.message
+        """The error with the client's names of its field, and of `max_tokens` where the message
+        compares with that."""
+        param = self.param
+        message = self.message
         if param is not None and (theirs := renamed.get(param)) is not None:
             param, message = theirs, message.replace(param, theirs)
         # Messages of these have no words of the client.
@@ -86,14 +92,21 @@ class BadRequest(HeadwaterError):
 class ContextTooLong(BadRequest):
     """Prompt and answer together exceed what the model reads."""
 
-    def __init__(self, param: str, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
+    def __init__(
+        self, param: str, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int
+    ) -> None:
         if max_tokens is None:
-            asked, allowed = "", f"1…{max_model_len - 1}, so that an answer fits ({max_model_len} tokens together)"
+            asked = ""
+            allowed = (
+                f"1…{max_model_len - 1}, so that an answer fits ({max_model_len} tokens together)"
+            )
         elif max_tokens == 0:
             # Embeddings, which have no such field, and echoes.
-            asked, allowed = "", f"at most {max_model_len}"
+            asked = ""
+            allowed = f"at most {max_model_len}"
         else:
-            asked, allowed = f" and max_tokens {max_tokens}", f"{max_model_len} tokens together"
+            asked = f" and max_tokens {max_tokens}"
+            allowed = f"{max_model_len} tokens together"
         message = f"the prompt has {num_prompt_tokens} tokens{asked}; allowed: {allowed}"
         super().__init__(param, message, code=CONTEXT_TOO_LONG)
 
@@ -121,10 +134,15 @@ class NotFound(HeadwaterError):
     """Something addressed by name or id that does not exist (or belongs to another tenant)."""
 
     def __init__(self, kind: str, name: str, served: Sequence[str] = ()) -> None:
-        """`served` are the existing names of the kind, where the caller may know them; the first of many are named."""
-        names = ", ".join(served[:MAX_NAMED]) + (f" and {more} more" if (more := len(served) - MAX_NAMED) > 0 else "")
+        """`served` are the existing names of the kind, where the caller may know them; the first of
+        many are named."""
+        names = ", ".join(served[:MAX_NAMED]) + (
+            f" and {more} more" if (more := len(served) - MAX_NAMED) > 0 else ""
+        )
         shown = repr(name) if len(name) <= MAX_NAME_CHARS else f"{name[:MAX_NAME_CHARS]!r}..."
-        super().__init__(f"the {kind} {shown} does not exist" + (f"; served: {names}" if served else ""))
+        super().__init__(
+            f"the {kind} {shown} does not exist" + (f"; served: {names}" if served else "")
+        )
         self.param = kind
         self.code = f"{kind}_not_found"
 
@@ -133,11 +151,16 @@ class SlowBody(HeadwaterError):
     code = "slow_body"
 
     def __init__(self, num_bytes: int, seconds: float, is_silent: bool) -> None:
-        """`is_silent`: nothing came for so many seconds; else all that came was not enough for them."""
+        """`is_silent`: nothing came for so many seconds; else all that came was not enough for
+        them."""
         if is_silent:
-            super().__init__(f"nothing of the request's body came for {seconds:g} s, behind {num_bytes} bytes")
+            super().__init__(
+                f"nothing of the request's body came for {seconds:g} s, behind {num_bytes} bytes"
+            )
         else:
-            super().__init__(f"only {num_bytes} bytes of the request's body came within {seconds:g} s")
+            super().__init__(
+                f"only {num_bytes} bytes of the request's body came within {seconds:g} s"
+            )
 
 
 class SlowMessage(SlowBody):
@@ -160,7 +183,11 @@ class UnsupportedMediaType(HeadwaterError):
     def __init__(self, content_type: str, allowed: str = "application/json") -> None:
         found = repr(content_type) if content_type else "missing"
         # curl sends the type of a form unless it is told; for forms it writes the type itself.
-        hint = f"; send -H 'content-type: {allowed}'" if allowed == "application/json" else "; curl: -F"
+        hint = (
+            f"; send -H 'content-type: {allowed}'"
+            if allowed == "application/json"
+            else "; curl: -F"
+        )
         super().__init__(f"content-type is {found}; allowed: {allowed}{hint}")
 
 
@@ -173,13 +200,16 @@ class LimitExceeded(HeadwaterError):
 
 
 class StorageLimitExceeded(LimitExceeded):
-    """More bytes than a tenant may keep. Names the limit, the bytes kept, the bytes to be added and the bytes
-    allowed."""
+    """More bytes than a tenant may keep. Names the limit, the bytes kept, the bytes to be added and
+    the bytes allowed."""
 
     code = "storage_limit_exceeded"
 
     def __init__(self, name: str, kept: int, more: int, allowed: int) -> None:
-        sentence = f"{name}: the tenant keeps {kept} bytes, and this is {more} more; allowed: {allowed}; delete some"
+        sentence = (
+            f"{name}: the tenant keeps {kept} bytes, and this is {more} more; allowed: "
+            f"{allowed}; delete some"
+        )
         super().__init__(sentence, retry_after=STORAGE_RETRY_SECONDS)
 
 

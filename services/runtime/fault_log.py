@@ -10,7 +10,9 @@ class FaultLog:
 
     def __init__(self, event: str, expected: tuple[type[Exception], ...] = ()) -> None:
         """`expected` are kinds of errors that say enough without a traceback."""
-        self._event, self._expected, self._last = event, expected, ""
+        self._event = event
+        self._expected = expected
+        self._last = ""
 
     def add(self, fault: Exception, **about: str) -> None:
         """Logs the fault, unless the last one was the same."""

@@ -1,9 +1,12 @@
 """Forks programs from a process that has imported modules which they use:
 `fork_server REQUESTS FREE_VARIABLES MODULE…`.
 
-REQUESTS is a socket on which each message asks for one program, and carries the program's files and a socket for the
-replies: first the process's id, with a pidfd, then its exit status. A request whose environment is not that of the
-imports gets no reply. The server ends with the process that started it; programs that it forked go on.
+REQUESTS is a socket on which each message asks for one program, and carries the program's files and
+a socket for the
+replies: first the process's id, with a pidfd, then its exit status. A request whose environment is
+not that of the
+imports gets no reply. The server ends with the process that started it; programs that it forked go
+on.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ OWN_PREFIX = "HEADWATER_"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A module whose `main` runs in a process of its own, with these arguments, variables and files."""
+    """A module whose `main` runs in a process of its own, with these arguments, variables and
+    files."""
 
     module: str
     arguments: Sequence[str]
@@ -46,7 +50,8 @@ class Program:
     files: Sequence[int]
 
     def run(self) -> None:
-        """Runs in the process that was forked for it; other files than the standard ones are closed by then."""
+        """Runs in the process that was forked for it; other files than the standard ones are closed
+        by then."""
         os.setsid()
         self._place_files()
         os.environ.clear()
@@ -84,7 +89,8 @@ class Child:
 
 class ForkServer:
     def __init__(self, requests: socket.socket, free_variables: frozenset[str]) -> None:
-        self._requests, self._free = requests, free_variables
+        self._requests = requests
+        self._free = free_variables
         self._imported_with = dict(os.environ)
         self._children: set[Child] = set()
         # NOTE: not epoll, whose registrations a fork shares.
@@ -92,18 +98,22 @@ class ForkServer:
         self._selector.register(requests, selectors.EVENT_READ)
 
     def serve(self) -> Program | None:
-        """Forks programs until no client is left. Returns in each fork, with its program, and at the end with None."""
+        """Forks programs until no client is left. Returns in each fork, with its program, and at
+        the end with None."""
         while True:
             for key, _ in self._selector.select():
                 child = key.data
                 if child is None:
-                    request, files, flags, _ = socket.recv_fds(self._requests, MAX_REQUEST_BYTES, MAX_FILES)
+                    request, files, flags, _ = socket.recv_fds(
+                        self._requests, MAX_REQUEST_BYTES, MAX_FILES
+                    )
                     if not request:
                         return None
                     is_whole = not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
                     if is_whole and (program := self._fork(json.loads(request), files)) is not None:
                         return program
-                    # Where nothing was forked, the client sees that the socket for replies is closed.
+                    # Where nothing was forked, the client sees that the socket for replies is
+                    # closed.
                     for file in files:
                         os.close(file)
                 elif child in self._children and key.fileobj == child.pidfd:
@@ -112,7 +122,8 @@ class ForkServer:
                     self._leave_behind(child)
 
     def _fork(self, request: Mapping[str, Any], files: Sequence[int]) -> Program | None:
-        """The program in the fork, None in the server, also where the system has no room for a fork."""
+        """The program in the fork, None in the server, also where the system has no room for a
+        fork."""
         program = Program(
             module=request["module"],
             arguments=request["arguments"],
@@ -180,15 +191,19 @@ class ForkServer:
 
 def _fork_quietly() -> int:
     with warnings.catch_warnings():
-        # NOTE: Python from 3.12 on warns of threads; OpenBLAS has one, and ends it before a fork by a handler.
+        # NOTE: Python from 3.12 on warns of threads; OpenBLAS has one, and ends it before a fork by
+        # a handler.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def main() -> None:
-    # The process that started this one holds the other end of REQUESTS, and so do programs that outlive it.
+    # The process that started this one holds the other end of REQUESTS, and so do programs that
+    # outlive it.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    requests, free_variables, modules = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    requests = int(sys.argv[1])
+    free_variables = sys.argv[2]
+    modules = sys.argv[3:]
     # Imports make no garbage; to look for it took a fifth of their time (2026-11-27).
     gc.disable()
     for module in modules:

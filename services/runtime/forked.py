@@ -1,4 +1,5 @@
-"""The client's end of a server of forks (`fork_server`): starts one, asks it for processes, waits for their ends."""
+"""The client's end of a server of forks (`fork_server`): starts one, asks it for processes, waits
+for their ends."""
 
 from __future__ import annotations
 
@@ -15,16 +16,19 @@ from typing import Protocol
 
 SERVER = "headwater.services.runtime.fork_server"
 UNKNOWN_STATUS = 255
-"""Exit status of a process whose server of forks died before it, as asyncio has it for processes that others reaped."""
+"""Exit status of a process whose server of forks died before it, as asyncio has it for processes
+that others reaped."""
 
 
 class ForkedProcess:
-    """A process that a server of forks has started, with those methods of `asyncio.subprocess.Process` that supervisors
-    use. It is told apart by a pidfd, so that no signal reaches a later process of the same id."""
+    """A process that a server of forks has started, with those methods of
+    `asyncio.subprocess.Process` that supervisors use. It is told apart by a pidfd, so that no
+    signal reaches a later process of the same id."""
 
     def __init__(self, pid: int, pidfd: int, replies: socket.socket) -> None:
         self.pid = pid
-        self._pidfd, self._replies = pidfd, replies
+        self._pidfd = pidfd
+        self._replies = replies
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._loop.add_reader(replies.fileno(), self._on_reply)
@@ -62,7 +66,8 @@ class ForkedProcess:
 
 
 class Process(Protocol):
-    """Methods of `asyncio.subprocess.Process` that its supervisors use, of whatever has started the process."""
+    """Methods of `asyncio.subprocess.Process` that its supervisors use, of whatever has started the
+    process."""
 
     @property
     def pid(self) -> int: ...
@@ -81,15 +86,24 @@ class ForkClient:
     @classmethod
     def inherited(cls, variable: str) -> ForkClient | None:
         """The client whose socket the environment variable names; None where it names none."""
-        return cls(socket.socket(fileno=int(os.environ[variable]))) if variable in os.environ else None
+        return (
+            cls(socket.socket(fileno=int(os.environ[variable]))) if variable in os.environ else None
+        )
 
     async def start(
-        self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], files: Mapping[int, int]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        files: Mapping[int, int],
     ) -> ForkedProcess | None:
-        """A process in a session of its own that runs the module's `main`. `files`: number there → number here.
+        """A process in a session of its own that runs the module's `main`. `files`: number there →
+        number here.
 
-        None where the server is gone, is asked for too much at once, or imported its modules with other variables; such
-        a process is to be started anew. Cancelled, it leaves no process behind.
+        None where the server is gone, is asked for too much at once, or imported its modules with
+        other variables; such a process is to be started anew. Cancelled, it leaves no process
+        behind.
         """
         request = {
             "module": module,
@@ -121,8 +135,9 @@ class ForkClient:
 def fork_server(
     modules: Sequence[str], *, environment: Mapping[str, str], free_variables: Sequence[str] = ()
 ) -> Iterator[ForkClient | None]:
-    """A server of forks that imports the modules with this environment, for the length of a scope; processes outlive
-    it. Programs may have other values of `free_variables` and of HEADWATER_'s. None where the system has no pidfds."""
+    """A server of forks that imports the modules with this environment, for the length of a scope;
+    processes outlive it. Programs may have other values of `free_variables` and of HEADWATER_'s.
+    None where the system has no pidfds."""
     if not _has_pidfds():
         yield None
         return
@@ -130,7 +145,14 @@ def fork_server(
     with ours:
         with theirs:
             server = subprocess.Popen(
-                [sys.executable, "-m", SERVER, str(theirs.fileno()), ",".join(free_variables), *modules],
+                [
+                    sys.executable,
+                    "-m",
+                    SERVER,
+                    str(theirs.fileno()),
+                    ",".join(free_variables),
+                    *modules,
+                ],
                 stdin=subprocess.DEVNULL,
                 env=dict(environment),
                 pass_fds=[theirs.fileno()],

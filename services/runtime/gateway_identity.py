@@ -1,11 +1,13 @@
-"""Identity of the gateway of a session with an output processor, as the session's metadata gives it."""
+"""Identity of the gateway of a session with an output processor, as the session's metadata gives
+it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_NAME, _INCARNATION = "headwater-gateway", "headwater-incarnation"
+_NAME = "headwater-gateway"
+_INCARNATION = "headwater-incarnation"
 
 
 class Gateway(NamedTuple):

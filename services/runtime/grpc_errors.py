@@ -1,4 +1,5 @@
-"""Named errors to gRPC status and back, in one table; details are google.rpc's BadRequest, RetryInfo and ErrorInfo."""
+"""Named errors to gRPC status and back, in one table; details are google.rpc's BadRequest,
+RetryInfo and ErrorInfo."""
 
 from __future__ import annotations
 
@@ -37,19 +38,30 @@ DOMAIN = "headwater"
 MAX_MESSAGE_LEN = 500
 ReplyT = TypeVar("ReplyT")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_SAME_EVERYWHERE = (errors.Unauthenticated, errors.PermissionDenied, errors.ClientGone, errors.DeadlineExceeded)
+_SAME_EVERYWHERE = (
+    errors.Unauthenticated,
+    errors.PermissionDenied,
+    errors.ClientGone,
+    errors.DeadlineExceeded,
+)
 
 
 def status_of(error: errors.HeadwaterError) -> grpc.StatusCode:
-    return next((STATUS[cls] for cls in type(error).__mro__ if cls in STATUS), grpc.StatusCode.INTERNAL)
+    return next(
+        (STATUS[cls] for cls in type(error).__mro__ if cls in STATUS), grpc.StatusCode.INTERNAL
+    )
 
 
 def to_status(error: errors.HeadwaterError) -> status_pb2.Status:
     """Status of an error, with its details."""
-    info = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN, metadata={"param": error.param or ""})
+    info = error_details_pb2.ErrorInfo(
+        reason=error.code, domain=DOMAIN, metadata={"param": error.param or ""}
+    )
     details: list[Any] = [info]
     if isinstance(error, errors.BadRequest) and error.param is not None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.param, description=_cut(error.message))
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.param, description=_cut(error.message)
+        )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after is not None:
         delay = Duration(seconds=int(error.retry_after), nanos=int(error.retry_after % 1 * 1e9))
@@ -61,21 +73,26 @@ def to_status(error: errors.HeadwaterError) -> status_pb2.Status:
 
 
 def _cut(message: str) -> str:
-    """Shortens a status. It travels in trailers, of which clients take a few kilobytes: with more they report another
-    error."""
+    """Shortens a status. It travels in trailers, of which clients take a few kilobytes: with more
+    they report another error."""
     return message if len(message) <= MAX_MESSAGE_LEN else message[: MAX_MESSAGE_LEN - 3] + "..."
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.HeadwaterError) -> NoReturn:
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: errors.HeadwaterError
+) -> NoReturn:
     """Ends a call with the error's status and details."""
     await context.abort_with_status(rpc_status.to_status(to_status(error)))
     raise AssertionError("abort returned")
 
 
 def from_rpc_error(failure: grpc.aio.AioRpcError) -> errors.HeadwaterError:
-    """The named error that another stage raised; `Unavailable` when the stage itself is out of reach."""
+    """The named error that another stage raised; `Unavailable` when the stage itself is out of
+    reach."""
     status = rpc_status.from_call(failure)  # type: ignore[arg-type] # it is one in all that is read
-    return _named(failure.code(), failure.details() or "", status.details if status is not None else ())
+    return _named(
+        failure.code(), failure.details() or "", status.details if status is not None else ()
+    )
 
 
 def from_status(status: status_pb2.Status) -> errors.HeadwaterError:
@@ -83,9 +100,13 @@ def from_status(status: status_pb2.Status) -> errors.HeadwaterError:
     return _named(_CODES[status.code], status.message, status.details)
 
 
-def _named(code: grpc.StatusCode, message: str, details: Iterable[AnyMessage]) -> errors.HeadwaterError:
+def _named(
+    code: grpc.StatusCode, message: str, details: Iterable[AnyMessage]
+) -> errors.HeadwaterError:
     message = message or code.name
-    info, delay, field = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), None
+    info = error_details_pb2.ErrorInfo()
+    delay = error_details_pb2.RetryInfo()
+    field = None
     for detail in details:
         _unpack(detail, info)
         _unpack(detail, delay)
@@ -95,14 +116,18 @@ def _named(code: grpc.StatusCode, message: str, details: Iterable[AnyMessage]) -
     retry_after = delay.retry_delay.seconds + delay.retry_delay.nanos / 1e9
     error: errors.HeadwaterError
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        error = errors.BadRequest(field or info.metadata.get("param") or None, message, code=info.reason or None)
+        error = errors.BadRequest(
+            field or info.metadata.get("param") or None, message, code=info.reason or None
+        )
     elif code is grpc.StatusCode.NOT_FOUND:
         error = errors.NotFound(info.metadata.get("param", "resource"), message)
         error.args = (message,)
     elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         error = errors.LimitExceeded(message, retry_after=retry_after or 1.0)
     elif code is grpc.StatusCode.UNAVAILABLE:
-        error = errors.Unavailable(message, retry_after=retry_after or 1.0, code=info.reason or None)
+        error = errors.Unavailable(
+            message, retry_after=retry_after or 1.0, code=info.reason or None
+        )
     else:
         cls = next((cls for cls in _SAME_EVERYWHERE if STATUS[cls] is code), errors.InternalError)
         error = cls(message)
@@ -114,23 +139,30 @@ def _unpack(detail: AnyMessage, into: Any) -> bool:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Maps named errors of every handler to status; other errors become INTERNAL and one log line."""
+    """Maps named errors of every handler to status; other errors become INTERNAL and one log
+    line."""
 
-    def __init__(self, reader_patience: float | None = None, on_error: Callable[[str], None] | None = None) -> None:
-        """`reader_patience` is the number of seconds after which a stream ends whose reader takes nothing. `on_error`
-        gets the code of each error, that of `ClientGone` for a call that its client cancels."""
+    def __init__(
+        self, reader_patience: float | None = None, on_error: Callable[[str], None] | None = None
+    ) -> None:
+        """`reader_patience` is the number of seconds after which a stream ends whose reader takes
+        nothing. `on_error` gets the code of each error, that of `ClientGone` for a call that its
+        client cancels."""
         self._reader_patience = reader_patience
         self._on_error = on_error or (lambda code: None)
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(details)
         if handler is None:
             return handler
-        behavior, method = behavior_of(handler), str(details.method)
+        behavior = behavior_of(handler)
+        method = str(details.method)
         if handler.response_streaming:
             guarded = _guard_stream(behavior, method, self._reader_patience, self._on_error)
         else:
@@ -154,7 +186,8 @@ def _guard_unary(behavior: Any, method: str, on_error: Callable[[str], None]) ->
 
 
 async def reply_or_refusal(work: Awaitable[ReplyT], method: str) -> ReplyT | status_pb2.Status:
-    """Reply to one of a session's requests, or the status with which a call of its own would end."""
+    """Reply to one of a session's requests, or the status with which a call of its own would
+    end."""
     try:
         return await work
     except errors.HeadwaterError as error:
@@ -169,9 +202,11 @@ def _unforeseen(method: str) -> errors.InternalError:
 
 
 @contextlib.contextmanager
-def _counted(context: grpc.aio.ServicerContext[Any, Any], on_error: Callable[[str], None]) -> Iterator[None]:
-    """Hands the code of a named error to `on_error`; that of `ClientGone` when the client cancels the call, and that of
-    `DeadlineExceeded` when its deadline does."""
+def _counted(
+    context: grpc.aio.ServicerContext[Any, Any], on_error: Callable[[str], None]
+) -> Iterator[None]:
+    """Hands the code of a named error to `on_error`; that of `ClientGone` when the client cancels
+    the call, and that of `DeadlineExceeded` when its deadline does."""
     try:
         yield
     except errors.HeadwaterError as error:
@@ -179,11 +214,15 @@ def _counted(context: grpc.aio.ServicerContext[Any, Any], on_error: Callable[[st
         raise
     except asyncio.CancelledError:
         left = context.time_remaining()
-        on_error(errors.ClientGone.code if left is None or left > 0 else errors.DeadlineExceeded.code)
+        on_error(
+            errors.ClientGone.code if left is None or left > 0 else errors.DeadlineExceeded.code
+        )
         raise
 
 
-def _guard_stream(behavior: Any, method: str, patience: float | None, on_error: Callable[[str], None]) -> Any:
+def _guard_stream(
+    behavior: Any, method: str, patience: float | None, on_error: Callable[[str], None]
+) -> Any:
     """Guards a handler that yields its replies, or writes them itself as health's does."""
 
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -207,7 +246,9 @@ def _guard_stream(behavior: Any, method: str, patience: float | None, on_error: 
     return guarded
 
 
-async def _write(context: grpc.aio.ServicerContext[Any, Any], reply: Any, patience: float | None) -> None:
+async def _write(
+    context: grpc.aio.ServicerContext[Any, Any], reply: Any, patience: float | None
+) -> None:
     """Writes a reply. Raises `SlowReader`."""
     if patience is None:
         await context.write(reply)

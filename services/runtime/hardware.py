@@ -1,4 +1,5 @@
-"""GPUs of this machine, and the number of replicas and the dtype that suit it. Asks the system, never torch."""
+"""GPUs of this machine, and the number of replicas and the dtype that suit it. Asks the system,
+never torch."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ _THREAD_VARIABLES = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 
 
 def thread_variables(threads: int, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which the libraries of a process with the environment `env` compute with so many threads. With 0
-    those of `env` stand; where it has none and there is a CPU quota, of which libraries know nothing, threads are as
-    many as usable cores."""
+    """Variables by which the libraries of a process with the environment `env` compute with so many
+    threads. With 0 those of `env` stand; where it has none and there is a CPU quota, of which
+    libraries know nothing, threads are as many as usable cores."""
     if not threads and quota_cores() is not None and not _THREAD_VARIABLES & env.keys():
         threads = usable_cores()
     return dict.fromkeys(_THREAD_VARIABLES, str(threads)) if threads else {}
@@ -33,13 +34,17 @@ def thread_variables(threads: int, env: Mapping[str, str]) -> dict[str, str]:
 class _Memory(ctypes.Structure):
     """`nvmlMemory_t`, in bytes."""
 
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 @cache
 def gpu_names(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[str, ...]:
-    """Names of NVIDIA GPUs as the driver lists them; empty without a driver. `load` opens a library: that which
-    `nvidia-smi` asks, and which opens no GPU for this process."""
+    """Names of NVIDIA GPUs as the driver lists them; empty without a driver. `load` opens a
+    library: that which `nvidia-smi` asks, and which opens no GPU for this process."""
     name = ctypes.create_string_buffer(MAX_NAME_BYTES)
     return tuple(
         name.value.decode()
@@ -50,8 +55,8 @@ def gpu_names(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[str, ...]:
 
 @cache
 def least_gpu_memory(load: Callable[[str], Any] = ctypes.CDLL) -> int:
-    """Bytes of memory of the GPU that has least, of all that the driver lists; 0 where it says of none. `load` as in
-    `gpu_names`."""
+    """Bytes of memory of the GPU that has least, of all that the driver lists; 0 where it says of
+    none. `load` as in `gpu_names`."""
     memory = _Memory()
     told = (
         int(memory.total)
@@ -62,14 +67,16 @@ def least_gpu_memory(load: Callable[[str], Any] = ctypes.CDLL) -> int:
 
 
 def _listed_gpus(load: Callable[[str], Any]) -> Iterator[tuple[Any, ctypes.c_void_p]]:
-    """The driver's library and the handle of each GPU, which both serve until the next one is asked for."""
+    """The driver's library and the handle of each GPU, which both serve until the next one is asked
+    for."""
     try:
         nvml = load("libnvidia-ml.so.1")
     except OSError:
         return
     if nvml.nvmlInit_v2():
         return
-    count, handle = ctypes.c_uint(), ctypes.c_void_p()
+    count = ctypes.c_uint()
+    handle = ctypes.c_void_p()
     if not nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         for i in range(count.value):
             if not nvml.nvmlDeviceGetHandleByIndex_v2(i, ctypes.byref(handle)):
@@ -78,26 +85,32 @@ def _listed_gpus(load: Callable[[str], Any]) -> Iterator[tuple[Any, ctypes.c_voi
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Ids of the GPUs that processes of this one may use: those of CUDA_VISIBLE_DEVICES, which end at the first that is
-    none, as CUDA reads it. Without the variable, the numbers of all that the driver lists."""
+    """Ids of the GPUs that processes of this one may use: those of CUDA_VISIBLE_DEVICES, which end
+    at the first that is none, as CUDA reads it. Without the variable, the numbers of all that the
+    driver lists."""
     if (listed := env.get("CUDA_VISIBLE_DEVICES")) is None:
         return tuple(str(gpu) for gpu in range(len(gpu_names())))
     return tuple(takewhile(_GPU_ID.fullmatch, (gpu.strip() for gpu in listed.split(","))))
 
 
 def unreached_gpus(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[int, int] | None:
-    """The first two GPUs that do not reach one another's memory with atomic operations, as the driver says; None where
-    all do, or there is none. `load` opens a library."""
+    """The first two GPUs that do not reach one another's memory with atomic operations, as the
+    driver says; None where all do, or there is none. `load` opens a library."""
     try:
         driver = load("libcuda.so.1")
     except OSError:
         return None
-    count, found = ctypes.c_int(), ctypes.c_int()
+    count = ctypes.c_int()
+    found = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return None
     for pair in permutations(range(count.value), 2):
         is_refused = driver.cuDeviceCanAccessPeer(ctypes.byref(found), *pair) or not found.value
-        if is_refused or driver.cuDeviceGetP2PAttribute(ctypes.byref(found), _NATIVE_ATOMICS, *pair) or not found.value:
+        if (
+            is_refused
+            or driver.cuDeviceGetP2PAttribute(ctypes.byref(found), _NATIVE_ATOMICS, *pair)
+            or not found.value
+        ):
             return pair
     return None
 
@@ -112,20 +125,23 @@ def cpu_has_fast_bf16() -> bool:
 
 
 def default_replicas(device: str, num_ranks: int = 1) -> int:
-    """Default number of replicas of an engine with so many ranks. On GPUs, one for each GPU or group of GPUs; on a CPU
-    two, since one replica shows little of a cluster, or one where their ranks would be more than the cores."""
+    """Default number of replicas of an engine with so many ranks. On GPUs, one for each GPU or
+    group of GPUs; on a CPU two, since one replica shows little of a cluster, or one where their
+    ranks would be more than the cores."""
     if resolve_device(device) == "cuda":
         return max(1, len(visible_gpus()) // num_ranks)
     return 2 if num_ranks == 1 or 2 * num_ranks <= usable_cores() else 1
 
 
 def resolve_device(device: str) -> str:
-    """Device of a setting; `auto` is the GPU where there is one that CUDA_VISIBLE_DEVICES does not hide."""
+    """Device of a setting; `auto` is the GPU where there is one that CUDA_VISIBLE_DEVICES does not
+    hide."""
     return device if device != "auto" else ("cuda" if gpu_names() and visible_gpus() else "cpu")
 
 
 def resolve_dtype(dtype: str, device: str) -> str:
-    """Type of a setting; `auto` is bfloat16 on a GPU and on CPUs with instructions for it, float32 elsewhere."""
+    """Type of a setting; `auto` is bfloat16 on a GPU and on CPUs with instructions for it, float32
+    elsewhere."""
     if dtype != "auto":
         return dtype
     return "bfloat16" if device == "cuda" or cpu_has_fast_bf16() else "float32"

@@ -1,8 +1,9 @@
-"""Asks a stage whether it serves, for container health checks: `health_probe [FLAGS] ADDRESS`, status 0 when it does.
+"""Asks a stage whether it serves, for container health checks: `health_probe [FLAGS] ADDRESS`,
+status 0 when it does.
 
-ADDRESS is host:port of a gRPC server, also with an IPv6 address without brackets, as Kubernetes gives a pod's, or a URL
-that answers 200. The flags, and the variables, are the stage's own:
-with its certificates the probe asks as another stage would, or, for a URL, as the gateway itself.
+ADDRESS is host:port of a gRPC server, also with an IPv6 address without brackets, as Kubernetes
+gives a pod's, or a URL that answers 200. The flags, and the variables, are the stage's own: with
+its certificates the probe asks as another stage would, or, for a URL, as the gateway itself.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ class ProbeSettings(StageTlsSettings):
 
     tls_cert_file: str = setting("", "PEM certificate of the gateway that a URL asks")
     tls_key_file: str = setting("", "PEM private key of that certificate")
-    service: str = setting("", "service of a gRPC server that is asked about: live, or none for the whole")
+    service: str = setting(
+        "", "service of a gRPC server that is asked about: live, or none for the whole"
+    )
 
 
 def is_served(url: str, settings: ProbeSettings) -> bool:
-    cert, key = settings.tls_cert_file, settings.tls_key_file
-    context = own_gateway_context(Path(cert), Path(key)) if cert and url.startswith("https://") else None
+    cert = settings.tls_cert_file
+    key = settings.tls_key_file
+    context = (
+        own_gateway_context(Path(cert), Path(key)) if cert and url.startswith("https://") else None
+    )
     try:
         with urlopen(url, timeout=LIMIT, context=context) as reply:
             return bool(reply.status == 200)
@@ -55,7 +61,8 @@ async def serves(address: str, service: str = "") -> bool:
 
 
 def main(argv: list[str]) -> bool:
-    settings, address = read_settings(ProbeSettings, argv[:-1], prog="health_probe"), argv[-1]
+    settings = read_settings(ProbeSettings, argv[:-1], prog="health_probe")
+    address = argv[-1]
     if address.startswith(("http://", "https://")):
         return is_served(address, settings)
     with certificates_shown(settings):

@@ -1,4 +1,5 @@
-"""A process's own presence on the bus: a heartbeat each second, one at once for a newcomer, a last one on leaving."""
+"""A process's own presence on the bus: a heartbeat each second, one at once for a newcomer, a last
+one on leaving."""
 
 from __future__ import annotations
 
@@ -32,9 +33,13 @@ class Heartbeat:
     @contextlib.asynccontextmanager
     async def running(cls, bus: Bus, describe: Callable[[], Member]) -> AsyncIterator[Heartbeat]:
         """Beats for the length of a scope; leaving the scope leaves the membership."""
-        heartbeat, reconnected = cls(bus, describe), asyncio.Event()
+        heartbeat = cls(bus, describe)
+        reconnected = asyncio.Event()
         bus.on_connected(reconnected.set)
-        async with owned_task(heartbeat._beat_each_second(reconnected)), owned_task(heartbeat._answer_newcomers()):
+        async with (
+            owned_task(heartbeat._beat_each_second(reconnected)),
+            owned_task(heartbeat._answer_newcomers()),
+        ):
             try:
                 yield heartbeat
             finally:

@@ -1,7 +1,8 @@
-"""Runs a foreign program and ends it when the supervisor is gone: `keeper FD LIMIT PROGRAM ARGUMENT…`.
+"""Runs a foreign program and ends it when the supervisor is gone: `keeper FD LIMIT PROGRAM
+ARGUMENT…`.
 
-FD is the read end of the supervisor's pipe; LIMIT is the seconds that the program is given to end by itself. It imports
-little, so that it costs little.
+FD is the read end of the supervisor's pipe; LIMIT is the seconds that the program is given to end
+by itself. It imports little, so that it costs little.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ ORPHAN_SECONDS = 0.8
 
 
 def main() -> int:
-    supervisor, limit, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    supervisor = int(sys.argv[1])
+    limit = float(sys.argv[2])
+    command = sys.argv[3:]
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)

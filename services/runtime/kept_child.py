@@ -1,4 +1,5 @@
-"""A child process that does not outlive this one. Its output is read line by line, and it ends with the reading."""
+"""A child process that does not outlive this one. Its output is read line by line, and it ends with
+the reading."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ def keeper_command(*, pipe: int, limit: float) -> list[str]:
 
 
 class KeptChild:
-    """Child process. Iterate over its lines (standard output and error together); afterwards `returncode` is its exit
-    status."""
+    """Child process. Iterate over its lines (standard output and error together); afterwards
+    `returncode` is its exit status."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -35,8 +36,11 @@ class KeptChild:
 
 
 @contextlib.contextmanager
-def kept_child(command: Sequence[str], *, env: Mapping[str, str] = os.environ) -> Iterator[KeptChild]:
-    """Runs `command` for the length of a scope; whatever ends the scope, or this process, ends the child."""
+def kept_child(
+    command: Sequence[str], *, env: Mapping[str, str] = os.environ
+) -> Iterator[KeptChild]:
+    """Runs `command` for the length of a scope; whatever ends the scope, or this process, ends the
+    child."""
     watched, held = os.pipe()
     process = subprocess.Popen(
         [*keeper_command(pipe=watched, limit=2), *command],

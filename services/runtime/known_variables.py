@@ -1,4 +1,5 @@
-"""Names of the variables that the project reads, written by tests.services.runtime.known_variables."""
+"""Names of the variables that the project reads, written by
+tests.services.runtime.known_variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Functions that are called when something happens; one that fails is logged and ends neither others nor its caller."""
+"""Functions that are called when something happens; one that fails is logged and ends neither
+others nor its caller."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ Arguments = ParamSpec("Arguments")
 
 
 def call_each(
-    listeners: Iterable[Callable[Arguments, None]], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    listeners: Iterable[Callable[Arguments, None]],
+    /,
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
 ) -> None:
     """Calls every listener. One may remove itself or others meanwhile."""
     for listener in list(listeners):

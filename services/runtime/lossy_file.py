@@ -1,4 +1,5 @@
-"""A text file that loses what it cannot write: a program goes on when its disk is full or its pipe has no reader."""
+"""A text file that loses what it cannot write: a program goes on when its disk is full or its pipe
+has no reader."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ class LossyFile:
         try:
             work()
         except BrokenPipeError:
-            # No reader comes back. What is buffered would fail once more as the interpreter ends, which then says so by
-            # its status.
+            # No reader comes back. What is buffered would fail once more as the interpreter ends,
+            # which then says so by its status.
             with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._file.fileno())
         except OSError:

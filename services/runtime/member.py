@@ -30,7 +30,8 @@ _SAME = ("address", "numerics_id", "draining", "leaving", "rest_url")
 
 
 def new_epoch() -> int:
-    """Random number that identifies one life of a process, so that no store is needed to draw it. Never 0."""
+    """Random number that identifies one life of a process, so that no store is needed to draw it.
+    Never 0."""
     return secrets.randbits(64) | 1
 
 
@@ -65,7 +66,9 @@ class ReplicaLoad:
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)
-        fields: dict[str, Any] = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        fields: dict[str, Any] = {
+            each.name: getattr(self, each.name) for each in dataclasses.fields(self)
+        }
         return events_pb2.Load(incarnation=incarnation, **fields)
 
     @classmethod

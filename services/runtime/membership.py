@@ -1,8 +1,9 @@
-"""The live table of processes by kind, from heartbeats on the bus and from seeds that are asked over gRPC.
+"""The live table of processes by kind, from heartbeats on the bus and from seeds that are asked
+over gRPC.
 
-A process leaves by its last heartbeat, or when it is silent on the bus, or the bus is away, and it does not answer over
-gRPC either. One that is reached by two addresses is one member, by the first of them that answers. Knows nothing about
-the work of processes.
+A process leaves by its last heartbeat, or when it is silent on the bus, or the bus is away, and it
+does not answer over gRPC either. One that is reached by two addresses is one member, by the first
+of them that answers. Knows nothing about the work of processes.
 """
 
 from __future__ import annotations
@@ -60,13 +61,15 @@ class _Entry:
     from_bus: bool
     num_failures: int = 0
     other_address: str = ""
-    """Second address of the process: the one that it advertises, or that of a seed. Empty where it has one."""
+    """Second address of the process: the one that it advertises, or that of a seed. Empty where it
+    has one."""
     is_seen_there: bool = False
     """Whether the process was heard of by its other address since the member's failed to answer."""
 
 
 class Members:
-    """Table of processes. Use within `running`; read with `of` and `get`, follow with `on_change` or `wait_for`."""
+    """Table of processes. Use within `running`; read with `of` and `get`, follow with `on_change`
+    or `wait_for`."""
 
     def __init__(
         self,
@@ -79,9 +82,11 @@ class Members:
         probers: Callable[[], AbstractAsyncContextManager[Prober]] = Prober.open,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seeds` are addresses (host:port) that are asked whether or not there is a bus; `saved` are members of an
-        earlier life, which are asked until there is one."""
-        self._bus, self._probers, self._clock = bus, probers, clock
+        """`seeds` are addresses (host:port) that are asked whether or not there is a bus; `saved`
+        are members of an earlier life, which are asked until there is one."""
+        self._bus = bus
+        self._probers = probers
+        self._clock = clock
         self._kinds = frozenset(kinds)
         self._seeds = Seeds(seeds or {}, resolve=resolve)
         self._saved: defaultdict[Target, list[Member]] = defaultdict(list)
@@ -96,7 +101,8 @@ class Members:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Members]:
-        """Follows the membership for the length of a scope; members on the bus are known milliseconds later."""
+        """Follows the membership for the length of a scope; members on the bus are known
+        milliseconds later."""
         async with (
             self._bus.subscribe(subjects.EVERY_MEMBER) as heartbeats,
             self._seeds.running(),
@@ -113,7 +119,8 @@ class Members:
                 yield self
 
     def of(self, kind: Kind, model_key: str | None = None) -> list[Member]:
-        """Members of a kind, and of one model where `model_key` is given, in the order of joining."""
+        """Members of a kind, and of one model where `model_key` is given, in the order of
+        joining."""
         return [
             entry.member
             for (each, _), entry in self._table.items()
@@ -129,7 +136,8 @@ class Members:
         return entry.member if entry is not None else None
 
     def on_change(self, listener: Callable[[Change], None]) -> None:
-        """Calls `listener` for each join, leave and change, beginning with a join of every known member."""
+        """Calls `listener` for each join, leave and change, beginning with a join of every known
+        member."""
         self._listeners.append(listener)
         for entry in list(self._table.values()):
             call_each([listener], Change(ChangeKind.JOINED, entry.member))
@@ -160,7 +168,8 @@ class Members:
         entry = _Entry(member, self._clock(), from_bus)
         if known is not None:
             self._go_on(entry, known)
-        self._table[key], member = entry, entry.member
+        self._table[key] = entry
+        member = entry.member
         if previous is None:
             self._emit(ChangeKind.JOINED, member)
         elif previous != member or member.load is not None:
@@ -169,19 +178,21 @@ class Members:
         self._drop_seed_of(member)
 
     def _go_on(self, entry: _Entry, known: _Entry) -> None:
-        """Takes over what was known of a process. The member keeps its address, to which there are connections; a
-        report by another one says nothing about that."""
+        """Takes over what was known of a process. The member keeps its address, to which there are
+        connections; a report by another one says nothing about that."""
         is_elsewhere = entry.member.address != known.member.address
         is_answer_there = not (entry.from_bus or is_elsewhere)
         entry.from_bus = entry.from_bus or known.from_bus
         entry.other_address = entry.member.address if is_elsewhere else known.other_address
         if entry.other_address and not is_answer_there:
-            entry.num_failures, entry.is_seen_there = known.num_failures, known.is_seen_there or is_elsewhere
+            entry.num_failures = known.num_failures
+            entry.is_seen_there = known.is_seen_there or is_elsewhere
         if is_elsewhere:
             entry.member = dataclasses.replace(entry.member, address=known.member.address)
 
     def _drop_seed_of(self, member: Member) -> None:
-        """Removes the seed of a process that was known by its address only and now introduces itself."""
+        """Removes the seed of a process that was known by its address only and now introduces
+        itself."""
         nameless = (member.kind, member.address)
         if member.replica_id != member.address and nameless in self._table:
             self._remove(nameless)
@@ -199,7 +210,10 @@ class Members:
     def _emit(self, kind: ChangeKind, member: Member) -> None:
         if kind is not ChangeKind.UPDATED:
             structlog.get_logger().info(
-                f"member {kind.value}", kind=member.kind.value, replica=member.replica_id, address=member.address
+                f"member {kind.value}",
+                kind=member.kind.value,
+                replica=member.replica_id,
+                address=member.address,
             )
         self._changed.set()
         call_each(self._listeners, Change(kind, member))
@@ -228,7 +242,8 @@ class Members:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = self._clock()
             if not self._bus.connected or now - before > 2 * _SWEEP_SECONDS:
-                # No message could arrive, or this process itself was held up: silence means nothing yet.
+                # No message could arrive, or this process itself was held up: silence means nothing
+                # yet.
                 self._readable_since = None
             elif self._readable_since is None:
                 self._readable_since = now
@@ -236,16 +251,19 @@ class Members:
                 self._expire(now, self._readable_since)
 
     def _expire(self, now: float, readable_since: float) -> None:
-        """Probes members that are silent on the bus; one that does not answer the first time is gone."""
+        """Probes members that are silent on the bus; one that does not answer the first time is
+        gone."""
         for entry in self._table.values():
             if entry.from_bus and now - max(entry.seen, readable_since) > EXPIRY_SECONDS:
                 entry.from_bus = False
-                entry.num_failures, entry.is_seen_there = _PROBE_FAILURES - 1, False
+                entry.num_failures = _PROBE_FAILURES - 1
+                entry.is_seen_there = False
 
     async def _probe(self, prober: Prober) -> None:
-        """Probes every seed and every member that the bus does not bring; while the bus is away, that is every
-        member."""
-        asked, before = self._to_ask(), self._asked
+        """Probes every seed and every member that the bus does not bring; while the bus is away,
+        that is every member."""
+        asked = self._to_ask()
+        before = self._asked
         self._asked = asked
         for _, address in before - asked:
             await prober.forget(address)
@@ -255,7 +273,8 @@ class Members:
             self._on_answer(target, answer)
 
     def _on_answer(self, target: Target, answer: Member | None) -> None:
-        """Takes the answer of a probe. A member that is silent on the bus is gone where another process has its
+        """Takes the answer of a probe. A member that is silent on the bus is gone where another
+        process has its
         address: an engine says which it is, any other stage by its heartbeats."""
         if answer is not None and (answer.epoch or not self._at(*target)):
             # What the bus or an earlier life told of a process is more than an address shows.
@@ -269,39 +288,56 @@ class Members:
             if self._is_settled(entry):
                 continue
             if entry.member.epoch in living:
-                entry.seen, entry.num_failures = self._clock(), 0
+                entry.seen = self._clock()
+                entry.num_failures = 0
             else:
                 self._count_failure(entry)
 
     def _to_ask(self) -> frozenset[Target]:
         if self._bus.connected:
-            # The bus reports members from now on, and known members stay known when it is lost again.
+            # The bus reports members from now on, and known members stay known when it is lost
+            # again.
             self._saved.clear()
-        heard, unheard = set[Target](), set[Target]()
+        heard = set[Target]()
+        unheard = set[Target]()
         for entry in self._table.values():
-            (heard if self._is_settled(entry) else unheard).add((entry.member.kind, entry.member.address))
+            (heard if self._is_settled(entry) else unheard).add(
+                (entry.member.kind, entry.member.address)
+            )
         return frozenset(unheard | self._saved.keys() | (self._seeds.targets - heard))
 
     def _at(self, kind: Kind, address: str) -> list[_Entry]:
-        """Members at an address: several, where a process has several models or has taken the place of a dead one."""
-        return [each for each in self._table.values() if each.member.kind is kind and each.member.address == address]
+        """Members at an address: several, where a process has several models or has taken the place
+        of a dead one."""
+        return [
+            each
+            for each in self._table.values()
+            if each.member.kind is kind and each.member.address == address
+        ]
 
     def _is_heard(self, entry: _Entry) -> bool:
         """Whether its heartbeats come over the bus now."""
         return self._bus.connected and entry.from_bus
 
     def _is_settled(self, entry: _Entry) -> bool:
-        """Whether it need not be probed: its heartbeats tell that it lives, and they name the only address it has."""
+        """Whether it need not be probed: its heartbeats tell that it lives, and they name the only
+        address it has."""
         return self._is_heard(entry) and not entry.other_address
 
     def _count_failure(self, entry: _Entry) -> None:
-        """Counts an address that did not answer. The process leaves, or goes on by its other address."""
+        """Counts an address that did not answer. The process leaves, or goes on by its other
+        address."""
         if not entry.num_failures:
             entry.is_seen_there = False
         entry.num_failures += 1
-        if entry.num_failures < _PROBE_FAILURES or (self._is_heard(entry) and not entry.is_seen_there):
+        if entry.num_failures < _PROBE_FAILURES or (
+            self._is_heard(entry) and not entry.is_seen_there
+        ):
             return
         self._remove((entry.member.kind, entry.member.replica_id))
         if entry.is_seen_there:
             # It joins anew: connections to the other address are gone.
-            self.on_member(dataclasses.replace(entry.member, address=entry.other_address), from_bus=entry.from_bus)
+            self.on_member(
+                dataclasses.replace(entry.member, address=entry.other_address),
+                from_bus=entry.from_bus,
+            )

@@ -19,8 +19,8 @@ COLLECT_SECONDS = 10.0
 
 @contextlib.contextmanager
 def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
-    """Serves /metrics for the length of a scope; yields its address by name, nothing where port is -1. To be entered on
-    the event loop, which collects."""
+    """Serves /metrics for the length of a scope; yields its address by name, nothing where port is
+    -1. To be entered on the event loop, which collects."""
     if port < 0:
         yield {}
         return
@@ -35,11 +35,12 @@ def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
 
 
 class _OnLoop(Collector):
-    """A registry whose collectors run on the event loop. A scrape has a thread of its own: there they would read what
-    the loop changes meanwhile, and fail."""
+    """A registry whose collectors run on the event loop. A scrape has a thread of its own: there
+    they would read what the loop changes meanwhile, and fail."""
 
     def __init__(self, registry: Collector, loop: asyncio.AbstractEventLoop) -> None:
-        self._registry, self._loop = registry, loop
+        self._registry = registry
+        self._loop = loop
 
     def collect(self) -> Iterable[Metric]:
         collected: Future[list[Metric]] = Future()

@@ -1,5 +1,5 @@
-"""Files that other users may not read: secrets, state and logs. They are written whole: readers see the old content or
-the new."""
+"""Files that other users may not read: secrets, state and logs. They are written whole: readers see
+the old content or the new."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ OTHERS = 0o007
 
 
 def read_secrets(setting: str, path: Path) -> str:
-    """Text of a file that a setting names. Raises `SettingError` where users beyond owner and group may read or write
-    it, `OSError`."""
+    """Text of a file that a setting names. Raises `SettingError` where users beyond owner and group
+    may read or write it, `OSError`."""
     with path.open() as file:
         if os.fstat(file.fileno()).st_mode & OTHERS:
-            raise SettingError(setting, str(path), f"a file that no other user may read: chmod o= {path}")
+            raise SettingError(
+                setting, str(path), f"a file that no other user may read: chmod o= {path}"
+            )
         return file.read()
 
 
 def own_folder(path: Path) -> None:
-    """Makes a folder that only its owner may enter, or restricts an existing one. Raises `OSError`."""
+    """Makes a folder that only its owner may enter, or restricts an existing one. Raises
+    `OSError`."""
     path.mkdir(parents=True, exist_ok=True, mode=OWN_FOLDER)
     if path.stat().st_mode & 0o777 != OWN_FOLDER:
         path.chmod(OWN_FOLDER)
@@ -39,12 +42,14 @@ def open_log(path: Path, *, append: bool) -> BinaryIO:
 
 
 def write_owner_file(path: Path, content: bytes) -> None:
-    """Writes a file. It is on the disk when this returns, folders included. Raises `OSError`, and then leaves the old
-    file."""
+    """Writes a file. It is on the disk when this returns, folders included. Raises `OSError`, and
+    then leaves the old file."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY), "wb") as file:
+        with os.fdopen(
+            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY), "wb"
+        ) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

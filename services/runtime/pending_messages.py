@@ -14,21 +14,27 @@ LOOK_SECONDS = 0.5
 """Seconds without a message after which the server is asked whether there are more."""
 
 
-async def pending_messages(consumer: JetStreamContext.PullSubscription, page: int) -> AsyncGenerator[Msg, None]:
-    """The messages, `page` of them at a time. Some may be deleted meanwhile. Ends the subscription. Raises
-    `TimeoutError` when the next one does not come, and what NATS raises."""
+async def pending_messages(
+    consumer: JetStreamContext.PullSubscription, page: int
+) -> AsyncGenerator[Msg, None]:
+    """The messages, `page` of them at a time. Some may be deleted meanwhile. Ends the subscription.
+    Raises `TimeoutError` when the next one does not come, and what NATS raises."""
     try:
-        num_left, heard_at = await _num_pending(consumer), time.monotonic()
+        num_left = await _num_pending(consumer)
+        heard_at = time.monotonic()
         while num_left > 0:
             try:
                 found = await consumer.fetch(min(page, num_left), timeout=LOOK_SECONDS)
-            except TimeoutError:  # Python's own where the server was slow to say that there is nothing
+            except (
+                TimeoutError
+            ):  # Python's own where the server was slow to say that there is nothing
                 # Those that were deleted meanwhile do not come.
                 num_left = min(num_left, await _num_pending(consumer))
                 if num_left and time.monotonic() - heard_at > MESSAGE_SECONDS:
                     raise
                 continue
-            num_left, heard_at = num_left - len(found), time.monotonic()
+            num_left = num_left - len(found)
+            heard_at = time.monotonic()
             for message in found:
                 yield message
     finally:

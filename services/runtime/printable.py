@@ -8,8 +8,8 @@ LAYOUT = "\n\t"
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""The text with characters that steer a terminal, or turn the direction of writing, escaped as in `\x1b`;
-    characters of `keep` stay."""
+    r"""The text with characters that steer a terminal, or turn the direction of writing, escaped as
+    in `\x1b`; characters of `keep` stay."""
     return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
 
 

@@ -1,4 +1,5 @@
-"""Asks a process at an address over gRPC for its identity and health; for seeds, and while the bus is away."""
+"""Asks a process at an address over gRPC for its identity and health; for seeds, and while the bus
+is away."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from .fault_log import FaultLog
 from .member import Kind, Member
 
 PROBE_SECONDS = 1.0
-SERVICES = {Kind.PROCESSOR: "headwater.v1.Processor", Kind.OUTPUT_PROCESSOR: "headwater.v1.OutputProcessor"}
+SERVICES = {
+    Kind.PROCESSOR: "headwater.v1.Processor",
+    Kind.OUTPUT_PROCESSOR: "headwater.v1.OutputProcessor",
+}
 """Health services by kind of stage: an address may have become that of another stage."""
 
 

@@ -1,4 +1,5 @@
-"""The life of one stage process: logs, readiness, signals, the supervisor's pipe. Knows nothing about its work."""
+"""The life of one stage process: logs, readiness, signals, the supervisor's pipe. Knows nothing
+about its work."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from .lossy_file import LossyFile
 from .settings import check_log_level
 
 READY_FD = "HEADWATER_READY_FD"
-"""File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses", "pid", "children"}."""
+"""File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses",
+"pid", "children"}."""
 PARENT_FD = "HEADWATER_PARENT_FD"
 """File descriptor that reaches end of file when the supervisor is gone."""
 ORPHAN_SECONDS = 1.0
@@ -27,23 +29,30 @@ ORPHAN_SECONDS = 1.0
 
 
 class Lifetime:
-    """Life of a process up to the request to stop. `stopping` is set by SIGTERM, SIGINT or the loss of the
-    supervisor."""
+    """Life of a process up to the request to stop. `stopping` is set by SIGTERM, SIGINT or the loss
+    of the supervisor."""
 
     def __init__(self, stage: str) -> None:
         self.stage = stage
         self.stopping = asyncio.Event()
         self.orphaned = False
-        """Set when the supervisor is gone: the process stops at once, since no client waits for a drain."""
+        """Set when the supervisor is gone: the process stops at once, since no client waits for a
+        drain."""
 
     def announce(self, *children: int, **addresses: str) -> None:
-        """Reports that the stage is ready, with its addresses and the ids of processes that it started, to the log and
-        to a supervisor that asked for it. Collections of garbage leave out what the stage has by then."""
+        """Reports that the stage is ready, with its addresses and the ids of processes that it
+        started, to the log and to a supervisor that asked for it. Collections of garbage leave out
+        what the stage has by then."""
         collector.leave_out_what_exists()
         structlog.get_logger().info("ready", stage=self.stage, **addresses)
         if READY_FD in os.environ:
             fd = int(os.environ.pop(READY_FD))
-            line = {"stage": self.stage, "addresses": addresses, "pid": os.getpid(), "children": children}
+            line = {
+                "stage": self.stage,
+                "addresses": addresses,
+                "pid": os.getpid(),
+                "children": children,
+            }
             os.write(fd, json.dumps(line).encode() + b"\n")
             os.close(fd)
 
@@ -51,7 +60,8 @@ class Lifetime:
 @contextlib.asynccontextmanager
 async def lifetime(stage: str) -> AsyncIterator[Lifetime]:
     """Scope of a stage's life: inside, signals and the supervisor's pipe set `stopping`."""
-    life, loop = Lifetime(stage), asyncio.get_running_loop()
+    life = Lifetime(stage)
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, life.stopping.set)
     parent = int(os.environ[PARENT_FD]) if PARENT_FD in os.environ else None
@@ -75,8 +85,8 @@ async def lifetime(stage: str) -> AsyncIterator[Lifetime]:
 
 
 def configure_logging(stage: str, level: str = "info") -> None:
-    """Configures JSON lines on standard error, each with the stage's name. Raises `SettingError` for an unknown
-    level."""
+    """Configures JSON lines on standard error, each with the stage's name. Raises `SettingError`
+    for an unknown level."""
     check_log_level(level)
     structlog.configure(
         processors=[
@@ -86,7 +96,9 @@ def configure_logging(stage: str, level: str = "info") -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyFile(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(stage=stage)
@@ -94,7 +106,8 @@ def configure_logging(stage: str, level: str = "info") -> None:
 
 @contextlib.contextmanager
 def in_one_line(stage: str, *faults: type[Exception]) -> Iterator[None]:
-    """Ends the process with status 1 and a sentence for faults that a person can mend; others show their trace."""
+    """Ends the process with status 1 and a sentence for faults that a person can mend; others show
+    their trace."""
     try:
         yield
     except faults as fault:

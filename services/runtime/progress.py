@@ -13,7 +13,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from .printable import shown
 
 Report = Callable[[str, int, int], None]
-"""report(what, done, total): the part called `what` stands at `done` of `total`; the unit is the caller's."""
+"""report(what, done, total): the part called `what` stands at `done` of `total`; the unit is the
+caller's."""
 
 
 def report_line(what: str, done: int, total: int) -> None:
@@ -22,13 +23,17 @@ def report_line(what: str, done: int, total: int) -> None:
 
 
 def word_of(line: str) -> dict[str, Any] | None:
-    """Report in a line of a child that writes a JSON object a line; None for other lines, of its libraries for
-    example."""
+    """Report in a line of a child that writes a JSON object a line; None for other lines, of its
+    libraries for example."""
     try:
         word = json.loads(line)
     except ValueError:
         return None
-    return word if isinstance(word, dict) and (word.keys() >= {"what", "done", "total"} or "folder" in word) else None
+    return (
+        word
+        if isinstance(word, dict) and (word.keys() >= {"what", "done", "total"} or "folder" in word)
+        else None
+    )
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -36,7 +41,8 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 class ProgressBars:
-    """Progress bars, one for each `what` that is reported. Use as a context manager and pass `report` on."""
+    """Progress bars, one for each `what` that is reported. Use as a context manager and pass
+    `report` on."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -51,7 +57,12 @@ class ProgressBars:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self._tasks:
             self._progress.stop()
 

@@ -1,7 +1,8 @@
-"""Seals on records that outlive their writer, in NATS and Redis: records that a process without the key wrote are not
-trusted.
+"""Seals on records that outlive their writer, in NATS and Redis: records that a process without the
+key wrote are not trusted.
 
-A seal is a code of a record's place, its value and the time of writing. It does not prove that no later record was
+A seal is a code of a record's place, its value and the time of writing. It does not prove that no
+later record was
 written there: a reader that needs to know remembers the times that it has seen.
 """
 
@@ -26,15 +27,18 @@ class Opened:
     at: int
     """Time of writing, milliseconds since 1970; 0 where it has no seal."""
     is_current: bool
-    """Whether its seal was made with the token that signs now; otherwise it is to be written again."""
+    """Whether its seal was made with the token that signs now; otherwise it is to be written
+    again."""
 
 
 class RecordSeals:
-    """Seals of one bucket. Without a cluster key nothing is sealed, and sealed records are read all the same."""
+    """Seals of one bucket. Without a cluster key nothing is sealed, and sealed records are read all
+    the same."""
 
     def __init__(self, bucket: str, *, adopts_unsigned: bool = False) -> None:
         """`adopts_unsigned`: records without a seal are trusted; an earlier version wrote them."""
-        self._bucket, self._adopts_unsigned = bucket.encode(), adopts_unsigned
+        self._bucket = bucket.encode()
+        self._adopts_unsigned = adopts_unsigned
         self._key = cluster_key.current()
         self._refusals = Refusals("record")
 
@@ -44,8 +48,8 @@ class RecordSeals:
         return self._key is not None
 
     def code(self, key: str, value: bytes, *, after: int = 0) -> bytes:
-        """The seal alone, for a value that lies beside it; empty without a cluster key. It has the time of writing,
-        which is later than `after` whatever this machine's clock says."""
+        """The seal alone, for a value that lies beside it; empty without a cluster key. It has the
+        time of writing, which is later than `after` whatever this machine's clock says."""
         if self._key is None:
             return b""
         at = max(now_ms(), after + 1)
@@ -53,8 +57,8 @@ class RecordSeals:
         return b"%s.%d.%s" % (_MAGIC, at, mac.hex().encode())
 
     def name_of(self, word: str) -> str:
-        """Name that is always the same for a word and cannot be guessed without the cluster key; without a key, the
-        word itself."""
+        """Name that is always the same for a word and cannot be guessed without the cluster key;
+        without a key, the word itself."""
         if self._key is None:
             return word
         return self._key.sign(Purpose.RECORD, framed(self._bucket, b"name", word.encode())).hex()
@@ -71,12 +75,15 @@ class RecordSeals:
         code, _, value = sealed.partition(b"\n")
         return self.open_beside(key, code, value, not_before=not_before)
 
-    def open_beside(self, key: str, code: bytes, value: bytes, *, not_before: int = 0) -> Opened | None:
-        """Checks a value against its seal. None for a record that is refused, which is counted; a record that was
-        written before `not_before` is refused, too."""
+    def open_beside(
+        self, key: str, code: bytes, value: bytes, *, not_before: int = 0
+    ) -> Opened | None:
+        """Checks a value against its seal. None for a record that is refused, which is counted; a
+        record that was written before `not_before` is refused, too."""
         opened, why = self._open(key, code, value)
         if opened is not None and opened.at < not_before:
-            opened, why = None, "replayed"
+            opened = None
+            why = "replayed"
         if why:
             self._refusals.add(why, key=key, remedy=_REMEDIES.get(why, ""))
         return opened
@@ -91,11 +98,16 @@ class RecordSeals:
         if self._key is None:
             return Opened(value, 0, is_current=True), ""
         if not code:
-            return (Opened(value, 0, is_current=False), "") if self._adopts_unsigned else (None, "unsigned")
+            return (
+                (Opened(value, 0, is_current=False), "")
+                if self._adopts_unsigned
+                else (None, "unsigned")
+            )
         words = code.split(b".")
         if words[0] != _MAGIC or len(words) != 3 or not words[1].isdigit() or len(words[1]) > 15:
             return None, "forged"
-        at, mac = int(words[1]), _unhex(words[2])
+        at = int(words[1])
+        mac = _unhex(words[2])
         message = self._message(key, at, value)
         if not self._key.believes(mac, Purpose.RECORD, message):
             return None, "forged"

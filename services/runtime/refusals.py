@@ -1,5 +1,5 @@
-"""Counts refusals for lack of a proof, and logs the first of each kind, so that a process without the key cannot fill
-the log."""
+"""Counts refusals for lack of a proof, and logs the first of each kind, so that a process without
+the key cannot fill the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import prometheus_client
 import structlog
 
 REFUSED = prometheus_client.Counter(
-    "headwater_refused", "Calls, bus messages and records refused because no member signed them", ["what", "why"]
+    "headwater_refused",
+    "Calls, bus messages and records refused because no member signed them",
+    ["what", "why"],
 )
 
 
@@ -23,4 +25,6 @@ class Refusals:
         REFUSED.labels(self._what, why).inc()
         if why not in self._logged:
             self._logged.add(why)
-            structlog.get_logger().warning(f"{self._what} refused, more are only counted", why=why, **about)
+            structlog.get_logger().warning(
+                f"{self._what} refused, more are only counted", why=why, **about
+            )

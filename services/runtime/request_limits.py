@@ -1,5 +1,5 @@
-"""Limits on the size of a request, the same for every surface. They are checked before any other work on the
-request."""
+"""Limits on the size of a request, the same for every surface. They are checked before any other
+work on the request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def bounded_tools(tools: Iterable[common_pb2.Tool]) -> list[common_pb2.Tool]:
         check_count("tools", len(taken), MAX_TOOLS)
         if num_bytes > MAX_TOOLS_BYTES:
             raise BadRequest(
-                "tools", f"tools have more than {MAX_TOOLS_BYTES} bytes; allowed: at most {MAX_TOOLS_BYTES}"
+                "tools",
+                f"tools have more than {MAX_TOOLS_BYTES} bytes; allowed: at most {MAX_TOOLS_BYTES}",
             )
     return taken
 
@@ -45,7 +46,9 @@ def bounded_tools(tools: Iterable[common_pb2.Tool]) -> list[common_pb2.Tool]:
 def check_conversation(conversation: processor_pb2.Conversation) -> None:
     """Raises `BadRequest` for a conversation beyond a limit."""
     check_count("messages", len(conversation.messages), MAX_MESSAGE_PARTS)
-    num_parts = sum(1 + len(message.parts) + len(message.tool_calls) for message in conversation.messages)
+    num_parts = sum(
+        1 + len(message.parts) + len(message.tool_calls) for message in conversation.messages
+    )
     check_count("messages", num_parts, MAX_MESSAGE_PARTS)
     check_count("tools", len(conversation.tools), MAX_TOOLS)
     bounded_tools(conversation.tools)

@@ -12,7 +12,9 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 def behavior_of(handler: Handler) -> Any:
     """The function that answers the calls."""
-    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    return (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
 
 
 def handler_like(handler: Handler, behavior: Any) -> Handler:
@@ -25,14 +27,16 @@ def handler_like(handler: Handler, behavior: Any) -> Handler:
         )
     else:
         make = (
-            grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+            grpc.unary_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.unary_unary_rpc_method_handler
         )
     return make(behavior, handler.request_deserializer, handler.response_serializer)
 
 
 def refusing(refuse: Callable[[grpc.aio.ServicerContext[Any, Any]], Awaitable[None]]) -> Handler:
-    """A handler of calls of any kind, which `refuse` aborts. It receives no message: that of a refused caller costs
-    neither memory nor the time to parse it."""
+    """A handler of calls of any kind, which `refuse` aborts. It receives no message: that of a
+    refused caller costs neither memory nor the time to parse it."""
 
     async def behavior(_messages: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await refuse(context)

@@ -1,4 +1,5 @@
-"""The members of the cluster as the bus last reported them, in a file of this machine, for a start while NATS is away.
+"""The members of the cluster as the bus last reported them, in a file of this machine, for a start
+while NATS is away.
 
 Knows names, addresses and models; the reader of the list finds out which members still live.
 """
@@ -46,7 +47,8 @@ class SavedMembers:
 
     @contextlib.asynccontextmanager
     async def keeping(self, bus: Bus, members: Members) -> AsyncIterator[None]:
-        """Keeps the list up to date for the length of a scope, as far as the bus reports members."""
+        """Keeps the list up to date for the length of a scope, as far as the bus reports
+        members."""
         if self._path is None:
             yield
             return
@@ -67,7 +69,8 @@ class SavedMembers:
         while True:
             await changed.wait()
             await asyncio.sleep(SETTLE_SECONDS)
-            # Without the bus unreachable members leave the table, and they may be the only ones at the next start.
+            # Without the bus unreachable members leave the table, and they may be the only ones at
+            # the next start.
             if bus.connected and (everyone := members.everyone()):
                 changed.clear()
                 await self._save(everyone)
@@ -82,6 +85,8 @@ class SavedMembers:
         try:
             await asyncio.to_thread(write_owner_file, self._path, content)
         except OSError as failure:
-            structlog.get_logger().warning("members cannot be kept in their file", error=str(failure))
+            structlog.get_logger().warning(
+                "members cannot be kept in their file", error=str(failure)
+            )
             return
         self._kept = content

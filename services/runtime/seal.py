@@ -1,7 +1,7 @@
 """Seals on messages of the bus: a process without a cluster token can publish, and is not trusted.
 
-A seal is a code of subject, sender, number, time and payload. Each sender numbers its messages, so that a reader takes
-none twice; a new reader refuses messages that are older than a minute.
+A seal is a code of subject, sender, number, time and payload. Each sender numbers its messages, so
+that a reader takes none twice; a new reader refuses messages that are older than a minute.
 """
 
 from __future__ import annotations
@@ -36,15 +36,19 @@ class Sealer:
             return payload
         self._number += 1
         at = now_ms()
-        mac = self._key.sign(Purpose.BUS, _message(subject, self._sender, self._number, at, payload))[:MIN_MAC_LEN]
+        mac = self._key.sign(
+            Purpose.BUS, _message(subject, self._sender, self._number, at, payload)
+        )[:MIN_MAC_LEN]
         return _HEAD.pack(_MAGIC, self._sender, self._number, at, mac) + payload
 
 
 class SealReader:
-    """One reader of messages in the order of their sending. Without a key it accepts messages without a seal."""
+    """One reader of messages in the order of their sending. Without a key it accepts messages
+    without a seal."""
 
     def __init__(self, key: ClusterKey | None, refusals: Refusals) -> None:
-        self._key, self._refusals = key, refusals
+        self._key = key
+        self._refusals = refusals
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
 
     def open(self, subject: str, message: bytes) -> bytes | None:

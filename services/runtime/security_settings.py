@@ -1,4 +1,5 @@
-"""Settings of every stage's security towards other stages: certificates, and the cluster's token. Imports no gRPC."""
+"""Settings of every stage's security towards other stages: certificates, and the cluster's token.
+Imports no gRPC."""
 
 from __future__ import annotations
 
@@ -14,11 +15,14 @@ class StageSecuritySettings(StageTlsSettings):
     """Settings by which stages trust each other."""
 
     cluster_token: str = setting(
-        "", "secret that all stages share, at least 32 characters; set it in the environment", secret=True
+        "",
+        "secret that all stages share, at least 32 characters; set it in the environment",
+        secret=True,
     )
     cluster_token_file: str = setting(
         "",
-        "file with the cluster token; further lines: older tokens, still accepted; no token: every stage is trusted",
+        "file with the cluster token; further lines: older tokens, still accepted; no token: "
+        "every stage is trusted",
     )
 
     def cluster_key(self) -> ClusterKey | None:

@@ -1,7 +1,7 @@
 """Configured addresses, host:port; a name stands for every address that it resolves to.
 
-A headless service of Kubernetes is such a name: its pods come and go, so it is resolved again and again. Knows nothing
-about the processes there.
+A headless service of Kubernetes is such a name: its pods come and go, so it is resolved again and
+again. Knows nothing about the processes there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ async def resolved(host: str) -> Sequence[str]:
 class Seeds:
     """Seeds of a process. Use within `running`; `targets` are the addresses to probe now."""
 
-    def __init__(self, addresses: Mapping[Kind, Iterable[str]], *, resolve: Resolve = resolved) -> None:
+    def __init__(
+        self, addresses: Mapping[Kind, Iterable[str]], *, resolve: Resolve = resolved
+    ) -> None:
         self._resolve = resolve
         self._known: dict[Target, frozenset[str]] = {
             (kind, address): frozenset() if _is_taken_apart(address) else frozenset((address,))
@@ -46,8 +48,8 @@ class Seeds:
 
     @property
     def targets(self) -> frozenset[Target]:
-        """Addresses now. NOTE: an address that a name no longer has is missing, but a process that was found there may
-        live on."""
+        """Addresses now. NOTE: an address that a name no longer has is missing, but a process that
+        was found there may live on."""
         return frozenset((kind, each) for (kind, _), found in self._known.items() for each in found)
 
     @contextlib.asynccontextmanager
@@ -63,7 +65,9 @@ class Seeds:
         host, port = _split(target[1])
         while True:
             try:
-                self._known[target] = frozenset(joined(each, port) for each in await self._resolve(host))
+                self._known[target] = frozenset(
+                    joined(each, port) for each in await self._resolve(host)
+                )
             except OSError as failure:
                 # The last addresses of a name are the best guess at the present ones.
                 structlog.get_logger().debug("name not resolved", name=host, error=str(failure))
@@ -71,8 +75,8 @@ class Seeds:
 
 
 def _is_taken_apart(address: str) -> bool:
-    """Whether an address is resolved: a name is, unless certificates are made out to names, which the process there
-    must then have. An address without a port, as within one process, is not."""
+    """Whether an address is resolved: a name is, unless certificates are made out to names, which
+    the process there must then have. An address without a port, as within one process, is not."""
     if ":" not in address:
         return False
     if (certificates := tls.current()) is not None and not certificates.name:

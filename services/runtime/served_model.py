@@ -1,4 +1,5 @@
-"""A served model's entry: fields that must be equal on every replica, and its key in the cluster."""
+"""A served model's entry: fields that must be equal on every replica, and its key in the
+cluster."""
 
 from __future__ import annotations
 
@@ -29,11 +30,15 @@ class ServedModel:
         return model_key(self.name)
 
     def mismatch(self, other: ServedModel) -> str | None:
-        """The first field in which two entries of one name differ, as a sentence; None when they agree."""
+        """The first field in which two entries of one name differ, as a sentence; None when they
+        agree."""
         for field in dataclasses.fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            mine = getattr(self, field.name)
+            theirs = getattr(other, field.name)
             if mine != theirs:
-                return f"{field.name} is {theirs!r}; the model {self.name!r} is served with {mine!r}"
+                return (
+                    f"{field.name} is {theirs!r}; the model {self.name!r} is served with {mine!r}"
+                )
         return None
 
     def to_pb(self) -> events_pb2.ServedModel:
@@ -41,7 +46,9 @@ class ServedModel:
 
     @classmethod
     def from_pb(cls, message: events_pb2.ServedModel) -> ServedModel:
-        return cls(**{field.name: getattr(message, field.name) for field in dataclasses.fields(cls)})
+        return cls(
+            **{field.name: getattr(message, field.name) for field in dataclasses.fields(cls)}
+        )
 
 
 @lru_cache(maxsize=256)

@@ -1,8 +1,9 @@
 """Settings of a process: one frozen dataclass, filled from flags and environment, read once.
 
-A field `num_blocks: int = setting(1024, "KV blocks")` becomes the flag `--num-blocks` and the variable
-`HEADWATER_NUM_BLOCKS`; a flag wins over the environment, the environment over the default. `bool` fields take
-`--name / --no-name`, tuples of strings are repeated flags (comma-separated in the environment).
+A field `num_blocks: int = setting(1024, "KV blocks")` becomes the flag `--num-blocks` and the
+variable `HEADWATER_NUM_BLOCKS`; a flag wins over the environment, the environment over the default.
+`bool` fields take `--name / --no-name`, tuples of strings are repeated flags (comma-separated in
+the environment).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-A_WHOLE_NUMBER, A_NUMBER, TRUE_OR_FALSE = "a whole number", "a number", "true or false"
+A_WHOLE_NUMBER = "a whole number"
+A_NUMBER = "a number"
+TRUE_OR_FALSE = "true or false"
 """Kinds of values, as errors name what is allowed."""
 
 SettingsT = TypeVar("SettingsT")
@@ -28,34 +31,48 @@ class SettingError(ValueError):
     def __init__(self, name: str, value: object, allowed: str) -> None:
         found = "missing" if value is None else repr(value)
         super().__init__(f"--{name.replace('_', '-')} is {found}; allowed: {allowed}")
-        self.name, self.value, self.allowed = name, value, allowed
+        self.name = name
+        self.value = value
+        self.allowed = allowed
 
 
 def require(is_met: object, name: str, value: object, allowed: str) -> None:
-    """Raises `SettingError` of a setting, its value and what is allowed, unless the condition holds."""
+    """Raises `SettingError` of a setting, its value and what is allowed, unless the condition
+    holds."""
     if not is_met:
         raise SettingError(name, value, allowed)
 
 
 def check_log_level(level: str) -> None:
     """Raises `SettingError` for a level that Python's logging does not know."""
-    require(level.upper() in logging.getLevelNamesMapping(), "log_level", level, "debug, info, warning or error")
+    require(
+        level.upper() in logging.getLevelNamesMapping(),
+        "log_level",
+        level,
+        "debug, info, warning or error",
+    )
 
 
 def setting(default: Any, help_text: str, *, secret: bool = False) -> Any:
     """A dataclass field with its default, written here once, and the text that `--help` shows.
 
-    `secret`: the value is, or may hold, a password, which no command line of a child process may show.
+    `secret`: the value is, or may hold, a password, which no command line of a child process may
+    show.
     """
     return dataclasses.field(default=default, metadata={"help": help_text, "secret": secret})
 
 
 def read_settings(
-    cls: type[SettingsT], argv: Sequence[str], env: Mapping[str, str] = os.environ, *, prog: str | None = None
+    cls: type[SettingsT],
+    argv: Sequence[str],
+    env: Mapping[str, str] = os.environ,
+    *,
+    prog: str | None = None,
 ) -> SettingsT:
     """An instance of the dataclass `cls` from flags and environment.
 
-    Raises `SettingError` for a value that does not parse; leaves with status 2 for an unknown flag, as argparse does.
+    Raises `SettingError` for a value that does not parse; leaves with status 2 for an unknown flag,
+    as argparse does.
     """
     parser = argparse.ArgumentParser(prog=prog, description=cls.__doc__, allow_abbrev=False)
     hints = typing.get_type_hints(cls)
@@ -73,8 +90,8 @@ def read_settings(
 
 
 def to_argv(settings: object) -> list[str]:
-    """Flags that `read_settings` turns into an equal instance, without secrets: a parent passes them to a child. Every
-    user of the machine can read a command line."""
+    """Flags that `read_settings` turns into an equal instance, without secrets: a parent passes
+    them to a child. Every user of the machine can read a command line."""
     argv: list[str] = []
     for field in _fields(type(settings)):
         value = getattr(settings, field.name)
@@ -84,7 +101,8 @@ def to_argv(settings: object) -> list[str]:
 
 
 def as_flags(name: str, value: object, default: object = None) -> list[str]:
-    """A setting on a command line; nothing where it has no value. What is on by default is turned off by name."""
+    """A setting on a command line; nothing where it has no value. What is on by default is turned
+    off by name."""
     words = f"--{name.replace('_', '-')}"
     if value is False and default is True:
         return [f"--no-{words[2:]}"]
@@ -121,7 +139,9 @@ def _convert(name: str, raw: Any, hint: Any) -> Any:
     try:
         return hint(raw)
     except ValueError:
-        raise SettingError(name, raw, {int: A_WHOLE_NUMBER, float: A_NUMBER}.get(hint, hint.__name__)) from None
+        raise SettingError(
+            name, raw, {int: A_WHOLE_NUMBER, float: A_NUMBER}.get(hint, hint.__name__)
+        ) from None
 
 
 def _parse_bool(name: str, raw: str) -> bool:

@@ -18,7 +18,8 @@ def stages_secured(settings: StageSecuritySettings, *, is_stage: bool = True) ->
     key = settings.cluster_key()
     if key is None and is_stage:
         structlog.get_logger().warning(
-            "no cluster token is set: this stage believes every process that reaches it, NATS or Redis",
+            "no cluster token is set: this stage believes every process that reaches it, NATS "
+            "or Redis",
             remedy="set HEADWATER_CLUSTER_TOKEN_FILE, the same on all stages (docs/security.md)",
         )
     with certificates_shown(settings), cluster_key.using(key):

@@ -1,7 +1,8 @@
-"""The store: data that the cluster shares in Redis and can rebuild. A slow or lost store raises, and is not used for a
-while.
+"""The store: data that the cluster shares in Redis and can rebuild. A slow or lost store raises,
+and is not used for a while.
 
-Knows connections, scripts and time limits; knows nothing about the meaning of keys. Commands of Redis 7.0 only.
+Knows connections, scripts and time limits; knows nothing about the meaning of keys. Commands of
+Redis 7.0 only.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _BREAK_SECONDS = 0.5
 _CANNOT_SERVE = (ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
 """Errors of a server that is reachable and cannot serve."""
 _CANNOT_SERVE_WORDS = ("BUSY ", "MISCONF ", "NOREPLICAS ")
-"""First words of more such errors, which the client does not know as classes: a script that does not end, a disk that
-takes no snapshot, too few replicas to write to."""
+"""First words of more such errors, which the client does not know as classes: a script that does
+not end, a disk that takes no snapshot, too few replicas to write to."""
 _CLUSTER_SCHEME = "redis+cluster://"
 
 
@@ -55,17 +56,19 @@ class StoreUnavailable(Exception):
 
 
 STORE_FAILURES = (StoreUnavailable, ResponseError)
-"""Errors of a call: the store is away, or refuses it (a right that is missing, a key of another type, a script that was
-killed). A background task goes on after both."""
+"""Errors of a call: the store is away, or refuses it (a right that is missing, a key of another
+type, a script that was killed). A background task goes on after both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script that Redis runs as one step. Every key that it touches is declared, and all lie in one hash slot.
+    """A Lua script that Redis runs as one step. Every key that it touches is declared, and all lie
+    in one hash slot.
 
-    Scripts keep what the cluster needs (limits, fair shares, the index and its leases), whose size is bounded by the
-    number of tenants and of KV blocks. They write, and free, past Redis's bound of memory too, so that the data of
-    tenants cannot stop them; a script with `past_memory_bound=False` is not begun past the bound.
+    Scripts keep what the cluster needs (limits, fair shares, the index and its leases), whose size
+    is bounded by the number of tenants and of KV blocks. They write, and free, past Redis's bound
+    of memory too, so that the data of tenants cannot stop them; a script with
+    `past_memory_bound=False` is not begun past the bound.
     """
 
     body: str
@@ -81,13 +84,15 @@ class Script:
 
 
 class Store:
-    """A client of one Redis, or of a Redis Cluster where the url says `redis+cluster://`. Without a url: unavailable.
+    """A client of one Redis, or of a Redis Cluster where the url says `redis+cluster://`. Without a
+    url: unavailable.
 
     Opening never waits, and raises only `SettingError`, for an invalid url: the first use connects.
     """
 
     def __init__(self, url: str | None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.url, self._clock = url, clock
+        self.url = url
+        self._clock = clock
         self._client = _client(url) if url else None
         self._broken_until = 0.0
         self._hurried: set[asyncio.Task[Any]] = set()
@@ -96,7 +101,9 @@ class Store:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, url: str | None, *, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[Store]:
+    async def open(
+        cls, url: str | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> AsyncIterator[Store]:
         store = cls(url, clock=clock)
         try:
             yield store
@@ -111,12 +118,18 @@ class Store:
         return self._client is None or self._clock() < self._broken_until
 
     async def run(
-        self, script: Script, keys: Sequence[bytes | str], args: Sequence[Any] = (), *, seconds: float | None = None
+        self,
+        script: Script,
+        keys: Sequence[bytes | str],
+        args: Sequence[Any] = (),
+        *,
+        seconds: float | None = None,
     ) -> Any:
-        """The script's result. Raises `StoreUnavailable`, and `ResponseError` for a fault in the script itself.
+        """The script's result. Raises `StoreUnavailable`, and `ResponseError` for a fault in the
+        script itself.
 
-        `seconds`, here and below: time limit for a waiting request; after it the store is not used for a while. By
-        default the limit is a generous one.
+        `seconds`, here and below: time limit for a waiting request; after it the store is not used
+        for a while. By default the limit is a generous one.
         """
         try:
             return await self._call("EVALSHA", script.sha, len(keys), *keys, *args, seconds=seconds)
@@ -132,8 +145,8 @@ class Store:
             return await self._execute(words)
         if self.broken:
             raise StoreUnavailable("left alone after a failure")
-        # A caller that gives up leaves the call to end by itself: a cancelled call closes its connection, and the next
-        # one would spend its time on connecting.
+        # A caller that gives up leaves the call to end by itself: a cancelled call closes its
+        # connection, and the next one would spend its time on connecting.
         task = asyncio.create_task(self._execute(words))
         self._hurried.add(task)
         task.add_done_callback(self._hurried_ended)
@@ -165,8 +178,8 @@ class Store:
             raise StoreUnavailable(f"{type(failure).__name__}: {failure}") from failure
 
     async def _drop_idle(self) -> None:
-        """Closes idle connections. A server that is gone has closed them all: kept, each would fail one more call once
-        it is back."""
+        """Closes idle connections. A server that is gone has closed them all: kept, each would fail
+        one more call once it is back."""
         if isinstance(self._client, Redis):
             with contextlib.suppress(RedisError, OSError):
                 await self._client.connection_pool.disconnect(inuse_connections=False)
@@ -178,8 +191,10 @@ def _is_outage(answer: ResponseError) -> bool:
 
 def _client(url: str) -> Any:
     # The callers of the store retry: they know whether a late answer is worth anything.
-    # NOTE: a time limit on sockets would have each command written by a task of its own under `asyncio.wait_for`, which
-    # before Python 3.12 loses a cancellation that comes as it ends. `_PATIENCE_SECONDS` is the limit.
+    # NOTE: a time limit on sockets would have each command written by a task of its own under
+    # `asyncio.wait_for`, which
+    # before Python 3.12 loses a cancellation that comes as it ends. `_PATIENCE_SECONDS` is the
+    # limit.
     options: dict[str, Any] = {
         "socket_connect_timeout": _CONNECT_SECONDS,
         "socket_timeout": None,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-INBOXES, ENGINE_INBOXES = "_INBOX", "_INBOX.engine"
-"""Subjects below which answers come. Engines have their own: they may not read the answers of other stages."""
+INBOXES = "_INBOX"
+ENGINE_INBOXES = "_INBOX.engine"
+"""Subjects below which answers come. Engines have their own: they may not read the answers of other
+stages."""
 HELLO = "ctl.hello"
 """Asks every process for a heartbeat now."""
 EXPLAIN = "ctl.explain"
@@ -81,7 +83,8 @@ def demand(model_key: str) -> str:
 
 
 def live_survey(name: str) -> str:
-    """Subject on which every gateway is asked for what the console shows of it: `figures` or `prefixes`."""
+    """Subject on which every gateway is asked for what the console shows of it: `figures` or
+    `prefixes`."""
     return f"ctl.live.{name}"
 
 
@@ -110,5 +113,6 @@ def batch_lines(batch_id: str, first: str) -> str:
 
 
 def background_events(tenant: str, response_id: str) -> str:
-    """Subject of the events of one response of a tenant, by `Tenant.key`; `>`: of all its responses."""
+    """Subject of the events of one response of a tenant, by `Tenant.key`; `>`: of all its
+    responses."""
     return f"{BACKGROUND_EVENTS}.{key_of(tenant)}.{response_id}"

@@ -33,7 +33,9 @@ async def owned_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[asyn
             task.result()
 
 
-def start_in(tasks: set[asyncio.Task[None]], coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+def start_in(
+    tasks: set[asyncio.Task[None]], coroutine: Coroutine[Any, Any, None]
+) -> asyncio.Task[None]:
     """Starts a background task, which is in `tasks` until it ends. Its failure is logged."""
     task = asyncio.ensure_future(coroutine)
     task.add_done_callback(log_failure)
@@ -52,11 +54,12 @@ async def set_within(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels tasks and returns when all have ended, with any result. A cancellation of the caller does not end the
-    wait.
+    """Cancels tasks and returns when all have ended, with any result. A cancellation of the caller
+    does not end the wait.
 
-    NOTE: a task may lose its cancellation and go on for ever: before Python 3.12 `asyncio.wait_for` does, when its
-    result comes at the same moment, and the NATS client has more such places. So it is cancelled again.
+    NOTE: a task may lose its cancellation and go on for ever: before Python 3.12 `asyncio.wait_for`
+    does, when its result comes at the same moment, and the NATS client has more such places. So it
+    is cancelled again.
     """
     interruption = None
     while running := [task for task in tasks if not task.done()]:
@@ -75,8 +78,8 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def few_at_once(calls: Sequence[Callable[[], Awaitable[None]]], num_at_once: int) -> None:
-    """Awaits every call, at most `num_at_once` of them at a time, in order. The first error ends the others and is
-    raised."""
+    """Awaits every call, at most `num_at_once` of them at a time, in order. The first error ends
+    the others and is raised."""
     if len(calls) == 1:
         await calls[0]()
         return
@@ -97,7 +100,8 @@ class _Succession:
     """Calls that run at the same time, each in a task of its own, and start one after another."""
 
     def __init__(self, calls: Iterable[Startable]) -> None:
-        self._left, self._loop = deque(calls), asyncio.get_running_loop()
+        self._left = deque(calls)
+        self._loop = asyncio.get_running_loop()
         self._newest: asyncio.Task[None] | None = None
         """The task that has not let the next one start."""
         self.running: dict[asyncio.Task[None], None] = {}
@@ -135,8 +139,9 @@ class _Succession:
 
 
 async def in_succession(calls: Iterable[Startable]) -> None:
-    """Awaits every call. A call gets a function by which it lets the next one start; a call that ends without calling
-    it lets the next one start as well. The first error ends the others and is raised."""
+    """Awaits every call. A call gets a function by which it lets the next one start; a call that
+    ends without calling it lets the next one start as well. The first error ends the others and is
+    raised."""
     succession = _Succession(calls)
     succession.start()
     try:
@@ -149,7 +154,8 @@ async def in_succession(calls: Iterable[Startable]) -> None:
 
 
 async def _end_in_parts(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """As `end`, a few tasks at a time: a thousand at once hold up all other work for half a second or more."""
+    """As `end`, a few tasks at a time: a thousand at once hold up all other work for half a second
+    or more."""
     interruption = None
     for first in range(0, len(tasks), ENDED_AT_ONCE):
         try:
@@ -163,4 +169,6 @@ async def _end_in_parts(tasks: Sequence[asyncio.Task[None]]) -> None:
 def log_failure(task: asyncio.Task[Any]) -> None:
     """Logs the error of a task that should end only by being cancelled."""
     if not task.cancelled() and (failure := task.exception()) is not None:
-        structlog.get_logger().error("background task failed", task=task.get_name(), exc_info=failure)
+        structlog.get_logger().error(
+            "background task failed", task=task.get_name(), exc_info=failure
+        )

@@ -1,4 +1,5 @@
-"""Certificates between stages: a stage's identity, and the identities that it trusts. Both sides present theirs.
+"""Certificates between stages: a stage's identity, and the identities that it trusts. Both sides
+present theirs.
 
 Without files nothing is encrypted.
 """
@@ -25,8 +26,9 @@ def server_credentials(tls: StageTls) -> grpc.ServerCredentials:
 
 
 def own_gateway_context(cert_file: Path, key_file: Path) -> ssl.SSLContext:
-    """Client context for the gateway that the same operator runs: trusts the gateway's own certificate, whatever
-    address it was made out to, and presents it to a gateway that requires one."""
+    """Client context for the gateway that the same operator runs: trusts the gateway's own
+    certificate, whatever address it was made out to, and presents it to a gateway that requires
+    one."""
     context = ssl.create_default_context(cafile=str(cert_file))
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -53,7 +55,8 @@ def certificates_shown(settings: StageTlsSettings) -> Iterator[None]:
 
 
 def add_port(server: grpc.aio.Server, address: str) -> int:
-    """Lets a stage's server listen, by the scope's certificates; returns its port. Raises `OSError`."""
+    """Lets a stage's server listen, by the scope's certificates; returns its port. Raises
+    `OSError`."""
     tls = current()
     return bind(server, address, server_credentials(tls) if tls is not None else None)
 
@@ -61,6 +64,12 @@ def add_port(server: grpc.aio.Server, address: str) -> int:
 def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
     """Binds a server; returns the port that it listens on. Raises `OSError`."""
     try:
-        return server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+        return (
+            server.add_secure_port(address, credentials)
+            if credentials
+            else server.add_insecure_port(address)
+        )
     except RuntimeError:
-        raise OSError(f"cannot listen on {address}: it is in use, or no address of this machine") from None
+        raise OSError(
+            f"cannot listen on {address}: it is in use, or no address of this machine"
+        ) from None

@@ -1,4 +1,5 @@
-"""W3C trace context: the trace that a request belongs to. Pure; knows nothing about spans and collectors."""
+"""W3C trace context: the trace that a request belongs to. Pure; knows nothing about spans and
+collectors."""
 
 from __future__ import annotations
 
@@ -23,13 +24,18 @@ class TraceContext:
 
     @classmethod
     def parse(cls, traceparent: str, tracestate: str = "") -> TraceContext | None:
-        """Context of a header; None for a traceparent that is not of W3C's version 00, or of a later one that begins
-        like it."""
+        """Context of a header; None for a traceparent that is not of W3C's version 00, or of a
+        later one that begins like it."""
         match = _TRACEPARENT.fullmatch(traceparent)
         if match is None:
             return None
         version, trace_id, span_id, flags, more = match.groups()
-        if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
+        if (
+            version == "ff"
+            or (version == "00" and more)
+            or not int(trace_id, 16)
+            or not int(span_id, 16)
+        ):
             return None
         return cls(trace_id, span_id, bool(int(flags, 16) & 1), tracestate)
 

@@ -1,4 +1,5 @@
-"""A span for each unary call of a gRPC server, within the one that the caller names in its metadata."""
+"""A span for each unary call of a gRPC server, within the one that the caller names in its
+metadata."""
 
 from __future__ import annotations
 
@@ -13,15 +14,17 @@ from .tracing import Tracing
 
 
 class TraceInterceptor(grpc.aio.ServerInterceptor):
-    """Interceptor of unary calls. Sessions, which carry many requests, are left alone: their streams have spans of
-    their own."""
+    """Interceptor of unary calls. Sessions, which carry many requests, are left alone: their
+    streams have spans of their own."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(details)
@@ -30,10 +33,12 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
             return handler
         behavior: Any = handler.unary_unary
         method = str(details.method).rpartition("/")[2]
-        traceparent, tracestate = str(metadata["traceparent"]), str(metadata.get("tracestate", ""))
+        traceparent = str(metadata["traceparent"])
+        tracestate = str(metadata.get("tracestate", ""))
 
         async def traced(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            span, error = self._tracing.begin(method, traceparent, tracestate), "cancelled"
+            span = self._tracing.begin(method, traceparent, tracestate)
+            error = "cancelled"
             try:
                 reply = await behavior(request, context)
                 error = ""

@@ -1,5 +1,5 @@
-"""Spans of one process, sent to an OpenTelemetry collector. Without tracing, nothing of OpenTelemetry is imported or
-called.
+"""Spans of one process, sent to an OpenTelemetry collector. Without tracing, nothing of
+OpenTelemetry is imported or called.
 
 Times are seconds of `time.perf_counter`, the clock that stages measure with.
 """
@@ -72,7 +72,8 @@ class CollectedSpan:
     def __init__(self, tracer: Any, name: str, parent: Any, attributes: dict[str, Any]) -> None:
         from opentelemetry import trace  # noqa: PLC0415 (an extra, wanted only where spans are)
 
-        self._trace, self._tracer = trace, tracer
+        self._trace = trace
+        self._tracer = tracer
         # The clocks drift apart over days: they are compared once a span.
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
         self._span = tracer.start_span(name, context=parent, attributes=attributes)
@@ -81,11 +82,15 @@ class CollectedSpan:
     def context(self) -> TraceContext:
         own = self._span.get_span_context()
         state = own.trace_state.to_header()
-        return TraceContext(f"{own.trace_id:032x}", f"{own.span_id:016x}", own.trace_flags.sampled, state)
+        return TraceContext(
+            f"{own.trace_id:032x}", f"{own.span_id:016x}", own.trace_flags.sampled, state
+        )
 
     def part(self, name: str, began: float, ended: float, **attributes: Any) -> None:
         parent = self._trace.set_span_in_context(self._span)
-        child = self._tracer.start_span(name, context=parent, start_time=self._ns(began), attributes=attributes)
+        child = self._tracer.start_span(
+            name, context=parent, start_time=self._ns(began), attributes=attributes
+        )
         child.end(self._ns(ended))
 
     def end(self, error: str = "", **attributes: Any) -> None:
@@ -102,7 +107,9 @@ class CollectedTracing:
     def __init__(self, tracer: Any) -> None:
         self._tracer = tracer
 
-    def begin(self, name: str, traceparent: str, tracestate: str = "", **attributes: Any) -> CollectedSpan:
+    def begin(
+        self, name: str, traceparent: str, tracestate: str = "", **attributes: Any
+    ) -> CollectedSpan:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
 
         headers = {"traceparent": traceparent, "tracestate": tracestate}
@@ -112,10 +119,11 @@ class CollectedTracing:
 
 @contextlib.contextmanager
 def tracing_to(endpoint: str, stage: str, replica_id: str) -> Iterator[Tracing]:
-    """Sends spans to the OTLP collector at `endpoint` (http://host:port, gRPC) for the length of a scope; empty: none.
+    """Sends spans to the OTLP collector at `endpoint` (http://host:port, gRPC) for the length of a
+    scope; empty: none.
 
-    The share of sampled traces is OpenTelemetry's own setting (OTEL_TRACES_SAMPLER). Raises `SettingError` where the
-    extra `tracing` is not installed.
+    The share of sampled traces is OpenTelemetry's own setting (OTEL_TRACES_SAMPLER). Raises
+    `SettingError` where the extra `tracing` is not installed.
     """
     if not endpoint:
         yield NO_TRACING
@@ -126,8 +134,12 @@ def tracing_to(endpoint: str, stage: str, replica_id: str) -> Iterator[Tracing]:
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError:
-        raise SettingError("otlp_endpoint", endpoint, f"none, or first: {pip_line('tracing')}") from None
-    resource = Resource.create({"service.name": f"headwater-{stage}", "service.instance.id": replica_id})
+        raise SettingError(
+            "otlp_endpoint", endpoint, f"none, or first: {pip_line('tracing')}"
+        ) from None
+    resource = Resource.create(
+        {"service.name": f"headwater-{stage}", "service.instance.id": replica_id}
+    )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(
         BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=FLUSH_MILLISECONDS / 1000))

@@ -1,7 +1,9 @@
-"""Usage records of requests, one each in a stream of JetStream, by tenant, counted once however often it is sent.
+"""Usage records of requests, one each in a stream of JetStream, by tenant, counted once however
+often it is sent.
 
-Gateways write them; an output processor writes those of a gateway that died, under the same id. While NATS is away
-records wait here, within a bound. Records that no cluster key signed are not counted. Knows nothing about limits.
+Gateways write them; an output processor writes those of a gateway that died, under the same id.
+While NATS is away records wait here, within a bound. Records that no cluster key signed are not
+counted. Knows nothing about limits.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from .record_seal import RecordSeals
 from .tasks import owned_task
 
 MSG_ID = "Nats-Msg-Id"
-STREAM, AUDIT_STREAM = "headwater_usage", "headwater_audit"
+STREAM = "headwater_usage"
+AUDIT_STREAM = "headwater_audit"
 KEPT_SECONDS = 400 * 86_400.0
 SAME_SECONDS = 24 * 3600.0
 """Seconds within which a record with the same request id is the same record."""
@@ -43,8 +46,8 @@ SEAL = "Headwater-Seal"
 _ADOPTED = f"{subjects.USAGE}.adopted"
 """Subject, of no tenant, of the signed number up to which records without a seal are trusted."""
 LEFT = "left"
-"""Outcome of a request whose gateway died, as far as its output processor knows. The counts may be too low if that
-gateway still lives."""
+"""Outcome of a request whose gateway died, as far as its output processor knows. The counts may be
+too low if that gateway still lives."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,10 +72,15 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.prompt_tokens + self.output_tokens
 
     def beyond(self, other: UsageRecord) -> UsageRecord | None:
-        """The part of this record that the other one lacks, as a record beside it; None where it lacks nothing."""
+        """The part of this record that the other one lacks, as a record beside it; None where it
+        lacks nothing."""
         names = ("prompts", "prompt_tokens", "cached_tokens", "output_tokens")
         more = {name: max(0, getattr(self, name) - getattr(other, name)) for name in names}
-        return msgspec.structs.replace(self, request_id=f"{self.request_id}+", **more) if any(more.values()) else None
+        return (
+            msgspec.structs.replace(self, request_id=f"{self.request_id}+", **more)
+            if any(more.values())
+            else None
+        )
 
 
 class UsageLeft(msgspec.Struct, frozen=True):
@@ -102,7 +110,8 @@ class UsageLog:
     """Usage log of a process. Writes within `running`; reads whenever there is a NATS."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus, self._seals = bus, RecordSeals(STREAM)
+        self._bus = bus
+        self._seals = RecordSeals(STREAM)
         self._waiting: deque[_Waiting] = deque()
         self._num_dropped = 0
         self._arrived = asyncio.Event()
@@ -120,7 +129,9 @@ class UsageLog:
                         while self._waiting:  # noqa: ASYNC110 (the end of a process)
                             await asyncio.sleep(0.01)
         if self._waiting:
-            structlog.get_logger().error("usage records lost: NATS is away", count=len(self._waiting))
+            structlog.get_logger().error(
+                "usage records lost: NATS is away", count=len(self._waiting)
+            )
 
     @property
     def is_kept(self) -> bool:
@@ -128,20 +139,24 @@ class UsageLog:
         return self._bus.url is not None
 
     def add(self, record: UsageRecord, on_stored: OnStored) -> None:
-        """Adds a record without waiting. Of records that wait too long for NATS the oldest are dropped."""
+        """Adds a record without waiting. Of records that wait too long for NATS the oldest are
+        dropped."""
         if not self.is_kept:
             on_stored(0)
             return
         if len(self._waiting) >= MAX_WAITING:
             self._waiting.popleft()
             if self._num_dropped % 1000 == 0:
-                structlog.get_logger().error("usage records dropped: NATS is away", dropped=self._num_dropped + 1)
+                structlog.get_logger().error(
+                    "usage records dropped: NATS is away", dropped=self._num_dropped + 1
+                )
             self._num_dropped += 1
         self._waiting.append(_Waiting(record, on_stored))
         self._arrived.set()
 
     async def stored(self, record: UsageRecord, on_stored: OnStored) -> int:
-        """Adds a record; returns the number under which it is stored, 0 where that is not known soon."""
+        """Adds a record; returns the number under which it is stored, 0 where that is not known
+        soon."""
         if not self._bus.connected:
             self.add(record, on_stored)
             return 0
@@ -164,7 +179,8 @@ class UsageLog:
             await self._arrived.wait()
             self._arrived.clear()
             while self._waiting:
-                waiting, seq = self._waiting[0], 0
+                waiting = self._waiting[0]
+                seq = 0
                 try:
                     seq = await self._publish(waiting.record)
                 except FAILURES:
@@ -189,13 +205,21 @@ class UsageLog:
         if ack.duplicate and record.outcome != LEFT:
             # A gateway that was taken for dead adds the tokens that the stored record lacks.
             there = await _stored_record(js, ack.seq)
-            if there is not None and there.outcome == LEFT and (more := record.beyond(there)) is not None:
+            if (
+                there is not None
+                and there.outcome == LEFT
+                and (more := record.beyond(there)) is not None
+            ):
                 await self._put(js, more)
         return ack.seq
 
     async def _put(self, js: JetStreamContext, record: UsageRecord) -> PubAck:
-        subject, data = subjects.usage(record.tenant), msgspec.json.encode(record)
-        headers = {MSG_ID: self._seals.name_of(record.request_id), SEAL: self._seals.code(subject, data).decode()}
+        subject = subjects.usage(record.tenant)
+        data = msgspec.json.encode(record)
+        headers = {
+            MSG_ID: self._seals.name_of(record.request_id),
+            SEAL: self._seals.code(subject, data).decode(),
+        }
         return await js.publish(subject, data, headers=headers)
 
     async def publish_left(self, record: UsageRecord, seq: int) -> None:
@@ -213,22 +237,29 @@ class UsageLog:
         """Makes the stream, unless it is there. Raises what NATS raises."""
         await make_stream(_jetstream(self._bus), STREAM, f"{subjects.USAGE}.>")
 
-    async def read(self, tenant: str, since: datetime.datetime) -> AsyncIterator[tuple[int, UsageRecord]]:
-        """Records of a tenant since a moment, oldest first, each with its number. Raises what NATS raises."""
+    async def read(
+        self, tenant: str, since: datetime.datetime
+    ) -> AsyncIterator[tuple[int, UsageRecord]]:
+        """Records of a tenant since a moment, oldest first, each with its number. Raises what NATS
+        raises."""
         subject = subjects.usage(tenant)
         num_adopted = await self._num_adopted()
         async for message in read_stream(self._bus, STREAM, subject, since):
             code = message.headers.get(SEAL, "").encode()
-            if (not code and message.seq <= num_adopted) or self._seals.open_beside(subject, code, message.data):
+            if (not code and message.seq <= num_adopted) or self._seals.open_beside(
+                subject, code, message.data
+            ):
                 yield message.seq, _records.decode(message.data)
 
     async def adopt(self) -> None:
-        """Makes stored records without a seal trusted from now on: an earlier version wrote them. Done once; the mark
-        goes when the records do. Raises what NATS raises."""
+        """Makes stored records without a seal trusted from now on: an earlier version wrote them.
+        Done once; the mark goes when the records do. Raises what NATS raises."""
         js = _jetstream(self._bus)
         if not await self._num_adopted():
             data = b"%d" % (await js.stream_info(STREAM)).state.last_seq
-            await js.publish(_ADOPTED, data, headers={SEAL: self._seals.code(_ADOPTED, data).decode()})
+            await js.publish(
+                _ADOPTED, data, headers={SEAL: self._seals.code(_ADOPTED, data).decode()}
+            )
 
     async def _num_adopted(self) -> int:
         """Number of the last record that is trusted without a seal."""
@@ -256,7 +287,9 @@ async def _stored_record(js: JetStreamContext, seq: int) -> UsageRecord | None:
     except nats.js.errors.NotFoundError:
         return None
     except msgspec.DecodeError as error:
-        structlog.get_logger().error("a stored usage record cannot be read", seq=seq, error=str(error))
+        structlog.get_logger().error(
+            "a stored usage record cannot be read", seq=seq, error=str(error)
+        )
         return None
 
 
@@ -284,7 +317,9 @@ class Stored:
     headers: Mapping[str, str]
 
 
-async def read_stream(bus: Bus, stream: str, subject: str, since: datetime.datetime) -> AsyncIterator[Stored]:
+async def read_stream(
+    bus: Bus, stream: str, subject: str, since: datetime.datetime
+) -> AsyncIterator[Stored]:
     """The messages of a subject up to now. Raises what NATS raises."""
     js = _jetstream(bus)
     consumer = ConsumerConfig(
@@ -295,7 +330,9 @@ async def read_stream(bus: Bus, stream: str, subject: str, since: datetime.datet
         mem_storage=True,
     )
     try:
-        messages = pending_messages(await js.pull_subscribe(subject, stream=stream, config=consumer), PAGE)
+        messages = pending_messages(
+            await js.pull_subscribe(subject, stream=stream, config=consumer), PAGE
+        )
     except nats.js.errors.NotFoundError:
         # The stream has no record yet.
         return

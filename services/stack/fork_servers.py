@@ -1,7 +1,8 @@
 """Servers of forks of `headwater up`: one has what stages import, one what engines' cores import.
 
-Both import while the supervisor reads its model folder and starts NATS and Valkey. They stay for stages that start
-again, and for replicas that come later; those share the pages of what was imported.
+Both import while the supervisor reads its model folder and starts NATS and Valkey. They stay for
+stages that start again, and for replicas that come later; those share the pages of what was
+imported.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ STAGE_MODULES = (
     "headwater.services.text.stage",
     "headwater.services.text.tokenizer_info",
 )
-"""Modules that stages import. None of them starts a thread or registers metrics, which would show in every stage."""
+"""Modules that stages import. None of them starts a thread or registers metrics, which would show
+in every stage."""
 _OF_ALL_CORES = (
     "torch",
     "headwater.engine_core.executors.build",
@@ -63,7 +65,11 @@ _OF_ALL_CORES = (
     "headwater.services.engine.core_process",
 )
 CORE_MODULES = {
-    "cpu": (*_OF_ALL_CORES, "headwater.engine_core.platforms.cpu", "headwater.kernels.cpu.compiler_start"),
+    "cpu": (
+        *_OF_ALL_CORES,
+        "headwater.engine_core.platforms.cpu",
+        "headwater.kernels.cpu.compiler_start",
+    ),
     "cuda": (
         "headwater.kernels.triton_hash",
         *_OF_ALL_CORES,
@@ -75,12 +81,14 @@ CORE_MODULES = {
         "triton.compiler",
     ),
 }
-"""Modules that the core of an engine imports, by its device. The last one of a CPU and the first one of a GPU do what
-is slow once in a process. None of a GPU's calls the driver: a GPU that a process has opened is closed to its forks."""
+"""Modules that the core of an engine imports, by its device. The last one of a CPU and the first
+one of a GPU do what is slow once in a process. None of a GPU's calls the driver: a GPU that a
+process has opened is closed to its forks."""
 VARIABLES_OF_STAGES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 """Variables that engines get, and that nothing reads which stages import."""
 VARIABLES_OF_CORES = ("CUDA_VISIBLE_DEVICES",)
-"""Variables whose values may differ between cores. Imports do not read them; the driver does when it opens a GPU."""
+"""Variables whose values may differ between cores. Imports do not read them; the driver does when
+it opens a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,9 @@ class ForkServers:
         if self.cores is None:
             return engine
         number = self.cores.socket.fileno()
-        return replace(engine, env={**engine.env, CORE_FORKS_FD: str(number)}, files=(*engine.files, number))
+        return replace(
+            engine, env={**engine.env, CORE_FORKS_FD: str(number)}, files=(*engine.files, number)
+        )
 
 
 NO_FORKS = ForkServers(None, None)
@@ -113,14 +123,20 @@ def fork_servers(settings: StackSettings) -> Iterator[ForkServers]:
             cores = stack.enter_context(
                 fork_server(modules, environment=environment, free_variables=VARIABLES_OF_CORES)
             )
-        stages = stack.enter_context(fork_server(STAGE_MODULES, environment=own, free_variables=VARIABLES_OF_STAGES))
+        stages = stack.enter_context(
+            fork_server(STAGE_MODULES, environment=own, free_variables=VARIABLES_OF_STAGES)
+        )
         yield ForkServers(stages, cores)
 
 
 def _modules_of_cores(settings: StackSettings) -> tuple[str, ...]:
-    """Modules of engines that run from the start on; none where cores are not forked. A cluster that may do without
-    engines keeps no memory for them. Where HEADWATER_THREADS sets the number of threads, cores start from nothing: they
-    alone say whether the number is one."""
-    if settings.executor != "single" or not settings.rules.min_replicas or "HEADWATER_THREADS" in os.environ:
+    """Modules of engines that run from the start on; none where cores are not forked. A cluster
+    that may do without engines keeps no memory for them. Where HEADWATER_THREADS sets the number of
+    threads, cores start from nothing: they alone say whether the number is one."""
+    if (
+        settings.executor != "single"
+        or not settings.rules.min_replicas
+        or "HEADWATER_THREADS" in os.environ
+    ):
         return ()
     return CORE_MODULES.get(resolve_device(settings.device), ())

@@ -1,4 +1,5 @@
-"""A port that a cluster keeps for its gateways, from before the first begins until the last has ended.
+"""A port that a cluster keeps for its gateways, from before the first begins until the last has
+ended.
 
 Knows nothing about who listens there.
 """
@@ -9,7 +10,8 @@ import socket
 
 
 class HeldPort:
-    """`port`, or a free one for 0, which no other port 0 gets meanwhile; whoever listens there lets others share it.
+    """`port`, or a free one for 0, which no other port 0 gets meanwhile; whoever listens there lets
+    others share it.
 
     Raises `OSError` when somebody has it.
     """

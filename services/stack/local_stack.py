@@ -1,4 +1,5 @@
-"""The whole cluster on one machine: starts every stage, keeps it running, ends it in order. It is no orchestrator."""
+"""The whole cluster on one machine: starts every stage, keeps it running, ends it in order. It is
+no orchestrator."""
 
 from __future__ import annotations
 
@@ -32,8 +33,22 @@ from .readiness import until_ready
 from .roles import Role
 from .settings import STACK_VARIABLES, StackSettings
 from .stack_error import StackError
-from .stage_process import KeptStage, ServerProcess, StageProcess, StageProgram, SupervisorPipe, begin_all
-from .token_file import TOKEN, TOKEN_PATH, key_of_cluster, prepare_token, tenants_are_signed, token_env
+from .stage_process import (
+    KeptStage,
+    ServerProcess,
+    StageProcess,
+    StageProgram,
+    SupervisorPipe,
+    begin_all,
+)
+from .token_file import (
+    TOKEN,
+    TOKEN_PATH,
+    key_of_cluster,
+    prepare_token,
+    tenants_are_signed,
+    token_env,
+)
 
 SERVER_STOP_LIMIT = 4.0
 ACCESS_FOLDER = "access"
@@ -42,7 +57,8 @@ READY_LIMIT = 120.0
 
 
 class LocalStack:
-    """`start`, then `run` until cancelled, then always `stop`: it leaves no process and no port behind."""
+    """`start`, then `run` until cancelled, then always `stop`: it leaves no process and no port
+    behind."""
 
     def __init__(
         self,
@@ -58,8 +74,10 @@ class LocalStack:
         """Set: whoever still drains is killed."""
         self.record: ClusterRecord | None = None
         """Since the cluster is ready."""
-        self._model_folder, self._served_name = model_folder, served_name
-        self._report, self._forks = report, forks
+        self._model_folder = model_folder
+        self._served_name = served_name
+        self._report = report
+        self._forks = forks
         self._pipe = SupervisorPipe()
         self._servers: dict[str, KeptStage] = {}
         self._gateways: list[KeptStage] = []
@@ -68,11 +86,14 @@ class LocalStack:
             settings, self._pipe, self._stage, hurry=self.hurry, report=self._report_and_record
         )
         self._logs = settings.state_dir / "logs"
-        self._env = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
+        self._env = {
+            name: value for name, value in os.environ.items() if name not in STACK_VARIABLES
+        }
         self._env |= token_env(settings.state_dir, self._env)
 
     async def start(self, report: Report) -> None:
-        """Returns when a request would be answered. Raises `StackError`, `StageDied` or `EmbeddedServerError`."""
+        """Returns when a request would be answered. Raises `StackError`, `StageDied` or
+        `EmbeddedServerError`."""
         settings = self.settings
         port = self._claim(settings.port, "--port")
         grpc_port = self._claim(settings.grpc_port, "--grpc-port")
@@ -99,7 +120,8 @@ class LocalStack:
         self._write_record()
 
     async def run(self) -> None:
-        """Keeps every process running, starts and stops replicas, loads and unloads models; ends when cancelled."""
+        """Keeps every process running, starts and stops replicas, loads and unloads models; ends
+        when cancelled."""
         assert self.record is not None
         with using(key_of_cluster(self.settings.state_dir, self._env)):
             async with Bus.open(self.record.nats_url) as bus, asyncio.TaskGroup() as tasks:
@@ -108,10 +130,14 @@ class LocalStack:
                 await self._manager.run(bus, tasks)
 
     async def stop(self) -> None:
-        """Gateways drain first, then what stands behind them ends, all at once, the servers last."""
+        """Gateways drain first, then what stands behind them ends, all at once, the servers
+        last."""
         remove_cluster(self.settings.state_dir)
         await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)
-        await self._end([stage for model in self._manager.models() for stage in model.stages()], SERVER_STOP_LIMIT)
+        await self._end(
+            [stage for model in self._manager.models() for stage in model.stages()],
+            SERVER_STOP_LIMIT,
+        )
         await self._end(list(self._servers.values()), SERVER_STOP_LIMIT)
         # Passwords of servers that are gone.
         shutil.rmtree(self.settings.state_dir / ACCESS_FOLDER, ignore_errors=True)
@@ -130,7 +156,9 @@ class LocalStack:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise StackError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-            raise StackError(f"port {port} on {host} is in use; choose another with {flag}") from None
+            raise StackError(
+                f"port {port} on {host} is in use; choose another with {flag}"
+            ) from None
 
     async def _end(self, stages: Sequence[KeptStage], limit: float) -> None:
         await asyncio.gather(*(stage.stop(limit, self.hurry) for stage in stages))
@@ -151,14 +179,21 @@ class LocalStack:
         return [stage for group in self._groups.values() for stage in group]
 
     async def _start_servers(self, report: Report) -> ServerAccess:
-        """NATS and Valkey of its own, where no outside ones are named, with passwords for this life of the cluster."""
-        settings, folder, passwords = self.settings, self.settings.state_dir / ACCESS_FOLDER, Passwords.new()
+        """NATS and Valkey of its own, where no outside ones are named, with passwords for this life
+        of the cluster."""
+        settings = self.settings
+        folder = self.settings.state_dir / ACCESS_FOLDER
+        passwords = Passwords.new()
         passwords.write_servers(folder)
         if settings.nats_url is None:
-            start = partial(start_nats, jetstream=settings.state_dir / "nats", config=folder / NATS_FILE)
+            start = partial(
+                start_nats, jetstream=settings.state_dir / "nats", config=folder / NATS_FILE
+            )
             self._servers["nats"] = self._server("nats", start)
         if settings.redis_url is None:
-            self._servers["valkey"] = self._server("valkey", partial(start_valkey, acl=folder / ACL_FILE))
+            self._servers["valkey"] = self._server(
+                "valkey", partial(start_valkey, acl=folder / ACL_FILE)
+            )
         await begin_all(list(self._servers.values()), report)
         servers = ServerAccess(
             settings.nats_url or self._servers["nats"].addresses["url"],
@@ -167,45 +202,64 @@ class LocalStack:
             passwords if settings.redis_url is None else None,
         )
         # Stages that somebody starts by hand read this file.
-        servers.write_stages(folder, {name: self._env[name] for name in (TOKEN, TOKEN_PATH) if self._env.get(name)})
+        servers.write_stages(
+            folder, {name: self._env[name] for name in (TOKEN, TOKEN_PATH) if self._env.get(name)}
+        )
         return servers
 
     async def _start_stages(self, plan: StackPlan, report: Report) -> None:
         """All at once: gateways find the stages behind them by their heartbeats."""
         first = self._manager.first(plan)
         self._gateways = [
-            self._stage(f"gateway-{i}", "headwater.gateway", partial(self._gateway_flags, plan, i), plan.gateway_env())
+            self._stage(
+                f"gateway-{i}",
+                "headwater.gateway",
+                partial(self._gateway_flags, plan, i),
+                plan.gateway_env(),
+            )
             for i in range(self.settings.gateways)
         ]
         await begin_all([*first.stages(), *self._gateways], report)
         self._manager.serve(first)
 
     def _stage(
-        self, name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None
+        self,
+        name: str,
+        module: str,
+        flags: Callable[[], list[str]],
+        env: dict[str, str] | None = None,
     ) -> KeptStage:
         async def start() -> StageProcess:
             program = StageProgram(module, flags(), self._env | (env or {}))
             if module == ENGINE_MODULE:
                 program = self._forks.for_cores_of(program)
-            log, forks = self._logs / f"{name}.log", self._forks.stages
-            return await StageProcess.start(name, program, log=log, supervisor=self._pipe, forks=forks)
+            log = self._logs / f"{name}.log"
+            forks = self._forks.stages
+            return await StageProcess.start(
+                name, program, log=log, supervisor=self._pipe, forks=forks
+            )
 
         return KeptStage(name, start, self._report_and_record)
 
-    def _server(self, name: str, start_server: Callable[..., Awaitable[EmbeddedServer]]) -> KeptStage:
+    def _server(
+        self, name: str, start_server: Callable[..., Awaitable[EmbeddedServer]]
+    ) -> KeptStage:
         """Comes back on the port that it had, so that every client finds it again."""
 
         async def start() -> ServerProcess:
             launcher = keeper_command(pipe=self._pipe.watched, limit=SERVER_STOP_LIMIT)
             port = int(kept.addresses.get("port", 0))
-            server = await start_server(folder=self._logs, port=port, launcher=launcher, pass_fds=[self._pipe.watched])
+            server = await start_server(
+                folder=self._logs, port=port, launcher=launcher, pass_fds=[self._pipe.watched]
+            )
             return ServerProcess(server)
 
         kept = KeptStage(name, start, self._report_and_record)
         return kept
 
     def _gateway_flags(self, plan: StackPlan, idx: int) -> list[str]:
-        """With the gRPC addresses of the stages that have been ready: a restarted gateway finds them without NATS."""
+        """With the gRPC addresses of the stages that have been ready: a restarted gateway finds
+        them without NATS."""
         known = {
             kind: [stage.addresses["grpc"] for stage in group if "grpc" in stage.addresses]
             for kind, group in self._groups.items()
@@ -216,7 +270,8 @@ class LocalStack:
         return plan.gateway(idx, known)
 
     async def _wait_until_ready(self, rest: str, report: Report) -> None:
-        """A gateway's /ready speaks for the cluster: it knows a processor, an output processor and an engine."""
+        """A gateway's /ready speaks for the cluster: it knows a processor, an output processor and
+        an engine."""
         what = "joining the stages"
         report(what, 0, 1)
         settings = self.settings
@@ -226,15 +281,24 @@ class LocalStack:
         async with httpx.AsyncClient(base_url=rest, timeout=5, verify=verify) as client:
             try:
                 async with asyncio.timeout(READY_LIMIT):
-                    await until_ready(client, {"NATS": settings.nats_url, "Redis": settings.redis_url}, self._report)
+                    await until_ready(
+                        client,
+                        {"NATS": settings.nats_url, "Redis": settings.redis_url},
+                        self._report,
+                    )
             except httpx.TransportError as refusal:
                 if settings.tls_client_ca_file is None:
-                    raise StackError(f"the gateway does not answer: {refusal}; logs: {self._logs}") from None
+                    raise StackError(
+                        f"the gateway does not answer: {refusal}; logs: {self._logs}"
+                    ) from None
                 self._report(
-                    "the gateway's own certificate is none of a client: whether the cluster is ready is unknown"
+                    "the gateway's own certificate is none of a client: whether the cluster is "
+                    "ready is unknown"
                 )
             except TimeoutError:
-                raise StackError(f"the cluster is not ready after {READY_LIMIT:.0f} s; logs: {self._logs}") from None
+                raise StackError(
+                    f"the cluster is not ready after {READY_LIMIT:.0f} s; logs: {self._logs}"
+                ) from None
         report(what, 1, 1)
 
     def _report_and_record(self, what: str) -> None:
@@ -250,7 +314,12 @@ class LocalStack:
     def _write_record(self) -> None:
         assert self.record is not None
         stages = tuple(
-            StageRecord(name=stage.name, pid=process.pid, addresses=dict(stage.addresses), children=process.children)
+            StageRecord(
+                name=stage.name,
+                pid=process.pid,
+                addresses=dict(stage.addresses),
+                children=process.children,
+            )
             for stage in self._stages()
             if (process := stage.process) is not None
         )

@@ -1,6 +1,8 @@
-"""The models of a cluster: loads and unloads them when asked over the bus, gives each the replicas that it should have.
+"""The models of a cluster: loads and unloads them when asked over the bus, gives each the replicas
+that it should have.
 
-Acts on what `Scaler` says; what is seen comes from heartbeats of engines and from gateways' words of demand.
+Acts on what `Scaler` says; what is seen comes from heartbeats of engines and from gateways' words
+of demand.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ DEMAND_SECONDS = 2.0
 SETTLE_SECONDS = 1.5
 """Time until a request that was admitted before an unload shows in its replica's heartbeat."""
 UNLOAD_SECONDS = 120.0
-"""Time that running requests of a model have when it is unloaded, before its replicas are told to leave."""
+"""Time that running requests of a model have when it is unloaded, before its replicas are told to
+leave."""
 STOP_SECONDS = 10.0
 
 
@@ -65,8 +68,11 @@ class ModelManager:
         hurry: asyncio.Event,
         report: Callable[[str], None],
     ) -> None:
-        self._settings, self._supervisor, self._make_stage = settings, supervisor, make_stage
-        self._hurry, self._report = hurry, report
+        self._settings = settings
+        self._supervisor = supervisor
+        self._make_stage = make_stage
+        self._hurry = hurry
+        self._report = report
         self._plan: StackPlan | None = None
         self._models: dict[str, ModelStages] = {}
         self._places: set[int] = set()
@@ -77,7 +83,8 @@ class ModelManager:
         self._now = time.monotonic
 
     def first(self, plan: StackPlan) -> ModelStages:
-        """The model that the cluster starts with; whoever asks for it begins its stages and calls `serve`."""
+        """The model that the cluster starts with; whoever asks for it begins its stages and calls
+        `serve`."""
         self._plan = plan
         model = self._add(plan.served_name, self._settings.rules)
         model.make_first_stages(plan)
@@ -85,7 +92,8 @@ class ModelManager:
 
     def serve(self, model: ModelStages) -> None:
         """Its first stages are ready."""
-        model.state, model.progress = State.SERVING, None
+        model.state = State.SERVING
+        model.progress = None
         model.scaler = Scaler(model.rules, self._now())
         self._changed.set()
 
@@ -148,9 +156,17 @@ class ModelManager:
         if surplus < 0:
             self._report(f"{model.name}: starting {-surplus} more, {_reason(sight)}")
             for _ in range(-surplus):
-                tasks.create_task(model.start_engine(tasks, self._now)).add_done_callback(lambda _: self._changed.set())
-        loads = {number: member.load for number in model.engines if (member := self._member(model, number, members))}
-        for number in sorted(loads, key=lambda each: (_num_requests(loads[each]), -each))[: max(0, surplus)]:
+                tasks.create_task(model.start_engine(tasks, self._now)).add_done_callback(
+                    lambda _: self._changed.set()
+                )
+        loads = {
+            number: member.load
+            for number in model.engines
+            if (member := self._member(model, number, members))
+        }
+        for number in sorted(loads, key=lambda each: (_num_requests(loads[each]), -each))[
+            : max(0, surplus)
+        ]:
             self._report(f"{model.name}: stopping {model.engines[number].name}, it is not needed")
             tasks.create_task(self._retire(model, number))
 
@@ -161,7 +177,9 @@ class ModelManager:
             if (each := self._member(model, number, members)) is not None
         ]
         steps = {replica_id: load.step for replica_id, load in loads if load is not None}
-        was_busy = any(model.last_steps.get(replica_id, step) != step for replica_id, step in steps.items())
+        was_busy = any(
+            model.last_steps.get(replica_id, step) != step for replica_id, step in steps.items()
+        )
         model.last_steps = steps
         return Sight(
             num_replicas=len(model.engines),
@@ -193,23 +211,33 @@ class ModelManager:
 
     async def _tell(self, bus: Bus) -> None:
         """Publishes the catalogue of models each second, and whenever it changes."""
-        last, told_at = b"", 0.0
+        last = b""
+        told_at = 0.0
         while True:
             catalogue = self._catalogue()
             if catalogue != last or self._now() - told_at >= BEAT_SECONDS:
-                last, told_at = catalogue, self._now()
+                last = catalogue
+                told_at = self._now()
                 await bus.publish(subjects.catalogue(self._id), catalogue)
             await asyncio.sleep(LOOK_SECONDS / 5)
 
     def _catalogue(self, *, leaving: bool = False) -> bytes:
-        entries = [entry for model in self.models() if (entry := model.entry(self._now())) is not None]
-        return events_pb2.Catalogue(supervisor_id=self._id, models=entries, leaving=leaving).SerializeToString()
+        entries = [
+            entry for model in self.models() if (entry := model.entry(self._now())) is not None
+        ]
+        return events_pb2.Catalogue(
+            supervisor_id=self._id, models=entries, leaving=leaving
+        ).SerializeToString()
 
-    async def _answer(self, bus: Bus, calls: Subscription, members: Members, tasks: asyncio.TaskGroup) -> None:
+    async def _answer(
+        self, bus: Bus, calls: Subscription, members: Members, tasks: asyncio.TaskGroup
+    ) -> None:
         async for call in calls:
             try:
                 request = msgspec.json.decode(call.payload, type=ModelRequest)
-                answer: dict[str, Any] = {"models": [model.card() for model in self._asked(request, members, tasks)]}
+                answer: dict[str, Any] = {
+                    "models": [model.card() for model in self._asked(request, members, tasks)]
+                }
             except msgspec.DecodeError as fault:
                 answer = {"error": {"code": "invalid_value", "message": str(fault)}}
             except Refused as refusal:
@@ -218,8 +246,11 @@ class ModelManager:
             await bus.publish(subjects.catalogue(self._id), self._catalogue())
             await bus.publish(call.reply, msgspec.json.encode(answer))
 
-    def _asked(self, request: ModelRequest, members: Members, tasks: asyncio.TaskGroup) -> list[ModelStages]:
-        """Begins what a request asks for, and returns the models that it concerns. Raises `Refused`."""
+    def _asked(
+        self, request: ModelRequest, members: Members, tasks: asyncio.TaskGroup
+    ) -> list[ModelStages]:
+        """Begins what a request asks for, and returns the models that it concerns. Raises
+        `Refused`."""
         match request.do:
             case "list":
                 return self.models()
@@ -244,7 +275,8 @@ class ModelManager:
         return model
 
     def _rescale(self, request: ModelRequest) -> ModelStages:
-        """Other bounds for a model's replicas; what is not given stays as it is. Kept with what is loaded again."""
+        """Other bounds for a model's replicas; what is not given stays as it is. Kept with what is
+        loaded again."""
         model = self._models.get(request.model)
         if model is None:
             raise Refused("model_not_found", f"the model {request.model!r} does not exist")
@@ -258,26 +290,43 @@ class ModelManager:
         return model
 
     def _load_again(self, tasks: asyncio.TaskGroup) -> None:
-        """Loads what was loaded on the cluster before and never unloaded. A model that fails stays known: it may only
-        be out of reach for now."""
+        """Loads what was loaded on the cluster before and never unloaded. A model that fails stays
+        known: it may only be out of reach for now."""
         if self._remembered.problem:
             self._report(self._remembered.problem)
         for request in self._remembered:
             try:
                 self._load(request, tasks)
             except Refused as refusal:
-                self._report(f"{request.served_model_name or request.model} is not loaded again: {refusal}")
+                self._report(
+                    f"{request.served_model_name or request.model} is not loaded again: {refusal}"
+                )
 
     def _rules(self, request: ModelRequest) -> ScaleRules:
-        """Rules of a model: without a number those of the cluster, or one replica where the cluster's is fixed."""
+        """Rules of a model: without a number those of the cluster, or one replica where the
+        cluster's is fixed."""
         ours = self._settings.rules
         if request.max_replicas is None and request.min_replicas is None:
-            return ours if self._settings.scales_by_demand else replace(ours, min_replicas=1, max_replicas=1)
-        most = request.max_replicas if request.max_replicas is not None else max(1, request.min_replicas or 0)
-        least = request.min_replicas if request.min_replicas is not None else min(ours.min_replicas, most)
+            return (
+                ours
+                if self._settings.scales_by_demand
+                else replace(ours, min_replicas=1, max_replicas=1)
+            )
+        most = (
+            request.max_replicas
+            if request.max_replicas is not None
+            else max(1, request.min_replicas or 0)
+        )
+        least = (
+            request.min_replicas
+            if request.min_replicas is not None
+            else min(ours.min_replicas, most)
+        )
         return replace(ours, min_replicas=least, max_replicas=most)
 
-    async def _run_load(self, model: ModelStages, request: ModelRequest, tasks: asyncio.TaskGroup) -> None:
+    async def _run_load(
+        self, model: ModelStages, request: ModelRequest, tasks: asyncio.TaskGroup
+    ) -> None:
         assert self._plan is not None
         self._report(f"{model.name}: loading")
         try:
@@ -294,7 +343,8 @@ class ModelManager:
                     profile=None,
                     draft_model=None,
                     draft_heads=None,
-                    escape_special_tokens=self._settings.escape_special_tokens or request.escape_special_tokens,
+                    escape_special_tokens=self._settings.escape_special_tokens
+                    or request.escape_special_tokens,
                     numerics=request.numerics or self._settings.numerics,
                 ),
                 model_folder=folder,
@@ -305,7 +355,8 @@ class ModelManager:
             await begin_all(stages, model.report)
         except (PullFailed, StageDied, EmbeddedServerError, OSError) as fault:
             await self._end(model)
-            model.state, model.problem = State.FAILED, str(fault)
+            model.state = State.FAILED
+            model.problem = str(fault)
             self._report(f"{model.name}: {fault}")
             return
         for stage in stages:
@@ -325,13 +376,17 @@ class ModelManager:
             if model.task is not None:
                 model.task.cancel()
             self._remembered.drop(name)
-            model.state, model.problem = State.UNLOADING, ""
+            model.state = State.UNLOADING
+            model.problem = ""
             model.task = tasks.create_task(self._run_unload(model, model.task, members))
             self._changed.set()
         return model
 
-    async def _run_unload(self, model: ModelStages, before: asyncio.Task[None] | None, members: Members) -> None:
-        """Gateways refuse new requests by the catalogue; those that run end first, then the replicas leave."""
+    async def _run_unload(
+        self, model: ModelStages, before: asyncio.Task[None] | None, members: Members
+    ) -> None:
+        """Gateways refuse new requests by the catalogue; those that run end first, then the
+        replicas leave."""
         self._report(f"{model.name}: unloading")
         if before is not None:
             await asyncio.wait((before,))
@@ -339,7 +394,9 @@ class ModelManager:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(UNLOAD_SECONDS):
                     await asyncio.sleep(SETTLE_SECONDS)
-                    await members.wait_for(lambda members: not self._look(model, members, self._now()).num_requests)
+                    await members.wait_for(
+                        lambda members: not self._look(model, members, self._now()).num_requests
+                    )
         await self._end(model)
         del self._models[model.name]
         self._report(f"{model.name}: unloaded")
@@ -349,10 +406,17 @@ class ModelManager:
             self._report(f"{stage.name} has left")
 
     async def _end(self, model: ModelStages) -> None:
-        """The replicas first, those that are leaving included: until they are gone their requests need text."""
-        await asyncio.gather(*(self._retire(model, number) for number in [*model.engines, *model.leaving]))
-        await _all(stage.stop(STOP_SECONDS, self._hurry) for stage in [*model.processors, *model.output_processors])
-        model.processors, model.output_processors = [], []
+        """The replicas first, those that are leaving included: until they are gone their requests
+        need text."""
+        await asyncio.gather(
+            *(self._retire(model, number) for number in [*model.engines, *model.leaving])
+        )
+        await _all(
+            stage.stop(STOP_SECONDS, self._hurry)
+            for stage in [*model.processors, *model.output_processors]
+        )
+        model.processors = []
+        model.output_processors = []
 
 
 async def _all(work: Iterator[Awaitable[None]]) -> None:

@@ -1,4 +1,5 @@
-"""Pulls a model in a child, so that a supervisor goes on meanwhile and need not wait for it when it ends."""
+"""Pulls a model in a child, so that a supervisor goes on meanwhile and need not wait for it when it
+ends."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ class PullFailed(Exception):
     """Carries the child's last words."""
 
 
-async def pull_model(model: str, settings: StackSettings, supervisor: SupervisorPipe, report: Report) -> Path:
+async def pull_model(
+    model: str, settings: StackSettings, supervisor: SupervisorPipe, report: Report
+) -> Path:
     """The model's folder. Raises `PullFailed`; cancelled, it leaves nothing behind that runs."""
     process = await asyncio.create_subprocess_exec(
         *keeper_command(pipe=supervisor.watched, limit=STOP_SECONDS),
@@ -33,7 +36,8 @@ async def pull_model(model: str, settings: StackSettings, supervisor: Supervisor
         pass_fds=[supervisor.watched],
         start_new_session=True,
     )
-    folder, last_words = None, "it said nothing"
+    folder = None
+    last_words = "it said nothing"
     try:
         assert process.stdout is not None
         async for line in _lines(process.stdout):

@@ -1,4 +1,5 @@
-"""Requests to a cluster's supervisor about its models, over the bus and in the file of those that were loaded."""
+"""Requests to a cluster's supervisor about its models, over the bus and in the file of those that
+were loaded."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     do: str
     """list, load, scale or unload."""
     model: str = ""
-    """Name or path on this machine of a model to load; in other requests the name that it is served under."""
+    """Name or path on this machine of a model to load; in other requests the name that it is served
+    under."""
     served_model_name: str = ""
     min_replicas: int | None = None
     max_replicas: int | None = None
     escape_special_tokens: bool = False
-    """Whether special tokens in conversations of a loaded model are text, also where the cluster's default is
-    otherwise."""
+    """Whether special tokens in conversations of a loaded model are text, also where the cluster's
+    default is otherwise."""
     numerics: Literal["default", "tree"] | None = None
     """Numerics of every engine of a loaded model; None: those of the cluster."""

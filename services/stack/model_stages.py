@@ -1,4 +1,5 @@
-"""One model on this machine: its text stages, and as many replicas as are wanted. Never decides how many."""
+"""One model on this machine: its text stages, and as many replicas as are wanted. Never decides how
+many."""
 
 from __future__ import annotations
 
@@ -43,7 +44,11 @@ class StageMaker(Protocol):
     """Makes a stage that is not started yet."""
 
     def __call__(
-        self, name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None
+        self,
+        name: str,
+        module: str,
+        flags: Callable[[], list[str]],
+        env: dict[str, str] | None = None,
     ) -> KeptStage: ...
 
 
@@ -80,23 +85,36 @@ class ModelStages:
     _num_failures: int = 0
 
     def stages(self) -> list[KeptStage]:
-        return [*self.engines.values(), *self.leaving.values(), *self.processors, *self.output_processors]
+        return [
+            *self.engines.values(),
+            *self.leaving.values(),
+            *self.processors,
+            *self.output_processors,
+        ]
 
     def report(self, what: str, done: int, total: int) -> None:
         self.progress = (what, done, total)
 
     def make_first_stages(self, plan: StackPlan) -> list[KeptStage]:
         """Its text stages and the replicas that it always has."""
-        self.plan, settings = plan, plan.settings
+        self.plan = plan
+        settings = plan.settings
 
         def text_stages(role: Role, flags: Callable[[int], list[str]], num: int) -> list[KeptStage]:
-            module, env = f"headwater.services.{role.value.replace('-', '_')}", plan.servers.env(role)
+            module = f"headwater.services.{role.value.replace('-', '_')}"
+            env = plan.servers.env(role)
             names = (f"{plan.prefix}{role.value}-{i}" for i in range(num))
-            return [self.make_stage(name, module, partial(flags, i), env) for i, name in enumerate(names)]
+            return [
+                self.make_stage(name, module, partial(flags, i), env)
+                for i, name in enumerate(names)
+            ]
 
-        processors, output_processors = settings.processors, settings.output_processors
+        processors = settings.processors
+        output_processors = settings.output_processors
         self.processors = text_stages(Role.PROCESSOR, plan.processor, processors)
-        self.output_processors = text_stages(Role.OUTPUT_PROCESSOR, plan.output_processor, output_processors)
+        self.output_processors = text_stages(
+            Role.OUTPUT_PROCESSOR, plan.output_processor, output_processors
+        )
         for _ in range(self.rules.min_replicas):
             self.make_engine()
         return self.stages()
@@ -108,8 +126,11 @@ class ModelStages:
         place = _lowest_free(self.taken_places)
         self.taken_places.add(place)
         name = f"{self.plan.prefix}engine-{number}"
-        stage = self.make_stage(name, ENGINE_MODULE, partial(self.plan.engine, number), self.plan.engine_env(place))
-        self.engines[number], self._places[number] = stage, place
+        stage = self.make_stage(
+            name, ENGINE_MODULE, partial(self.plan.engine, number), self.plan.engine_env(place)
+        )
+        self.engines[number] = stage
+        self._places[number] = place
         return number, stage
 
     async def start_engine(self, tasks: asyncio.TaskGroup, now: Callable[[], float]) -> None:
@@ -126,14 +147,16 @@ class ModelStages:
             self.retry_at = now() + PAUSES[min(self._num_failures, len(PAUSES) - 1)]
             self._num_failures += 1
         else:
-            self._num_failures, self.problem = 0, ""
+            self._num_failures = 0
+            self.problem = ""
             stage.guard(tasks)
         finally:
             self._starting.pop(number, None)
 
     async def retire_engine(self, number: int, hurry: asyncio.Event) -> KeptStage | None:
-        """The replica leaves membership and index, ends or hands over what runs, and is gone, also where an earlier
-        call retires it or was cancelled. Returns it; None where it was gone before, or another call says so."""
+        """The replica leaves membership and index, ends or hands over what runs, and is gone, also
+        where an earlier call retires it or was cancelled. Returns it; None where it was gone
+        before, or another call says so."""
         if (stage := self.engines.pop(number, None) or self.leaving.get(number)) is None:
             return None
         self.leaving[number] = stage
@@ -168,7 +191,12 @@ class ModelStages:
         if self.state is State.FAILED:
             return None
         retry = max(1.0, self.retry_at - now) if self.problem else 0.0
-        return CatalogueEntry(model=self.name, state=STATE_TO_PB[self.state], problem=self.problem, retry_seconds=retry)
+        return CatalogueEntry(
+            model=self.name,
+            state=STATE_TO_PB[self.state],
+            problem=self.problem,
+            retry_seconds=retry,
+        )
 
     def card(self) -> Mapping[str, Any]:
         """The model's card for people: state, replicas, bounds, progress, problem."""
@@ -186,7 +214,8 @@ class ModelStages:
 
 
 def prefix_of(name: str, taken: set[str]) -> str:
-    """Prefix of the names of a model's stages: readable, fit for a file's name, and not in `taken`."""
+    """Prefix of the names of a model's stages: readable, fit for a file's name, and not in
+    `taken`."""
     word = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "model"
     numbered = [f"{word}-", *(f"{word}.{i}-" for i in range(2, len(taken) + 3))]
     return next(prefix for prefix in numbered if prefix not in taken)

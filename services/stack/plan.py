@@ -1,4 +1,5 @@
-"""The flags of every stage of a line, from the settings and from the addresses known so far. Starts nothing."""
+"""The flags of every stage of a line, from the settings and from the addresses known so far. Starts
+nothing."""
 
 from __future__ import annotations
 
@@ -19,16 +20,18 @@ BEHIND_HOST = "127.0.0.1"
 GPU_BLOCK_SIZE = 64
 """Tokens that the kernels of a GPU read at once."""
 GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 512, "max-num-batched-tokens": 2048}
-"""A step of a GPU takes more requests than one of a CPU before it takes longer. A larger budget keeps those that decode
-waiting without computing prompts faster."""
-LARGE_GPU_BYTES, LARGE_GPU_SEQS = 64 << 30, 1024
-"""Memory from which a GPU runs more requests at once by default: logits and partial results of each take room from the
-KV cache."""
+"""A step of a GPU takes more requests than one of a CPU before it takes longer. A larger budget
+keeps those that decode waiting without computing prompts faster."""
+LARGE_GPU_BYTES = 64 << 30
+LARGE_GPU_SEQS = 1024
+"""Memory from which a GPU runs more requests at once by default: logits and partial results of each
+take room from the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """Flags by stage; every stage behind the gateways takes a free port on loopback and says which."""
+    """Flags by stage; every stage behind the gateways takes a free port on loopback and says
+    which."""
 
     settings: StackSettings
     model_folder: Path
@@ -40,23 +43,37 @@ class StackPlan:
     """Beginning of the names of a model's stages, where the cluster serves several."""
 
     def gateway(self, idx: int, addresses: Mapping[str, Sequence[str]]) -> list[str]:
-        """`addresses`: what is known of the stages behind, so that a restarted gateway needs no NATS to find them."""
+        """`addresses`: what is known of the stages behind, so that a restarted gateway needs no
+        NATS to find them."""
         settings = self.settings
-        flags = [f"--port={self.port}", f"--grpc-port={self.grpc_port}", f"--gateway-id={self._id('gateway', idx)}"]
+        flags = [
+            f"--port={self.port}",
+            f"--grpc-port={self.grpc_port}",
+            f"--gateway-id={self._id('gateway', idx)}",
+        ]
         flags += settings.flags_for(GATEWAY)
         flags += ["--reuse-port"] if settings.shares_ports else []
         # Behind a shared port /metrics would be anyone's: each gateway has an address for its own.
         flags += ["--metrics-port=0"] if settings.gateways > 1 else []
         flags += [f"--tenants-file={settings.state_dir / 'tenants.json'}"]
         flags += ["--adopt-unsigned-tenants"] if has_unsigned_tenants(settings.state_dir) else []
-        for kind, flag in (("processor", "processor"), ("output-processor", "output-processor"), ("engine", "replica")):
+        for kind, flag in (
+            ("processor", "processor"),
+            ("output-processor", "output-processor"),
+            ("engine", "replica"),
+        ):
             flags += [f"--{flag}={address}" for address in addresses.get(kind, ())]
         return flags + self._facts()
 
     def gateway_env(self) -> dict[str, str]:
-        """A master key that is set already stays; else that of the state folder separates tenants' caches."""
+        """A master key that is set already stays; else that of the state folder separates tenants'
+        caches."""
         is_set = {"HEADWATER_MASTER_KEY", "HEADWATER_MASTER_KEY_FILE"} & os.environ.keys()
-        own = {} if is_set else {"HEADWATER_MASTER_KEY_FILE": str(self.settings.state_dir / MASTER_KEY_FILE)}
+        own = (
+            {}
+            if is_set
+            else {"HEADWATER_MASTER_KEY_FILE": str(self.settings.state_dir / MASTER_KEY_FILE)}
+        )
         return own | self.servers.env(Role.GATEWAY)
 
     def processor(self, idx: int) -> list[str]:
@@ -79,21 +96,26 @@ class StackPlan:
         flags += [] if "HEADWATER_THREADS" in os.environ else [f"--threads={self.threads}"]
         profile = Profile.read(settings.profile) if settings.profile else Profile()
         if self.device == "cuda":
-            flags += gpu_flags(os.environ, gpu_defaults(os.environ, profile.engine.max_num_batched_tokens))
+            flags += gpu_flags(
+                os.environ, gpu_defaults(os.environ, profile.engine.max_num_batched_tokens)
+            )
         return flags + profile.engine_flags(os.environ)
 
     def engine_env(self, place: int) -> dict[str, str]:
-        """GPUs go to the replicas in turn, by places that all models share, and so do a CPU's threads."""
+        """GPUs go to the replicas in turn, by places that all models share, and so do a CPU's
+        threads."""
         servers = self.servers.env(Role.ENGINE)
         if self.device != "cuda":
             return {"OMP_NUM_THREADS": str(self.threads)} | servers
-        gpus, num_ranks = visible_gpus(), self.settings.num_ranks
+        gpus = visible_gpus()
+        num_ranks = self.settings.num_ranks
         first = place % max(1, len(gpus) // num_ranks) * num_ranks
         own = list(gpus[first : first + num_ranks])
         if self.settings.joins_engines:
             # A GPU copies blocks from those that its process sees; its own ones come first.
             own += [gpu for gpu in gpus if gpu not in own]
-        # Where none is known, engines see what CUDA finds: not every machine with a GPU has the library that lists it.
+        # Where none is known, engines see what CUDA finds: not every machine with a GPU has the
+        # library that lists it.
         return ({"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}) | servers
 
     @property
@@ -123,23 +145,30 @@ class StackPlan:
 
     def _block_size(self) -> list[str]:
         """The same for those who hash prompts and those who cache them."""
-        return gpu_flags(os.environ, {"block-size": GPU_BLOCK_SIZE}) if self.device == "cuda" else []
+        return (
+            gpu_flags(os.environ, {"block-size": GPU_BLOCK_SIZE}) if self.device == "cuda" else []
+        )
 
     def _facts(self) -> list[str]:
         return [f"--log-level={self.settings.log_level}"]
 
 
 def gpu_defaults(env: Mapping[str, str], budget: int | None = None) -> dict[str, int]:
-    """As `GPU_DEFAULTS`, with more requests at once where all GPUs are large, but no more than a step has tokens: the
-    variable's number, which engines take in place of all others, or `budget`. An engine refuses more."""
+    """As `GPU_DEFAULTS`, with more requests at once where all GPUs are large, but no more than a
+    step has tokens: the variable's number, which engines take in place of all others, or `budget`.
+    An engine refuses more."""
     said = env.get("HEADWATER_MAX_NUM_BATCHED_TOKENS", "")
     most = int(said) if said.isdecimal() else budget or GPU_DEFAULTS["max-num-batched-tokens"]
     is_large = least_gpu_memory() >= LARGE_GPU_BYTES
-    return GPU_DEFAULTS | {"max-num-seqs": min(LARGE_GPU_SEQS if is_large else GPU_DEFAULTS["max-num-seqs"], most)}
+    return GPU_DEFAULTS | {
+        "max-num-seqs": min(LARGE_GPU_SEQS if is_large else GPU_DEFAULTS["max-num-seqs"], most)
+    }
 
 
 def gpu_flags(env: Mapping[str, str], flags: Mapping[str, int]) -> list[str]:
     """Without those that a variable sets, which stages read by themselves."""
     return [
-        f"--{name}={value}" for name, value in flags.items() if f"HEADWATER_{name.replace('-', '_').upper()}" not in env
+        f"--{name}={value}"
+        for name, value in flags.items()
+        if f"HEADWATER_{name.replace('-', '_').upper()}" not in env
     ]

@@ -1,4 +1,5 @@
-"""A profile: settings of a line's engines that were found to be good, in a file that `headwater up --profile` loads."""
+"""A profile: settings of a line's engines that were found to be good, in a file that `headwater up
+--profile` loads."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from ..runtime.settings import SettingError
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class EngineProfile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
+class EngineProfile(
+    msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, frozen=True
+):
     """As the engine's own settings; None leaves it to the engine."""
 
     max_num_batched_tokens: Positive | None = None
@@ -21,8 +24,11 @@ class EngineProfile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     long_prefill_chunk: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
-    """Settings of a cluster that a tuned profile brings. A flag or a variable that says otherwise wins."""
+class Profile(
+    msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, frozen=True
+):
+    """Settings of a cluster that a tuned profile brings. A flag or a variable that says otherwise
+    wins."""
 
     replicas: Positive | None = None
     engine: EngineProfile = EngineProfile()
@@ -35,9 +41,13 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except OSError as fault:
-            raise SettingError("profile", str(path), f"a readable file ({fault.strerror})") from None
+            raise SettingError(
+                "profile", str(path), f"a readable file ({fault.strerror})"
+            ) from None
         except msgspec.DecodeError as fault:
-            raise SettingError("profile", str(path), f"a file that `headwater bench tune` wrote ({fault})") from None
+            raise SettingError(
+                "profile", str(path), f"a file that `headwater bench tune` wrote ({fault})"
+            ) from None
 
     def write(self, path: Path) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")

@@ -1,5 +1,5 @@
-"""Waits until a line's gateway says that it is ready; says what it waits for when that takes long, and which server it
-goes on without."""
+"""Waits until a line's gateway says that it is ready; says what it waits for when that takes long,
+and which server it goes on without."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ async def until_ready(
     *,
     late_seconds: float = LATE_SECONDS,
 ) -> None:
-    """`servers`: the addresses of those that somebody else runs, if anybody does, by what they are called."""
+    """`servers`: the addresses of those that somebody else runs, if anybody does, by what they are
+    called."""
     outside = {name: url for name, url in servers.items() if url is not None}
     async with owned_task(_tell_when_late(gateway, outside, say, late_seconds)):
         while not await _is_ready(gateway):  # noqa: ASYNC110 (another process)
@@ -45,12 +46,18 @@ async def _is_ready(gateway: httpx.AsyncClient) -> bool:
 
 
 async def _tell_when_late(
-    gateway: httpx.AsyncClient, servers: Mapping[str, str], say: Callable[[str], None], late_seconds: float
+    gateway: httpx.AsyncClient,
+    servers: Mapping[str, str],
+    say: Callable[[str], None],
+    late_seconds: float,
 ) -> None:
     await asyncio.sleep(late_seconds)
     if silent := await _silent(servers):
         say(
-            "still waiting: " + ", ".join(f"no server answers at {_address(servers[name])} ({name})" for name in silent)
+            "still waiting: "
+            + ", ".join(
+                f"no server answers at {_address(servers[name])} ({name})" for name in silent
+            )
         )
         return
     with contextlib.suppress(httpx.TimeoutException):
@@ -70,7 +77,9 @@ async def _answers(urls: str) -> bool:
             return True
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, writer = await asyncio.open_connection(at.hostname, at.port or PORTS.get(at.scheme, 0))
+                _, writer = await asyncio.open_connection(
+                    at.hostname, at.port or PORTS.get(at.scheme, 0)
+                )
             writer.close()
             return True
     return False

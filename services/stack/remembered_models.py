@@ -1,4 +1,5 @@
-"""The models that were loaded on a cluster, in its state folder, for the next cluster there. Loads nothing itself."""
+"""The models that were loaded on a cluster, in its state folder, for the next cluster there. Loads
+nothing itself."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class RememberedModels:
 
     def __init__(self, state_dir: Path, report: Callable[[str], None] = lambda _: None) -> None:
         """`report` is given a sentence on a file that cannot be written."""
-        self._path, self._report = state_dir / MODELS_FILE, report
+        self._path = state_dir / MODELS_FILE
+        self._report = report
         self.problem = ""
         """Why the file could not be read; empty: it was."""
         self._requests = self._read()
@@ -49,7 +51,8 @@ class RememberedModels:
             return _requests.decode(self._path.read_bytes())
         except (OSError, msgspec.DecodeError) as failure:
             self.problem = (
-                f"models that were loaded before are not loaded again: {self._path} cannot be read ({failure})"
+                f"models that were loaded before are not loaded again: {self._path} "
+                f"cannot be read ({failure})"
             )
             return {}
 

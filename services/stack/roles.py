@@ -1,5 +1,5 @@
-"""Users of a cluster's NATS and of its Redis: each may publish and read what its stage needs, and no
-more.
+"""Users of a cluster's NATS and of its Redis: each may publish and read what its stage needs, and
+no more.
 
 Knows subjects and keys; knows nothing about passwords or files.
 """
@@ -53,7 +53,15 @@ NATS_RIGHTS = {
             _INBOXES,
         ),
         subscribe=(
-            *("member.>", "load.>", "kv.>", "inflight.>", subjects.EVERY_DOUBT, "catalogue.>", "ctl.>"),
+            *(
+                "member.>",
+                "load.>",
+                "kv.>",
+                "inflight.>",
+                subjects.EVERY_DOUBT,
+                "catalogue.>",
+                "ctl.>",
+            ),
             _INBOXES,
         ),
     ),
@@ -70,7 +78,12 @@ NATS_RIGHTS = {
     ),
     Role.ENGINE: NatsRights(
         publish=("member.engine.>", "load.>", "kv.>", subjects.GONE_TENANTS),
-        subscribe=(subjects.HELLO, "backlog.>", subjects.TENANTS_CHANGED, f"{subjects.ENGINE_INBOXES}.>"),
+        subscribe=(
+            subjects.HELLO,
+            "backlog.>",
+            subjects.TENANTS_CHANGED,
+            f"{subjects.ENGINE_INBOXES}.>",
+        ),
     ),
     Role.OPERATOR: NatsRights(
         publish=(subjects.HELLO, "catalogue.>", _INBOXES),

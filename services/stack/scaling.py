@@ -1,4 +1,5 @@
-"""How many replicas a model should have, from what is seen of it. Knows no processes: whoever asks acts on it."""
+"""How many replicas a model should have, from what is seen of it. Knows no processes: whoever asks
+acts on it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ TARGET_REQUESTS = 32
 UP_SECONDS = 2.0
 """A load that lasts so long is worth a replica."""
 RELEASE = 0.5
-"""A replica is given up when the load would fill the others to this share of their target: more would call it back."""
+"""A replica is given up when the load would fill the others to this share of their target: more
+would call it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +33,16 @@ class ScaleRules:
     def __post_init__(self) -> None:
         require(self.min_replicas >= 0, "min_replicas", self.min_replicas, "at least 0")
         if self.max_replicas < max(1, self.min_replicas):
-            raise SettingError("max_replicas", self.max_replicas, f"at least {max(1, self.min_replicas)}")
+            raise SettingError(
+                "max_replicas", self.max_replicas, f"at least {max(1, self.min_replicas)}"
+            )
         if self.idle_seconds <= 0:
             raise SettingError("idle_seconds", self.idle_seconds, "more than 0")
         require(self.target_requests >= 1, "target_requests", self.target_requests, "at least 1")
 
     def with_bounds(self, least: int | None, most: int | None) -> ScaleRules:
-        """Rules with other bounds; one that is not given moves only where it would cross the other. Raises
-        `SettingError`."""
+        """Rules with other bounds; one that is not given moves only where it would cross the other.
+        Raises `SettingError`."""
         low = self.min_replicas if least is None else least
         high = self.max_replicas if most is None else most
         if least is None:
@@ -65,12 +69,14 @@ class Sight:
 
 
 class Scaler:
-    """Goes up to the least that was needed over a short while, down to the most that was needed over a long one."""
+    """Goes up to the least that was needed over a short while, down to the most that was needed
+    over a long one."""
 
     def __init__(self, rules: ScaleRules, now: float) -> None:
         self.rules = rules
         self._since = self._calm_since = now
-        """The last change, and since when all replicas are ready: nothing is concluded from what was before."""
+        """The last change, and since when all replicas are ready: nothing is concluded from what
+        was before."""
         self._seen: deque[tuple[float, int, int]] = deque()
         """When, how many replicas the load needed, and how many it would have kept."""
 
@@ -83,7 +89,8 @@ class Scaler:
         return wanted
 
     def _wanted(self, sight: Sight, now: float) -> int:
-        rules, there = self.rules, sight.num_replicas
+        rules = self.rules
+        there = sight.num_replicas
         self._look(sight, now)
         if sight.is_starting:
             self._calm_since = now
@@ -101,14 +108,17 @@ class Scaler:
         return there
 
     def _look(self, sight: Sight, now: float) -> None:
-        target, load = self.rules.target_requests, sight.num_requests + sight.num_without_replica
+        target = self.rules.target_requests
+        load = sight.num_requests + sight.num_without_replica
         kept = max(math.ceil(load / (target * RELEASE)), int(sight.was_busy))
         self._seen.append((now, math.ceil(load / target), kept))
         while self._seen[0][0] < now - max(self.rules.idle_seconds, UP_SECONDS):
             self._seen.popleft()
 
 
-def replica_bounds(fixed: int | None, most: int | None, least: int | None, usual: int) -> tuple[int | None, int]:
+def replica_bounds(
+    fixed: int | None, most: int | None, least: int | None, usual: int
+) -> tuple[int | None, int]:
     """The fewest replicas, None for a fixed number, and the most. Raises `SettingError`."""
     if most is None and least is None:
         return None, usual

@@ -1,4 +1,5 @@
-"""Settings of `headwater up`: each flag is declared here, with its default, its help and the stages it goes to."""
+"""Settings of `headwater up`: each flag is declared here, with its default, its help and the stages
+it goes to."""
 
 from __future__ import annotations
 
@@ -47,14 +48,24 @@ CHOICES = {
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),
 }
-LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1)
+LEAST = dict.fromkeys(
+    ("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1
+)
 LEAST |= {"max_model_len": 1, "prefill_replicas": 1, "decode_replicas": 1}
-LEAST |= {"cold_start_timeout": 0, "drain_limit": 0, "kv_swap_memory": 0, "kv_disk_memory": 1, "kv_peer_memory": 0}
+LEAST |= {
+    "cold_start_timeout": 0,
+    "drain_limit": 0,
+    "kv_swap_memory": 0,
+    "kv_disk_memory": 1,
+    "kv_peer_memory": 0,
+}
 SPLIT = ("prefill_replicas", "decode_replicas")
 SPLIT_PEER_BYTES = 256 << 20
 """Value of `kv_peer_memory` where engines have roles and the user gave none."""
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
-GATEWAY, PROCESSOR, ENGINE = "gateway", "processor", "engine"
+GATEWAY = "gateway"
+PROCESSOR = "processor"
+ENGINE = "engine"
 
 
 def check_words(given: Mapping[str, str]) -> None:
@@ -74,13 +85,25 @@ def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
     return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "headwater"
 
 
-def flag(default: Any, help_text: str, *stages: str, shown: str | None = None, variable: str | None = None) -> Any:
+def flag(
+    default: Any,
+    help_text: str,
+    *stages: str,
+    shown: str | None = None,
+    variable: str | None = None,
+) -> Any:
     """A dataclass field that is a flag of `headwater up` and of these stages, by the same name.
 
-    A callable default is asked when it is needed; `shown` is what `--help` says of the default then. `variable` is the
-    environment variable where it is not HEADWATER_ and the name of the flag.
+    A callable default is asked when it is needed; `shown` is what `--help` says of the default
+    then. `variable` is the environment variable where it is not HEADWATER_ and the name of the
+    flag.
     """
-    metadata = {"help": help_text, "stages": frozenset(stages), "shown": shown, "variable": variable}
+    metadata = {
+        "help": help_text,
+        "stages": frozenset(stages),
+        "shown": shown,
+        "variable": variable,
+    }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -98,61 +121,119 @@ class StackSettings:
 
     model: str = flag(DEMO_NAME, "Demo model, Hugging Face id, model folder or .gguf file.")
     replicas: int | None = flag(
-        None, "Engines (replicas) of the model; they share the machine.", shown="2; on GPUs one each"
+        None,
+        "Engines (replicas) of the model; they share the machine.",
+        shown="2; on GPUs one each",
     )
     prefill_replicas: int | None = flag(None, "Engines for prefill; needs --decode-replicas.")
     decode_replicas: int | None = flag(None, "Engines for decode; needs --prefill-replicas.")
-    min_replicas: int | None = flag(None, "Fewest engines when their number follows demand; 0 is allowed.")
+    min_replicas: int | None = flag(
+        None, "Fewest engines when their number follows demand; 0 is allowed."
+    )
     max_replicas: int | None = flag(None, "Most engines when their number follows demand.")
-    idle_seconds: float = flag(IDLE_SECONDS, "Seconds after which an engine that is not needed is stopped.")
-    target_requests: int = flag(TARGET_REQUESTS, "Requests an engine has at once before another one is started.")
-    cold_start_timeout: float = flag(120.0, "Seconds that a request waits for a first engine to start.", GATEWAY)
+    idle_seconds: float = flag(
+        IDLE_SECONDS, "Seconds after which an engine that is not needed is stopped."
+    )
+    target_requests: int = flag(
+        TARGET_REQUESTS, "Requests an engine has at once before another one is started."
+    )
+    cold_start_timeout: float = flag(
+        120.0, "Seconds that a request waits for a first engine to start.", GATEWAY
+    )
     profile: Path | None = flag(None, "File of engine settings that `headwater bench tune` wrote.")
     host: str = flag("127.0.0.1", "Address to listen on; beyond loopback only with keys.", GATEWAY)
     port: int = flag(8000, "Port of REST; 0: any free port.")
     grpc_port: int = flag(8001, "Port of public gRPC; 0: any free port.")
     device: str = flag("auto", "auto, cpu, cuda, or an installed platform (`platform list`).")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16.")
-    load_format: str = engine_flag("load_format", "auto, or random weights of the model's shape: dummy, dummy-uniform.")
-    kv_cache_dtype: str = engine_flag("kv_cache_dtype", "auto, or fp8 (GPU): twice the tokens, faster, less exact.")
+    load_format: str = engine_flag(
+        "load_format", "auto, or random weights of the model's shape: dummy, dummy-uniform."
+    )
+    kv_cache_dtype: str = engine_flag(
+        "kv_cache_dtype", "auto, or fp8 (GPU): twice the tokens, faster, less exact."
+    )
     activation_dtype: str = engine_flag(
         "activation_dtype", "With packed weights: int8 (auto on CPUs), or model (exact)."
     )
-    quantization: str = engine_flag("quantization", "fp8, int8 or int4: round the weights; or a checkpoint's method.")
-    calibration: Path | None = flag(None, "Text that AutoRound calibrates int4 and int8 rounding with.")
-    speculation: str = engine_flag("speculation", "auto: draft tokens where that is faster, same answers; or off.")
-    draft_model: str | None = engine_flag("draft_model", "Smaller model with the same tokenizer that drafts tokens.")
+    quantization: str = engine_flag(
+        "quantization", "fp8, int8 or int4: round the weights; or a checkpoint's method."
+    )
+    calibration: Path | None = flag(
+        None, "Text that AutoRound calibrates int4 and int8 rounding with."
+    )
+    speculation: str = engine_flag(
+        "speculation", "auto: draft tokens where that is faster, same answers; or off."
+    )
+    draft_model: str | None = engine_flag(
+        "draft_model", "Smaller model with the same tokenizer that drafts tokens."
+    )
     """As `model`; a stack is given its folder."""
-    draft_heads: Path | None = engine_flag("draft_heads", "Folder of Medusa, EAGLE or EAGLE-3 heads that draft tokens.")
-    numerics: str = engine_flag("numerics", "default, or tree: equal bits on 1, 2, 4 or 8 ranks; slower.")
+    draft_heads: Path | None = engine_flag(
+        "draft_heads", "Folder of Medusa, EAGLE or EAGLE-3 heads that draft tokens."
+    )
+    numerics: str = engine_flag(
+        "numerics", "default, or tree: equal bits on 1, 2, 4 or 8 ranks; slower."
+    )
     tensor_parallel_size: int = engine_flag(
         "tensor_parallel_size", "Ranks (processes or GPUs) that divide every layer of an engine."
     )
     pipeline_parallel_size: int = engine_flag(
         "pipeline_parallel_size", "Pipeline stages of each engine; each has some of the layers."
     )
-    kv_swap_memory: int = engine_flag("kv_swap_memory", "Bytes of host memory for cached prefixes, for each engine.")
-    kv_disk_dir: Path | None = engine_flag("kv_disk_dir", "Folder for cached prefixes that memory has no room for.")
-    kv_disk_memory: int = engine_flag("kv_disk_memory", "Bytes that each engine may use in --kv-disk-dir.")
-    kv_peer_memory: int = engine_flag("kv_peer_memory", "Bytes of each engine to copy prefixes from and to others.")
-    kv_peer_direct: str = engine_flag("kv_peer_direct", "auto: engines of one host copy KV blocks directly; or off.")
+    kv_swap_memory: int = engine_flag(
+        "kv_swap_memory", "Bytes of host memory for cached prefixes, for each engine."
+    )
+    kv_disk_dir: Path | None = engine_flag(
+        "kv_disk_dir", "Folder for cached prefixes that memory has no room for."
+    )
+    kv_disk_memory: int = engine_flag(
+        "kv_disk_memory", "Bytes that each engine may use in --kv-disk-dir."
+    )
+    kv_peer_memory: int = engine_flag(
+        "kv_peer_memory", "Bytes of each engine to copy prefixes from and to others."
+    )
+    kv_peer_direct: str = engine_flag(
+        "kv_peer_direct", "auto: engines of one host copy KV blocks directly; or off."
+    )
     gpu_memory_utilization: float = engine_flag(
         "gpu_memory_utilization", "Share of a GPU's memory that an engine may take."
     )
-    max_model_len: int | None = flag(None, "Most tokens of prompt and answer together.", ENGINE, PROCESSOR)
-    served_model_name: str | None = flag(None, "Model name that clients send; default: the model's own.")
+    max_model_len: int | None = flag(
+        None, "Most tokens of prompt and answer together.", ENGINE, PROCESSOR
+    )
+    served_model_name: str | None = flag(
+        None, "Model name that clients send; default: the model's own."
+    )
     revision: str | None = flag(None, "Branch, tag or commit on the Hugging Face Hub.")
-    chat_template: Path | None = flag(None, "Jinja file instead of the model's own chat template.", PROCESSOR)
-    generation_config: str | None = flag(None, "Sampling defaults: auto (the model's), none, or a file.", PROCESSOR)
-    escape_special_tokens: bool = flag(False, "Read special tokens in messages and tools as plain text.", PROCESSOR)
-    close_schemas: bool = flag(True, "Answers contain only the properties that their schema names.", PROCESSOR)
-    api_key_file: Path | None = flag(None, "File of `tenant key` lines; none: no keys, loopback only.", GATEWAY)
-    admin_key_file: Path | None = flag(None, "File of `name key` lines: administrators' keys.", GATEWAY)
+    chat_template: Path | None = flag(
+        None, "Jinja file instead of the model's own chat template.", PROCESSOR
+    )
+    generation_config: str | None = flag(
+        None, "Sampling defaults: auto (the model's), none, or a file.", PROCESSOR
+    )
+    escape_special_tokens: bool = flag(
+        False, "Read special tokens in messages and tools as plain text.", PROCESSOR
+    )
+    close_schemas: bool = flag(
+        True, "Answers contain only the properties that their schema names.", PROCESSOR
+    )
+    api_key_file: Path | None = flag(
+        None, "File of `tenant key` lines; none: no keys, loopback only.", GATEWAY
+    )
+    admin_key_file: Path | None = flag(
+        None, "File of `name key` lines: administrators' keys.", GATEWAY
+    )
     tls_cert_file: Path | None = flag(None, "PEM certificate for clients, REST and gRPC.", GATEWAY)
     tls_key_file: Path | None = flag(None, "PEM private key of that certificate.", GATEWAY)
-    tls_client_ca_file: Path | None = flag(None, "PEM authorities; clients must show a certificate of theirs.", GATEWAY)
-    allowed_origins: tuple[str, ...] = flag((), "Web origins that may call the API (CORS); repeatable.", GATEWAY)
-    tokenizer_info: bool = flag(False, "Answer GET /tokenizer_info (tokenizer and chat template).", GATEWAY)
+    tls_client_ca_file: Path | None = flag(
+        None, "PEM authorities; clients must show a certificate of theirs.", GATEWAY
+    )
+    allowed_origins: tuple[str, ...] = flag(
+        (), "Web origins that may call the API (CORS); repeatable.", GATEWAY
+    )
+    tokenizer_info: bool = flag(
+        False, "Answer GET /tokenizer_info (tokenizer and chat template).", GATEWAY
+    )
     gateways: int = flag(1, "Gateway processes that share the ports.")
     processors: int = flag(1, "Processor processes (text to tokens).")
     output_processors: int = flag(1, "Output processor processes (tokens to text).")
@@ -170,7 +251,9 @@ class StackSettings:
         shown="~/.cache/headwater",
         variable="HEADWATER_CACHE",
     )
-    drain_limit: float = flag(5.0, "Seconds that running requests get to end after Ctrl-C.", GATEWAY)
+    drain_limit: float = flag(
+        5.0, "Seconds that running requests get to end after Ctrl-C.", GATEWAY
+    )
     log_level: str = flag("info", "debug, info, warning or error.")
 
     def __post_init__(self) -> None:
@@ -189,9 +272,17 @@ class StackSettings:
                 raise SettingError(name, size, ONE_IF_SIMULATED)
         check_device(self.device)
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
+            raise SettingError(
+                "tls_key_file",
+                self.tls_key_file,
+                "a file, together with --tls-cert-file, or neither",
+            )
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:
-            raise SettingError("tls_client_ca_file", self.tls_client_ca_file, "a file, together with --tls-cert-file")
+            raise SettingError(
+                "tls_client_ca_file",
+                self.tls_client_ca_file,
+                "a file, together with --tls-cert-file",
+            )
         for name in ("chat_template", "api_key_file", "admin_key_file", "profile", *TLS_FILES):
             path = getattr(self, name)
             require(path is None or path.is_file(), name, str(path), "an existing file")
@@ -211,7 +302,9 @@ class StackSettings:
         for name, other in (SPLIT, SPLIT[::-1]):
             value = getattr(self, name)
             if value is not None and getattr(self, other) is None:
-                raise SettingError(name, value, f"a number together with --{other.replace('_', '-')}")
+                raise SettingError(
+                    name, value, f"a number together with --{other.replace('_', '-')}"
+                )
         if self.num_split is not None and (self.replicas is not None or self.scales_by_demand):
             allowed = "none beside --replicas, --min-replicas and --max-replicas"
             raise SettingError(SPLIT[0], self.prefill_replicas, allowed)
@@ -229,8 +322,8 @@ class StackSettings:
         return bool(self.kv_peer_memory) or self.num_split is not None
 
     def role_flags(self, idx: int) -> list[str]:
-        """Flags of an engine that say its role: the first ones compute prompts. Engines that go on behind others need a
-        way to their blocks."""
+        """Flags of an engine that say its role: the first ones compute prompts. Engines that go on
+        behind others need a way to their blocks."""
         if self.prefill_replicas is None:
             return []
         memory = [] if self.kv_peer_memory else [f"--kv-peer-memory={SPLIT_PEER_BYTES}"]
@@ -240,7 +333,12 @@ class StackSettings:
         check_words({name: getattr(self, name) for name in CHOICES})
         if self.calibration is not None and self.quantization not in CALIBRATED_KINDS:
             raise SettingError("calibration", str(self.calibration), BESIDE_KINDS)
-        require(self.draft_model is None or self.speculation != "off", "draft_model", self.draft_model, NO_DRAFTS)
+        require(
+            self.draft_model is None or self.speculation != "off",
+            "draft_model",
+            self.draft_model,
+            NO_DRAFTS,
+        )
         if (folder := self.draft_heads) is not None:
             require(self.speculation != "off", "draft_heads", str(folder), NO_DRAFTS)
             require(self.draft_model is None, "draft_heads", str(folder), BESIDE_DRAFT_MODEL)
@@ -249,8 +347,17 @@ class StackSettings:
     @property
     def rules(self) -> ScaleRules:
         """Raises `SettingError`."""
-        tuned = None if self.profile is None or not self.profile.is_file() else Profile.read(self.profile).replicas
-        usual = self.replicas or self.num_split or tuned or default_replicas(self.device, self.num_ranks)
+        tuned = (
+            None
+            if self.profile is None or not self.profile.is_file()
+            else Profile.read(self.profile).replicas
+        )
+        usual = (
+            self.replicas
+            or self.num_split
+            or tuned
+            or default_replicas(self.device, self.num_ranks)
+        )
         least, most = replica_bounds(self.replicas, self.max_replicas, self.min_replicas, usual)
         return ScaleRules(
             min_replicas=most if least is None else least,
@@ -280,11 +387,13 @@ class StackSettings:
 
     @property
     def shares_ports(self) -> bool:
-        """Whether gateways listen where others may too: each other, and whoever keeps a port that nobody named."""
+        """Whether gateways listen where others may too: each other, and whoever keeps a port that
+        nobody named."""
         return self.gateways > 1 or not (self.port and self.grpc_port)
 
     def resolved(self) -> StackSettings:
-        """The settings with absolute paths, and with the number of replicas that holds where none was given."""
+        """The settings with absolute paths, and with the number of replicas that holds where none
+        was given."""
         paths = {
             name: path.expanduser().resolve()
             for name in ("state_dir", "cache_dir", "draft_heads", "kv_disk_dir", "calibration")
@@ -295,7 +404,8 @@ class StackSettings:
         return dataclasses.replace(self, **paths, replicas=self.rules.max_replicas)
 
     def flags_for(self, stage: str) -> list[str]:
-        """Flags of a stage that have the name and the value that they have here. What is not given is left out."""
+        """Flags of a stage that have the name and the value that they have here. What is not given
+        is left out."""
         return [
             text
             for field in dataclasses.fields(self)
@@ -308,5 +418,8 @@ def variable_of(field: dataclasses.Field[Any]) -> str:
     return field.metadata["variable"] or f"HEADWATER_{field.name.upper()}"
 
 
-STACK_VARIABLES = frozenset(f"HEADWATER_{field.name.upper()}" for field in dataclasses.fields(StackSettings))
-"""Variables that speak to `headwater up`; its children get flags instead. Others, of engines say, pass through."""
+STACK_VARIABLES = frozenset(
+    f"HEADWATER_{field.name.upper()}" for field in dataclasses.fields(StackSettings)
+)
+"""Variables that speak to `headwater up`; its children get flags instead. Others, of engines say,
+pass through."""

@@ -1,4 +1,5 @@
-"""One life of one supervised process: started, ready, ended. Knows nothing of what the process does."""
+"""One life of one supervised process: started, ready, ended. Knows nothing of what the process
+does."""
 
 from __future__ import annotations
 
@@ -32,8 +33,13 @@ class StageDied(Exception):
 
     def __init__(self, name: str, returncode: int, log: Path) -> None:
         lines = _end_of(log).strip().splitlines()
-        super().__init__(f"{name} ended with status {returncode}: {lines[-1] if lines else 'no word'} (log: {log})")
-        self.name, self.returncode, self.log = name, returncode, log
+        super().__init__(
+            f"{name} ended with status {returncode}: {lines[-1] if lines else 'no word'} "
+            f"(log: {log})"
+        )
+        self.name = name
+        self.returncode = returncode
+        self.log = log
 
 
 def _end_of(log: Path) -> str:
@@ -46,7 +52,8 @@ def _end_of(log: Path) -> str:
 
 
 class SupervisorPipe:
-    """A pipe that only the supervisor holds open: its end of file tells every child that the supervisor is gone."""
+    """A pipe that only the supervisor holds open: its end of file tells every child that the
+    supervisor is gone."""
 
     def __init__(self) -> None:
         self.watched, self._held = os.pipe()
@@ -58,7 +65,8 @@ class SupervisorPipe:
 
 @dataclass(frozen=True, slots=True)
 class StageProgram:
-    """A stage's module with its flags and environment, and the files beside its own that it inherits."""
+    """A stage's module with its flags and environment, and the files beside its own that it
+    inherits."""
 
     module: str
     flags: Sequence[str]
@@ -67,20 +75,29 @@ class StageProgram:
 
 
 class StageProcess:
-    """A running child in a session of its own, so that a terminal's Ctrl-C reaches the supervisor alone."""
+    """A running child in a session of its own, so that a terminal's Ctrl-C reaches the supervisor
+    alone."""
 
     def __init__(self, name: str, process: Process, word: asyncio.StreamReader, log: Path) -> None:
-        self.name, self.log = name, log
+        self.name = name
+        self.log = log
         self.children: tuple[int, ...] = ()
         """Process ids of what the stage started itself, since it is ready."""
-        self._process, self._word = process, word
+        self._process = process
+        self._word = word
 
     @classmethod
     async def start(
-        cls, name: str, program: StageProgram, *, log: Path, supervisor: SupervisorPipe, forks: ForkClient | None = None
+        cls,
+        name: str,
+        program: StageProgram,
+        *,
+        log: Path,
+        supervisor: SupervisorPipe,
+        forks: ForkClient | None = None,
     ) -> StageProcess:
-        """Starts the stage by a server of forks, else in a new interpreter. Cancelled, or where the system has no room
-        for a process, it leaves nothing behind."""
+        """Starts the stage by a server of forks, else in a new interpreter. Cancelled, or where the
+        system has no room for a process, it leaves nothing behind."""
         ready_read, ready_write = os.pipe()
         word = asyncio.StreamReader()
         try:
@@ -90,7 +107,11 @@ class StageProcess:
             with contextlib.ExitStack() as undo:
                 undo.callback(reading.close)
                 with open_log(log, append=True) as output:
-                    env = {**program.env, READY_FD: str(ready_write), PARENT_FD: str(supervisor.watched)}
+                    env = {
+                        **program.env,
+                        READY_FD: str(ready_write),
+                        PARENT_FD: str(supervisor.watched),
+                    }
                     files = (ready_write, supervisor.watched, *program.files)
                     process = await _started(replace(program, env=env, files=files), output, forks)
                 undo.pop_all()
@@ -103,7 +124,8 @@ class StageProcess:
         return self._process.pid
 
     async def ready(self) -> Addresses:
-        """Waits for the addresses that the process announces. Raises `StageDied` when it ends instead."""
+        """Waits for the addresses that the process announces. Raises `StageDied` when it ends
+        instead."""
         line = await self._word.readline()
         if not line:
             raise StageDied(self.name, await self.ended(), self.log)
@@ -184,21 +206,25 @@ class ServerProcess:
 
 
 class KeptStage:
-    """A stage that is started again whenever it dies, with growing pauses; a long life makes them short again."""
+    """A stage that is started again whenever it dies, with growing pauses; a long life makes them
+    short again."""
 
     PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
     LONG_LIFE = 10.0
-    """Seconds from ready on. Starts on CPUs take one to three, that of 8B on an H100 some six (2026-11-27): a death
-    after so long is no crash at start."""
+    """Seconds from ready on. Starts on CPUs take one to three, that of 8B on an H100 some six
+    (2026-11-27): a death after so long is no crash at start."""
 
-    def __init__(self, name: str, start: Callable[[], Awaitable[Child]], changed: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, start: Callable[[], Awaitable[Child]], changed: Callable[[str], None]
+    ) -> None:
         self.name = name
         self.addresses: Addresses = {}
         """Addresses of the last life that got ready."""
         self.process: Child | None = None
         self._keeper: asyncio.Task[None] | None = None
         self.pauses: Sequence[float] = self.PAUSES
-        self._start, self._changed = start, changed
+        self._start = start
+        self._changed = changed
 
     async def begin(self) -> None:
         """The first life; a death before it is ready is the caller's to handle."""
@@ -212,7 +238,8 @@ class KeptStage:
 
     async def keep(self) -> None:
         """Watches the process that `begin` started, and every one after it; ends when cancelled."""
-        clock, deaths = asyncio.get_running_loop().time, 0
+        clock = asyncio.get_running_loop().time
+        deaths = 0
         while True:
             assert self.process is not None
             born = clock()
@@ -238,7 +265,9 @@ class KeptStage:
 async def begin_all(stages: Sequence[KeptStage], report: Report) -> None:
     """Waits until all are ready; the first that dies ends the waiting."""
     num_ready = 0
-    what = "starting " + ", ".join(dict.fromkeys(stage.name.rstrip("-0123456789") for stage in stages))
+    what = "starting " + ", ".join(
+        dict.fromkeys(stage.name.rstrip("-0123456789") for stage in stages)
+    )
 
     async def begin(stage: KeptStage) -> None:
         nonlocal num_ready

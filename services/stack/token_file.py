@@ -1,4 +1,5 @@
-"""The token of a cluster: the one that the environment names, else one that lies in the state folder."""
+"""The token of a cluster: the one that the environment names, else one that lies in the state
+folder."""
 
 from __future__ import annotations
 
@@ -9,12 +10,15 @@ from ..runtime.cluster_key import ClusterKey, make_token_file, read_cluster_key
 
 TOKEN_FILE = "cluster.token"
 _UNSIGNED = "unsigned-tenants"
-"""Marks a state folder of a version without tokens, until a line that keeps tenants has been ready with it."""
-TOKEN, TOKEN_PATH = "HEADWATER_CLUSTER_TOKEN", "HEADWATER_CLUSTER_TOKEN_FILE"
+"""Marks a state folder of a version without tokens, until a line that keeps tenants has been ready
+with it."""
+TOKEN = "HEADWATER_CLUSTER_TOKEN"
+TOKEN_PATH = "HEADWATER_CLUSTER_TOKEN_FILE"
 
 
 def prepare_token(state_dir: Path, env: Mapping[str, str]) -> None:
-    """Draws a token for the cluster with that state folder, unless it has one or the environment names another."""
+    """Draws a token for the cluster with that state folder, unless it has one or the environment
+    names another."""
     if (state_dir / TOKEN_FILE).exists() or not token_env(state_dir, env):
         return
     if (state_dir / "nats").exists():
@@ -23,7 +27,8 @@ def prepare_token(state_dir: Path, env: Mapping[str, str]) -> None:
 
 
 def has_unsigned_tenants(state_dir: Path) -> bool:
-    """Whether NATS may keep tenants that an earlier version wrote, which its gateways are to sign."""
+    """Whether NATS may keep tenants that an earlier version wrote, which its gateways are to
+    sign."""
     return (state_dir / _UNSIGNED).exists()
 
 
@@ -33,16 +38,21 @@ def tenants_are_signed(state_dir: Path) -> None:
 
 def token_env(state_dir: Path, env: Mapping[str, str]) -> dict[str, str]:
     """Variables by which a line's stages find its token, beside those that are set already."""
-    return {} if env.get(TOKEN) or env.get(TOKEN_PATH) else {TOKEN_PATH: str(state_dir / TOKEN_FILE)}
+    return (
+        {} if env.get(TOKEN) or env.get(TOKEN_PATH) else {TOKEN_PATH: str(state_dir / TOKEN_FILE)}
+    )
 
 
 def key_of_environment(env: Mapping[str, str]) -> ClusterKey | None:
-    """The key that the environment names; None where it names none. Raises `SettingError`, `OSError`."""
+    """The key that the environment names; None where it names none. Raises `SettingError`,
+    `OSError`."""
     return read_cluster_key(env.get(TOKEN, ""), env.get(TOKEN_PATH, ""))
 
 
 def key_of_cluster(state_dir: Path, env: Mapping[str, str]) -> ClusterKey | None:
-    """The key of the cluster with that state folder; None where there is none. Raises `SettingError`, `OSError`."""
-    token, path = env.get(TOKEN, ""), env.get(TOKEN_PATH, "")
+    """The key of the cluster with that state folder; None where there is none. Raises
+    `SettingError`, `OSError`."""
+    token = env.get(TOKEN, "")
+    path = env.get(TOKEN_PATH, "")
     own = state_dir / TOKEN_FILE
     return read_cluster_key(token, path or (str(own) if own.exists() else ""))

@@ -1,6 +1,7 @@
 """Renders conversations by a model's own template, in a sandbox. Knows nothing about tokens.
 
-Templates get the environment of Hugging Face's `apply_chat_template`: the same filters, globals and whitespace rules.
+Templates get the environment of Hugging Face's `apply_chat_template`: the same filters, globals and
+whitespace rules.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ TEMPLATE_FAULTS = (
 )
 """Errors of templates and of the filters that they apply to values of other types."""
 END_MARK = "\ufdd1\ufdd2"
-"""Mark behind a message that the answer continues; Unicode reserves these characters for such uses."""
+"""Mark behind a message that the answer continues; Unicode reserves these characters for such
+uses."""
 
 
 class ChatTemplateError(Exception):
@@ -38,8 +40,8 @@ class ChatTemplateError(Exception):
 
 
 class GenerationBlock(Extension):
-    """Block `{% generation %}…{% endgeneration %}`, which marks the assistant's words for training; here it only
-    renders them."""
+    """Block `{% generation %}…{% endgeneration %}`, which marks the assistant's words for training;
+    here it only renders them."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
 
@@ -52,7 +54,11 @@ class ChatTemplate:
     """A compiled template and the special tokens that it may name."""
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], *, clock: Callable[[], float] = time.thread_time
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """`clock` returns the processor time of the thread that renders."""
         environment = _environment()
@@ -78,21 +84,29 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text. Raises `BadRequest` naming `messages` where the template refuses or fails."""
+        """The prompt's text. Raises `BadRequest` naming `messages` where the template refuses or
+        fails."""
         steps = Steps(self._clock)
         messages = _with_end_marked(messages) if continue_final_message else messages
         context = {**self._special_tokens, "documents": None, **(variables or {})}
         context |= {"messages": messages, "tools": tools}
-        context |= {"add_generation_prompt": add_generation_prompt and not continue_final_message, STEPS: steps}
+        context |= {
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            STEPS: steps,
+        }
         try:
             rendered = _collect(self._template.generate(context), steps)
         except TEMPLATE_FAULTS as error:
-            raise BadRequest("messages", f"messages do not fit the model's chat template: {error}") from None
+            raise BadRequest(
+                "messages", f"messages do not fit the model's chat template: {error}"
+            ) from None
         return _cut_at_mark(rendered) if continue_final_message else rendered
 
 
 def _environment() -> CountedEnvironment:
-    environment = CountedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
+    environment = CountedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -107,7 +121,9 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -116,7 +132,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _collect(pieces: Iterable[str], steps: Steps) -> str:
     """Joins the output of a template, within the limits; the sandbox bounds `range` itself."""
-    collected, length = [], 0
+    collected = []
+    length = 0
     for piece in pieces:
         collected.append(piece)
         length += len(piece)
@@ -127,7 +144,8 @@ def _collect(pieces: Iterable[str], steps: Steps) -> str:
 
 
 def _with_end_marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark behind the last one: its text may occur again in what the template writes behind it."""
+    """The messages with a mark behind the last one: its text may occur again in what the template
+    writes behind it."""
     *others, final = messages
     return [*others, final | {"content": f"{final.get('content', '')}{END_MARK} "}]
 
@@ -137,7 +155,8 @@ def _cut_at_mark(rendered: str) -> str:
     text, mark, behind = rendered.rpartition(END_MARK)
     if not mark:
         raise BadRequest(
-            "continue_final_message", "continue_final_message: the chat template does not show the last message"
+            "continue_final_message",
+            "continue_final_message: the chat template does not show the last message",
         )
     # A template that trims messages has taken the space behind the mark.
     return (text if behind.startswith(" ") else text.rstrip()).replace(END_MARK, "")

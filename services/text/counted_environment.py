@@ -1,7 +1,9 @@
-"""A sandbox that ends every template: passes of loops and calls are counted and timed, products of sizes bounded.
+"""A sandbox that ends every template: passes of loops and calls are counted and timed, products of
+sizes bounded.
 
-A template that writes nothing gives its caller no chance to look at a clock, and a render may run on an event loop.
-What takes time in a template takes it by loops, by calls (macros may call themselves twice) and by `*` and `**`.
+A template that writes nothing gives its caller no chance to look at a clock, and a render may run
+on an event loop. What takes time in a template takes it by loops, by calls (macros may call
+themselves twice) and by `*` and `**`.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 500_000
-"""Number of passes of loops and calls in a render: thirty for each of 16,384 messages, and about a second
-(2026-11-22)."""
+"""Number of passes of loops and calls in a render: thirty for each of 16,384 messages, and about a
+second (2026-11-22)."""
 MAX_CPU_SECONDS = 2.0
-"""Seconds of processor time of a render. A call of a recursive macro takes up to a hundred times as long as a pass of a
-loop."""
+"""Seconds of processor time of a render. A call of a recursive macro takes up to a hundred times as
+long as a pass of a loop."""
 STEPS_PER_CLOCK_READ = 16
-"""Number of steps between two reads of a thread's processor time, each of which is a system call."""
+"""Number of steps between two reads of a thread's processor time, each of which is a system
+call."""
 MAX_PRODUCT_LEN = 1 << 20
 """Largest length of a text or list that is repeated."""
 MAX_POWER_BITS = 4096
@@ -39,7 +42,8 @@ class Steps:
     __slots__ = ("_clock", "_deadline", "left")
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
-        self.left, self._clock = MAX_STEPS, clock
+        self.left = MAX_STEPS
+        self._clock = clock
         self._deadline = clock() + MAX_CPU_SECONDS
 
     def take(self) -> None:
@@ -53,7 +57,9 @@ class Steps:
     def check_time(self) -> None:
         """Raises `TemplateError` when no time is left."""
         if self._clock() > self._deadline:
-            raise jinja2.TemplateError(f"it takes more than {MAX_CPU_SECONDS:g} s of processor time over them")
+            raise jinja2.TemplateError(
+                f"it takes more than {MAX_CPU_SECONDS:g} s of processor time over them"
+            )
 
 
 class CountedEnvironment(ImmutableSandboxedEnvironment):
@@ -94,12 +100,21 @@ def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
 
 
 def _check_product(left: Any, right: Any) -> None:
-    """Raises `TemplateError` for a product that is too large. Products of numbers are as long as both together."""
+    """Raises `TemplateError` for a product that is too large. Products of numbers are as long as
+    both together."""
     for many, times in ((left, right), (right, left)):
-        if isinstance(many, str | list | tuple) and isinstance(times, int) and len(many) * times > MAX_PRODUCT_LEN:
+        if (
+            isinstance(many, str | list | tuple)
+            and isinstance(times, int)
+            and len(many) * times > MAX_PRODUCT_LEN
+        ):
             raise jinja2.TemplateError(f"it repeats something to more than {MAX_PRODUCT_LEN} parts")
 
 
 def _check_power(base: Any, exponent: Any) -> None:
-    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > MAX_POWER_BITS:
+    if (
+        isinstance(base, int)
+        and isinstance(exponent, int)
+        and base.bit_length() * exponent > MAX_POWER_BITS
+    ):
         raise jinja2.TemplateError(f"it makes a number of more than {MAX_POWER_BITS} bits")

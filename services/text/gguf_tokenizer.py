@@ -1,4 +1,5 @@
-"""Rebuilds a Hugging Face tokenizer from the metadata of a GGUF file. Knows nothing about the weights in it."""
+"""Rebuilds a Hugging Face tokenizer from the metadata of a GGUF file. Knows nothing about the
+weights in it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers.models import BPE
 
 
@@ -20,7 +29,8 @@ class GgufTokenizerError(Exception):
     def __init__(self, key: str, value: object, allowed: Sequence[str] | str) -> None:
         shown = allowed if isinstance(allowed, str) else ", ".join(allowed)
         super().__init__(f"{key} is {value!r}; known: {shown}")
-        self.key, self.value = key, value
+        self.key = key
+        self.value = value
 
 
 class TokenType(IntEnum):
@@ -51,14 +61,18 @@ class PreTokenizer:
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
-_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_QWEN2 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+)
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
 )
 
-# The values of `tokenizer.ggml.pre`, with the expressions that the models' authors published in tokenizer.json.
+# The values of `tokenizer.ggml.pre`, with the expressions that the models' authors published in
+# tokenizer.json.
 PRE_TOKENIZERS = {
     "gpt-2": PreTokenizer(),
     "default": PreTokenizer(),
@@ -87,7 +101,8 @@ END_OF_ANSWER = (
 
 
 def write_tokenizer(gguf_path: Path, folder: Path) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and generation_config.json. Raises `GgufTokenizerError`."""
+    """Writes tokenizer.json, tokenizer_config.json and generation_config.json. Raises
+    `GgufTokenizerError`."""
     metadata = Metadata.read(gguf_path)
     build_tokenizer(metadata).save(str(folder / "tokenizer.json"), pretty=False)
     _write_json(folder / "tokenizer_config.json", tokenizer_config(metadata))
@@ -103,9 +118,12 @@ class Metadata:
         self.tokens: list[str] = self.listed("tokens", str)
         self.types = self._types()
         if self.is_sentencepiece:
-            # Converters spell the spaces of user-defined pieces as such; SentencePiece sees text whose spaces are ▁.
+            # Converters spell the spaces of user-defined pieces as such; SentencePiece sees text
+            # whose spaces are ▁.
             kinds = zip(self.tokens, self.types, strict=True)
-            self.tokens = [t.replace(" ", "▁") if kind == TokenType.USER_DEFINED else t for t, kind in kinds]
+            self.tokens = [
+                t.replace(" ", "▁") if kind == TokenType.USER_DEFINED else t for t, kind in kinds
+            ]
 
     @classmethod
     def read(cls, path: Path) -> Metadata:
@@ -114,9 +132,15 @@ class Metadata:
 
         try:
             fields = GGUFReader(path).fields
-            values = {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
+            values = {
+                key: field.contents()
+                for key, field in fields.items()
+                if key.startswith("tokenizer.")
+            }
         except (ValueError, LookupError) as error:
-            raise GgufTokenizerError("checkpoint file", path.name, f"a whole GGUF file ({error})") from None
+            raise GgufTokenizerError(
+                "checkpoint file", path.name, f"a whole GGUF file ({error})"
+            ) from None
         return cls(values)
 
     def __getitem__(self, name: str) -> Any:
@@ -135,7 +159,9 @@ class Metadata:
             shown = f"{len(items)} items" if isinstance(items, list) else items
             raise GgufTokenizerError(f"tokenizer.ggml.{name}", shown, f"a list of {kind.__name__}")
         if length not in (None, len(items)):
-            raise GgufTokenizerError(f"tokenizer.ggml.{name}", f"{len(items)} items", f"{length}, as tokens")
+            raise GgufTokenizerError(
+                f"tokenizer.ggml.{name}", f"{len(items)} items", f"{length}, as tokens"
+            )
         return items
 
     def _types(self) -> list[TokenType]:
@@ -143,13 +169,17 @@ class Metadata:
             return [TokenType.NORMAL] * len(self.tokens)
         numbers = self.listed("token_type", int, len(self.tokens))
         if unknown := set(numbers) - set(TokenType):
-            raise GgufTokenizerError("tokenizer.ggml.token_type", min(unknown), f"1…{max(TokenType)}")
+            raise GgufTokenizerError(
+                "tokenizer.ggml.token_type", min(unknown), f"1…{max(TokenType)}"
+            )
         return [TokenType(number) for number in numbers]
 
     def id_of(self, name: str) -> int | None:
         """The token that the key `<name>_token_id` points to. Raises `GgufTokenizerError`."""
         token_id = self.get(f"{name}_token_id")
-        if token_id is not None and not (isinstance(token_id, int) and 0 <= token_id < len(self.tokens)):
+        if token_id is not None and not (
+            isinstance(token_id, int) and 0 <= token_id < len(self.tokens)
+        ):
             allowed = f"token ids 0…{len(self.tokens) - 1}"
             raise GgufTokenizerError(f"tokenizer.ggml.{name}_token_id", token_id, allowed)
         return token_id
@@ -185,17 +215,24 @@ class Metadata:
 
     def of_type(self, *types: TokenType) -> list[tuple[int, str]]:
         return [
-            (i, token) for i, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)) if kind in types
+            (i, token)
+            for i, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in types
         ]
 
 
 def build_tokenizer(metadata: Metadata) -> Tokenizer:
     """The tokenizer of the file's family, special tokens included."""
-    builders: dict[str, Callable[[Metadata], Tokenizer]] = {"gpt2": _byte_level, "llama": _sentencepiece}
+    builders: dict[str, Callable[[Metadata], Tokenizer]] = {
+        "gpt2": _byte_level,
+        "llama": _sentencepiece,
+    }
     if metadata["model"] not in builders:
         raise GgufTokenizerError("tokenizer.ggml.model", metadata["model"], list(builders))
     tokenizer = builders[metadata["model"]](metadata)
-    tokenizer.add_special_tokens([_added(token) for _, token in metadata.of_type(TokenType.CONTROL)])
+    tokenizer.add_special_tokens(
+        [_added(token) for _, token in metadata.of_type(TokenType.CONTROL)]
+    )
     tokenizer.add_tokens([_added(token) for _, token in metadata.of_type(TokenType.USER_DEFINED)])
     _add_template_processor(tokenizer, metadata)
     return tokenizer
@@ -212,7 +249,9 @@ def _byte_level(metadata: Metadata) -> Tokenizer:
     merges = [merge.partition(" ")[::2] for merge in metadata.listed("merges", str)]
     for left, right in merges:
         if not {left, right, left + right} <= vocab.keys():
-            raise GgufTokenizerError("tokenizer.ggml.merges", f"{left} {right}", "two tokens that make a third one")
+            raise GgufTokenizerError(
+                "tokenizer.ggml.merges", f"{left} {right}", "two tokens that make a third one"
+            )
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=pre.ignore_merges))
     if pre.nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -220,7 +259,8 @@ def _byte_level(metadata: Metadata) -> Tokenizer:
     if pre.pattern is not None:
         cuts.append(pre_tokenizers.Split(Regex(pre.pattern), behavior="isolated"))
     byte_level = pre_tokenizers.ByteLevel(
-        add_prefix_space=bool(metadata.get("add_space_prefix", False)), use_regex=pre.pattern is None
+        add_prefix_space=bool(metadata.get("add_space_prefix", False)),
+        use_regex=pre.pattern is None,
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level]) if cuts else byte_level
     tokenizer.decoder = decoders.ByteLevel()
@@ -228,7 +268,8 @@ def _byte_level(metadata: Metadata) -> Tokenizer:
 
 
 def _sentencepiece(metadata: Metadata) -> Tokenizer:
-    """Tokenizer with SentencePiece's merges (Llama 2, Mistral), and bytes for text that no piece spells."""
+    """Tokenizer with SentencePiece's merges (Llama 2, Mistral), and bytes for text that no piece
+    spells."""
     vocab = {token: i for i, token in enumerate(metadata.tokens)}
     tokenizer = Tokenizer(
         BPE(
@@ -241,7 +282,9 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     )
     prefix = bool(metadata.get("add_space_prefix", True))
     spaces = normalizers.Replace(" ", "▁")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    )
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(content=" ", left=1))
@@ -250,8 +293,8 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
 
 
 def _merges(metadata: Metadata) -> list[tuple[str, str]]:
-    """Merges of a SentencePiece model, which keeps a score for each piece instead: two pieces merge into the pair that
-    scores best, and before all others into a user-defined one."""
+    """Merges of a SentencePiece model, which keeps a score for each piece instead: two pieces merge
+    into the pair that scores best, and before all others into a user-defined one."""
     listed = metadata.listed("scores", float, len(metadata.tokens))
     scores = {token: listed[i] for i, token in metadata.of_type(TokenType.NORMAL)}
     scores |= {token: math.inf for _, token in metadata.of_type(TokenType.USER_DEFINED)}
@@ -274,7 +317,9 @@ def _add_template_processor(tokenizer: Tokenizer, metadata: Metadata) -> None:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[*(t for t in before if t), "$A", *(t for t in after if t)],
             pair=[*(t for t in before if t), "$A", "$B", *(t for t in after if t)],
-            special_tokens=[(token, metadata.tokens.index(token)) for token in dict.fromkeys(around)],
+            special_tokens=[
+                (token, metadata.tokens.index(token)) for token in dict.fromkeys(around)
+            ],
         )
 
 

@@ -1,4 +1,5 @@
-"""The text stages' knowledge of a model: its tokenizer, its chat template, its limits. It never reads weights."""
+"""The text stages' knowledge of a model: its tokenizer, its chat template, its limits. It never
+reads weights."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from .model_limits import ModelLimits, model_defaults
 from .tokenizer import Tokenizer, TokenizerFilesError, read_json
 
 BLOCK_SIZES = (16, 32, 64, 128)
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +46,8 @@ class TextModel:
     escapes_special_tokens: bool = False
     """Whether special tokens in the text of clients are text."""
     closes_schemas: bool = True
-    """Whether objects of constrained answers have no properties but those that their schema names."""
+    """Whether objects of constrained answers have no properties but those that their schema
+    names."""
 
     @property
     def name(self) -> str:
@@ -46,7 +56,8 @@ class TextModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingChoices:
-    """Choices of an operator that replace those of the model's files; empty or 0: the files decide."""
+    """Choices of an operator that replace those of the model's files; empty or 0: the files
+    decide."""
 
     dtype: str = ""
     kv_format: str = ""
@@ -64,10 +75,16 @@ def names_of(folders: Sequence[str], served_names: Sequence[str]) -> list[tuple[
     """Folders with the names that they are served under. Raises `SettingError`."""
     require(folders, "model_folder", None, "a converted model folder, at least once")
     if served_names and len(served_names) != len(folders):
-        raise SettingError("served_model_name", ", ".join(served_names), f"as many as model folders ({len(folders)})")
+        raise SettingError(
+            "served_model_name",
+            ", ".join(served_names),
+            f"as many as model folders ({len(folders)})",
+        )
     paths = [Path(folder) for folder in folders]
     names = list(served_names) or [ModelManifest.read(path).name for path in paths]
-    require(len(set(names)) >= len(names), "served_model_name", ", ".join(names), "names that differ")
+    require(
+        len(set(names)) >= len(names), "served_model_name", ", ".join(names), "names that differ"
+    )
     return list(zip(paths, names, strict=True))
 
 
@@ -77,8 +94,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextModel:
-    """Model of a folder. Raises `ModelFolderError`, `TokenizerFilesError`, `ChatTemplateError` or `SettingError`."""
-    require(choices.block_size in BLOCK_SIZES, "block_size", choices.block_size, "16, 32, 64 or 128")
+    """Model of a folder. Raises `ModelFolderError`, `TokenizerFilesError`, `ChatTemplateError` or
+    `SettingError`."""
+    require(
+        choices.block_size in BLOCK_SIZES, "block_size", choices.block_size, "16, 32, 64 or 128"
+    )
     manifest = ModelManifest.read(folder)
     tokenizer = Tokenizer.from_folder(folder, manifest.vocab_size)
     dtype = choices.dtype or manifest.dtype
@@ -100,10 +120,17 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         tokenizer=tokenizer,
         chat_template=template,
         eos_token_ids=manifest.eos_token_ids,
-        limits=ModelLimits(vocab_size=served.vocab_size, max_model_len=served.max_model_len, defaults=defaults),
-        tool_format=_parser("tool_parser", choices.tool_parser, TOOL_FORMATS, format_of_template(source)),
+        limits=ModelLimits(
+            vocab_size=served.vocab_size, max_model_len=served.max_model_len, defaults=defaults
+        ),
+        tool_format=_parser(
+            "tool_parser", choices.tool_parser, TOOL_FORMATS, format_of_template(source)
+        ),
         reasoning_format=_parser(
-            "reasoning_parser", choices.reasoning_parser, REASONING_FORMATS, reasoning_format_of(source)
+            "reasoning_parser",
+            choices.reasoning_parser,
+            REASONING_FORMATS,
+            reasoning_format_of(source),
         ),
         escapes_special_tokens=choices.escape_special_tokens,
         closes_schemas=choices.close_schemas,
@@ -111,12 +138,19 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
 
 
 def _parser(setting: str, choice: str, known: Collection[str], detected: str) -> str:
-    require(choice in ("auto", "none", *known), setting, choice, ", ".join(("auto", "none", *known)))
+    require(
+        choice in ("auto", "none", *known), setting, choice, ", ".join(("auto", "none", *known))
+    )
     return {"auto": detected, "none": ""}.get(choice, choice)
 
 
 def _max_model_len(asked: int, trained: int) -> int:
-    require(0 <= asked <= trained, "max_model_len", asked, f"1…{trained}, what the model was trained to read")
+    require(
+        0 <= asked <= trained,
+        "max_model_len",
+        asked,
+        f"1…{trained}, what the model was trained to read",
+    )
     return asked or trained
 
 
@@ -126,26 +160,40 @@ def _generation_config(folder: Path, choice: str) -> dict[str, object]:
     source = folder if choice == "auto" else Path(choice)
     path = source / "generation_config.json" if source.is_dir() else source
     if choice != "auto" and not path.is_file():
-        raise SettingError("generation_config", choice, "auto, none, a file or a folder with generation_config.json")
+        raise SettingError(
+            "generation_config",
+            choice,
+            "auto, none, a file or a folder with generation_config.json",
+        )
     return read_json(path)
 
 
 def _chat_template(tokenizer: Tokenizer, path: str, folder: Path) -> ChatTemplate | None:
     require(not path or Path(path).is_file(), "chat_template", path, "a readable file")
-    source = Path(path).read_text() if path else _own_template(tokenizer.config.get("chat_template"), folder)
+    source = (
+        Path(path).read_text()
+        if path
+        else _own_template(tokenizer.config.get("chat_template"), folder)
+    )
     if source is None:
         return None
-    named = {name: token for name in SPECIAL_TOKENS if (token := tokenizer.special_token(name)) is not None}
+    named = {
+        name: token
+        for name in SPECIAL_TOKENS
+        if (token := tokenizer.special_token(name)) is not None
+    }
     return ChatTemplate(source, named)
 
 
 def _own_template(template: object, folder: Path) -> str | None:
-    """Template in the configuration of a model's folder. Some models have several by name; `default` is the one for
-    chats. Raises `TokenizerFilesError` for a list of anything else."""
+    """Template in the configuration of a model's folder. Some models have several by name;
+    `default` is the one for chats. Raises `TokenizerFilesError` for a list of anything else."""
     if isinstance(template, list):
         try:
             template = {entry["name"]: entry["template"] for entry in template}.get("default")
         except (TypeError, KeyError):
-            reason = "its chat_template is a list of other things than objects of a name and a template"
+            reason = (
+                "its chat_template is a list of other things than objects of a name and a template"
+            )
             raise TokenizerFilesError(folder / "tokenizer_config.json", reason) from None
     return template if isinstance(template, str) else None

@@ -22,7 +22,11 @@ class ModelLimits:
 
 def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults that a model's `generation_config.json` sets, by our names."""
-    defaults = {name: generation_config[name] for name in FROM_MODEL if generation_config.get(name) is not None}
+    defaults = {
+        name: generation_config[name]
+        for name in FROM_MODEL
+        if generation_config.get(name) is not None
+    }
     if generation_config.get("max_new_tokens") is not None:
         defaults["max_tokens"] = generation_config["max_new_tokens"]
     return defaults

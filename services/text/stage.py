@@ -1,4 +1,5 @@
-"""Runs the processor and the output processor: listens, joins the cluster, reports health, stops in order."""
+"""Runs the processor and the output processor: listens, joins the cluster, reports health, stops in
+order."""
 
 from __future__ import annotations
 
@@ -30,15 +31,23 @@ class TextStageSettings(StageSecuritySettings):
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(0, "gRPC port; 0: any")
-    advertise: str = setting("", "host:port by which others reach it, behind a proxy say; empty: where it listens")
+    advertise: str = setting(
+        "", "host:port by which others reach it, behind a proxy say; empty: where it listens"
+    )
     replica_id: str = setting("", "stable name of this process; default: a random one")
-    nats_url: str = setting("", "NATS server that carries membership; none: gateways need the address")
+    nats_url: str = setting(
+        "", "NATS server that carries membership; none: gateways need the address"
+    )
     redis_url: str = setting("", "accepted like on every stage; text needs no store")
     model_folder: tuple[str, ...] = setting((), "converted model folder (repeatable)")
-    served_model_name: tuple[str, ...] = setting((), "name of the folder at the same place (default: its own)")
+    served_model_name: tuple[str, ...] = setting(
+        (), "name of the folder at the same place (default: its own)"
+    )
     drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
     metrics_port: int = setting(0, "port of /metrics; 0: any, -1: none")
-    otlp_endpoint: str = setting("", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans")
+    otlp_endpoint: str = setting(
+        "", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans"
+    )
     log_level: str = setting("info", "debug, info, warning or error")
 
     def __post_init__(self) -> None:
@@ -60,25 +69,35 @@ async def serve_stage(
     num_running: Callable[[], int],
     shared_bus: Bus | None = None,
 ) -> None:
-    """Runs a stage: it becomes ready, is told to stop, ends optional work by `leave`, and the rest within the drain
-    limit.
+    """Runs a stage: it becomes ready, is told to stop, ends optional work by `leave`, and the rest
+    within the drain limit.
 
-    `num_running` returns the number of requests that the stage works on. It opens a bus unless the stage has one.
+    `num_running` returns the number of requests that the stage works on. It opens a bus unless the
+    stage has one.
     """
-    opened = Bus.open(settings.nats_url or None) if shared_bus is None else contextlib.nullcontext(shared_bus)
+    opened = (
+        Bus.open(settings.nats_url or None)
+        if shared_bus is None
+        else contextlib.nullcontext(shared_bus)
+    )
     async with lifetime(kind.value.replace("_", "-")) as life, opened as bus:
         listener = Listener(settings.host, settings.port, tracing, service=SERVICES[kind])
         add_servicer(listener.server)
         await listener.start()
-        name, epoch = settings.replica_id or f"{kind.value}-{secrets.token_hex(4)}", new_epoch()
+        name = settings.replica_id or f"{kind.value}-{secrets.token_hex(4)}"
+        epoch = new_epoch()
         with metrics_served(settings.host, settings.metrics_port) as metrics:
             async with contextlib.AsyncExitStack() as presence:
                 for i, model in enumerate(models):
                     replica_id = name if i == 0 else f"{name}-{i}"
                     address = settings.advertise or listener.address
-                    member = Member(kind=kind, replica_id=replica_id, epoch=epoch, address=address, model=model)
+                    member = Member(
+                        kind=kind, replica_id=replica_id, epoch=epoch, address=address, model=model
+                    )
                     # A process with several models tells its requests once.
-                    describe = functools.partial(_described, member, num_running if i == 0 else None)
+                    describe = functools.partial(
+                        _described, member, num_running if i == 0 else None
+                    )
                     await presence.enter_async_context(Heartbeat.running(bus, describe))
                 life.announce(grpc=listener.address, **metrics)
                 await life.stopping.wait()

@@ -1,4 +1,5 @@
-"""The text of each token id, as bytes and, where these are whole characters, as text. Built once per tokenizer."""
+"""The text of each token id, as bytes and, where these are whole characters, as text. Built once
+per tokenizer."""
 
 from __future__ import annotations
 
@@ -13,15 +14,18 @@ class UnknownDecoder(Exception):
     """A tokenizer whose tokens do not each spell bytes of their own."""
 
     def __init__(self, decoder: str) -> None:
-        super().__init__(f"the tokenizer's decoder is {decoder}; allowed: ByteLevel, or Replace with ByteFallback")
+        super().__init__(
+            f"the tokenizer's decoder is {decoder}; allowed: ByteLevel, or Replace with "
+            "ByteFallback"
+        )
         self.decoder = decoder
 
 
 class TokenTable:
     """`bytes_of[id]` and `text_of[id]` for every id of the model's vocabulary.
 
-    `text_of[id]` is None where the bytes are not whole characters by themselves; ids that the tokenizer does not know
-    (padding of the embedding) have no bytes.
+    `text_of[id]` is None where the bytes are not whole characters by themselves; ids that the
+    tokenizer does not know (padding of the embedding) have no bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -29,7 +33,8 @@ class TokenTable:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.bytes_of = [b""] * max(vocab_size, max(tokenizer.get_vocab().values()) + 1)
         spell = _speller(tokenizer)
-        # Added tokens of SentencePiece are pieces too, as Gemma's runs of spaces are; byte-level ones are plain text.
+        # Added tokens of SentencePiece are pieces too, as Gemma's runs of spaces are; byte-level
+        # ones are plain text.
         verbatim = self.special_ids if isinstance(spell, _SentencePiece) else added
         for token, token_id in tokenizer.get_vocab().items():
             self.bytes_of[token_id] = token.encode() if token_id in verbatim else spell(token)
@@ -37,7 +42,8 @@ class TokenTable:
         self.visible_bytes_of, self.visible_text_of = list(self.bytes_of), list(self.text_of)
         """The same, with special tokens empty."""
         for token_id in self.special_ids:
-            self.visible_bytes_of[token_id], self.visible_text_of[token_id] = b"", ""
+            self.visible_bytes_of[token_id] = b""
+            self.visible_text_of[token_id] = ""
         self._shown: dict[tuple[str, ...], tuple[list[str | None], list[bytes]]] = {}
 
     def __len__(self) -> int:
@@ -48,10 +54,12 @@ class TokenTable:
         if not shown:
             return self.visible_text_of, self.visible_bytes_of
         if shown not in self._shown:
-            texts, spelled = list(self.visible_text_of), list(self.visible_bytes_of)
+            texts = list(self.visible_text_of)
+            spelled = list(self.visible_bytes_of)
             for token_id in self.special_ids:
                 if self.text_of[token_id] in shown:
-                    texts[token_id], spelled[token_id] = self.text_of[token_id], self.bytes_of[token_id]
+                    texts[token_id] = self.text_of[token_id]
+                    spelled[token_id] = self.bytes_of[token_id]
             self._shown[shown] = texts, spelled
         return self._shown[shown]
 
@@ -65,11 +73,19 @@ def _whole(spelled: bytes) -> str | None:
 
 def _speller(tokenizer: Tokenizer) -> Any:
     """The function from a token to its bytes, by the steps that `tokenizer.decoder` names."""
-    steps = list(_steps(msgspec.json.decode(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}))
+    steps = list(
+        _steps(msgspec.json.decode(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {})
+    )
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return _byte_level
-    if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+    if "ByteFallback" in kinds and set(kinds) <= {
+        "Replace",
+        "ByteFallback",
+        "Fuse",
+        "Strip",
+        "Metaspace",
+    }:
         marks = [step["pattern"]["String"] for step in steps if step["type"] == "Replace"]
         return _SentencePiece(marks[0] if marks else "▁")
     if kinds == ["Metaspace"]:
@@ -86,11 +102,17 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def printable_bytes() -> dict[str, int]:
-    """Bytes by GPT-2's printable characters: a byte stands for itself where it is printable, otherwise for the next
-    free character past 255."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    """Bytes by GPT-2's printable characters: a byte stands for itself where it is printable,
+    otherwise for the next free character past 255."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
 
 
 _BYTE_OF = printable_bytes()
@@ -104,8 +126,8 @@ def _byte_level(token: str) -> bytes:
 
 
 class _SentencePiece:
-    """Bytes of a SentencePiece token. `▁` stands for a space and `<0xE2>` for a byte. A space that opens a whole text
-    is an answer's own: it stays."""
+    """Bytes of a SentencePiece token. `▁` stands for a space and `<0xE2>` for a byte. A space that
+    opens a whole text is an answer's own: it stays."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark

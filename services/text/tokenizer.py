@@ -1,4 +1,5 @@
-"""A model's tokenizer, read from its folder: text to ids and back. Knows nothing about chats or sampling."""
+"""A model's tokenizer, read from its folder: text to ids and back. Knows nothing about chats or
+sampling."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ PIECE_LEN = 4096
 """Number of characters in the pieces of a long text, so that all cores share it."""
 
 GUARD = "\ufdd0"
-"""Mark before a special token's text that is text; Unicode reserves the character for such uses, and no text may have
-it."""
+"""Mark before a special token's text that is text; Unicode reserves the character for such uses,
+and no text may have it."""
 
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 _PUBLISHED_PATTERNS = {pre.pattern for pre in PRE_TOKENIZERS.values() if pre.pattern is not None}
@@ -30,11 +31,13 @@ class TokenizerFilesError(Exception):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} cannot be used: {reason}")
-        self.path, self.reason = path, reason
+        self.path = path
+        self.reason = reason
 
 
 class Tokenizer:
-    """Text to token ids and back. Thread-safe; encoding and decoding release the interpreter lock."""
+    """Text to token ids and back. Thread-safe; encoding and decoding release the interpreter
+    lock."""
 
     def __init__(self, backend: Backend, config: dict[str, Any], vocab_size: int) -> None:
         self._backend = backend
@@ -64,13 +67,17 @@ class Tokenizer:
 
     @functools.cached_property
     def table(self) -> TokenTable:
-        """Table of the tokens' text. Made on first use: a caller that only encodes does not wait for it."""
+        """Table of the tokens' text. Made on first use: a caller that only encodes does not wait
+        for it."""
         return TokenTable(self._backend, self._vocab_size)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a text; `add_special_tokens` adds the special tokens of the model's own template of sequences."""
+        """Ids of a text; `add_special_tokens` adds the special tokens of the model's own template
+        of sequences."""
         if len(text) < 2 * PIECE_LEN or not self._cuts_anywhere:
-            return _ids(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0])
+            return _ids(
+                self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+            )
         pieces = self._backend.encode_batch_fast(_pieces(text), add_special_tokens=False)
         token_ids = [token_id for piece in pieces for token_id in piece.ids]
         if not add_special_tokens:
@@ -79,11 +86,13 @@ class Tokenizer:
         return [*before, *token_ids, *after]
 
     def guarded(self, text: str) -> str:
-        """The text with a mark before each special token that it contains: `encode_guarded` takes it for text."""
+        """The text with a mark before each special token that it contains: `encode_guarded` takes
+        it for text."""
         return self._special_pattern.sub(rf"{GUARD}\g<0>", text.replace(GUARD, "\ufffd"))
 
     def encode_guarded(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a text with guarded parts, as `encode`: special tokens there are spelled with other tokens."""
+        """Ids of a text with guarded parts, as `encode`: special tokens there are spelled with
+        other tokens."""
         if GUARD not in text:
             return self.encode(text, add_special_tokens=add_special_tokens)
         token_ids: list[int] = []
@@ -93,16 +102,24 @@ class Tokenizer:
                 assert token_id is not None
                 token_ids.append(token_id)
             elif piece:
-                plain = self._without_special.encode(piece.replace(GUARD, ""), add_special_tokens=False)
+                plain = self._without_special.encode(
+                    piece.replace(GUARD, ""), add_special_tokens=False
+                )
                 token_ids += plain.ids
         before, after = self._around if add_special_tokens else ([], [])
         return [*before, *token_ids, *after]
 
     @functools.cached_property
     def _special_pattern(self) -> re.Pattern[str]:
-        special = [token.content for token in self._backend.get_added_tokens_decoder().values() if token.special]
+        special = [
+            token.content
+            for token in self._backend.get_added_tokens_decoder().values()
+            if token.special
+        ]
         # The longest first, as the tokenizer takes them.
-        return re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+        return re.compile(
+            "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)"
+        )
 
     @functools.cached_property
     def _own_special_pattern(self) -> re.Pattern[str]:
@@ -128,12 +145,18 @@ class Tokenizer:
 
     @functools.cached_property
     def special_texts(self) -> dict[str, int]:
-        """Tokens that are no text to a grammar: special tokens, and added tokens that are written as a tag.
+        """Tokens that are no text to a grammar: special tokens, and added tokens that are written
+        as a tag.
 
-        The grammar compiler takes tags for special tokens, whether or not the tokenizer calls them so.
+        The grammar compiler takes tags for special tokens, whether or not the tokenizer calls them
+        so.
         """
         added = self._backend.get_added_tokens_decoder().items()
-        return {token.content: i for i, token in added if token.special or re.fullmatch("<.*>", token.content)}
+        return {
+            token.content: i
+            for i, token in added
+            if token.special or re.fullmatch("<.*>", token.content)
+        }
 
     def id_of(self, text: str) -> int | None:
         """Id of the one token that spells the text, if there is one."""
@@ -161,27 +184,39 @@ def _ids(encoding: Any) -> list[int]:
 
 
 def _may_cut_between_words(backend: Backend) -> bool:
-    """Whether ids of `a b` are always those of `a` and of ` b`, as in byte-level models whose words end at a space.
+    """Whether ids of `a b` are always those of `a` and of ` b`, as in byte-level models whose words
+    end at a space.
 
     This is certain for the published expressions only, so any other tokenizer gets its text whole.
     """
-    state = msgspec.json.decode(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer else {}
+    state = (
+        msgspec.json.decode(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer else {}
+    )
     steps = state.get("pretokenizers", [state])
     for step in steps:
         match step:
             case {"type": "ByteLevel", "add_prefix_space": False} | {"type": "Digits"}:
                 pass
-            case {"type": "Split", "pattern": {"Regex": pattern}, "invert": False} if pattern in _PUBLISHED_PATTERNS:
+            case {"type": "Split", "pattern": {"Regex": pattern}, "invert": False} if (
+                pattern in _PUBLISHED_PATTERNS
+            ):
                 pass
             case _:
                 return False
-    normalizer = msgspec.json.decode(backend.normalizer.__getstate__()) if backend.normalizer else {"type": "NFC"}
+    normalizer = (
+        msgspec.json.decode(backend.normalizer.__getstate__())
+        if backend.normalizer
+        else {"type": "NFC"}
+    )
     added = backend.get_added_tokens_decoder().values()
-    return normalizer["type"] == "NFC" and not any(token.rstrip or " " in token.content for token in added)
+    return normalizer["type"] == "NFC" and not any(
+        token.rstrip or " " in token.content for token in added
+    )
 
 
 def _pieces(text: str) -> list[str]:
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     while (cut := _BETWEEN_WORDS.search(text, start + PIECE_LEN)) is not None:
         pieces.append(text[start : cut.start()])
         start = cut.start()

@@ -31,7 +31,14 @@ def folder() -> Path:
 
 
 def measured(*args: str) -> accuracy.Accuracy:
-    command = [sys.executable, "-m", "headwater.bench.accuracy", "--json", f"--num-tokens={NUM_TOKENS}", *args]
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.bench.accuracy",
+        "--json",
+        f"--num-tokens={NUM_TOKENS}",
+        *args,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     [row] = json.loads(done.stdout)
     return accuracy.Accuracy(**row)
@@ -39,7 +46,8 @@ def measured(*args: str) -> accuracy.Accuracy:
 
 @pytest.mark.long
 def test_8_bit_activations_of_the_demo_model_stay_within_their_limits() -> None:
-    """Measured over 600 tokens, 2026-11-23: top-1 95 %, KL 0.004. Nothing but activations differs."""
+    """Measured over 600 tokens, 2026-11-23: top-1 95 %, KL 0.004. Nothing but activations
+    differs."""
     found = measured("--dtype=float32")
     assert (found.num_tokens, found.activations) == (NUM_TOKENS - 2, "int8")
     assert abs(found.change) < 1.0
@@ -51,9 +59,12 @@ def test_8_bit_activations_of_the_demo_model_stay_within_their_limits() -> None:
 @pytest.mark.long
 def test_a_wrong_scale_in_one_layer_shows(folder: Path, tmp_path: Path) -> None:
     """One of its tiles is scaled by two, in the file that is served."""
-    options = accuracy.ExecutorOptions(model_folder=folder, max_model_len=64, activation_dtype="model")
+    options = accuracy.ExecutorOptions(
+        model_folder=folder, max_model_len=64, activation_dtype="model"
+    )
     window = list(range(200, 264))
-    exact, faulty = accuracy.WholeModel(options, 64), accuracy.WholeModel(_faulty(folder, tmp_path, options), 64)
+    exact = accuracy.WholeModel(options, 64)
+    faulty = accuracy.WholeModel(_faulty(folder, tmp_path, options), 64)
     with torch.inference_mode():
         assert accuracy.scores(exact, exact, window).divergence.abs().max() < 1e-5
         found = accuracy.scores(faulty, exact, window)
@@ -61,7 +72,9 @@ def test_a_wrong_scale_in_one_layer_shows(folder: Path, tmp_path: Path) -> None:
     assert (found.served != found.expanded).any()
 
 
-def _faulty(folder: Path, tmp_path: Path, options: accuracy.ExecutorOptions) -> accuracy.ExecutorOptions:
+def _faulty(
+    folder: Path, tmp_path: Path, options: accuracy.ExecutorOptions
+) -> accuracy.ExecutorOptions:
     tensors = model_file.load(folder, torch.device("cpu"), keeps_packed=True)
     blocks = tensors["layers.3.down.blocks"].clone()
     scales = blocks[:320].view(torch.float16)[:32]
@@ -82,32 +95,56 @@ def test_a_model_whose_weights_are_not_packed_is_refused(tmp_path: Path) -> None
 @pytest.mark.long
 def test_a_model_is_compared_with_another_one_and_rounding_shows(tmp_path: Path) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
-    dense, found = convert(tmp_path / "hf", tmp_path / "ours"), {}
+    dense = convert(tmp_path / "hf", tmp_path / "ours")
+    found = {}
     accuracy.exact_model.cache_clear()
     for kind in ("fp8", "int8", "int4"):
         (tmp_path / kind).mkdir()
         conversion.convert(
-            tmp_path / "hf", tmp_path / kind, dtype="float32", progress=lambda done, total: None, quantization=kind
+            tmp_path / "hf",
+            tmp_path / kind,
+            dtype="float32",
+            progress=lambda done, total: None,
+            quantization=kind,
         )
-        found[kind] = accuracy.measure(tmp_path / kind, kind, [list(range(3, 130))], against=("dense", dense))
-    assert [found[kind].activations for kind in ("fp8", "int8", "int4")] == ["float32", "int8", "int8"]
+        found[kind] = accuracy.measure(
+            tmp_path / kind, kind, [list(range(3, 130))], against=("dense", dense)
+        )
+    assert [found[kind].activations for kind in ("fp8", "int8", "int4")] == [
+        "float32",
+        "int8",
+        "int8",
+    ]
     assert found["int8"].kl_mean < found["int4"].kl_mean
     assert found["int4"].against == "dense"
-    assert [accuracy.exact_model.cache_info()[at] for at in (0, 1)] == [2, 1], "the dense model is loaded once"
-    unrounded = accuracy.measure(
-        tmp_path / "int8", "int8", [list(range(3, 130))], against=("dense", dense), activation_dtype="model"
+    assert [accuracy.exact_model.cache_info()[at] for at in (0, 1)] == [2, 1], (
+        "the dense model is loaded once"
     )
-    assert (unrounded.activations, unrounded.perplexity != found["int8"].perplexity) == ("float32", True)
+    unrounded = accuracy.measure(
+        tmp_path / "int8",
+        "int8",
+        [list(range(3, 130))],
+        against=("dense", dense),
+        activation_dtype="model",
+    )
+    assert (unrounded.activations, unrounded.perplexity != found["int8"].perplexity) == (
+        "float32",
+        True,
+    )
     same = accuracy.measure(dense, "dense", [list(range(3, 130))], against=("dense", dense))
     assert (same.kl_mean, same.top1_agreement, same.change) == (0, 1, 0)
 
 
 @pytest.mark.gpu
-def test_a_gpu_serves_what_is_compared_and_a_model_whose_tokens_it_does_not_round_is_refused(tmp_path: Path) -> None:
+def test_a_gpu_serves_what_is_compared_and_a_model_whose_tokens_it_does_not_round_is_refused(
+    tmp_path: Path,
+) -> None:
     packed, expanded = written_blocks(tmp_path)
     window = list(range(3, 130))
     alone = accuracy.measure(packed, "packed", [window], device="cuda")
-    beside = accuracy.measure(packed, "packed", [window], against=("expanded", expanded), device="cuda")
+    beside = accuracy.measure(
+        packed, "packed", [window], against=("expanded", expanded), device="cuda"
+    )
     assert alone.activations == beside.activations == "fp8"
     assert alone.kl_mean == beside.kl_mean > 0
     with pytest.raises(ConfigError, match="against is 'none'; allowed: a model to compare with"):
@@ -119,7 +156,9 @@ def test_a_text_is_cut_into_windows_and_a_single_token_left_out() -> None:
     assert list(accuracy.windows_of([1, 2, 3], 8)) == [[1, 2, 3]]
 
 
-def test_windows_begin_as_the_model_expects_a_text_to_begin(demo_folder: Path, tmp_path: Path) -> None:
+def test_windows_begin_as_the_model_expects_a_text_to_begin(
+    demo_folder: Path, tmp_path: Path
+) -> None:
     """As a model of Gemma does, which predicts next to nothing without its first token."""
     plain = load_text_model(demo_folder, "plain", ServingChoices()).tokenizer
     assert accuracy.head_of(plain) == []
@@ -127,8 +166,14 @@ def test_windows_begin_as_the_model_expects_a_text_to_begin(demo_folder: Path, t
     path = tmp_path / "begun" / "tokenizer.json"
     content = json.loads(path.read_text())
     begin = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
-    template = {"type": "TemplateProcessing", "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}], "pair": []}
-    template["special_tokens"] = {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [],
+    }
+    template["special_tokens"] = {
+        "<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}
+    }
     path.write_text(json.dumps(content | {"post_processor": template}))
     begun = load_text_model(tmp_path / "begun", "begun", ServingChoices()).tokenizer
     assert accuracy.head_of(begun) == [1]

@@ -19,7 +19,8 @@ def test_the_end_of_the_first_sequence_is_a_chunk_on_the_rest_of_it() -> None:
 
 
 def test_a_limit_is_of_products_for_prompts_and_of_memory_for_decode() -> None:
-    prompt, decode = batch_of([8192], [8192]), batch_of([1] * 64, [2048] * 64)
+    prompt = batch_of([8192], [8192])
+    decode = batch_of([1] * 64, [2048] * 64)
     assert not prompt.decodes
     assert decode.decodes
     assert round(prompt.limit_ms, 3) == 0.691  # 550 GFLOP at 796 TFLOP/s

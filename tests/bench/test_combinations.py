@@ -9,9 +9,17 @@ from headwater.bench import combinations
 from headwater.bench.combinations import cells_seen, note, page, read_results
 
 
-def line(name: str, place: tuple[int, int], seen: str, outcome: str = "passed", phase: str = "call") -> dict[str, Any]:
+def line(
+    name: str, place: tuple[int, int], seen: str, outcome: str = "passed", phase: str = "call"
+) -> dict[str, Any]:
     cell = {"name": name, "place": list(place)} | ({"seen": seen} if outcome == "passed" else {})
-    return {"id": name, "phase": phase, "outcome": outcome, "error": seen, "properties": {"cell": cell}}
+    return {
+        "id": name,
+        "phase": phase,
+        "outcome": outcome,
+        "error": seen,
+        "properties": {"cell": cell},
+    }
 
 
 LINES: list[dict[str, Any]] = [
@@ -49,9 +57,13 @@ def test_the_page_marks_each_cell_by_platform_and_names_its_commit(docs: Path) -
     assert "| a × a | gpu | same tokens | c0ffee2 | " in written
 
 
-def test_a_whole_run_forgets_cells_that_are_no_more_and_others_add_to_what_is_there(docs: Path) -> None:
+def test_a_whole_run_forgets_cells_that_are_no_more_and_others_add_to_what_is_there(
+    docs: Path,
+) -> None:
     note(cells_seen(LINES), "cpu", "c0ffee1", forget=True)
     note(cells_seen([line("a × a", (0, 0), "same bits")]), "gpu", "c0ffee2", forget=False)
     assert set(read_results()) == {"a × a", "a × b", "b × b"}
     note(cells_seen(LINES[:3]), "cpu", "c0ffee1", forget=True)
-    assert {name: set(cell["platforms"]) for name, cell in read_results().items()} == {"a × a": {"cpu", "gpu"}}
+    assert {name: set(cell["platforms"]) for name, cell in read_results().items()} == {
+        "a × a": {"cpu", "gpu"}
+    }

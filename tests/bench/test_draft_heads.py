@@ -32,20 +32,27 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_chatting_model(tmp_path_factory.mktemp("chatting"))
 
 
-@pytest.mark.parametrize("kind", long_but([kind for kind in CONFIGS if "biases" not in kind], "eagle3", "medusa"))
+@pytest.mark.parametrize(
+    "kind", long_but([kind for kind in CONFIGS if "biases" not in kind], "eagle3", "medusa")
+)
 @torch.no_grad()
-def test_chains_over_whole_texts_guess_what_a_chain_alone_guesses(kind: str, tmp_path: Path) -> None:
-    """Each link of each chain against the twin of the engine's tests, which computes one chain in float64."""
+def test_chains_over_whole_texts_guess_what_a_chain_alone_guesses(
+    kind: str, tmp_path: Path
+) -> None:
+    """Each link of each chain against the twin of the engine's tests, which computes one chain in
+    float64."""
     model = random_checkpoint("qwen3", tmp_path / "hf")
     teacher = model_twin(convert(tmp_path / "hf", tmp_path / "ours"))
-    tensors, depth = random_heads(kind), 4
+    tensors = random_heads(kind)
+    depth = 4
     alone = HeadsTwin(model, CONFIGS[kind], tensors)
     config = HeadsConfig.from_hf(CONFIGS[kind], teacher.config)
     token_ids = tensors["d2t"] + torch.arange(len(tensors["d2t"])) if "d2t" in tensors else None
     heads = twin_of(config, tensors, teacher, token_ids)
     prompt = torch.randint(3, 512, (9,), generator=torch.Generator().manual_seed(2)).tolist()
     whole = [*prompt, *alone.guesses(prompt, depth), 5, 6]
-    ids, inputs = torch.tensor([whole, whole[::-1]]), {layer: torch.empty(0) for layer in config.input_layers}
+    ids = torch.tensor([whole, whole[::-1]])
+    inputs = {layer: torch.empty(0) for layer in config.input_layers}
     final = teacher.hidden(ids, inputs)
     for i, hidden in enumerate(heads.links(ids, final, inputs, depth)):
         # The chain behind the prompt reads the state before its last token first.
@@ -53,9 +60,12 @@ def test_chains_over_whole_texts_guess_what_a_chain_alone_guesses(kind: str, tmp
         assert (best if token_ids is None else int(token_ids[best])) == whole[len(prompt) + i]
 
 
-def test_noise_that_is_drawn_beside_a_token_draws_it_and_others_as_often_as_they_are_likely() -> None:
+def test_noise_that_is_drawn_beside_a_token_draws_it_and_others_as_often_as_they_are_likely() -> (
+    None
+):
     torch.manual_seed(0)
-    count, logits = 20_000, torch.tensor([0.5, -1.0, 1.5, 0.0])
+    count = 20_000
+    logits = torch.tensor([0.5, -1.0, 1.5, 0.0])
     tokens = torch.multinomial(logits.softmax(0), count, replacement=True)
     noise = shared_noise(logits.expand(count, -1), tokens)
     assert torch.equal((logits.log_softmax(0) + noise).argmax(1), tokens)
@@ -64,8 +74,11 @@ def test_noise_that_is_drawn_beside_a_token_draws_it_and_others_as_often_as_they
     torch.testing.assert_close(shares, others.softmax(0), atol=0.015, rtol=0)
 
 
-def qualities(kind: str, chatting: Path, learned: list[Text], **asked: Any) -> tuple[list[ChainQuality], ...]:
-    served, teacher = registry.read_config(chatting), model_twin(chatting)
+def qualities(
+    kind: str, chatting: Path, learned: list[Text], **asked: Any
+) -> tuple[list[ChainQuality], ...]:
+    served = registry.read_config(chatting)
+    teacher = model_twin(chatting)
     sizes = {"intermediate": 64, "draft_vocab": 0, "num_heads": 3, "kv_heads": 0} | asked
     config = HeadsConfig.from_hf(published_config(kind, chatting, served, **sizes), served)
     states = TeacherStates(teacher, config.input_layers)
@@ -79,7 +92,8 @@ def qualities(kind: str, chatting: Path, learned: list[Text], **asked: Any) -> t
 
 def spoken_by(teacher: DecoderTwin, num_texts: int) -> list[Text]:
     """Greedy answers to prompts of few kinds, which heads can learn."""
-    generator, found = torch.Generator().manual_seed(3), []
+    generator = torch.Generator().manual_seed(3)
+    found = []
     for _ in range(num_texts):
         ids = torch.randint(20, 23, (3,), generator=generator).tolist()
         with torch.no_grad():
@@ -91,7 +105,9 @@ def spoken_by(teacher: DecoderTwin, num_texts: int) -> list[Text]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
-def test_training_makes_more_guesses_stand_on_texts_that_are_held_back(kind: str, chatting: Path) -> None:
+def test_training_makes_more_guesses_stand_on_texts_that_are_held_back(
+    kind: str, chatting: Path
+) -> None:
     before, after = qualities(kind, chatting, spoken_by(model_twin(chatting), 64))
     assert [found.temperature for found in after] == [0.0]
     assert after[0].tokens_per_step > before[0].tokens_per_step + 0.2
@@ -112,8 +128,29 @@ def test_the_command_writes_heads_that_fit_their_model(
 ) -> None:
     app = Typer()
     app.command()(main)
-    flags = ["--kind", kind, "--model", str(chatting), "--answers", "24", "--answer-tokens", "20", "--steps", "3"]
-    flags += ["--rows", "8", "--device", "cpu", "--intermediate", "64", "--batch-tokens", "512", *more]
+    flags = [
+        "--kind",
+        kind,
+        "--model",
+        str(chatting),
+        "--answers",
+        "24",
+        "--answer-tokens",
+        "20",
+        "--steps",
+        "3",
+    ]
+    flags += [
+        "--rows",
+        "8",
+        "--device",
+        "cpu",
+        "--intermediate",
+        "64",
+        "--batch-tokens",
+        "512",
+        *more,
+    ]
     result = CliRunner().invoke(app, [str(tmp_path / "heads"), *flags])
     assert result.exit_code == 0, result.output
     assert "trained: " in result.output
@@ -123,13 +160,21 @@ def test_the_command_writes_heads_that_fit_their_model(
     file = json.loads((tmp_path / "heads" / "config.json").read_text())
     if kind == "eagle3":
         # The model has two query heads for each of its two key heads.
-        assert (file["draft_vocab_size"], file["num_key_value_heads"], file["num_attention_heads"]) == (100, 3, 6)
+        assert (
+            file["draft_vocab_size"],
+            file["num_key_value_heads"],
+            file["num_attention_heads"],
+        ) == (100, 3, 6)
     assert kind != "medusa" or file == {"medusa_num_heads": 2, "medusa_num_layers": 1}
 
 
 def test_sizes_that_no_heads_have_are_refused_by_name(chatting: Path) -> None:
     served = registry.read_config(chatting)
     with pytest.raises(ConfigError, match="draft_vocab is -1; allowed: 0…"):
-        published_config("eagle3", chatting, served, intermediate=64, kv_heads=0, draft_vocab=-1, num_heads=0)
+        published_config(
+            "eagle3", chatting, served, intermediate=64, kv_heads=0, draft_vocab=-1, num_heads=0
+        )
     with pytest.raises(ConfigError, match="kv_heads is -1; allowed: 0 or more"):
-        published_config("eagle3", chatting, served, intermediate=64, kv_heads=-1, draft_vocab=0, num_heads=0)
+        published_config(
+            "eagle3", chatting, served, intermediate=64, kv_heads=-1, draft_vocab=0, num_heads=0
+        )

@@ -33,7 +33,9 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("family", long_but(FAMILIES_OF_THE_DECODER, FAMILIES_OF_THE_DECODER[0]))
-def test_the_twin_computes_the_logits_that_transformers_computes(family: str, tmp_path: Path) -> None:
+def test_the_twin_computes_the_logits_that_transformers_computes(
+    family: str, tmp_path: Path
+) -> None:
     model = random_checkpoint(family, tmp_path / "hf")
     twin = twin_of(convert(tmp_path / "hf", tmp_path / "ours"))
     token_ids = torch.randint(3, 512, (2, 37), generator=torch.Generator().manual_seed(1))
@@ -46,7 +48,8 @@ def test_layers_that_the_twin_has_not_are_refused_by_name(tmp_path: Path) -> Non
     random_checkpoint("gemma3", tmp_path / "hf")
     folder = convert(tmp_path / "hf", tmp_path / "ours")
     with pytest.raises(
-        ConfigError, match="architectures is 'Gemma3ForCausalLM'; allowed: one with the layers of Llama"
+        ConfigError,
+        match="architectures is 'Gemma3ForCausalLM'; allowed: one with the layers of Llama",
     ):
         twin_of(folder)
 
@@ -54,15 +57,26 @@ def test_layers_that_the_twin_has_not_are_refused_by_name(tmp_path: Path) -> Non
 def texts(num_texts: int, seed: int = 2) -> list[Text]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(12, 40, (num_texts,), generator=generator).tolist()
-    return [Text(torch.randint(3, 250, (length,), generator=generator).tolist(), 5) for length in lengths]
+    return [
+        Text(torch.randint(3, 250, (length,), generator=generator).tolist(), 5)
+        for length in lengths
+    ]
 
 
 @pytest.mark.long
-def test_tuning_brings_a_student_nearer_to_its_teacher_on_texts_that_it_has_not_seen(chatting: Path) -> None:
-    teacher, learned = twin_of(chatting), texts(128)
-    tensors = {name: tensor.clone() for name, tensor in teacher.tensors.items() if not name.startswith("layers.2.")}
+def test_tuning_brings_a_student_nearer_to_its_teacher_on_texts_that_it_has_not_seen(
+    chatting: Path,
+) -> None:
+    teacher = twin_of(chatting)
+    learned = texts(128)
+    tensors = {
+        name: tensor.clone()
+        for name, tensor in teacher.tensors.items()
+        if not name.startswith("layers.2.")
+    }
     student = DecoderTwin(replace(teacher.config, num_layers=2), tensors)
-    tuning, losses = Tuning(steps=60, batch_tokens=1024, learning_rate=2e-3), list[float]()
+    tuning = Tuning(steps=60, batch_tokens=1024, learning_rate=2e-3)
+    losses = list[float]()
     before = quality(student, teacher, learned, tuning)
     distill(student, teacher, learned, tuning, lambda step, loss: losses.append(loss))
     after = quality(student, teacher, learned, tuning)
@@ -85,14 +99,29 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(chatting: Path) -> N
 def test_the_command_writes_a_folder_that_fits_its_model(chatting: Path, tmp_path: Path) -> None:
     app = Typer()
     app.command()(main)
-    flags = ["--model", str(chatting), "--layers", "2", "--answers", "24", "--answer-tokens", "20", "--steps", "4"]
-    result = CliRunner().invoke(app, [str(tmp_path / "draft"), *flags, "--rows", "8", "--device", "cpu"])
+    flags = [
+        "--model",
+        str(chatting),
+        "--layers",
+        "2",
+        "--answers",
+        "24",
+        "--answer-tokens",
+        "20",
+        "--steps",
+        "4",
+    ]
+    result = CliRunner().invoke(
+        app, [str(tmp_path / "draft"), *flags, "--rows", "8", "--device", "cpu"]
+    )
     assert result.exit_code == 0, result.output
     assert "tuned: same likeliest token" in result.output
     check_draft_model(chatting, tmp_path / "draft")
     assert registry.read_config(tmp_path / "draft").num_layers == 2
     assert ModelManifest.read(tmp_path / "draft").name == "chatting-draft"
-    kept, stored = (model_file.load(folder, torch.device("cpu")) for folder in (tmp_path / "draft", chatting))
+    kept, stored = (
+        model_file.load(folder, torch.device("cpu")) for folder in (tmp_path / "draft", chatting)
+    )
     assert kept.keys() == {name for name in stored if not name.startswith("layers.2.")}
     # The answers were tuned on: layers have moved, the embedding has not.
     assert torch.equal(kept["embed"], stored["embed"])

@@ -29,4 +29,6 @@ def test_every_number_of_rows_is_measured_at_every_length() -> None:
     result = CliRunner().invoke(app, ["--steps", "2", "--learned", "0", "--json"])
     assert result.exit_code == 0
     seen = [(each["num_rows"], each["context_len"]) for each in json.loads(result.output)]
-    assert seen == [(rows, length) for length in (2_048, 32_768) for rows in (1, 1, 16, 16, 256, 256)]
+    assert seen == [
+        (rows, length) for length in (2_048, 32_768) for rows in (1, 1, 16, 16, 256, 256)
+    ]

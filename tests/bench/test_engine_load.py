@@ -21,7 +21,9 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path, {"device": "cpu", "load_format": "dummy", "num_threads": 1})
 
 
-def test_so_many_requests_run_at_any_time_and_all_are_answered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_requests_run_at_any_time_and_all_are_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[StepOutput] = []
     step = Engine.step
 
@@ -33,11 +35,18 @@ def test_so_many_requests_run_at_any_time_and_all_are_answered(bench: Bench, mon
     monkeypatch.setattr(Engine, "step", heard)
     assert closed_loop(bench, requests(bench, LOAD, LOAD.num_requests), LOAD.concurrency) > 0
     assert sum(len(output.token_ids) for output in said) == LOAD.num_requests * LOAD.output_len
-    assert max(output.load.num_running + output.load.num_waiting for output in said) == LOAD.concurrency
+    assert (
+        max(output.load.num_running + output.load.num_waiting for output in said)
+        == LOAD.concurrency
+    )
     assert bench.engine.load().num_running == 0
 
 
-def test_the_rate_is_that_of_the_best_run_after_the_warm_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_that_of_the_best_run_after_the_warm_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seconds = iter([0.5, 4.0, 2.0, 3.0])
-    monkeypatch.setattr(engine_load, "closed_loop", lambda bench, requests, concurrency: next(seconds))
+    monkeypatch.setattr(
+        engine_load, "closed_loop", lambda bench, requests, concurrency: next(seconds)
+    )
     assert measure(bench, LOAD, runs=3) == {"output_tokens_per_s": 16.0, "seconds": 2.0}

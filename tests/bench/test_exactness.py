@@ -30,14 +30,19 @@ def trial(engine: SmallEngine) -> Trial:
     return Trial(engine.executor, engine.config, TINY["vocab_size"], 0, stress)
 
 
-def test_an_engine_whose_bits_do_not_depend_on_company_shows_no_difference(engine: SmallEngine) -> None:
+def test_an_engine_whose_bits_do_not_depend_on_company_shows_no_difference(
+    engine: SmallEngine,
+) -> None:
     compared = trial(engine)
     assert list(compared.rounds(6)) == [[]]
     assert (compared.num_rounds > 0, compared.num_compared) == (True, 18)
 
 
-def test_a_token_that_company_changes_is_found(engine: SmallEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    retire, rows = SingleExecutor.retire, dict[int, int]()
+def test_a_token_that_company_changes_is_found(
+    engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retire = SingleExecutor.retire
+    rows = dict[int, int]()
 
     def submit(self: SingleExecutor, plan: StepPlan, submit=SingleExecutor.submit) -> int:  # type: ignore[no-untyped-def]
         handle: int = submit(self, plan)
@@ -57,7 +62,8 @@ def test_a_token_that_company_changes_is_found(engine: SmallEngine, monkeypatch:
 def test_keys_that_company_changes_are_found_where_no_token_does(
     engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, cache = SingleExecutor.submit, engine.executor._runner._kv_cache
+    submit = SingleExecutor.submit
+    cache = engine.executor._runner._kv_cache
 
     def a_bit_more(self: SingleExecutor, plan: StepPlan) -> int:
         handle = submit(self, plan)
@@ -74,13 +80,24 @@ def test_keys_that_company_changes_are_found_where_no_token_does(
 @pytest.mark.long
 def test_the_program_tells_each_engine_and_what_it_has_no_answer_for() -> None:
     whole = subprocess.run(
-        [*COMMAND, "--requests=4", "--processes=2", "--shape=demo"], capture_output=True, text=True, check=False
+        [*COMMAND, "--requests=4", "--processes=2", "--shape=demo"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     report = json.loads(whole.stdout.splitlines()[-1])
     assert whole.returncode == 0, whole.stderr
-    assert (report["requests"], report["compared"], report["different"], report["missing"]) == (4, 12, 0, [])
+    assert (report["requests"], report["compared"], report["different"], report["missing"]) == (
+        4,
+        12,
+        0,
+        [],
+    )
     late = subprocess.run(
-        [*COMMAND, "--requests=4", "--limit=0", "--shape=demo"], capture_output=True, text=True, check=False
+        [*COMMAND, "--requests=4", "--limit=0", "--shape=demo"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert late.returncode == 1
     assert len(json.loads(late.stdout.splitlines()[-1])["missing"]) == 4

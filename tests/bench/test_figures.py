@@ -25,7 +25,9 @@ ROWS = [
 ]
 
 
-def test_no_figure_of_a_table_is_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_figure_of_a_table_is_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     show_rows(ROWS, "steps", as_json=False)
     said = capsys.readouterr().out
@@ -42,7 +44,9 @@ def test_json_holds_every_field(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_measurement_is_a_line_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    show_figures({"p50_ms": {"alone": 1.5}, "missing": None, "tokens": 12345}, "a gateway", as_json=False)
+    show_figures(
+        {"p50_ms": {"alone": 1.5}, "missing": None, "tokens": 12345}, "a gateway", as_json=False
+    )
     said = capsys.readouterr().out
     assert [word in said for word in ("p50 ms", "alone 1.5", "–", "12,345")] == [True] * 4
 

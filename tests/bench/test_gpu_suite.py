@@ -38,7 +38,9 @@ def run(*ids: str, limit: float = 60.0) -> tuple[list[str], dict[str, str]]:
         assert row == {"id": name}
         told.append(name)
 
-    return told, run_named(ids, "id", lambda left: [sys.executable, "-c", PROGRAM, *left], limit, hear)
+    return told, run_named(
+        ids, "id", lambda left: [sys.executable, "-c", PROGRAM, *left], limit, hear
+    )
 
 
 def test_what_fails_loses_nothing_else() -> None:
@@ -84,7 +86,9 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_a_report_names_the_commit_or_outside_a_checkout_the_content(tmp_path: Path) -> None:
-    checkout, copy, other = tmp_path / "checkout", tmp_path / "copy", tmp_path / "project" / "copy"
+    checkout = tmp_path / "checkout"
+    copy = tmp_path / "copy"
+    other = tmp_path / "project" / "copy"
     for folder in (checkout, copy, other):
         (folder / "kernels").mkdir(parents=True)
         (folder / "kernels/gemm.py").write_text("1")
@@ -107,7 +111,9 @@ def test_a_report_names_the_commit_or_outside_a_checkout_the_content(tmp_path: P
     assert source_version(copy) != tree
 
 
-def test_a_report_says_that_the_peer_was_measured_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_says_that_the_peer_was_measured_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     suite = Suite(runs=1, limit=1.0, output=None, dry_run=True)
     assert suite.close()
     said = capsys.readouterr()
@@ -123,7 +129,10 @@ def test_a_report_says_that_the_peer_was_measured_elsewhere(capsys: pytest.Captu
     ("flags", "said"),
     [
         (["--tensor-parallel-size=3"], "tensor_parallel_size is 3; allowed: 1 or 2"),
-        (["--tensor-parallel-size=2", "--part=serve"], "part is serve; allowed: tests, sums, compute, large"),
+        (
+            ["--tensor-parallel-size=2", "--part=serve"],
+            "part is serve; allowed: tests, sums, compute, large",
+        ),
     ],
 )
 def test_sizes_and_parts_without_figures_are_refused(flags: list[str], said: str) -> None:
@@ -140,7 +149,13 @@ def _app() -> typer.Typer:
 
 @pytest.mark.long
 def test_the_whole_suite_runs_dry(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "headwater.bench.gpu_suite", "--dry-run", f"--output={tmp_path / 'report'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.bench.gpu_suite",
+        "--dry-run",
+        f"--output={tmp_path / 'report'}",
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     report = json.loads(done.stdout.splitlines()[-1])
     assert report == json.loads((tmp_path / "report").read_text())

@@ -26,12 +26,15 @@ LATE = [0.01] * 98 + [0.05] * 2
         (0.5, [0.02], "refused", False),
     ],
 )
-def test_a_good_request_keeps_both_objectives(first_at: float, gaps: list[float], error: str, expected: bool) -> None:
+def test_a_good_request_keeps_both_objectives(
+    first_at: float, gaps: list[float], error: str, expected: bool
+) -> None:
     assert is_good(Outcome(sent_at=0.0, first_at=first_at, gaps=gaps, error=error)) is expected
 
 
 @pytest.mark.parametrize(
-    ("flag", "allowed"), [("--part=push", "allowed: pull, mixes"), ("--mix=1/1", "allowed: 8192/16")]
+    ("flag", "allowed"),
+    [("--part=push", "allowed: pull, mixes"), ("--mix=1/1", "allowed: 8192/16")],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(flag: str, allowed: str) -> None:
     app = typer.Typer()
@@ -43,7 +46,14 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(flag: str, al
 
 @pytest.mark.long
 def test_both_parts_run_on_a_cpu() -> None:
-    command = [sys.executable, "-m", "headwater.bench.hand_over", "--dry-run", "--runs=1", "--up=--device=cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.bench.hand_over",
+        "--dry-run",
+        "--runs=1",
+        "--up=--device=cpu",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     pull, together, split = map(json.loads, done.stdout.splitlines())

@@ -73,13 +73,29 @@ def test_computes():
 def test_aborts():
     os.abort()
 {COMES_LAST}"""
-UNUSED_PLUGINS = ("cacheprovider", "asyncio", "hypothesispytest", "langsmith_plugin", "schemathesis", "anyio", "valkey")
+UNUSED_PLUGINS = (
+    "cacheprovider",
+    "asyncio",
+    "hypothesispytest",
+    "langsmith_plugin",
+    "schemathesis",
+    "anyio",
+    "valkey",
+)
 INI = f"[pytest]\nmarkers = gpu\naddopts = {' '.join(f'-p no:{name}' for name in UNUSED_PLUGINS)}\n"
 NAMES = (
-    *("test_passes", "test_fails", "test_is_skipped", "test_leaves_something_behind", "test_wants_nothing_left_behind"),
+    *(
+        "test_passes",
+        "test_fails",
+        "test_is_skipped",
+        "test_leaves_something_behind",
+        "test_wants_nothing_left_behind",
+    ),
     *("test_ruins[1]", "test_ruins[2]", "test_computes", "test_aborts", "test_comes_last"),
 )
-RUINED = "Failed: test_module.py::test_ruins[1] has left its process unusable: an illegal memory access"
+RUINED = (
+    "Failed: test_module.py::test_ruins[1] has left its process unusable: an illegal memory access"
+)
 
 
 @pytest.fixture
@@ -116,15 +132,20 @@ def test_each_test_has_a_verdict_of_its_own(folder: Path, workers: tuple[str, ..
     assert failures["test_ruins[2]"] == "AssertionError: seen at once (at test_module.py:26)"
     assert failures["test_aborts"].startswith("its process failed with -6")
     assert named(verdicts.failed_together) == {
-        "test_wants_nothing_left_behind": "AssertionError: something was left behind (at test_module.py:21)"
+        "test_wants_nothing_left_behind": "AssertionError: something was left behind (at "
+        "test_module.py:21)"
     }
     if workers[0] == "-n":
         # xdist replaced each worker that ended: every test was reached.
         assert (verdicts.run_again, verdicts.notes) == (5, {})
     else:
         assert verdicts.run_again == 7
-        victims = dict.fromkeys(("test_computes", "test_comes_last"), "test_module.py::test_ruins[1]")
-        assert named(verdicts.notes) == {name: f"passed alone; failed behind {by}" for name, by in victims.items()}
+        victims = dict.fromkeys(
+            ("test_computes", "test_comes_last"), "test_module.py::test_ruins[1]"
+        )
+        assert named(verdicts.notes) == {
+            name: f"passed alone; failed behind {by}" for name, by in victims.items()
+        }
     assert json.loads(json.dumps(verdicts.plain()))["failed"] == 5
 
 
@@ -133,25 +154,35 @@ def test_each_test_has_a_verdict_of_its_own(folder: Path, workers: tuple[str, ..
 def test_a_process_that_dies_without_a_word_takes_no_result_with_it(folder: Path) -> None:
     (folder / "test_module.py").write_text(f"{HEAD}{FIRST}{DIES_BEHIND_IT}{COMES_LAST}")
     verdicts = run(folder, "-p", "no:xdist")
-    assert (verdicts.green, verdicts.passed, verdicts.failed, verdicts.run_again) == (False, 2, 1, 2)
+    assert (verdicts.green, verdicts.passed, verdicts.failed, verdicts.run_again) == (
+        False,
+        2,
+        1,
+        2,
+    )
     assert named(verdicts.failed_together) == {"test_dies": "its process ended"}
     assert named(verdicts.notes) == {"test_comes_last": "passed alone; was not reached"}
     assert verdicts.why.startswith("failed with -6")
 
 
 def test_a_file_that_cannot_be_collected_is_a_failure_with_its_error(folder: Path) -> None:
-    (folder / "test_module.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_passes(): pass\n")
+    (folder / "test_module.py").write_text(
+        "import pytest\n@pytest.mark.gpu\ndef test_passes(): pass\n"
+    )
     assert run(folder).green
     (folder / "test_other.py").write_text("import no_such_module\n")
     verdicts = run(folder, "--continue-on-collection-errors")
     assert (verdicts.green, verdicts.passed) == (False, 1)
-    assert verdicts.failures == {"test_other.py": "ModuleNotFoundError: No module named 'no_such_module'"}
+    assert verdicts.failures == {
+        "test_other.py": "ModuleNotFoundError: No module named 'no_such_module'"
+    }
 
 
 @pytest.mark.long
 def test_what_there_was_no_time_for_is_not_green(folder: Path) -> None:
     (folder / "test_module.py").write_text(
-        "import pytest, time\npytestmark = pytest.mark.gpu\ndef test_a(): pass\ndef test_b(): time.sleep(600)\n"
+        "import pytest, time\npytestmark = pytest.mark.gpu\ndef test_a(): pass\ndef test_b(): "
+        "time.sleep(600)\n"
     )
     verdicts = run(folder, "-p", "no:xdist", limit=8.0)
     assert (verdicts.green, verdicts.passed, verdicts.why) == (False, 1, "out of time")
@@ -166,7 +197,9 @@ def test_nothing_collected_is_not_green(folder: Path) -> None:
 
 
 def test_a_failure_that_was_not_run_again_stays_one() -> None:
-    together = Results(collected=["a", "b"], outcomes={"a": "failed"}, errors={"a": "wrong"}, started={"a", "b"})
+    together = Results(
+        collected=["a", "b"], outcomes={"a": "failed"}, errors={"a": "wrong"}, started={"a", "b"}
+    )
     verdicts = judge(together, {"a": None, "b": None})
     assert verdicts.failures == {"a": "wrong (not run again: out of time)"}
     assert (verdicts.not_run, verdicts.run_again, verdicts.green) == (["b"], 0, False)
@@ -182,15 +215,29 @@ def test_a_failure_that_was_not_run_again_stays_one() -> None:
         pytest.param(True, "2", id="by group-2", marks=pytest.mark.long),
     ],
 )
-def test_plain_pytest_loses_no_result_to_a_ruined_worker(folder: Path, by_group: bool, num_workers: str) -> None:
+def test_plain_pytest_loses_no_result_to_a_ruined_worker(
+    folder: Path, by_group: bool, num_workers: str
+) -> None:
     """Two files, each with two tests that ruin their process and one that aborts it."""
     (folder / "conftest.py").write_text(CONFTEST + (BY_GROUP if by_group else ""))
     (folder / "test_other.py").write_text(MODULE)
     path = folder / "results"
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", num_workers, "-p", "headwater.bench.pytest_results"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-n",
+        num_workers,
+        "-p",
+        "headwater.bench.pytest_results",
+    ]
     # xdist replaces four workers for each that it began with.
     command += ["--max-worker-restart=6"]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    }
     done = subprocess.run(
         [*command, f"--results-file={path}"],
         cwd=folder,
@@ -208,9 +255,15 @@ def test_plain_pytest_loses_no_result_to_a_ruined_worker(folder: Path, by_group:
     for file in ("test_module.py", "test_other.py"):
         culprits = {name for name in NAMES if f"{file}::{name}" in results.culprits}
         assert culprits == {"test_ruins[1]", "test_ruins[2]", "test_aborts"}
-        assert results.outcomes[f"{file}::test_computes"] == results.outcomes[f"{file}::test_comes_last"] == "passed"
+        assert (
+            results.outcomes[f"{file}::test_computes"]
+            == results.outcomes[f"{file}::test_comes_last"]
+            == "passed"
+        )
     assert results.victims == {}
     # Each once: what ended a worker is not run again.
-    crashed = Counter(line for line in done.stdout.splitlines() if line.startswith("replacing crashed worker"))
+    crashed = Counter(
+        line for line in done.stdout.splitlines() if line.startswith("replacing crashed worker")
+    )
     assert len(crashed) == 6
     assert "has left its process unusable: an illegal memory access" in done.stdout

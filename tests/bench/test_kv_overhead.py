@@ -11,7 +11,11 @@ from headwater.bench import kv_overhead
 
 def test_engines_with_host_memory_and_with_pulls_are_compared_with_one_without() -> None:
     rows = kv_overhead.engine_overheads(8, 20, 0.01, runs=2)
-    assert [row.what.partition(":")[0] for row in rows] == ["host memory", "pulls", "host memory and pulls"]
+    assert [row.what.partition(":")[0] for row in rows] == [
+        "host memory",
+        "pulls",
+        "host memory and pulls",
+    ]
     assert len({row.without_tier for row in rows}) == 1
     for row in rows:
         assert row.without_tier > 0
@@ -24,11 +28,16 @@ def test_of_each_step_the_shortest_of_all_rounds_counts() -> None:
     rounds = iter([[[4, 1], [3, 2], [2, 9], [1, 9]], [[9, 1], [2, 2], [3, 3], [4, 5]]])
     with patch.object(kv_overhead, "_step_seconds", lambda *_: np.array(next(rounds)) * 1e-6):
         rows = kv_overhead.engine_overheads(8, 2, 0.01, runs=2)
-    assert [(row.without_tier, row.with_tier) for row in rows] == [(2.5, 2.0), (2.5, 2.5), (2.5, 3.0)]
+    assert [(row.without_tier, row.with_tier) for row in rows] == [
+        (2.5, 2.0),
+        (2.5, 2.5),
+        (2.5, 3.0),
+    ]
 
 
 def test_both_take_turns_and_their_first_rounds_do_not_count() -> None:
-    order, values = "", {"a": [1.0, 7.0, 5.0, 6.0], "b": [0.0, 3.0, 4.0, 2.0]}
+    order = ""
+    values = {"a": [1.0, 7.0, 5.0, 6.0], "b": [0.0, 3.0, 4.0, 2.0]}
 
     def say(name: str) -> float:
         nonlocal order

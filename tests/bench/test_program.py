@@ -19,7 +19,9 @@ def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
         assert spec is not None
         places = spec.submodule_search_locations
         source = Path(places[0]) / "__main__.py" if places else Path(spec.origin or "")
-        assert "run_program(" in source.read_text() or "program_name()" in source.read_text(), module
+        assert "run_program(" in source.read_text() or "program_name()" in source.read_text(), (
+            module
+        )
 
 
 @pytest.mark.long
@@ -31,7 +33,17 @@ def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
     ],
 )
 def test_a_setting_that_cannot_be_used_is_one_line(flag: str, said: str) -> None:
-    command = [sys.executable, "-m", "headwater.bench", "offline", "--workload=O4", "--device=cpu", "--dry-run"]
-    done = subprocess.run([*command, flag], stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.bench",
+        "offline",
+        "--workload=O4",
+        "--device=cpu",
+        "--dry-run",
+    ]
+    done = subprocess.run(
+        [*command, flag], stderr=subprocess.PIPE, text=True, check=False, timeout=120
+    )
     assert done.returncode == 1
     assert done.stderr == f"headwater bench offline: {said}\n"

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from headwater.bench.program import BENCHMARKS
-from headwater.bench.report import RESULTS, add_row, digest_of, read_topics, render, shares_of, write_report
+from headwater.bench.report import (
+    RESULTS,
+    add_row,
+    digest_of,
+    read_topics,
+    render,
+    shares_of,
+    write_report,
+)
 from headwater.bench.report_pages import claims_of, topic_page
 from headwater.bench.result_rows import RowError, by_series, read_rows
 
@@ -51,7 +59,9 @@ def test_the_pages_are_those_of_the_rows() -> None:
     pages = render(TOPICS)
     stale = [name for name, text in pages.items() if (ROOT / "docs" / name).read_text() != text]
     assert stale == [], "run `headwater bench report`"
-    assert {path.name for path in (ROOT / "docs" / "benchmarks").glob("*.md")} == {f"{topic}.md" for topic in TOPICS}
+    assert {path.name for path in (ROOT / "docs" / "benchmarks").glob("*.md")} == {
+        f"{topic}.md" for topic in TOPICS
+    }
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -75,7 +85,9 @@ def test_the_command_of_a_claim_is_one_that_there_is(topic: str) -> None:
         program, *words = command.split()
         known = {
             "headwater": lambda rest: rest[0] == "bench" and rest[1] in BENCHMARKS,
-            "python": lambda rest: rest[0] == "-m" and list(ROOT.glob(f"{rest[1].replace('.', '/')}*")),
+            "python": lambda rest: (
+                rest[0] == "-m" and list(ROOT.glob(f"{rest[1].replace('.', '/')}*"))
+            ),
             "pytest": lambda rest: (ROOT / rest[0]).exists(),
         }
         if program not in known or not known[program](words):
@@ -87,7 +99,11 @@ def test_every_commit_is_in_the_history() -> None:
     if git("rev-parse", "--is-shallow-repository").strip() != "false":
         pytest.skip("no git history here")
     commits = {each.commit for rows in TOPICS.values() for each in rows}
-    kinds = git("cat-file", "--batch-check=%(objecttype)", text="".join(f"{each}^{{commit}}\n" for each in commits))
+    kinds = git(
+        "cat-file",
+        "--batch-check=%(objecttype)",
+        text="".join(f"{each}^{{commit}}\n" for each in commits),
+    )
     assert [line for line in kinds.splitlines() if line != "commit"] == []
 
 
@@ -102,18 +118,28 @@ def test_every_commit_is_in_the_history() -> None:
     ],
     ids=["without machine", "empty command", "commit", "value", "unknown field"],
 )
-def test_a_row_that_is_none_is_named_by_file_and_line(tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
+def test_a_row_that_is_none_is_named_by_file_and_line(
+    tmp_path: Path, wrong: dict[str, Any], told: str
+) -> None:
     with pytest.raises(RowError, match=f"^{re.escape(told)}$"):
         read_rows(rows_in(tmp_path, ROW, wrong))
 
 
 def test_the_newest_row_of_a_series_stands_before_its_history(tmp_path: Path) -> None:
-    newest = row(date="2026-11-23", value=[5.0, 6.0], target=5.5, peers={"other": 11}, note="cold | warm")
+    newest = row(
+        date="2026-11-23", value=[5.0, 6.0], target=5.5, peers={"other": 11}, note="cold | warm"
+    )
     rows = read_rows(rows_in(tmp_path, newest, row(), row(what="ready", value=1234.5)))
-    assert [[each.median for each in series] for series in by_series(rows).values()] == [[5.5, 5.5], [1234.5]]
+    assert [[each.median for each in series] for series in by_series(rows).values()] == [
+        [5.5, 5.5],
+        [1234.5],
+    ]
     page = topic_page("cpu", "# On a CPU", rows)
     before, history = page.split("Before:")
-    assert "5–6 s | ≤ 5.5 s | in part | other 11 (0.50 ×) | A | d14ad46, 2026-11-23 | cold &#124; warm |" in before
+    assert (
+        "5–6 s | ≤ 5.5 s | in part | other 11 (0.50 ×) | A | d14ad46, 2026-11-23 | cold "
+        "&#124; warm |" in before
+    )
     assert "| ready | seconds | 1,234 s |" in before
     assert history.count("d14ad46, 2026-11-21") == 1
 
@@ -138,28 +164,52 @@ def test_a_target_is_met_by_all_readings_and_by_the_interval(
 def test_another_reading_is_added_with_what_the_series_has(tmp_path: Path) -> None:
     path = rows_in(tmp_path, row(target=15, claim=True, note="beside others"))
     text = path.read_text()
-    wanted = "^" + re.escape("cpu.jsonl has no series of 'last token' and 'seconds'; write its row by hand") + "$"
+    wanted = (
+        "^"
+        + re.escape("cpu.jsonl has no series of 'last token' and 'seconds'; write its row by hand")
+        + "$"
+    )
     with pytest.raises(RowError, match=wanted):
         add_row(path, "last token", "seconds", [1.0])
-    with pytest.raises(RowError, match=f"^not added to cpu.jsonl: commit is 'd14ad46.dirty'; {COMMITS}$"):
+    with pytest.raises(
+        RowError, match=f"^not added to cpu.jsonl: commit is 'd14ad46.dirty'; {COMMITS}$"
+    ):
         add_row(path, "first token", "seconds", [1.0], commit="d14ad46+dirty")
     assert path.read_text() == text
     add_row(path, "first token", "seconds", [5.0, 5.2], commit="c45458e", machine="A, load 2")
     added = read_rows(path)[-1]
-    assert (added.value, added.commit, added.machine, added.note) == ([5.0, 5.2], "c45458e", "A, load 2", "")
+    assert (added.value, added.commit, added.machine, added.note) == (
+        [5.0, 5.2],
+        "c45458e",
+        "A, load 2",
+        "",
+    )
     assert (added.target, added.claim, added.command) == (15, True, ROW["command"])
 
 
 @pytest.mark.long
 def test_a_report_writes_what_differs(tmp_path: Path) -> None:
     written = {str(path.relative_to(tmp_path)) for path in write_report(tmp_path)}
-    assert written == {"benchmarks.md"} | {f"benchmarks/{each}{end}" for each in TOPICS for end in (".md", ".svg")}
+    assert written == {"benchmarks.md"} | {
+        f"benchmarks/{each}{end}" for each in TOPICS for end in (".md", ".svg")
+    }
     assert write_report(tmp_path) == []
 
 
 @pytest.mark.long
 def test_the_command_says_what_it_lacks() -> None:
     topics = ", ".join(sorted(path.stem for path in RESULTS.glob("*.jsonl")))
-    command = [sys.executable, "-m", "headwater.bench.report", "--add=gpu", "--what=a", "--metric=b", "--value=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.bench.report",
+        "--add=gpu",
+        "--what=a",
+        "--metric=b",
+        "--value=1",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (1, f"headwater bench report: no topic 'gpu'; there are {topics}\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"headwater bench report: no topic 'gpu'; there are {topics}\n",
+    )

@@ -49,7 +49,9 @@ async def test_every_request_is_sent_once_over_two_processes(stub_url: str) -> N
 
 async def test_a_server_that_is_gone_is_told_not_raised() -> None:
     dialogues = list(datasets.random_prompts(2, SHAPE, np.random.default_rng(0)))
-    outcomes, _ = await asyncio.to_thread(drive, "http://127.0.0.1:1", dialogues, None, 2, 1, quiet=True)
+    outcomes, _ = await asyncio.to_thread(
+        drive, "http://127.0.0.1:1", dialogues, None, 2, 1, quiet=True
+    )
     assert all(outcome.error for outcome in outcomes)
 
 
@@ -68,7 +70,10 @@ def test_gamma_arrivals_keep_their_rate(shape: float) -> None:
 
 def test_a_chat_sends_everything_said_before() -> None:
     chat = Chat(["a?", "b?"], {"model": "stub"})
-    assert chat.next_body(None) == {"messages": [{"role": "user", "content": "a?"}], "model": "stub"}
+    assert chat.next_body(None) == {
+        "messages": [{"role": "user", "content": "a?"}],
+        "model": "stub",
+    }
     second = chat.next_body("yes")
     assert second is not None
     assert [message["content"] for message in second["messages"]] == ["a?", "yes", "b?"]
@@ -98,24 +103,47 @@ def test_words_instead_of_ids_ask_for_nothing_that_openai_does_not_know() -> Non
 
 @pytest.mark.long
 @pytest.mark.parametrize("suffix", long_but(("png", "html"), "png"))
-async def test_a_run_leaves_its_figures_and_a_plot(stub_url: str, tmp_path: Path, suffix: str) -> None:
-    plot, output = tmp_path / f"plot.{suffix}", tmp_path / "run.json"
-    command = [sys.executable, "-m", "headwater.bench.serve", f"--base-url={stub_url}/v1", "--num-requests=8", "--json"]
-    command += ["--workers=1", "--slo-ttft-ms=5000", f"--plot={plot}", f"--output={output}", "--output-len=4"]
+async def test_a_run_leaves_its_figures_and_a_plot(
+    stub_url: str, tmp_path: Path, suffix: str
+) -> None:
+    plot = tmp_path / f"plot.{suffix}"
+    output = tmp_path / "run.json"
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.bench.serve",
+        f"--base-url={stub_url}/v1",
+        "--num-requests=8",
+        "--json",
+    ]
+    command += [
+        "--workers=1",
+        "--slo-ttft-ms=5000",
+        f"--plot={plot}",
+        f"--output={output}",
+        "--output-len=4",
+    ]
     command += ["--arrival=poisson", "--rate=100", "--warmup=2"]
     run = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     printed, _ = await run.communicate()
-    report, kept = json.loads(printed), json.loads(output.read_text())
+    report = json.loads(printed)
+    kept = json.loads(output.read_text())
     assert run.returncode == 0
     assert kept == {"settings": kept["settings"], **report}
-    assert (report["requests"], report["goodput_share"], kept["settings"]["rate"]) == (8, 1.0, 100.0)
+    assert (report["requests"], report["goodput_share"], kept["settings"]["rate"]) == (
+        8,
+        1.0,
+        100.0,
+    )
     assert {"p50", "p90", "p95", "p99"} < report["itl_ms"].keys()
     begins = plot.read_bytes()[:15]
     assert begins == b"<!doctype html>" if suffix == "html" else begins.startswith(b"\x89PNG")
 
 
 def test_a_plot_of_an_unknown_kind_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match=r"a plot is one of .png, .svg, .pdf, .html; got 'plot.gif'"):
+    with pytest.raises(
+        typer.BadParameter, match=r"a plot is one of .png, .svg, .pdf, .html; got 'plot.gif'"
+    ):
         check_plot(tmp_path / "plot.gif")
 
 

@@ -37,7 +37,9 @@ def test_edits_are_as_many_and_as_long_as_their_definition_says() -> None:
     assert len(exchanges) == edits.NUM_EDITS >= 50
     assert {len(each.answer_ids) in edits.TOKENS for each in exchanges} == {True}
     # An answer that stood in its prompt would be no edit.
-    assert not any(each.answer_ids == each.prompt_ids[-len(each.answer_ids) :] for each in exchanges)
+    assert not any(
+        each.answer_ids == each.prompt_ids[-len(each.answer_ids) :] for each in exchanges
+    )
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -88,7 +90,8 @@ def test_turns_of_agents_follow_from_their_seed_and_quote_what_was_read() -> Non
 
     random.seed(1)
     first = agent_turns(encode)
-    prompts, answers = texts[::2], texts[1::2]
+    prompts = texts[::2]
+    answers = texts[1::2]
     random.seed(2)
     texts = []
     assert [each.name for each in agent_turns(encode)] == [each.name for each in first]
@@ -99,7 +102,8 @@ def test_turns_of_agents_follow_from_their_seed_and_quote_what_was_read() -> Non
         quoted = call["arguments"].get("pattern") or call["arguments"]["path"]
         assert quoted in prompt
         if call["name"] == "edit_file":
-            old, new = call["arguments"]["old"], call["arguments"]["new"]
+            old = call["arguments"]["old"]
+            new = call["arguments"]["new"]
             assert old != new
             assert set(old.splitlines()) & set(new.splitlines())
 
@@ -110,7 +114,14 @@ def test_random_tokens_are_the_same_each_time() -> None:
     assert [len(each.answer_ids) for each in exchanges] == [128] * 3
 
 
-COMMAND = [sys.executable, "-m", "headwater.bench.speculation", "--dry-run", "--device=cpu", "--threads=1"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "headwater.bench.speculation",
+    "--dry-run",
+    "--device=cpu",
+    "--threads=1",
+]
 COMMAND += ["--runs=1", "--json"]
 
 
@@ -120,7 +131,9 @@ def test_the_benchmark_runs_dry(workloads: list[str]) -> None:
     forced = [*COMMAND, *(f"--workload={name}" for name in workloads)]
     done = subprocess.run(forced, capture_output=True, text=True, check=True, timeout=300)
     rows = json.loads(done.stdout.splitlines()[-1])
-    assert [(row["workload"], row["rows"]) for row in rows] == [(name, each) for name in workloads for each in (1, 2)]
+    assert [(row["workload"], row["rows"]) for row in rows] == [
+        (name, each) for name in workloads for each in (1, 2)
+    ]
     for row in rows:
         assert row["different_tokens"] == 0
         assert row["off"]["tokens_per_step"] == 1.0
@@ -133,7 +146,10 @@ def test_the_benchmark_runs_dry_on_a_models_own_answers() -> None:
     own = [*COMMAND, "--own-answers", "--edited", "--workload=chat"]
     free = subprocess.run(own, capture_output=True, text=True, check=True)
     rows = json.loads(free.stdout.splitlines()[-1])
-    assert [(row["temperature"], row["different_tokens"]) for row in rows] == [(0.0, 0), (1.0, 0)] * 2
+    assert [(row["temperature"], row["different_tokens"]) for row in rows] == [
+        (0.0, 0),
+        (1.0, 0),
+    ] * 2
     assert all(row["is_edited"] for row in rows)
 
 
@@ -143,10 +159,13 @@ def test_heads_draft_whole_chains_where_they_are_told_to(tmp_path: Path) -> None
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     heads = publish(tmp_path / "heads", {"medusa_num_heads": 1, "medusa_num_layers": 1}, tensors)
     command = [*COMMAND, "--workload=chat", "--rows=1", "--whole-drafts"]
-    done = subprocess.run([*command, f"--draft-heads={heads}"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*command, f"--draft-heads={heads}"], capture_output=True, text=True, check=True
+    )
     row = json.loads(done.stdout.splitlines()[-1])[0]
     assert row["different_tokens"] == 0
-    # Three answers of up to 48 tokens: a guess in each step but that of a prompt and the last of an answer.
+    # Three answers of up to 48 tokens: a guess in each step but that of a prompt and the last of an
+    # answer.
     assert 30 < row["drafted"] <= 3 * 46
     without = subprocess.run(command, capture_output=True, text=True, check=False)
     assert without.returncode != 0

@@ -34,7 +34,10 @@ def pids(started: list[float]) -> Iterator[dict[str, int]]:
     """Processes of a server, of a gateway, and of an engine with a core."""
     with ExitStack() as stack:
         started.append(time.time())
-        processes = {name: subprocess.Popen(["sleep", "60"]) for name in ("nats", "engine-0", CORE, "gateway-0")}
+        processes = {
+            name: subprocess.Popen(["sleep", "60"])
+            for name in ("nats", "engine-0", CORE, "gateway-0")
+        }
         for process in processes.values():
             stack.callback(process.wait)
             stack.callback(process.terminate)
@@ -59,9 +62,15 @@ def test_the_spans_of_each_process_follow_one_another_up_to_ready(
         "waits until the gateway is ready",
     ]
     core = [span for span in spans if span.process == CORE]
-    assert [span.phase for span in core] == ["interpreter and first imports", "loading weights", "warming up"]
+    assert [span.phase for span in core] == [
+        "interpreter and first imports",
+        "loading weights",
+        "warming up",
+    ]
     assert [span.end for span in core] == pytest.approx([2.0, 3.0, 4.0], abs=1e-3)
-    assert [span.end for span in spans if span.process == "gateway-0"] == pytest.approx([3.5], abs=1e-3)
+    assert [span.end for span in spans if span.process == "gateway-0"] == pytest.approx(
+        [3.5], abs=1e-3
+    )
     # A child is dated to a hundredth of a second.
     assert all(0.98 < span.begin < last - began + 0.02 for span in spans if span.process == "nats")
     assert all(later.begin == pytest.approx(span.end) for span, later in pairwise(core))
@@ -69,9 +78,16 @@ def test_the_spans_of_each_process_follow_one_another_up_to_ready(
 
 def test_processor_time_of_a_cluster_is_that_of_all_its_processes() -> None:
     spin = "import time; [None for _ in iter(lambda: time.process_time() < 0.3, False)]"
-    grandchild = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {spin!r}]); time.sleep(60)"
+    grandchild = (
+        "import subprocess, sys, time; subprocess.run([sys.executable, '-c', "
+        f"{spin!r}]); time.sleep(60)"
+    )
     with subprocess.Popen(
-        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"]
+        [
+            sys.executable,
+            "-c",
+            f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])",
+        ]
     ) as process:
         try:
             while cpu_seconds_of_all(process.pid) < 0.3:
@@ -84,8 +100,14 @@ def test_processor_time_of_a_cluster_is_that_of_all_its_processes() -> None:
 def test_a_bar_begins_and_ends_where_its_span_does() -> None:
     half = Span(process="core", phase="loading", begin=1.0, end=2.0, cpu=0.5)
     text = StringIO()
-    Console(file=text, width=200).print(draw([Span(process="up", phase="all", begin=0.0, end=2.0), half]))
-    bars = [line.split("│")[-2].rstrip() for line in text.getvalue().splitlines() if "━" in line and "│" in line]
+    Console(file=text, width=200).print(
+        draw([Span(process="up", phase="all", begin=0.0, end=2.0), half])
+    )
+    bars = [
+        line.split("│")[-2].rstrip()
+        for line in text.getvalue().splitlines()
+        if "━" in line and "│" in line
+    ]
     assert [bar.count("━") for bar in bars] == [60, 30]
     assert [len(bar) for bar in bars] == [61, 61]
     assert "0.50" in text.getvalue()
@@ -107,11 +129,19 @@ def record_of(pids: dict[str, int]) -> ClusterRecord:
         if name != CORE
     )
     return ClusterRecord(
-        pid=pids["gateway-0"], model="m", rest="http://", grpc="", nats_url="", redis_url="", stages=stages
+        pid=pids["gateway-0"],
+        model="m",
+        rest="http://",
+        grpc="",
+        nats_url="",
+        redis_url="",
+        stages=stages,
     )
 
 
 def write_log(log: Path, began: float, phases: list[tuple[str, float]], *, ready: float) -> None:
     lines = [{"event": "loading", "phase": phase, "at": began + at} for phase, at in phases]
-    lines.append({"event": "ready", "timestamp": datetime.fromtimestamp(began + ready, UTC).isoformat()})
+    lines.append(
+        {"event": "ready", "timestamp": datetime.fromtimestamp(began + ready, UTC).isoformat()}
+    )
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))

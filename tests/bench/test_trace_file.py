@@ -1,4 +1,5 @@
-"""Files of recorded requests that cannot be used: one sentence and exit code 2, before anything is measured."""
+"""Files of recorded requests that cannot be used: one sentence and exit code 2, before anything is
+measured."""
 
 from __future__ import annotations
 
@@ -24,14 +25,37 @@ RECEIPT = {
 }
 BENCH = "headwater.bench"
 COMMANDS = {
-    "policies": ["tests.simulation.policy_replay", "--skip-ladder", "--policy=round robin", "--trace"],
-    "serve trace": [BENCH, "serve", "--base-url=http://127.0.0.1:9", "--warmup=1", "--dataset=trace", "--path"],
-    "serve jsonl": [BENCH, "serve", "--base-url=http://127.0.0.1:9", "--warmup=1", "--dataset=jsonl", "--path"],
+    "policies": [
+        "tests.simulation.policy_replay",
+        "--skip-ladder",
+        "--policy=round robin",
+        "--trace",
+    ],
+    "serve trace": [
+        BENCH,
+        "serve",
+        "--base-url=http://127.0.0.1:9",
+        "--warmup=1",
+        "--dataset=trace",
+        "--path",
+    ],
+    "serve jsonl": [
+        BENCH,
+        "serve",
+        "--base-url=http://127.0.0.1:9",
+        "--warmup=1",
+        "--dataset=jsonl",
+        "--path",
+    ],
     "cluster": ["tests.simulation.cluster", "--trace"],
     "replay": [BENCH, "replay"],
 }
 BROKEN = {
-    "policies": (TRACE, TRACE | {"input_length": "long"}, "Expected `int`, got `str` - at `$.input_length`"),
+    "policies": (
+        TRACE,
+        TRACE | {"input_length": "long"},
+        "Expected `int`, got `str` - at `$.input_length`",
+    ),
     "serve trace": (TRACE, TRACE | {"hash_ids": [-1]}, "Expected `int` >= 0 - at `$.hash_ids[0]`"),
     "serve jsonl": ({"prompt": "x"}, {}, "Object missing required field `messages` or `prompt`"),
     "cluster": (TRACE, {"timestamp": 1}, "Object missing required field `input_length`"),
@@ -50,7 +74,8 @@ def refused(name: str, path: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     program = f"headwater bench {flags[0]}" if module == BENCH else f"python -m {module}"
-    said, of_whom = done.stderr, f"{program}: {path}"
+    said = done.stderr
+    of_whom = f"{program}: {path}"
     assert said.startswith(of_whom)
     assert said.count("\n") == 1
     return said.removeprefix(of_whom).strip()
@@ -61,7 +86,10 @@ def refused(name: str, path: Path) -> str:
 def test_a_file_without_requests_ends_the_command(name: str, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text("\n \n")
-    assert refused(name, path) == f": there are no {'receipts' if name == 'replay' else 'requests'} in it"
+    assert (
+        refused(name, path)
+        == f": there are no {'receipts' if name == 'replay' else 'requests'} in it"
+    )
 
 
 @pytest.mark.parametrize("name", long_but(COMMANDS, "policies"))

@@ -53,10 +53,30 @@ def test_a_profile_that_is_none_is_refused_by_name(tmp_path: Path, content: str)
 
 @pytest.mark.long
 def test_a_search_over_real_lines_ends_in_a_profile_that_a_line_starts_with(tmp_path: Path) -> None:
-    profile, plot = tmp_path / "best.json", tmp_path / "front.png"
-    command = [sys.executable, "-m", "headwater.bench.tune", "--executor=simulated", f"--profile={profile}", "--json"]
-    command += [f"--plot={plot}", "--token-budget=256,512", "--max-seqs=2,64", "--chunk=0", "--replicas=1"]
-    command += ["--num-candidates=0", "--eta=2", "--num-requests=24", "--output-len=16", "--slo-e2e-ms=5000"]
+    profile = tmp_path / "best.json"
+    plot = tmp_path / "front.png"
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.bench.tune",
+        "--executor=simulated",
+        f"--profile={profile}",
+        "--json",
+    ]
+    command += [
+        f"--plot={plot}",
+        "--token-budget=256,512",
+        "--max-seqs=2,64",
+        "--chunk=0",
+        "--replicas=1",
+    ]
+    command += [
+        "--num-candidates=0",
+        "--eta=2",
+        "--num-requests=24",
+        "--output-len=16",
+        "--slo-e2e-ms=5000",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
     trials = json.loads(done.stdout)
     assert len(trials) >= 4

@@ -1,4 +1,5 @@
-"""A Chromium without a window, driven over its own pipe with the DevTools protocol: no driver and no port beside it."""
+"""A Chromium without a window, driven over its own pipe with the DevTools protocol: no driver and
+no port beside it."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class Page:
     """One tab. Scripts are expressions; what they say comes back as plain data."""
 
     def __init__(self, browser: Chromium, session: str) -> None:
-        self._browser, self._session = browser, session
+        self._browser = browser
+        self._session = session
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
@@ -61,7 +63,13 @@ class Page:
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited. Raises `PageError`."""
-        told = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True)
+        told = self.send(
+            "Runtime.evaluate",
+            expression=script,
+            awaitPromise=True,
+            returnByValue=True,
+            userGesture=True,
+        )
         if (thrown := told.get("exceptionDetails")) is not None:
             raise PageError(thrown.get("exception", {}).get("description") or thrown["text"])
         return told["result"].get("value")
@@ -77,7 +85,9 @@ class Page:
                     return value
             time.sleep(0.05)
         text = self.run("document.body.innerText")
-        raise PageError(f"{script} did not become true in {seconds:g} s; the page says:\n{text[:3000]}")
+        raise PageError(
+            f"{script} did not become true in {seconds:g} s; the page says:\n{text[:3000]}"
+        )
 
     def click(self, selector: str) -> None:
         self.wait(f"document.querySelector({json.dumps(selector)})")
@@ -107,7 +117,9 @@ class Page:
         self.send("Emulation.setEmulatedMedia", features=scheme)
 
     def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
+        path.write_bytes(
+            base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
+        )
 
     @property
     def complaints(self) -> list[str]:
@@ -144,7 +156,8 @@ class Chromium:
         )
         os.close(read_end)
         os.close(write_end)
-        self._numbers, self._rest = itertools.count(1), b""
+        self._numbers = itertools.count(1)
+        self._rest = b""
         self._answers: dict[int, dict[str, Any]] = {}
         self.complaints: dict[str, list[str]] = {}
         self.requested: dict[str, list[str]] = {}
@@ -162,13 +175,16 @@ class Chromium:
     def new_page(self) -> Page:
         """A tab that shares nothing with others."""
         context = self.send("Target.createBrowserContext")["browserContextId"]
-        target = self.send("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        target = self.send("Target.createTarget", url="about:blank", browserContextId=context)[
+            "targetId"
+        ]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.targets[session] = target
         return Page(self, session)
 
     def send(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
-        """The answer to a command. Raises `PageError` for one that the browser refuses, or does not answer."""
+        """The answer to a command. Raises `PageError` for one that the browser refuses, or does not
+        answer."""
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
         message |= {"sessionId": session} if session else {}
@@ -195,7 +211,8 @@ class Chromium:
         if "id" in message:
             self._answers[message["id"]] = message
             return
-        session, params = message.get("sessionId", ""), message.get("params", {})
+        session = message.get("sessionId", "")
+        params = message.get("params", {})
         note: Callable[[str], None] = self.complaints.setdefault(session, []).append
         if message["method"] == "Runtime.exceptionThrown":
             note(params["exceptionDetails"].get("exception", {}).get("description", "an exception"))

@@ -1,4 +1,5 @@
-"""The console's screenshots in docs/images: `python -m tests.browser.screenshots URL`, of a deployment without keys.
+"""The console's screenshots in docs/images: `python -m tests.browser.screenshots URL`, of a
+deployment without keys.
 
 Asks a question and keeps a few requests under way meanwhile, so that the pages show something.
 """
@@ -19,7 +20,8 @@ from .chromium import Chromium, Page, find_chromium
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 QUESTION = "What is a headwater? Answer in two sentences, then name two rivers as a list."
 PREFIXES = [
-    "You are a careful assistant of a library that answers questions about rivers, lakes and springs. " * 10,
+    "You are a careful assistant of a library that answers questions about rivers, lakes and "
+    "springs. " * 10,
     "You review code for a compiler team, line by line and politely, and name risks first. " * 10,
 ]
 TENANTS = ("ada", "grace", "linus")
@@ -32,10 +34,18 @@ def keep_asking(url: str, number: int, until: float) -> None:
     with httpx.Client(base_url=url, timeout=60) as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
         while time.monotonic() < until:
-            system, user = draw.choice(PREFIXES), f"Question {draw.randint(0, 9)}: what is a headwater?"
+            system = draw.choice(PREFIXES)
+            user = f"Question {draw.randint(0, 9)}: what is a headwater?"
             messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-            body = {"model": model, "messages": messages, "max_tokens": draw.randint(40, 200), "ignore_eos": True}
-            client.post("/v1/chat/completions", json=body, headers={"x-tenant": draw.choice(TENANTS)})
+            body = {
+                "model": model,
+                "messages": messages,
+                "max_tokens": draw.randint(40, 200),
+                "ignore_eos": True,
+            }
+            client.post(
+                "/v1/chat/completions", json=body, headers={"x-tenant": draw.choice(TENANTS)}
+            )
 
 
 def show(page: Page, view: str, file: str, width: int, height: int, *, dark: bool = False) -> None:
@@ -49,7 +59,10 @@ def main(url: str) -> None:
     program = find_chromium()
     if program is None:
         sys.exit("Chromium is missing")
-    with tempfile.TemporaryDirectory() as profile, Chromium.running(program, Path(profile)) as browser:
+    with (
+        tempfile.TemporaryDirectory() as profile,
+        Chromium.running(program, Path(profile)) as browser,
+    ):
         page = browser.new_page()
         page.resize(1100, 720)
         page.open(url)
@@ -59,7 +72,10 @@ def main(url: str) -> None:
         page.wait("document.querySelector('.assistant .facts:not([hidden], .waiting)')", 120)
         show(page, "chat", "console-chat.png", 1100, 720)
         until = time.monotonic() + LOAD_SECONDS
-        clients = [threading.Thread(target=keep_asking, args=(url, number, until)) for number in range(NUM_CLIENTS)]
+        clients = [
+            threading.Thread(target=keep_asking, args=(url, number, until))
+            for number in range(NUM_CLIENTS)
+        ]
         for client in clients:
             client.start()
         page.run("location.hash = '#live'")

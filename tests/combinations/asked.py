@@ -1,4 +1,5 @@
-"""What every cell asks: prompts, lengths, and the request in which capabilities meet. The same in both worlds."""
+"""What every cell asks: prompts, lengths, and the request in which capabilities meet. The same in
+both worlds."""
 
 from __future__ import annotations
 
@@ -32,12 +33,15 @@ class Asked:
     weights: str = ""
     """Of the model: see `Capability`."""
     awaited: tuple[Capability, ...] = ()
-    """Capabilities that take place by a race of this request with another one or with a loss, which it may win, only on
-    the engine that answered the same before, or once in many steps."""
+    """Capabilities that take place by a race of this request with another one or with a loss, which
+    it may win, only on the engine that answered the same before, or once in many steps."""
 
 
-def asked(capabilities: Sequence[Capability], needs: Fields, more: Fields, moves: frozenset[Move]) -> Asked:
-    """A request in which these capabilities meet; `more` are fields that depend on other answers."""
+def asked(
+    capabilities: Sequence[Capability], needs: Fields, more: Fields, moves: frozenset[Move]
+) -> Asked:
+    """A request in which these capabilities meet; `more` are fields that depend on other
+    answers."""
     options: dict[str, object] = {}
     fields: dict[str, object] = {**PLAIN, **needs}
     for each in capabilities:
@@ -45,7 +49,9 @@ def asked(capabilities: Sequence[Capability], needs: Fields, more: Fields, moves
         fields |= each.asks
         moves |= each.moves
     awaited = tuple(
-        each for each in capabilities if (each.moves & RACES or each.is_probed) and each.aside(capabilities) is None
+        each
+        for each in capabilities
+        if (each.moves & RACES or each.is_probed) and each.aside(capabilities) is None
     )
     weights = next((each.weights for each in capabilities if each.weights), "")
     return Asked(options, fields | dict(more), moves, weights, awaited)

@@ -1,4 +1,5 @@
-"""The capabilities: each one an object, in the order of the table. Add one here and its row exists."""
+"""The capabilities: each one an object, in the order of the table. Add one here and its row
+exists."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ TEMPERATURE = 0.25
 """Low enough for penalties of logits to matter to random weights too."""
 PATTERN = "([a-e] ){32,36}"
 GRAMMAR_TOKENS = 44
-"""A trained model takes one for each letter. Fewer may all have been said when a replica is lost."""
+"""A trained model takes one for each letter. Fewer may all have been said when a replica is
+lost."""
 PLACES = ["Ulm", "Oulu", "Graz", "Lima", "Perth"]
 WEATHER = {
     "type": "object",
@@ -58,8 +60,8 @@ NO_PLAN = "a row that is not drawn plainly is planned a step at a time"
 
 
 def _stops_before_the_end(without: Answer) -> Fields:
-    """A stop string out of the answer: of all pieces before its last part the one that comes latest. What repeats
-    itself there ends where it begins to."""
+    """A stop string out of the answer: of all pieces before its last part the one that comes
+    latest. What repeats itself there ends where it begins to."""
     text = without.text
     pieces = (text[begin : begin + 6] for begin in range(len(text) * 3 // 4 + 1))
     return {"stop": [max(pieces, key=text.index)]}
@@ -93,7 +95,11 @@ PREEMPTION = Capability(
     moves=frozenset({Move.CROWD}),
     settings=frozenset({"kv_cache_memory", "gpu_memory_utilization"}),
     took_place=lambda answer: answer.num_preemptions > 0,
-    beside={"beams": Aside(because="a search asks for one token at a time, whose blocks are free a step later")},
+    beside={
+        "beams": Aside(
+            because="a search asks for one token at a time, whose blocks are free a step later"
+        )
+    },
 )
 HOST_MEMORY = Capability(
     name="host memory",
@@ -110,7 +116,11 @@ HOST_MEMORY = Capability(
 DISK = Capability(
     name="disk",
     promise=Promise.SAME,
-    options={"num_blocks": TIGHT_BLOCKS, "kv_disk_dir": DISK_DIR, "simulated_prefill_seconds": 0.003},
+    options={
+        "num_blocks": TIGHT_BLOCKS,
+        "kv_disk_dir": DISK_DIR,
+        "simulated_prefill_seconds": 0.003,
+    },
     moves=frozenset({Move.WARM, Move.FLOOD}),
     settings=frozenset({"kv_disk_memory"}),
     needs_slow_prompts=True,
@@ -151,7 +161,9 @@ FP8_KV = Capability(
     took_place=lambda answer: answer.kv_format == "fp8",
     may_coincide=True,
     is_simulated=False,
-    refused_on_cpu=Refused(field="kv_cache_dtype", says="kv_cache_dtype is 'fp8'; allowed: auto on the platform cpu"),
+    refused_on_cpu=Refused(
+        field="kv_cache_dtype", says="kv_cache_dtype is 'fp8'; allowed: auto on the platform cpu"
+    ),
 )
 SEEDS = Capability(
     name="seeds",
@@ -168,7 +180,11 @@ PENALTIES = Capability(
     sampling=frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty"}),
     is_simulated=False,
     took_place=lambda answer: len(set(answer.token_ids)) > 1,
-    beside={"beams": Refused(field="presence_penalty", says="presence_penalty with use_beam_search; allowed: without")},
+    beside={
+        "beams": Refused(
+            field="presence_penalty", says="presence_penalty with use_beam_search; allowed: without"
+        )
+    },
 )
 LOG_PROBABILITIES = Capability(
     name="log probabilities",
@@ -177,7 +193,9 @@ LOG_PROBABILITIES = Capability(
     sampling=frozenset({"logprobs", "top_logprobs", "prompt_logprobs"}),
     is_simulated=False,
     took_place=lambda answer: len(answer.logprobs) == len(answer.token_ids) > 0,
-    beside={"beams": Refused(field="logprobs", says="logprobs with use_beam_search; allowed: without")},
+    beside={
+        "beams": Refused(field="logprobs", says="logprobs with use_beam_search; allowed: without")
+    },
 )
 CHOICES = Capability(
     name="n > 1",
@@ -186,7 +204,9 @@ CHOICES = Capability(
     needs={"temperature": TEMPERATURE, "seed": 6},
     is_above_engine=True,
     sampling=frozenset({"n", "best_of"}),
-    took_place=lambda answer: len({tuple(ids) for ids in (answer.token_ids, *answer.others)}) == WIDTH,
+    took_place=lambda answer: (
+        len({tuple(ids) for ids in (answer.token_ids, *answer.others)}) == WIDTH
+    ),
 )
 COPY_ON_WRITE = Capability(
     name="copy-on-write",
@@ -210,7 +230,9 @@ STOP_STRINGS = Capability(
     asks_after=_stops_before_the_end,
     is_above_engine=True,
     sampling=frozenset({"stop", "include_stop_str_in_output"}),
-    took_place=lambda answer: answer.finish_reason in ("stop", "tool_calls") and bool(answer.stop_reason),
+    took_place=lambda answer: (
+        answer.finish_reason in ("stop", "tool_calls") and bool(answer.stop_reason)
+    ),
 )
 GRAMMAR = Capability(
     name="grammar",
@@ -221,13 +243,21 @@ GRAMMAR = Capability(
     took_place=lambda answer: bool(re.fullmatch(f"{PATTERN}|[a-e ]*", answer.text)),
     beside={
         "tools": Aside(because="an enforced call is the whole answer"),
-        "beams": Refused(field="structured_output", says="structured_output with use_beam_search; allowed: without"),
+        "beams": Refused(
+            field="structured_output",
+            says="structured_output with use_beam_search; allowed: without",
+        ),
     },
 )
 TOOLS = Capability(
     name="tools",
     promise=Promise.OWN,
-    asks={"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 120},
+    asks={
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 120,
+    },
     is_above_engine=True,
     took_place=_calls_the_tool,
     beside={
@@ -250,9 +280,13 @@ SEVERAL_STEPS = Capability(
     took_place=lambda answer: 0 < answer.num_steps < len(answer.token_ids),
     refused_on_cpu=Refused(field="decode_steps", says="allowed: 1 on the platform cpu"),
     beside={
-        **{name: Aside(because=NO_PLAN) for name in ("penalties", "log probabilities", "beams", "grammar", "tools")},
+        **{
+            name: Aside(because=NO_PLAN)
+            for name in ("penalties", "log probabilities", "beams", "grammar", "tools")
+        },
         "draft heads": Aside(
-            because="rows with drafts take a step at a time, and heads draft for every row", of_all_requests=True
+            because="rows with drafts take a step at a time, and heads draft for every row",
+            of_all_requests=True,
         ),
         "pipeline parallel": Refused(
             field="decode_steps", says="allowed: 1 with pipeline_parallel_size 2", is_on_gpu=True
@@ -269,7 +303,9 @@ SPECULATION = Capability(
     took_place=lambda answer: answer.num_accepted_tokens > 0,
     beside={
         "beams": Aside(because="a search asks for one token at a time"),
-        "draft heads": Aside(because="the request names the heads, and random ones guess right by chance alone"),
+        "draft heads": Aside(
+            because="the request names the heads, and random ones guess right by chance alone"
+        ),
     },
 )
 BY_LOOK_UP = "rows under a grammar are drafted by look-up alone"
@@ -317,10 +353,16 @@ TENSOR_PARALLEL = Capability(
     promise_where_rounded=Promise.OWN,
     may_coincide=True,
     options={"tensor_parallel_size": FEWEST_RANKS},
-    refused_on_gpu=Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS) if HAS_FEW_GPUS else None,
+    refused_on_gpu=Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS)
+    if HAS_FEW_GPUS
+    else None,
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
-    beside={"pipeline parallel": Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS, is_on_gpu=True)}
+    beside={
+        "pipeline parallel": Refused(
+            field="tensor_parallel_size", says=TOO_FEW_GPUS, is_on_gpu=True
+        )
+    }
     if MOST_RANKS < RANKS_OF_BOTH
     else {},
 )
@@ -328,7 +370,9 @@ PIPELINE_PARALLEL = Capability(
     name="pipeline parallel",
     promise=Promise.SAME,
     options={"pipeline_parallel_size": 2},
-    refused_on_gpu=Refused(field="pipeline_parallel_size", says=TOO_FEW_GPUS) if HAS_FEW_GPUS else None,
+    refused_on_gpu=Refused(field="pipeline_parallel_size", says=TOO_FEW_GPUS)
+    if HAS_FEW_GPUS
+    else None,
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )
@@ -343,10 +387,14 @@ TREE_NUMERICS = Capability(
     may_coincide=True,
     beside={
         **{
-            name: Refused(field="numerics", says="allowed: default beside activations in int8", is_on_cpu=True)
+            name: Refused(
+                field="numerics", says="allowed: default beside activations in int8", is_on_cpu=True
+            )
             for name in ("int4 weights", "GGUF weights")
         },
-        W8A8_WEIGHTS.name: Refused(field="numerics", says="allowed: default beside activations in int8"),
+        W8A8_WEIGHTS.name: Refused(
+            field="numerics", says="allowed: default beside activations in int8"
+        ),
         FP8_BLOCK_WEIGHTS.name: Refused(
             field="numerics", says="allowed: default beside activations in fp8", is_on_gpu=True
         ),

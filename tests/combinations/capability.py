@@ -1,4 +1,5 @@
-"""What a capability declares about itself, and what an answer tells about those that took place in it."""
+"""What a capability declares about itself, and what an answer tells about those that took place in
+it."""
 
 from __future__ import annotations
 
@@ -30,12 +31,15 @@ class Move(Enum):
     COMPANY = "a longer plain answer runs beside it"
     LOSS = "the replica is lost in the middle of the answer"
     LENT = "another engine, which lends its blocks, has computed the beginning of the prompt"
-    HAND_OVER = "an engine that computes prompts has the prompt, another one goes on behind its first token"
+    HAND_OVER = (
+        "an engine that computes prompts has the prompt, another one goes on behind its first token"
+    )
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What a request was told, and what its engine and gateway say about how. Counts that a world cannot know are 0."""
+    """What a request was told, and what its engine and gateway say about how. Counts that a world
+    cannot know are 0."""
 
     token_ids: list[int]
     text: str = ""
@@ -99,7 +103,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aside:
-    """The capability does not apply to a request that has the other one: its tokens are those of the other alone."""
+    """The capability does not apply to a request that has the other one: its tokens are those of
+    the other alone."""
 
     because: str
     of_all_requests: bool = False
@@ -120,8 +125,8 @@ class Capability:
     name: str
     promise: Promise
     promise_where_rounded: Promise | None = None
-    """Where something else is promised since numbers are rounded on their way: on GPUs to bfloat16, and of packed
-    integers on CPUs, whose activations are rounded to 8 bits."""
+    """Where something else is promised since numbers are rounded on their way: on GPUs to bfloat16,
+    and of packed integers on CPUs, whose activations are rounded to 8 bits."""
     took_place: Callable[[Answer], bool]
     """Whether an answer shows that the capability was at work in it."""
     options: Fields = field(default_factory=dict)
@@ -138,17 +143,21 @@ class Capability:
     is_above_engine: bool = False
     """It is made by gateway, processor and output processor: its cells run through all stages."""
     may_coincide: bool = False
-    """Its own tokens may happen to be those without it: few draws of a small model see a rounding."""
+    """Its own tokens may happen to be those without it: few draws of a small model see a
+    rounding."""
     is_simulated: bool = True
     """The simulated executor does it."""
     is_probed: bool = False
-    """Where it would not pay it is tried once in many steps: a request is asked until it took place."""
+    """Where it would not pay it is tried once in many steps: a request is asked until it took
+    place."""
     roles: tuple[str, ...] = ("both",)
     """Roles of the engines that `options` change, through all stages: one engine for each."""
     needs_slow_prompts: bool = False
-    """Through all stages it takes a model whose prompts take longer than the random one's: the simulated."""
+    """Through all stages it takes a model whose prompts take longer than the random one's: the
+    simulated."""
     refused_on_cpu: Refused | None = None
-    """Where a CPU does not serve it: its cells run on the simulated executor if they can, else they are this."""
+    """Where a CPU does not serve it: its cells run on the simulated executor if they can, else they
+    are this."""
     refused_on_gpu: Refused | None = None
     """Where a GPU does not serve it: its cells are this."""
     beside: Mapping[str, Beside] = field(default_factory=dict)
@@ -159,7 +168,11 @@ class Capability:
     """Fields of the public sampling contract that belong to it."""
 
     def promise_with(self, *, rounding: bool) -> Promise:
-        return self.promise_where_rounded if rounding and self.promise_where_rounded is not None else self.promise
+        return (
+            self.promise_where_rounded
+            if rounding and self.promise_where_rounded is not None
+            else self.promise
+        )
 
     def aside(self, others: Iterable[Capability]) -> Aside | None:
         """Why it does not apply to a request that has these too, if it does not."""

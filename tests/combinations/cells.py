@@ -13,7 +13,8 @@ from tests.combinations.capabilities import CAPABILITIES, SEVERAL_STEPS, TOO_FEW
 from tests.combinations.capability import Answer, Capability, Fields, Move, Promise, Refused
 from tests.combinations.engine_world import Refusal
 
-ONE_IN, OFFSET = 6, 4
+ONE_IN = 6
+OFFSET = 4
 """Cells of a CPU that `make test` runs, by the sum of row and column."""
 NEAR = 1e-4
 """Natural logarithms, in float32."""
@@ -42,9 +43,14 @@ class Cell:
 
     @property
     def is_in_ci(self) -> bool:
-        """Whether `make test` runs it on a CPU: every refusal does, and of the others one in `ONE_IN`, such that each
-        capability meets at least four others. `make test-long` runs the others."""
-        return self.refused is not None or self.refused_on_cpu is not None or sum(self.place) % ONE_IN == OFFSET
+        """Whether `make test` runs it on a CPU: every refusal does, and of the others one in
+        `ONE_IN`, such that each capability meets at least four others. `make test-long` runs the
+        others."""
+        return (
+            self.refused is not None
+            or self.refused_on_cpu is not None
+            or sum(self.place) % ONE_IN == OFFSET
+        )
 
     @property
     def is_above_engine(self) -> bool:
@@ -53,7 +59,9 @@ class Cell:
     @property
     def refused(self) -> Refused | None:
         """How every platform refuses the pair."""
-        return next((found for found in self._refusals if not found.is_on_gpu and not found.is_on_cpu), None)
+        return next(
+            (found for found in self._refusals if not found.is_on_gpu and not found.is_on_cpu), None
+        )
 
     @property
     def _refusals(self) -> Iterator[Refused]:
@@ -63,10 +71,13 @@ class Cell:
 
     @property
     def refused_on_cpu(self) -> Refused | None:
-        """How a CPU refuses the pair, where the simulated executor cannot stand in for another device."""
+        """How a CPU refuses the pair, where the simulated executor cannot stand in for another
+        device."""
         refusals = [each.refused_on_cpu for each in self.both if each.refused_on_cpu is not None]
         refusals += [each for each in self._refusals if each.is_on_cpu]
-        return refusals[0] if refusals and not all(each.is_simulated for each in self.both) else None
+        return (
+            refusals[0] if refusals and not all(each.is_simulated for each in self.both) else None
+        )
 
     @property
     def refused_on_gpu(self) -> Refused | None:
@@ -87,7 +98,8 @@ class Cell:
 
     @property
     def is_in_process_on_cpu(self) -> bool:
-        """Whether an engine alone shows it on a CPU: one that refuses to start does so before any stage is asked."""
+        """Whether an engine alone shows it on a CPU: one that refuses to start does so before any
+        stage is asked."""
         return self.refused_on_cpu is not None or not self.is_above_engine
 
     @property
@@ -107,7 +119,8 @@ CELLS = {cell.name: cell for cell in _cells()}
 def on_a_cpu(cells: dict[str, Cell]) -> list[Any]:
     """The cells as parameters. Those that `make test` leaves out are marked."""
     return [
-        pytest.param(cell, id=name, marks=() if cell.is_in_ci else pytest.mark.long) for name, cell in cells.items()
+        pytest.param(cell, id=name, marks=() if cell.is_in_ci else pytest.mark.long)
+        for name, cell in cells.items()
     ]
 
 
@@ -120,13 +133,24 @@ class Ledger:
     """Answers of one world: what several cells compare with is asked once."""
 
     def __init__(self, world: World, heat: float = 1.0) -> None:
-        """Temperatures are multiplied by `heat`: a trained model is surer of itself than one of random weights."""
-        self._world, self._heat = world, heat
+        """Temperatures are multiplied by `heat`: a trained model is surer of itself than one of
+        random weights."""
+        self._world = world
+        self._heat = heat
         self._answers: dict[tuple[object, ...], Answer] = {}
 
-    def ask(self, capabilities: tuple[Capability, ...], needs: Fields, moves: frozenset[Move] = frozenset()) -> Answer:
+    def ask(
+        self,
+        capabilities: tuple[Capability, ...],
+        needs: Fields,
+        moves: frozenset[Move] = frozenset(),
+    ) -> Answer:
         """The answer to a request in which these meet."""
-        key = (frozenset(each.name for each in capabilities), *sorted(needs.items()), *sorted(m.name for m in moves))
+        key = (
+            frozenset(each.name for each in capabilities),
+            *sorted(needs.items()),
+            *sorted(m.name for m in moves),
+        )
         if key not in self._answers:
             more: dict[str, object] = {}
             for each in capabilities:
@@ -145,7 +169,9 @@ def check(cell: Cell, ledger: Ledger, refused: Refused | None, *, rounding: bool
     promises = {each.name: each.promise_with(rounding=rounding) for each in cell.both}
     if refused is not None:
         return _check_refusal(cell, ledger, refused)
-    asides = {each.name: reason for each in cell.both if (reason := each.aside(cell.both)) is not None}
+    asides = {
+        each.name: reason for each in cell.both if (reason := each.aside(cell.both)) is not None
+    }
     moves = frozenset({Move.COMPANY}) if SEVERAL_STEPS.name in asides else frozenset()
     pair = ledger.ask(cell.both, cell.needs, moves)
     for each in cell.both:
@@ -161,7 +187,9 @@ def check(cell: Cell, ledger: Ledger, refused: Refused | None, *, rounding: bool
         beside = ledger.ask(cell.both, cell.needs, frozenset({Move.COMPANY}))
         _check_same(beside, pair)
     return "; ".join(
-        dict.fromkeys(asides[name].promise if name in asides else promises[name].value for name in promises)
+        dict.fromkeys(
+            asides[name].promise if name in asides else promises[name].value for name in promises
+        )
     )
 
 
@@ -200,9 +228,14 @@ def _check_same(pair: Answer, without: Answer) -> None:
 
 
 def _check_company(pair: Answer) -> None:
-    """Several steps come from one plan for the rows that are left when the request has ended, and for it none do."""
-    assert not pair.num_steps or pair.num_steps >= len(pair.token_ids), "planned ahead for a row that needs its result"
-    assert 0 < pair.num_company_steps < len(pair.company_ids), f"{SEVERAL_STEPS.name} did not take place: {pair}"
+    """Several steps come from one plan for the rows that are left when the request has ended, and
+    for it none do."""
+    assert not pair.num_steps or pair.num_steps >= len(pair.token_ids), (
+        "planned ahead for a row that needs its result"
+    )
+    assert 0 < pair.num_company_steps < len(pair.company_ids), (
+        f"{SEVERAL_STEPS.name} did not take place: {pair}"
+    )
 
 
 def _without(capabilities: tuple[Capability, ...], one: Capability) -> tuple[Capability, ...]:

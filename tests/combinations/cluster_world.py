@@ -1,4 +1,5 @@
-"""Cells that pass all stages: a gateway, a processor, an output processor, and an engine for each way to start one."""
+"""Cells that pass all stages: a gateway, a processor, an output processor, and an engine for each
+way to start one."""
 
 from __future__ import annotations
 
@@ -23,25 +24,31 @@ from tests.gateway.processes import Gateway, Stage, gateway_stage, started
 from tests.polling import holds_within
 
 SYSTEM = (
-    "You are the keeper of a lighthouse at the mouth of a river. You know the tides, the weather, the birds and every "
+    "You are the keeper of a lighthouse at the mouth of a river. You know the tides, the "
+    "weather, the birds and every "
     "boat that has passed here in thirty years, and you tell of them at length, in plain words. "
 )
 QUESTION = "Tell me of the longest night."
 OTHER_QUESTION = "What do the birds eat in winter?"
-STEPS, PLANS_OF_A_RANK = "iteration_tokens_total_count", "rank_plans_total "
+STEPS = "iteration_tokens_total_count"
+PLANS_OF_A_RANK = "rank_plans_total "
 """Names of counters; the latter is followed by the rank."""
 COMPANY_QUESTION = "Which of the boats came here last spring?"
 CHAT = "/v1/chat/completions"
 SHORT: Fields = {"temperature": 0.0, "max_tokens": 1}
 CROWD: Fields = {"max_tokens": 32, "n": 7, "temperature": 1.0, "seed": 7, "speculative": "off"}
-"""Several choices share their prompt's blocks and grow together: whichever of the two requests comes first, both begin,
-and blocks run out before the other one ends."""
-FLOODS = ("What lies up the river? " * 22, "Who lives on the island? " * 22, "When does the ferry leave? " * 22)
+"""Several choices share their prompt's blocks and grow together: whichever of the two requests
+comes first, both begin, and blocks run out before the other one ends."""
+FLOODS = (
+    "What lies up the river? " * 22,
+    "Who lives on the island? " * 22,
+    "When does the ferry leave? " * 22,
+)
 BUSY: Fields = {"max_tokens": 280, "ignore_eos": True, "speculative": "off", "stream": True}
 """An answer that runs until it is not wanted any more."""
 BUSY_STEP_SECONDS = 0.02
-"""Time of a simulated step where answers are routed by others that run: they still run when a loaded machine has
-routed the request that they are there for."""
+"""Time of a simulated step where answers are routed by others that run: they still run when a
+loaded machine has routed the request that they are there for."""
 BUSY_SECONDS = BUSY_STEP_SECONDS * 140
 """Half of the time of such an answer."""
 FULL_SECONDS = 10.0
@@ -50,11 +57,13 @@ FULL: Fields = BUSY | {"n": 7, "temperature": 1.0, "seed": 7}
 NUM_FULL_BLOCKS = TIGHT_BLOCKS // 2
 """Blocks in use at which an engine is too full for a request that another one can take."""
 LOST_AFTER_BYTES = 300
-"""Of frames, at most two thirds of an answer. A connection says half as much of itself before the first token."""
+"""Of frames, at most two thirds of an answer. A connection says half as much of itself before the
+first token."""
 BUCKET = re.compile(r'(?:le|rank)="([^"]*)"')
 MOST_ASKED = 8
-"""Times that a request is asked until another one has taken its blocks, its engine is lost between its tokens, or the
-engine that answers it is the one that answered it before, or another one lends what it has."""
+"""Times that a request is asked until another one has taken its blocks, its engine is lost between
+its tokens, or the engine that answers it is the one that answered it before, or another one lends
+what it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,9 @@ class EngineKind:
     def all_options(self, folder: Path, common: Fields) -> dict[str, Any]:
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
         sizes |= {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "threads": 1}
-        options = sizes | engine_options({"model_folder": folder, **common}, self.options, self.weights)
+        options = sizes | engine_options(
+            {"model_folder": folder, **common}, self.options, self.weights
+        )
         # A machine may have fewer cores than ranks.
         options["threads"] = max(options["threads"], options.get("tensor_parallel_size", 1))
         if "simulated_step_seconds" in options:
@@ -87,9 +98,12 @@ class Replica:
     client: httpx.Client
 
     def counters(self) -> dict[str, float]:
-        """Metrics by name; of histograms the counts by bucket as well, and those of ranks by rank."""
+        """Metrics by name; of histograms the counts by bucket as well, and those of ranks by
+        rank."""
         found: dict[str, float] = {}
-        for line in self.client.get(f"http://{self.stage.addresses['metrics']}/metrics").text.splitlines():
+        for line in self.client.get(
+            f"http://{self.stage.addresses['metrics']}/metrics"
+        ).text.splitlines():
             if line.startswith("headwater_"):
                 name, _, value = line.rpartition(" ")
                 bucket = BUCKET.search(name)
@@ -100,7 +114,9 @@ class Replica:
 
     def kv_format(self) -> str:
         text = self.client.get(f"http://{self.stage.addresses['metrics']}/metrics").text
-        [found] = re.findall(r'^headwater_cache_config_info{.*cache_dtype="([^"]*)"', text, re.MULTILINE)
+        [found] = re.findall(
+            r'^headwater_cache_config_info{.*cache_dtype="([^"]*)"', text, re.MULTILINE
+        )
         return str(found)
 
     def counters_at_rest(self) -> dict[str, float]:
@@ -115,7 +131,8 @@ class Replica:
         return counters
 
     def counters_of_all_ranks(self, before: Mapping[str, float]) -> dict[str, float]:
-        """The same, once each rank has told of a step since, if the engine took one: it tells theirs a moment later."""
+        """The same, once each rank has told of a step since, if the engine took one: it tells
+        theirs a moment later."""
         counters: dict[str, float] = {}
 
         def have_told() -> bool:
@@ -139,19 +156,28 @@ class Cluster:
         weights: Mapping[str, str],
     ) -> None:
         """`weights`: kind of those of each engine's model."""
-        self.gateway, self.replicas, self.relays, self.weights = gateway, replicas, relays, weights
+        self.gateway = gateway
+        self.replicas = replicas
+        self.relays = relays
+        self.weights = weights
         self.runs = itertools.count()
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, kinds: Sequence[EngineKind], common: Mapping[str, Fields]) -> Iterator[Cluster]:
+def running_cluster(
+    folder: Path, kinds: Sequence[EngineKind], common: Mapping[str, Fields]
+) -> Iterator[Cluster]:
     """`common`: options of all engines of a kind, by the first word of the kind's name."""
-    wanted = {kind.name: kind.all_options(folder, common[kind.name.split("-")[0]]) for kind in kinds}
+    wanted = {
+        kind.name: kind.all_options(folder, common[kind.name.split("-")[0]]) for kind in kinds
+    }
     weights = {name: kind_of(options) for name, options in wanted.items()}
     stages: dict[str, list[Stage]] = {}
     for kind in kinds:
         flags = [f"--served-model-name={kind.name}"]
-        flags += [f"--{name.replace('_', '-')}={value}" for name, value in wanted[kind.name].items()]
+        flags += [
+            f"--{name.replace('_', '-')}={value}" for name, value in wanted[kind.name].items()
+        ]
         stages[kind.name] = [
             Stage(
                 "headwater.services.engine",
@@ -162,7 +188,11 @@ def running_cluster(folder: Path, kinds: Sequence[EngineKind], common: Mapping[s
             )
             for i, role in enumerate(kind.roles)
         ]
-    names = [flag for kind in kinds for flag in (f"--model-folder={folder}", f"--served-model-name={kind.name}")]
+    names = [
+        flag
+        for kind in kinds
+        for flag in (f"--model-folder={folder}", f"--served-model-name={kind.name}")
+    ]
     text = [
         Stage(f"headwater.services.{each}", *names, "--metrics-port=-1", "--log-level=warning")
         for each in ("processor", "output_processor")
@@ -172,7 +202,10 @@ def running_cluster(folder: Path, kinds: Sequence[EngineKind], common: Mapping[s
         stack.enter_context(started(*text))
         relays = LossRelays([stage.address for stage in stages[next(iter(stages))]])
         stack.callback(relays.close)
-        seeds = [*relays.addresses, *(stage.address for name in list(stages)[1:] for stage in stages[name])]
+        seeds = [
+            *relays.addresses,
+            *(stage.address for name in list(stages)[1:] for stage in stages[name]),
+        ]
         front = [f"--processor={text[0].address}", f"--output-processor={text[1].address}"]
         stage = gateway_stage(*front, *(f"--replica={address}" for address in seeds))
         stack.enter_context(started(stage))
@@ -187,15 +220,21 @@ def running_cluster(folder: Path, kinds: Sequence[EngineKind], common: Mapping[s
 
 
 class ClusterWorld:
-    """The engines of one family, on a device or simulated: those whose kinds' names begin with `family`."""
+    """The engines of one family, on a device or simulated: those whose kinds' names begin with
+    `family`."""
 
     def __init__(self, cluster: Cluster, kinds: Sequence[EngineKind], family: str) -> None:
-        self._cluster, self._gateway = cluster, cluster.gateway
+        self._cluster = cluster
+        self._gateway = cluster.gateway
         self._family = [kind for kind in kinds if kind.name.split("-")[0] == family]
 
     def run(self, asked: Asked) -> Answer:
         """Raises `Refusal`."""
-        [kind] = [each for each in self._family if (each.options, each.weights) == (asked.options, asked.weights)]
+        [kind] = [
+            each
+            for each in self._family
+            if (each.options, each.weights) == (asked.options, asked.weights)
+        ]
         for _ in range(MOST_ASKED):
             answer = self._run(kind, asked)
             if all(each.took_place(answer) for each in asked.awaited):
@@ -203,7 +242,8 @@ class ClusterWorld:
         return answer
 
     def _run(self, kind: EngineKind, asked: Asked) -> Answer:
-        replicas, salt = self._cluster.replicas[kind.name], f"run-{next(self._cluster.runs)}"
+        replicas = self._cluster.replicas[kind.name]
+        salt = f"run-{next(self._cluster.runs)}"
         self._prepare(kind, asked, salt)
         for replica in replicas:
             replica.counters_at_rest()
@@ -218,15 +258,23 @@ class ClusterWorld:
             company: Future[dict[str, Any]] | None = None
             if asked.moves & {Move.CROWD, Move.COMPANY}:
                 crowd = CROWD if Move.CROWD in asked.moves else COMPANY
-                company = pool.submit(self._chat, kind, COMPANY_QUESTION, {**crowd, "cache_salt": f"{salt}-company"})
+                company = pool.submit(
+                    self._chat, kind, COMPANY_QUESTION, {**crowd, "cache_salt": f"{salt}-company"}
+                )
                 # What came later or counts less is the first to give its blocks up.
                 fields["priority"] = 1
             if Move.LOSS in asked.moves:
                 self._cluster.relays.arm(LOST_AFTER_BYTES)
             whole = self._chat(kind, QUESTION, fields)
             beside = company.result() if company is not None else None
-        after = [replica.counters_of_all_ranks(then) for replica, then in zip(replicas, before, strict=True)]
-        grown = [{key: now[key] - then.get(key, 0.0) for key in now} for then, now in zip(before, after, strict=True)]
+        after = [
+            replica.counters_of_all_ranks(then)
+            for replica, then in zip(replicas, before, strict=True)
+        ]
+        grown = [
+            {key: now[key] - then.get(key, 0.0) for key in now}
+            for then, now in zip(before, after, strict=True)
+        ]
         answer = self._answer(whole, grown, replicas, beside)
         answer.weights = self._cluster.weights[kind.name]
         answer.numerics = str(kind.options.get("numerics", ""))
@@ -242,28 +290,40 @@ class ClusterWorld:
 
     @contextlib.contextmanager
     def _busy(self, kind: EngineKind) -> Iterator[None]:
-        """An answer runs at the engine that goes on with answers, and the gateway knows of it: prompts are computed
-        elsewhere."""
+        """An answer runs at the engine that goes on with answers, and the gateway knows of it:
+        prompts are computed elsewhere."""
         goes_on = f"{kind.name}-{kind.roles.index('decode')}"
         body = _body(kind, COMPANY_QUESTION, BUSY)
-        with self._running(body, lambda: self._loads(kind)[goes_on]["num_running"] > 0, BUSY_SECONDS):
+        with self._running(
+            body, lambda: self._loads(kind)[goes_on]["num_running"] > 0, BUSY_SECONDS
+        ):
             yield
 
     @contextlib.contextmanager
     def _full(self, kind: EngineKind, salt: str) -> Iterator[None]:
-        """Answers whose prompt begins as the request's leave no room at their engine, and the gateway knows of it."""
+        """Answers whose prompt begins as the request's leave no room at their engine, and the
+        gateway knows of it."""
 
         def has_no_room() -> bool:
-            return any(each["num_used_blocks"] >= NUM_FULL_BLOCKS for each in self._loads(kind).values())
+            return any(
+                each["num_used_blocks"] >= NUM_FULL_BLOCKS for each in self._loads(kind).values()
+            )
 
         # What the last run left there is gone, for the gateway too.
-        self._gateway.wait_until(lambda: not any(each["num_used_blocks"] for each in self._loads(kind).values()))
-        with self._running(_body(kind, OTHER_QUESTION, FULL | {"cache_salt": salt}), has_no_room, FULL_SECONDS):
+        self._gateway.wait_until(
+            lambda: not any(each["num_used_blocks"] for each in self._loads(kind).values())
+        )
+        with self._running(
+            _body(kind, OTHER_QUESTION, FULL | {"cache_salt": salt}), has_no_room, FULL_SECONDS
+        ):
             yield
 
     @contextlib.contextmanager
-    def _running(self, body: dict[str, Any], is_seen: Callable[[], bool], seconds: float) -> Iterator[None]:
-        """Opens streams until the gateway sees one run within the given seconds, and keeps that one open."""
+    def _running(
+        self, body: dict[str, Any], is_seen: Callable[[], bool], seconds: float
+    ) -> Iterator[None]:
+        """Opens streams until the gateway sees one run within the given seconds, and keeps that one
+        open."""
         for _ in range(MOST_ASKED):
             with self._gateway.client.stream("POST", CHAT, json=body) as reply:
                 assert reply.status_code == 200, reply.read()
@@ -294,7 +354,9 @@ class ClusterWorld:
     ) -> Answer:
         choice, *others = whole["choices"]
         message = choice["message"]
-        [explained] = self._gateway.client.get(f"/v1/requests/{whole['id']}/explain").json()["prompts"]
+        [explained] = self._gateway.client.get(f"/v1/requests/{whole['id']}/explain").json()[
+            "prompts"
+        ]
         served_by = [attempt["decision"]["replica_id"] for attempt in explained["attempts"]]
         by_id = {replica.replica_id: each for replica, each in zip(replicas, grown, strict=True)}
 
@@ -312,26 +374,37 @@ class ClusterWorld:
             finish_reason=choice["finish_reason"],
             stop_reason=choice.get("stop_reason"),
             calls=[
-                (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()
+                (call["function"]["name"], call["function"]["arguments"])
+                for call in message.get("tool_calls") or ()
             ],
             num_prompt_tokens=whole["usage"]["prompt_tokens"],
             num_prefill_steps=steps - total("iteration_tokens_total_bucket 4.0"),
             # An answer that a stop string ends has no last word from its engine, nor has a beam.
-            num_steps=explained["choices"][0].get("engine", {}).get("steps") or (0 if beside else steps),
+            num_steps=explained["choices"][0].get("engine", {}).get("steps")
+            or (0 if beside else steps),
             num_cached_tokens=explained["cached_tokens"] - cached_by_tier.get("peer", 0),
             num_preemptions=total("num_preemptions_total"),
             num_copied_blocks=total("kv_copied_blocks_total"),
             num_from_disk=cached_by_tier.get("disk", 0),
             # What explain says of the cache is of the engine that computed the prompt.
-            num_pulled_tokens=total("kv_pulled_tokens_total") if num_hand_overs else cached_by_tier.get("peer", 0),
+            num_pulled_tokens=total("kv_pulled_tokens_total")
+            if num_hand_overs
+            else cached_by_tier.get("peer", 0),
             num_hand_overs=num_hand_overs,
             num_swapped_in=total("kv_swap_in_tokens_total"),
             num_replicas=len(set(served_by)),
-            num_tokens_before_loss=int(by_id[served_by[0]]["generation_tokens_total"]) if len(served_by) > 1 else 0,
+            num_tokens_before_loss=int(by_id[served_by[0]]["generation_tokens_total"])
+            if len(served_by) > 1
+            else 0,
             num_draft_tokens=total("spec_decode_num_draft_tokens_total"),
             num_accepted_tokens=total("spec_decode_num_accepted_tokens_total"),
             num_searches=total("generation_tokens_total"),
-            num_ranks=sum(each[name] > 0 for each in grown for name in each if name.startswith(PLANS_OF_A_RANK)),
+            num_ranks=sum(
+                each[name] > 0
+                for each in grown
+                for name in each
+                if name.startswith(PLANS_OF_A_RANK)
+            ),
             kv_format=replicas[0].kv_format(),
             company_ids=beside["choices"][0]["token_ids"] if beside is not None else [],
             # Draws under a mask are no steps.
@@ -340,7 +413,9 @@ class ClusterWorld:
 
     def _text(self, model: str, token_ids: list[int]) -> str:
         return str(
-            self._gateway.client.post("/detokenize", json={"model": model, "tokens": token_ids}).json()["prompt"]
+            self._gateway.client.post(
+                "/detokenize", json={"model": model, "tokens": token_ids}
+            ).json()["prompt"]
         )
 
 
@@ -355,11 +430,13 @@ def _scores(choice: dict[str, Any]) -> list[tuple[float, ...]]:
 
 
 def kinds_of(family: str, capabilities: Sequence[Capability]) -> list[EngineKind]:
-    """A plain engine, twice where one may be lost, and one for each capability that changes an engine."""
+    """A plain engine, twice where one may be lost, and one for each capability that changes an
+    engine."""
     changed = [each for each in capabilities if each.options]
     names = [f"{family}-{each.name.replace(' ', '-')}" for each in changed]
     others = [
-        EngineKind(name, each.options, each.weights, each.roles) for name, each in zip(names, changed, strict=True)
+        EngineKind(name, each.options, each.weights, each.roles)
+        for name, each in zip(names, changed, strict=True)
     ]
     may_be_lost = any(Move.LOSS in each.moves for each in capabilities)
     return [EngineKind(f"{family}-plain", {}, roles=("both",) * (2 if may_be_lost else 1)), *others]

@@ -1,4 +1,5 @@
-"""Cells of the engine alone: requests to engines in this process, on a device or on the simulated executor."""
+"""Cells of the engine alone: requests to engines in this process, on a device or on the simulated
+executor."""
 
 from __future__ import annotations
 
@@ -24,7 +25,15 @@ from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpecula
 from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
-from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_DRAFT_TOKENS, MAX_MODEL_LEN, NUM_BLOCKS, PLAIN, Asked
+from tests.combinations.asked import (
+    BLOCK_SIZE,
+    COMPANY,
+    MAX_DRAFT_TOKENS,
+    MAX_MODEL_LEN,
+    NUM_BLOCKS,
+    PLAIN,
+    Asked,
+)
 from tests.combinations.capability import Answer, Fields, Move
 from tests.combinations.weights_folder import engine_options, kind_of
 from tests.engine_core.direct_link import DirectLink
@@ -41,7 +50,14 @@ STORING_SECONDS = 0.001
 """Between two looks of an idle engine at blocks that are being stored."""
 LOST_AFTER = 8
 """Tokens that the first of two replicas answers."""
-SAMPLING = ("temperature", "seed", "max_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty")
+SAMPLING = (
+    "temperature",
+    "seed",
+    "max_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 MAX_NUM_SEQS = 16
 BUDGET = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_MODEL_LEN, "num_threads": 1}
 COSTS = StepCosts.measured([1, 64], [1.0, 1.0], gap=0.05)
@@ -56,7 +72,9 @@ def prompt(number: int, length: int = PROMPT_LEN) -> list[int]:
 
 def sampling_of(fields: Fields) -> SamplingParams:
     known = {name: fields[name] for name in SAMPLING if name in fields}
-    return SamplingParams(**known, num_logprobs=fields["top_logprobs"] if fields.get("logprobs") else None)
+    return SamplingParams(
+        **known, num_logprobs=fields["top_logprobs"] if fields.get("logprobs") else None
+    )
 
 
 def speculation_of(fields: Fields) -> Speculation:
@@ -80,13 +98,18 @@ class Heard:
 
 
 class Replica:
-    """An engine and what its requests are told. Each run has a namespace of its own: it hits what it cached itself."""
+    """An engine and what its requests are told. Each run has a namespace of its own: it hits what
+    it cached itself."""
 
-    def __init__(self, options: ExecutorOptions, link: DirectLink, address: str, weights: str) -> None:
-        """`link` joins it, as `address`, with engines of the same options, where these have memory for it. `weights`:
-        kind of those that it serves."""
+    def __init__(
+        self, options: ExecutorOptions, link: DirectLink, address: str, weights: str
+    ) -> None:
+        """`link` joins it, as `address`, with engines of the same options, where these have memory
+        for it. `weights`: kind of those that it serves."""
         self.weights = weights
-        self._executor, config, self.facts = build_executor(options, lambda phase, done, total: None)
+        self._executor, config, self.facts = build_executor(
+            options, lambda phase, done, total: None
+        )
         drafters = (
             NGramDrafter(MAX_NUM_SEQS, MAX_MODEL_LEN, MAX_DRAFT_TOKENS),
             SuffixDrafter(MAX_NUM_SEQS, MAX_DRAFT_TOKENS),
@@ -107,7 +130,13 @@ class Replica:
         if config.num_peer_blocks:
             self._link, key = link, key_of(options, config, self.facts, self._executor)
             peer_link = link.end_of(address, key, config, self._executor)
-        self.engine = Engine(config, self._executor, speculator=speculator, disk_files=disk_files, peer_link=peer_link)
+        self.engine = Engine(
+            config,
+            self._executor,
+            speculator=speculator,
+            disk_files=disk_files,
+            peer_link=peer_link,
+        )
         self.address = address
         if self._link is not None:
             link.join(address, self.engine)
@@ -164,16 +193,20 @@ class Replica:
         for key, count in zip(output.keys, output.num_tokens, strict=True):
             heard = self.heard[key]
             heard.token_ids += output.token_ids[at : at + count]
-            heard.logprobs += [output.logprobs[i] for i in range(at, at + count) if i in output.logprobs]
+            heard.logprobs += [
+                output.logprobs[i] for i in range(at, at + count) if i in output.logprobs
+            ]
             at += count
         for started in output.starts:
             heard = self.heard[started.key]
-            heard.cached_tokens, heard.cached_by_tier = started.cached_tokens, started.cached_by_tier
+            heard.cached_tokens = started.cached_tokens
+            heard.cached_by_tier = started.cached_by_tier
         for finished in output.finishes:
             heard = self.heard[finished.key]
             heard.has_finished = True
             if finished.work is not None:
-                heard.num_preemptions, heard.num_steps = finished.work.num_preemptions, finished.work.num_steps
+                heard.num_preemptions = finished.work.num_preemptions
+                heard.num_steps = finished.work.num_steps
                 heard.num_accepted_tokens = finished.work.num_accepted_tokens
 
     def holds(self, num_tokens: int) -> Holder:
@@ -222,10 +255,15 @@ class Run:
 
 
 class EngineWorld:
-    """Engines by their options, kept for all cells; two of each where one is lost, or lends blocks to the other."""
+    """Engines by their options, kept for all cells; two of each where one is lost, or lends blocks
+    to the other."""
 
     def __init__(self, folder: Path, *, executor: str = "single", **options: Any) -> None:
-        self._options = {"model_folder": folder, "executor": executor, "max_model_len": MAX_MODEL_LEN} | options
+        self._options = {
+            "model_folder": folder,
+            "executor": executor,
+            "max_model_len": MAX_MODEL_LEN,
+        } | options
         self._options |= {
             "block_size": BLOCK_SIZE,
             "num_blocks": NUM_BLOCKS,
@@ -263,8 +301,8 @@ class EngineWorld:
         return replica.holds(LENT_LEN)
 
     def _begin(self, run: Run, replica: Replica, num_tokens: int, holder: Holder | None) -> Holder:
-        """Computes the answer up to so many tokens. For the request the replica is gone then, with all that it had in
-        flight. Returns what it still has of prompt and answer."""
+        """Computes the answer up to so many tokens. For the request the replica is gone then, with
+        all that it had in flight. Returns what it still has of prompt and answer."""
         replica.prefills.clear()
         key, heard = replica.add(prompt(0), run.asked.fields, run.namespace, run.token_ids, holder)
         replica.run(heard, num_tokens=num_tokens - len(run.token_ids))
@@ -275,7 +313,8 @@ class EngineWorld:
 
     def _answer(self, replica: Replica, run: Run, holder: Holder | None) -> Answer:
         """Computes the answer to its end."""
-        asked, before = run.asked, replica.engine.load()
+        asked = run.asked
+        before = replica.engine.load()
         self._prepare(replica, asked, run.namespace)
         company = None
         if asked.moves & {Move.CROWD, Move.COMPANY}:
@@ -338,9 +377,13 @@ class EngineWorld:
             try:
                 given = ExecutorOptions(**options)
                 # A machine may have fewer cores than ranks.
-                threads = given.num_threads if given.layout.num_ranks == 1 else given.layout.num_ranks
+                threads = (
+                    given.num_threads if given.layout.num_ranks == 1 else given.layout.num_ranks
+                )
                 link = self._links.setdefault(key[1:], DirectLink())
-                self._replicas[key] = Replica(replace(given, num_threads=threads), link, str(number), kind_of(options))
+                self._replicas[key] = Replica(
+                    replace(given, num_threads=threads), link, str(number), kind_of(options)
+                )
             except ConfigError as error:
                 raise Refusal(error.name, str(error)) from error
         return self._replicas[key]

@@ -1,5 +1,5 @@
-"""Options that depend on the served model: what drafts beside it, which is the model itself or heads of random weights
-that fit it, and the number of ranks that divide its layers."""
+"""Options that depend on the served model: what drafts beside it, which is the model itself or
+heads of random weights that fit it, and the number of ranks that divide its layers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FEWEST_RANKS = "the fewest ranks that divide the served model"
 
 
 def fitted(options: Fields, folder: Path) -> dict[str, Any]:
-    """Options with folders that are there and a number of ranks; `folder`: of the served model, its weights as they
-    are."""
+    """Options with folders that are there and a number of ranks; `folder`: of the served model, its
+    weights as they are."""
     found = dict(options)
     if found.get("draft_model") == OWN_MODEL:
         found["draft_model"] = folder
@@ -35,7 +35,11 @@ def fitted(options: Fields, folder: Path) -> dict[str, Any]:
 
 def _fewest_ranks(folder: Path) -> int:
     model = registry.read_config(folder)
-    return next(n for n in range(2, model.num_heads + 1) if model.num_heads % n == model.num_kv_heads % n == 0)
+    return next(
+        n
+        for n in range(2, model.num_heads + 1)
+        if model.num_heads % n == model.num_kv_heads % n == 0
+    )
 
 
 def _heads(folder: Path) -> Path:

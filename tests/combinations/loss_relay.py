@@ -1,4 +1,5 @@
-"""In front of engines: passes bytes on until one engine has said enough, then loses its connections, all at once."""
+"""In front of engines: passes bytes on until one engine has said enough, then loses its
+connections, all at once."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class LossRelay(Relay):
     def __init__(self, target: str, group: LossRelays) -> None:
         super().__init__()
         self.find = lambda: target
-        self._group, self._num_said = group, 0
+        self._group = group
+        self._num_said = 0
 
     def reset(self) -> None:
         self._num_said = 0
@@ -43,7 +45,8 @@ class LossRelay(Relay):
 
 
 class LossRelays:
-    """One relay an engine, on a thread of their own. At most one engine is lost each time they are armed."""
+    """One relay an engine, on a thread of their own. At most one engine is lost each time they are
+    armed."""
 
     def __init__(self, targets: Sequence[str]) -> None:
         self.armed: int | None = None

@@ -1,4 +1,5 @@
-"""What cells run on: an engine in this process and a cluster of processes, over one model, on one device."""
+"""What cells run on: an engine in this process and a cluster of processes, over one model, on one
+device."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from tests.combinations.asked import MAX_MODEL_LEN
 from tests.combinations.capabilities import CAPABILITIES
 from tests.combinations.capability import Refused
 from tests.combinations.cells import Cell, Ledger, check
-from tests.combinations.cluster_world import Cluster, ClusterWorld, EngineKind, kinds_of, running_cluster
+from tests.combinations.cluster_world import (
+    Cluster,
+    ClusterWorld,
+    EngineKind,
+    kinds_of,
+    running_cluster,
+)
 from tests.combinations.engine_world import EngineWorld
 
 CONFIG = {
@@ -39,7 +46,8 @@ CONFIG = {
 ENGINE_VOCAB_SIZE = 1024
 """Of the model of an engine without text."""
 TEXT_VOCAB_SIZE = 4096
-"""Of a model with text on a CPU. With all 49152 tokens, logits and draws took nine tenths of a step (2026-11-22)."""
+"""Of a model with text on a CPU. With all 49152 tokens, logits and draws took nine tenths of a step
+(2026-11-22)."""
 # Tools are left out of the prompt: it is as long with them as without.
 TEMPLATE = """{% if tools %}{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
@@ -49,7 +57,8 @@ RANDOM_ON_CPU = {"device": "cpu", "dtype": "float32", "load_format": "dummy"}
 RANDOM_ON_GPU = {"device": "cuda", "dtype": "bfloat16", "load_format": "dummy"}
 SIZES_ON_GPU = {"head_dim": 32}
 """Of a model whose attention has kernels on a GPU."""
-DEVICE, SIMULATED = "device", "simulated"
+DEVICE = "device"
+SIMULATED = "simulated"
 """Families of engines."""
 
 
@@ -60,18 +69,22 @@ def write_config(folder: Path, **changes: Any) -> Path:
 
 
 def with_plain_template(model: Path, folder: Path) -> Path:
-    """A copy of a model folder, its weights linked, with a short chat template and a short context."""
+    """A copy of a model folder, its weights linked, with a short chat template and a short
+    context."""
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
     for weights in model.glob("*.safetensors*"):
         (folder / weights.name).symlink_to(weights)
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": TEMPLATE}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(tokenizer | {"chat_template": TEMPLATE})
+    )
     replace(ModelManifest.read(folder), max_model_len=MAX_MODEL_LEN).write(folder)
     return folder
 
 
 def with_few_tokens(folder: Path, vocab_size: int = TEXT_VOCAB_SIZE) -> Path:
-    """Cuts a folder's tokenizer to its first tokens: the special ones, those of bytes, and the first merges."""
+    """Cuts a folder's tokenizer to its first tokens: the special ones, those of bytes, and the
+    first merges."""
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     model = tokenizer["model"]
@@ -96,10 +109,13 @@ class Systems:
         refusals: Mapping[str, Refused] | None = None,
         is_rounded: bool = False,
     ) -> None:
-        """`heat`: see `Ledger`. `refusals`: of capabilities, by name, that this model's weights rule out. `is_rounded`:
-        a CPU rounds the activations of this model, as a GPU does."""
-        self._stack, self._engine_folder, self._text_folder = stack, engine_folder, text_folder
-        self._options, self._heat = options, heat
+        """`heat`: see `Ledger`. `refusals`: of capabilities, by name, that this model's weights
+        rule out. `is_rounded`: a CPU rounds the activations of this model, as a GPU does."""
+        self._stack = stack
+        self._engine_folder = engine_folder
+        self._text_folder = text_folder
+        self._options = options
+        self._heat = heat
         self._refusals = refusals or {}
         self._is_cpu = options["device"] == "cpu"
         self._is_rounded = is_rounded or not self._is_cpu
@@ -111,9 +127,11 @@ class Systems:
     def check(self, cell: Cell) -> str:
         """Runs a cell where it belongs. Returns what was seen."""
         if self._is_cpu:
-            is_simulated, refused = cell.is_simulated_on_cpu, cell.refused_on_cpu
+            is_simulated = cell.is_simulated_on_cpu
+            refused = cell.refused_on_cpu
         else:
-            is_simulated, refused = cell.is_simulated_on_gpu, cell.refused_on_gpu
+            is_simulated = cell.is_simulated_on_gpu
+            refused = cell.refused_on_gpu
         refused = refused or self._refusal_by_weights(cell)
         family = SIMULATED if is_simulated and refused is None else DEVICE
         note = " (simulated executor)" if family == SIMULATED else ""
@@ -124,7 +142,9 @@ class Systems:
         return check(cell, ledger, refused or cell.refused, rounding=rounding) + note
 
     def _refusal_by_weights(self, cell: Cell) -> Refused | None:
-        return next((self._refusals[each.name] for each in cell.both if each.name in self._refusals), None)
+        return next(
+            (self._refusals[each.name] for each in cell.both if each.name in self._refusals), None
+        )
 
     def _engine(self, family: str) -> Ledger:
         if family not in self._in_process:
@@ -138,14 +158,28 @@ class Systems:
         if self._cluster is None:
             self._kinds, self._cluster = self._start_cluster()
         if family not in self._clusters:
-            self._clusters[family] = Ledger(ClusterWorld(self._cluster, self._kinds, family), self._heat)
+            self._clusters[family] = Ledger(
+                ClusterWorld(self._cluster, self._kinds, family), self._heat
+            )
         return self._clusters[family]
 
     def _start_cluster(self) -> tuple[list[EngineKind], Cluster]:
-        refused = [each for each in CAPABILITIES if (each.refused_on_cpu if self._is_cpu else each.refused_on_gpu)]
+        refused = [
+            each
+            for each in CAPABILITIES
+            if (each.refused_on_cpu if self._is_cpu else each.refused_on_gpu)
+        ]
         slow = [each for each in CAPABILITIES if each.needs_slow_prompts]
-        on_device = [each for each in CAPABILITIES if each not in (*refused, *slow) and each.name not in self._refusals]
-        simulated = [each for each in CAPABILITIES if each in slow or (self._is_cpu and each in refused)]
-        kinds = kinds_of(DEVICE, on_device) + kinds_of(SIMULATED, [each for each in simulated if each.is_simulated])
+        on_device = [
+            each
+            for each in CAPABILITIES
+            if each not in (*refused, *slow) and each.name not in self._refusals
+        ]
+        simulated = [
+            each for each in CAPABILITIES if each in slow or (self._is_cpu and each in refused)
+        ]
+        kinds = kinds_of(DEVICE, on_device) + kinds_of(
+            SIMULATED, [each for each in simulated if each.is_simulated]
+        )
         common = {DEVICE: self._options, SIMULATED: {"executor": "simulated"}}
         return kinds, self._stack.enter_context(running_cluster(self._text_folder, kinds, common))

@@ -1,4 +1,5 @@
-"""Every capability beside every other, on random weights and a CPU: those that all stages make together."""
+"""Every capability beside every other, on random weights and a CPU: those that all stages make
+together."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def systems(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
-    folder = with_few_tokens(with_plain_template(demo_folder, tmp_path_factory.mktemp("models") / "random"))
+    folder = with_few_tokens(
+        with_plain_template(demo_folder, tmp_path_factory.mktemp("models") / "random")
+    )
     write_config(folder, vocab_size=TEXT_VOCAB_SIZE)
     with contextlib.ExitStack() as stack:
         yield Systems(stack, folder, folder, RANDOM_ON_CPU)

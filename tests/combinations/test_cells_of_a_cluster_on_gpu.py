@@ -10,7 +10,13 @@ import pytest
 
 from tests.combinations.cells import CELLS, Cell
 from tests.combinations.conftest import CellRunner
-from tests.combinations.systems import RANDOM_ON_GPU, SIZES_ON_GPU, Systems, with_plain_template, write_config
+from tests.combinations.systems import (
+    RANDOM_ON_GPU,
+    SIZES_ON_GPU,
+    Systems,
+    with_plain_template,
+    write_config,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 CELLS_OF_A_CLUSTER = {name: cell for name, cell in CELLS.items() if not cell.is_in_process_on_gpu}

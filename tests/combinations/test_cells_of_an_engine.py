@@ -1,7 +1,7 @@
 """Every capability beside every other, on random weights and a CPU: those of an engine alone.
 
-What a CPU refuses runs on the simulated executor. No cell here shares anything with those of a cluster: two workers run
-the two files beside each other.
+What a CPU refuses runs on the simulated executor. No cell here shares anything with those of a
+cluster: two workers run the two files beside each other.
 """
 
 from __future__ import annotations

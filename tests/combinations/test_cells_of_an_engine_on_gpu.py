@@ -12,7 +12,13 @@ import pytest
 
 from tests.combinations.cells import CELLS, Cell
 from tests.combinations.conftest import CellRunner
-from tests.combinations.systems import ENGINE_VOCAB_SIZE, RANDOM_ON_GPU, SIZES_ON_GPU, Systems, write_config
+from tests.combinations.systems import (
+    ENGINE_VOCAB_SIZE,
+    RANDOM_ON_GPU,
+    SIZES_ON_GPU,
+    Systems,
+    write_config,
+)
 
 pytestmark = pytest.mark.gpu
 CELLS_OF_AN_ENGINE = {name: cell for name, cell in CELLS.items() if cell.is_in_process_on_gpu}
@@ -20,7 +26,9 @@ CELLS_OF_AN_ENGINE = {name: cell for name, cell in CELLS.items() if cell.is_in_p
 
 @pytest.fixture(scope="module")
 def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
-    folder = write_config(tmp_path_factory.mktemp("engine"), vocab_size=ENGINE_VOCAB_SIZE, **SIZES_ON_GPU)
+    folder = write_config(
+        tmp_path_factory.mktemp("engine"), vocab_size=ENGINE_VOCAB_SIZE, **SIZES_ON_GPU
+    )
     with contextlib.ExitStack() as stack:
         yield Systems(stack, folder, folder, RANDOM_ON_GPU)
 

@@ -18,11 +18,14 @@ from tests.combinations.systems import Systems, with_plain_template
 pytestmark = pytest.mark.long
 HEAT = 5.0
 """A few letters of a pattern are drawn by lot then, and no seed gives another's answer."""
-REFUSALS = {"tree numerics": Refused(field="numerics", says="allowed: default beside activations in int8")}
+REFUSALS = {
+    "tree numerics": Refused(field="numerics", says="allowed: default beside activations in int8")
+}
 """The model's weights are packed integers, which a CPU multiplies with such."""
 NOT_COMPARED = {f"{name} × tree numerics" for name in ("fp8 weights", "FP8 block weights")}
 COMPARED = {name: cell for name, cell in CELLS.items() if name not in NOT_COMPARED}
-"""Weights in fp8 allow tree numerics, but the model without them refuses what the pair would be compared with."""
+"""Weights in fp8 allow tree numerics, but the model without them refuses what the pair would be
+compared with."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,9 @@ def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
     model = pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, dtype="float32")
     folder = with_plain_template(model, tmp_path_factory.mktemp("models") / "demo")
     with contextlib.ExitStack() as stack:
-        yield Systems(stack, folder, folder, {"device": "cpu"}, heat=HEAT, refusals=REFUSALS, is_rounded=True)
+        yield Systems(
+            stack, folder, folder, {"device": "cpu"}, heat=HEAT, refusals=REFUSALS, is_rounded=True
+        )
 
 
 @pytest.mark.parametrize("cell", COMPARED.values(), ids=COMPARED)

@@ -1,4 +1,5 @@
-"""The table is whole: every capability has its row, every setting its capability, and the page shows what was seen."""
+"""The table is whole: every capability has its row, every setting its capability, and the page
+shows what was seen."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def test_every_capability_meets_every_other_and_itself() -> None:
 
 def test_make_test_runs_every_refusal_and_each_capability_beside_at_least_four_others() -> None:
     cells = [cell for cell in CELLS.values() if cell.is_in_ci]
-    assert {name for name, cell in CELLS.items() if cell.refused or cell.refused_on_cpu} <= {c.name for c in cells}
+    assert {name for name, cell in CELLS.items() if cell.refused or cell.refused_on_cpu} <= {
+        c.name for c in cells
+    }
     for each in CAPABILITIES:
         others = [cell for cell in cells if each in cell.both and cell.first is not cell.second]
         assert len(others) >= 4, each.name
@@ -58,14 +61,18 @@ def test_make_test_runs_every_refusal_and_each_capability_beside_at_least_four_o
 def test_every_setting_of_an_executor_belongs_to_a_capability_or_to_none() -> None:
     claimed = {name for each in CAPABILITIES for name in (*each.options, *each.settings)}
     fields = {field.name for field in dataclasses.fields(ExecutorOptions)}
-    assert fields - claimed == NO_CAPABILITY_OPTIONS, f"an option {ROW}; or name it in NO_CAPABILITY_OPTIONS here"
+    assert fields - claimed == NO_CAPABILITY_OPTIONS, (
+        f"an option {ROW}; or name it in NO_CAPABILITY_OPTIONS here"
+    )
     assert not claimed & NO_CAPABILITY_OPTIONS
 
 
 def test_every_field_of_sampling_belongs_to_a_capability_or_to_none() -> None:
     claimed = {name for each in CAPABILITIES for name in each.sampling}
     fields = {field.name for field in common_pb2.Sampling.DESCRIPTOR.fields}
-    assert fields - claimed == NO_CAPABILITY_SAMPLING, f"a field {ROW}; or name it in NO_CAPABILITY_SAMPLING here"
+    assert fields - claimed == NO_CAPABILITY_SAMPLING, (
+        f"a field {ROW}; or name it in NO_CAPABILITY_SAMPLING here"
+    )
     assert claimed <= fields
 
 

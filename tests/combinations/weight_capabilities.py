@@ -27,9 +27,12 @@ def _weights(kind: str, name: str = "", **others: Any) -> Capability:
 
 
 def _refused_beside(method: str, others: Mapping[str, str]) -> dict[str, Refused]:
-    """Pairs with kinds of other methods: each engine is told the method `method`, and its model has the other."""
+    """Pairs with kinds of other methods: each engine is told the method `method`, and its model has
+    the other."""
     return {
-        f"{name} weights": Refused(field="quantization", says=f"quantization is '{method}'; allowed: auto or {other}")
+        f"{name} weights": Refused(
+            field="quantization", says=f"quantization is '{method}'; allowed: auto or {other}"
+        )
         for name, other in others.items()
     }
 
@@ -38,20 +41,26 @@ FP8_WEIGHTS = _weights("fp8")
 INT4_WEIGHTS = _weights(
     "int4", settings=frozenset({"activation_dtype"}), beside=_refused_beside("fp8", {"fp8": "int4"})
 )
-GGUF_WEIGHTS = _weights("gguf", "GGUF", beside=_refused_beside("gguf", {"int4": "int4", "fp8": "fp8"}))
+GGUF_WEIGHTS = _weights(
+    "gguf", "GGUF", beside=_refused_beside("gguf", {"int4": "int4", "fp8": "fp8"})
+)
 FP8_BLOCK_WEIGHTS = _weights(
     FP8_BLOCKS,
     "FP8 block",
     beside={
         **_refused_beside("fp8", {"int4": "int4", "GGUF": "gguf"}),
-        FP8_WEIGHTS.name: Aside(because="a model has weights of one kind, and both go by the name fp8"),
+        FP8_WEIGHTS.name: Aside(
+            because="a model has weights of one kind, and both go by the name fp8"
+        ),
     },
 )
 W8A8_WEIGHTS = _weights(
     W8A8,
     "W8A8",
     beside={
-        **_refused_beside("compressed-tensors", {"int4": "int4", "fp8": "fp8", "GGUF": "gguf", "FP8 block": "fp8"}),
+        **_refused_beside(
+            "compressed-tensors", {"int4": "int4", "fp8": "fp8", "GGUF": "gguf", "FP8 block": "fp8"}
+        ),
         "tensor parallel": Refused(
             field="tensor_parallel_size",
             says="allowed: 1 with weights whose tokens are rounded to int8, each with one scale",

@@ -1,4 +1,5 @@
-"""Options of engines whose linear layers are of another kind, and the model folders that they name."""
+"""Options of engines whose linear layers are of another kind, and the model folders that they
+name."""
 
 from __future__ import annotations
 
@@ -26,8 +27,11 @@ from tests.engine_core.byte_checkpoint import BYTE_FORMS
 
 LAYER_FORMATS = (Q4_1, Q4_0, Q8_0)
 """Formats that layers take in turn."""
-FP8_BLOCKS, W8A8 = "fp8 blocks", "w8a8"
-BLOCK, FP8_MOST, INT8_MOST = 128, 448, 127
+FP8_BLOCKS = "fp8 blocks"
+W8A8 = "w8a8"
+BLOCK = 128
+FP8_MOST = 448
+INT8_MOST = 127
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 """Sizes of random models of these kinds: most matrices have several blocks, and one is cut off."""
 Published = dict[str, torch.Tensor]
@@ -35,14 +39,18 @@ Published = dict[str, torch.Tensor]
 
 
 def engine_options(common: Fields, changes: Fields, weights: str) -> dict[str, Any]:
-    """The options `common` of all engines, `model_folder` among them, with the changes of capabilities. Folders of
-    drafters are there, and that of the model has `weights`; empty: its own."""
-    options, folder = dict(common), common["model_folder"]
+    """The options `common` of all engines, `model_folder` among them, with the changes of
+    capabilities. Folders of drafters are there, and that of the model has `weights`; empty: its
+    own."""
+    options = dict(common)
+    folder = common["model_folder"]
     is_random = options.get("load_format", "auto") != "auto"
     if weights in PUBLISHED or (weights == GGUF and is_random):
         make = _published if weights in PUBLISHED else _in_blocks
         # A drafter reads its folder as the model does.
-        folder = options["model_folder"] = make(folder, weights, options["dtype"] if is_random else "")
+        folder = options["model_folder"] = make(
+            folder, weights, options["dtype"] if is_random else ""
+        )
         options["load_format"] = "auto"
     options |= fitted(changes, folder)
     if weights not in ("", GGUF, *PUBLISHED):
@@ -51,11 +59,15 @@ def engine_options(common: Fields, changes: Fields, weights: str) -> dict[str, A
 
 
 def kind_of(options: dict[str, Any]) -> str:
-    """The kind of weights that the folder of an engine's options has, as its file and `config.json` say."""
+    """The kind of weights that the folder of an engine's options has, as its file and `config.json`
+    say."""
     folder = options["model_folder"]
     config = json.loads((folder / "config.json").read_text()).get("quantization_config")
     if config is None:
-        is_stored = options.get("load_format", "auto") == "auto" and (folder / model_file.WEIGHTS_NAME).is_file()
+        is_stored = (
+            options.get("load_format", "auto") == "auto"
+            and (folder / model_file.WEIGHTS_NAME).is_file()
+        )
         return GGUF if is_stored and model_file.has_blocks(folder) else ""
     return config.get("kind") or next(
         kind for kind, (form, _) in PUBLISHED.items() if config == BYTE_FORMS[form].config
@@ -63,7 +75,8 @@ def kind_of(options: dict[str, Any]) -> str:
 
 
 def _with_rounded(folder: Path, kind: str, *, is_random: bool) -> Path:
-    """A copy of a folder, made once, beside it: for random weights of the kind, or with its own, rounded."""
+    """A copy of a folder, made once, beside it: for random weights of the kind, or with its own,
+    rounded."""
     copy = folder.with_name(f"{folder.name}-{kind}")
     if copy.exists():
         return copy
@@ -78,8 +91,8 @@ def _with_rounded(folder: Path, kind: str, *, is_random: bool) -> Path:
 
 
 def _published(folder: Path, kind: str, dtype: str) -> Path:
-    """A copy of a folder, made once, beside it, as a checkpoint of the kind is converted: with random weights of
-    `dtype`, or with the folder's own where it is empty."""
+    """A copy of a folder, made once, beside it, as a checkpoint of the kind is converted: with
+    random weights of `dtype`, or with the folder's own where it is empty."""
     copy = folder.with_name(f"{folder.name}-{kind.replace(' ', '-')}")
     if copy.exists():
         return copy
@@ -87,9 +100,12 @@ def _published(folder: Path, kind: str, dtype: str) -> Path:
     form, pack_matrix = PUBLISHED[kind]
     config = json.loads((folder / "config.json").read_text()) | (WIDE if dtype else {})
     (copy / "config.json").chmod(0o644)
-    (copy / "config.json").write_text(json.dumps(config | {"quantization_config": BYTE_FORMS[form].config}))
+    (copy / "config.json").write_text(
+        json.dumps(config | {"quantization_config": BYTE_FORMS[form].config})
+    )
     model = registry.read_config(copy)
-    layout, cpu = model_class(model).layout(model), torch.device("cpu")
+    layout = model_class(model).layout(model)
+    cpu = torch.device("cpu")
     dense = dummy(layout, model_file.DTYPES[dtype], cpu) if dtype else model_file.load(folder, cpu)
     kept: model_file.Tensors = {}
     layers: dict[str, torch.Tensor] = {}
@@ -109,7 +125,8 @@ def _published(folder: Path, kind: str, dtype: str) -> Path:
 
 
 def _as_fp8_blocks(weight: torch.Tensor) -> Published:
-    """weight float32 [N, K], in e4m3 with a scale for each block, as DeepSeek and Qwen publish it."""
+    """weight float32 [N, K], in e4m3 with a scale for each block, as DeepSeek and Qwen publish
+    it."""
     n, k = weight.shape
     whole = torch.zeros(n + -n % BLOCK, k + -k % BLOCK)
     whole[:n, :k] = weight
@@ -128,7 +145,8 @@ PUBLISHED: dict[str, tuple[str, Callable[[torch.Tensor], Published]]] = {
     FP8_BLOCKS: ("fp8, blocks larger than a matrix", _as_fp8_blocks),
     W8A8: ("int-quantized W8A8", _as_int8),
 }
-"""Kinds of which there are checkpoints alone: the form whose `config.json` they have, and the tensors of a matrix."""
+"""Kinds of which there are checkpoints alone: the form whose `config.json` they have, and the
+tensors of a matrix."""
 
 
 def _in_blocks(folder: Path, kind: str, dtype: str) -> Path:
@@ -138,12 +156,18 @@ def _in_blocks(folder: Path, kind: str, dtype: str) -> Path:
         return copy
     _copy(folder, copy)
     config = registry.read_config(folder)
-    random = dummy(model_class(config).layout(config), model_file.DTYPES[dtype], torch.device("cpu"))
+    random = dummy(
+        model_class(config).layout(config), model_file.DTYPES[dtype], torch.device("cpu")
+    )
     tensors: model_file.Tensors = {}
     for turn, (name, tensor) in enumerate(random.items()):
         is_of_layer = name.startswith("layers.")
         format = LAYER_FORMATS[turn % len(LAYER_FORMATS)] if is_of_layer else Q8_0
-        tensors |= blocks.named([_quantized(tensor, format)], name) if tensor.dim() == 2 else {name: tensor}
+        tensors |= (
+            blocks.named([_quantized(tensor, format)], name)
+            if tensor.dim() == 2
+            else {name: tensor}
+        )
     model_file.save(tensors, copy)
     return copy
 
@@ -159,7 +183,8 @@ def _copy(folder: Path, copy: Path) -> None:
 
 
 def _round(folder: Path, copy: Path, kind: str) -> None:
-    config, dtype = registry.read_config(folder), model_file.DTYPES[model_file.stored_dtype(folder)]
+    config = registry.read_config(folder)
+    dtype = model_file.DTYPES[model_file.stored_dtype(folder)]
     tensors = model_file.load(folder, torch.device("cpu"))
     layout = model_class(config).layout(config)
     for name, spec in layout.items():

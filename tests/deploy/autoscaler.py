@@ -1,4 +1,5 @@
-"""KEDA's and the Horizontal Pod Autoscaler's decisions, from the ScaledObjects that the chart makes."""
+"""KEDA's and the Horizontal Pod Autoscaler's decisions, from the ScaledObjects that the chart
+makes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Autoscaler:
     """Of one ScaledObject: it looks every polling interval."""
 
     def __init__(self, cluster: LocalCluster, name: str) -> None:
-        self._cluster, self._name = cluster, name
+        self._cluster = cluster
+        self._name = name
         self._active_at = time.monotonic()
         self._wanted: deque[tuple[float, int]] = deque()
         self.num_starts = 0
@@ -53,11 +55,15 @@ class Autoscaler:
             reply = await client.get(f"http://{at}{url.path}")
         except httpx.HTTPError:
             return None
-        return float(reply.json()[trigger["metadata"]["valueLocation"]]) if reply.is_success else None
+        return (
+            float(reply.json()[trigger["metadata"]["valueLocation"]]) if reply.is_success else None
+        )
 
     def decide(self, value: float, now: float) -> None:
-        spec, target = self._spec, self._spec["scaleTargetRef"]["name"]
-        metadata, current = spec["triggers"][0]["metadata"], self._cluster.replicas[target]
+        spec = self._spec
+        target = self._spec["scaleTargetRef"]["name"]
+        metadata = spec["triggers"][0]["metadata"]
+        current = self._cluster.replicas[target]
         is_active = value > float(metadata["activationTargetValue"])
         if is_active:
             self._active_at = now
@@ -71,7 +77,9 @@ class Autoscaler:
                 self._wanted.clear()
                 self._cluster.replicas[target] = 0
         else:
-            self._cluster.replicas[target] = self._stable(value / float(metadata["targetValue"]), now)
+            self._cluster.replicas[target] = self._stable(
+                value / float(metadata["targetValue"]), now
+            )
 
     def _stable(self, share: float, now: float) -> int:
         """At once up; down to the most that was wanted within the window."""

@@ -1,10 +1,11 @@
 """The chart as Helm installs it: real templates, values and schema, on an API server in memory.
 
-Run as a program with a mode and the name of the releases, this module reads JSON from standard input and writes JSON to
-standard output. With `steps` it reads releases, each a list of the values of an install and then of upgrades, and
-writes the objects after each step, or the reason why the last step was refused. With `notes` it reads the values of
-installs and writes the notes that Helm prints after each. Helm's library reads its environment when its process starts,
-so it runs in a process of its own.
+Run as a program with a mode and the name of the releases, this module reads JSON from standard
+input and writes JSON to standard output. With `steps` it reads releases, each a list of the values
+of an install and then of upgrades, and writes the objects after each step, or the reason why the
+last step was refused. With `notes` it reads the values of installs and writes the notes that Helm
+prints after each. Helm's library reads its environment when its process starts, so it runs in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -79,7 +80,11 @@ async def steps(values: list[Values], name: str) -> list[list[Object]] | str:
     found = []
     with kube_api() as api:
         config = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=api.kubeconfig)
-        options: dict[str, Any] = {"wait": False, "server_side_apply": True, "force_conflicts": True}
+        options: dict[str, Any] = {
+            "wait": False,
+            "server_side_apply": True,
+            "force_conflicts": True,
+        }
         for i, each in enumerate(values):
             action = helm_sdkpy.Upgrade(config) if i else helm_sdkpy.Install(config)
             try:
@@ -95,12 +100,19 @@ async def install_notes(values: Values, name: str) -> str:
 
     with kube_api() as api:
         config = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=api.kubeconfig)
-        options: dict[str, Any] = {"wait": False, "server_side_apply": True, "force_conflicts": True}
+        options: dict[str, Any] = {
+            "wait": False,
+            "server_side_apply": True,
+            "force_conflicts": True,
+        }
         release = await helm_sdkpy.Install(config).run(name, str(CHART), values, **options)
         return str(release["info"]["notes"])
 
 
 if __name__ == "__main__":
-    answers: dict[str, Callable[[Any, str], Coroutine[Any, Any, Any]]] = {"steps": steps, "notes": install_notes}
+    answers: dict[str, Callable[[Any, str], Coroutine[Any, Any, Any]]] = {
+        "steps": steps,
+        "notes": install_notes,
+    }
     _, mode, name = sys.argv
     json.dump([asyncio.run(answers[mode](each, name)) for each in json.load(sys.stdin)], sys.stdout)

@@ -1,6 +1,8 @@
-"""Starts containers by Docker as Kubernetes does: from images, with roots that are read-only and a user without rights.
+"""Starts containers by Docker as Kubernetes does: from images, with roots that are read-only and a
+user without rights.
 
-Pods share this machine's network and have addresses of their own on loopback, as `ProcessLauncher` gives them.
+Pods share this machine's network and have addresses of their own on loopback, as `ProcessLauncher`
+gives them.
 """
 
 from __future__ import annotations
@@ -52,7 +54,12 @@ class DockerContainer:
 
     async def _wait(self) -> int:
         logs = await asyncio.create_subprocess_exec(
-            "docker", "logs", "--follow", self.identity, stdout=self._log.file, stderr=self._log.file
+            "docker",
+            "logs",
+            "--follow",
+            self.identity,
+            stdout=self._log.file,
+            stderr=self._log.file,
         )
         status = int(await _said("wait", self.identity))
         await logs.wait()
@@ -70,7 +77,11 @@ class DockerLauncher:
         self._label = f"headwater-test={secrets.token_hex(8)}"
 
     def close(self) -> None:
-        left = _docker("ps", "--all", "--quiet", "--filter", f"label={self._label}").stdout.decode().split()
+        left = (
+            _docker("ps", "--all", "--quiet", "--filter", f"label={self._label}")
+            .stdout.decode()
+            .split()
+        )
         if left:
             _docker("rm", "--force", *left)
 
@@ -92,7 +103,11 @@ class DockerLauncher:
         program, *arguments = command
         identity = await _said(
             *("run", "--detach", "--label", self._label, "--network", "host", "--user", _user()),
-            *(flag for host, address in self._hosts.items() for flag in ("--add-host", f"{host}:{address}")),
+            *(
+                flag
+                for host, address in self._hosts.items()
+                for flag in ("--add-host", f"{host}:{address}")
+            ),
             *(flag for each in env.items() for flag in ("--env", "=".join(each))),
             *_security(container["securityContext"]),
             *_volumes(container, mounts),
@@ -123,7 +138,8 @@ def _volumes(container: Object, mounts: Mapping[str, Path]) -> list[str]:
 
 
 def _user() -> str:
-    """The user of the chart's pods. Only root can give files to its group; others run containers as themselves."""
+    """The user of the chart's pods. Only root can give files to its group; others run containers as
+    themselves."""
     return f"{CHART_USER}:{CHART_USER}" if os.getuid() == 0 else f"{os.getuid()}:{os.getgid()}"
 
 

@@ -1,4 +1,5 @@
-"""As much of a Kubernetes API server as Helm needs to install a chart: discovery, and objects in memory."""
+"""As much of a Kubernetes API server as Helm needs to install a chart: discovery, and objects in
+memory."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ import yaml
 
 Object = dict[str, Any]
 KINDS = {
-    "v1": {"Secret": "secrets", "Service": "services", "PersistentVolumeClaim": "persistentvolumeclaims"},
+    "v1": {
+        "Secret": "secrets",
+        "Service": "services",
+        "PersistentVolumeClaim": "persistentvolumeclaims",
+    },
     "apps/v1": {"Deployment": "deployments", "StatefulSet": "statefulsets"},
     "batch/v1": {"Job": "jobs"},
     "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
@@ -38,8 +43,15 @@ class KubeApi:
     def kubeconfig(self) -> str:
         cluster = {"name": "c", "cluster": {"server": self.address}}
         context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
-        config = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "contexts": [context]}
-        return yaml.safe_dump(config | {"users": [{"name": "u", "user": {}}], "current-context": "c"})
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [cluster],
+            "contexts": [context],
+        }
+        return yaml.safe_dump(
+            config | {"users": [{"name": "u", "user": {}}], "current-context": "c"}
+        )
 
     def installed(self) -> list[Object]:
         """Everything but Helm's own records."""
@@ -62,15 +74,24 @@ class KubeApi:
         if path in self.objects:
             return 200, self.objects[path]
         # A collection's path has an even number of names after the namespace's.
-        if path.rsplit("/", 1)[-1] in {plural for kinds in KINDS.values() for plural in kinds.values()}:
+        if path.rsplit("/", 1)[-1] in {
+            plural for kinds in KINDS.values() for plural in kinds.values()
+        }:
             wanted = dict(each.split("=", 1) for each in selector.split(",") if "=" in each)
             found = [
                 each
                 for at, each in self.objects.items()
-                if at.rpartition("/")[0] == path and wanted.items() <= each["metadata"].get("labels", {}).items()
+                if at.rpartition("/")[0] == path
+                and wanted.items() <= each["metadata"].get("labels", {}).items()
             ]
             return 200, {"apiVersion": "v1", "kind": "SecretList", "metadata": {}, "items": found}
-        return 404, {"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
+        return 404, {
+            "apiVersion": "v1",
+            "kind": "Status",
+            "status": "Failure",
+            "reason": "NotFound",
+            "code": 404,
+        }
 
 
 def _as_kept(thing: Object) -> Object:
@@ -91,7 +112,11 @@ def discovery(path: str) -> Object | None:
         case ["api"]:
             return {"kind": "APIVersions", "versions": ["v1"]}
         case ["apis"]:
-            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(each) for each in groups]}
+            return {
+                "kind": "APIGroupList",
+                "apiVersion": "v1",
+                "groups": [_group(each) for each in groups],
+            }
         case ["api", "v1"]:
             return _resources("v1")
         case ["apis", group, version] if f"{group}/{version}" in KINDS:

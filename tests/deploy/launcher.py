@@ -1,4 +1,5 @@
-"""Starts containers as processes of this machine: the same commands, variables and files, without images."""
+"""Starts containers as processes of this machine: the same commands, variables and files, without
+images."""
 
 from __future__ import annotations
 
@@ -42,15 +43,20 @@ class Launcher(Protocol):
         container: Object,
         within: Running | None = None,
     ) -> Running:
-        """`mounts`: folders of this machine by their paths in the container, which `container` describes. `within`: the
-        running one that a command of a probe or a hook is for."""
+        """`mounts`: folders of this machine by their paths in the container, which `container`
+        describes. `within`: the running one that a command of a probe or a hook is for."""
 
 
 class ForkedContainer:
-    """A stage, forked from a process that has imported the libraries: what tests start is started cheaply."""
+    """A stage, forked from a process that has imported the libraries: what tests start is started
+    cheaply."""
 
-    def __init__(self, module: str, flags: Sequence[str], env: Mapping[str, str], log: StageLog, parent: int) -> None:
-        self._stage = ForkedStage(module, *flags, stderr=log.file, environment=env, **{PARENT_FD: parent})
+    def __init__(
+        self, module: str, flags: Sequence[str], env: Mapping[str, str], log: StageLog, parent: int
+    ) -> None:
+        self._stage = ForkedStage(
+            module, *flags, stderr=log.file, environment=env, **{PARENT_FD: parent}
+        )
         self._log = log
 
     def signal(self, number: int) -> None:
@@ -66,7 +72,8 @@ class ProcessContainer:
     """Any other program."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: StageLog) -> None:
-        self._process, self._log = process, log
+        self._process = process
+        self._log = log
 
     def signal(self, number: int) -> None:
         if self._process.returncode is None:
@@ -81,10 +88,14 @@ class ProcessContainer:
 class ProcessLauncher:
     """Ends what it started when it is closed, or when this process ends."""
 
-    def __init__(self, hosts: Mapping[str, str], kept: Mapping[str, Any], *, forks_stages: bool = True) -> None:
-        """`hosts`: addresses by the names of services. `forks_stages`: stages start without their imports, which costs
-        least; otherwise as in a container."""
-        self._hosts, self._kept, self._forks_stages = hosts, kept, forks_stages
+    def __init__(
+        self, hosts: Mapping[str, str], kept: Mapping[str, Any], *, forks_stages: bool = True
+    ) -> None:
+        """`hosts`: addresses by the names of services. `forks_stages`: stages start without their
+        imports, which costs least; otherwise as in a container."""
+        self._hosts = hosts
+        self._kept = kept
+        self._forks_stages = forks_stages
         self._watched, self._held = os.pipe()
         self._programs = {
             "headwater": [sys.executable, "-m", "headwater.services.cli"],
@@ -107,7 +118,9 @@ class ProcessLauncher:
     ) -> Running:
         own = {key: self._here(value, mounts) for key, value in env.items()}
         program, *arguments = [self._here(each, mounts) for each in command]
-        inherited = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "LANG") if key in os.environ}
+        inherited = {
+            key: os.environ[key] for key in ("PATH", "PYTHONPATH", "LANG") if key in os.environ
+        }
         log = StageLog(name)
         if self._forks_stages and program == "headwater" and arguments[0] == "serve":
             module, _ = STAGES[arguments[1]]
@@ -125,13 +138,17 @@ class ProcessLauncher:
         return ProcessContainer(process, log)
 
     def _here(self, text: str, mounts: Mapping[str, Path]) -> str:
-        """With paths of this machine for those of the container, and addresses for the names of services."""
+        """With paths of this machine for those of the container, and addresses for the names of
+        services."""
         paths = "|".join(re.escape(path) for path in sorted(mounts, key=len, reverse=True))
         if paths:
-            text = re.sub(rf"(?<![^=,: ])({paths})(?=/|$)", lambda found: str(mounts[found[1]]), text)
+            text = re.sub(
+                rf"(?<![^=,: ])({paths})(?=/|$)", lambda found: str(mounts[found[1]]), text
+            )
         for host, address in self._hosts.items():
             text = re.sub(rf"(?<=[@/]){re.escape(host)}(?=[:/])", address, text)
         return text
 
 
-TERM, KILL = signal.SIGTERM, signal.SIGKILL
+TERM = signal.SIGTERM
+KILL = signal.SIGKILL

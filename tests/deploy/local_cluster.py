@@ -1,4 +1,5 @@
-"""What of Kubernetes decides about pods: deployments, stateful sets, jobs, endpoints, evictions. Pods run here."""
+"""What of Kubernetes decides about pods: deployments, stateful sets, jobs, endpoints, evictions.
+Pods run here."""
 
 from __future__ import annotations
 
@@ -29,8 +30,11 @@ _SUBNETS = itertools.count()
 class LocalCluster:
     """Brings what runs to what was applied, again and again."""
 
-    def __init__(self, folder: Path, make_launcher: Callable[[Mapping[str, str]], Launcher]) -> None:
-        """`make_launcher` is given the addresses of services by their names, which are filled in later."""
+    def __init__(
+        self, folder: Path, make_launcher: Callable[[Mapping[str, str]], Launcher]
+    ) -> None:
+        """`make_launcher` is given the addresses of services by their names, which are filled in
+        later."""
         self.claims = folder / "claims"
         self.objects: list[Object] = []
         self.replicas: dict[str, int] = {}
@@ -38,7 +42,8 @@ class LocalCluster:
         self.pods: list[LocalPod] = []
         self.ended: list[LocalPod] = []
         self.cordoned: set[str] = set()
-        self._folder, self._numbers = folder, itertools.count(1)
+        self._folder = folder
+        self._numbers = itertools.count(1)
         # Each pod has an address of its own on loopback, and so the ports that the chart gives it.
         self._subnet = f"127.{2 + os.getpid() % 250}.{next(_SUBNETS)}"
         self._hosts: dict[str, str] = {}
@@ -59,7 +64,8 @@ class LocalCluster:
             self._launcher.close()
 
     def apply(self, objects: list[Object]) -> None:
-        """As `kubectl apply`: the number of replicas stays where an object leaves it to an autoscaler."""
+        """As `kubectl apply`: the number of replicas stays where an object leaves it to an
+        autoscaler."""
         self.objects = objects
         for name, each in of_kind(objects, "Deployment").items():
             if "replicas" in each["spec"]:
@@ -79,25 +85,32 @@ class LocalCluster:
         for name, each in of_kind(self.objects, "Deployment").items():
             pods = [pod for pod in self.pods if pod.owner == name]
             want = self.replicas[name]
-            if len(pods) != want or not all(pod.ready and pod.template == _version(each) for pod in pods):
+            if len(pods) != want or not all(
+                pod.ready and pod.template == _version(each) for pod in pods
+            ):
                 return False
         return all(self.ready_pods(name) for name in of_kind(self.objects, "StatefulSet"))
 
     def endpoints(self, service: str) -> list[str]:
-        """Addresses of the pods that a service sends to; those that end are among them a moment longer."""
+        """Addresses of the pods that a service sends to; those that end are among them a moment
+        longer."""
         selector = of_kind(self.objects, "Service")[service]["spec"]["selector"].items()
         since = time.monotonic() - PROPAGATION_SECONDS
         return [
             pod.address
             for pod in self.pods
-            if pod.ready and selector <= pod.labels.items() and (pod.terminating_since or since + 1) > since
+            if pod.ready
+            and selector <= pod.labels.items()
+            and (pod.terminating_since or since + 1) > since
         ]
 
     def endpoint(self, service: str, port: int) -> str:
         """One of them at random, with the port of a pod that the service's own stands for."""
         ports = of_kind(self.objects, "Service")[service]["spec"]["ports"]
         (target,) = [each["targetPort"] for each in ports if each["port"] == port]
-        (container,) = next(pod.spec["containers"] for pod in self.pods if pod.address in self.endpoints(service))
+        (container,) = next(
+            pod.spec["containers"] for pod in self.pods if pod.address in self.endpoints(service)
+        )
         (number,) = [each["containerPort"] for each in container["ports"] if each["name"] == target]
         return f"{random.choice(self.endpoints(service))}:{number}"
 
@@ -114,7 +127,10 @@ class LocalCluster:
         for budget in of_kind(self.objects, "PodDisruptionBudget").values():
             if budget["spec"]["selector"]["matchLabels"].items() <= pod.labels.items():
                 healthy = len(self.ready_pods(pod.owner))
-                return not pod.ready or healthy > self.replicas[pod.owner] - budget["spec"]["maxUnavailable"]
+                return (
+                    not pod.ready
+                    or healthy > self.replicas[pod.owner] - budget["spec"]["maxUnavailable"]
+                )
         return True
 
     async def _reconcile(self) -> None:
@@ -129,14 +145,18 @@ class LocalCluster:
             await asyncio.sleep(TICK_SECONDS)
 
     def _deploy(self, deployment: Object) -> None:
-        name, version = deployment["metadata"]["name"], _version(deployment)
-        want, rolling = self.replicas[name], deployment["spec"]["strategy"]["rollingUpdate"]
+        name = deployment["metadata"]["name"]
+        version = _version(deployment)
+        want = self.replicas[name]
+        rolling = deployment["spec"]["strategy"]["rollingUpdate"]
         pods = self.pods_of(name)
         new = [pod for pod in pods if pod.template == version]
         old = [pod for pod in pods if pod.template != version]
         room = want + rolling["maxSurge"] - len(pods)
         for _ in range(min(want - len(new), room)):
-            self._start(deployment, f"{name}-{version[:5]}-{next(self._numbers)}", self._new_address())
+            self._start(
+                deployment, f"{name}-{version[:5]}-{next(self._numbers)}", self._new_address()
+            )
         # Those that are not ready go first, as in Kubernetes.
         num_spare = sum(pod.ready for pod in pods) - (want - rolling["maxUnavailable"])
         for pod in sorted(old, key=lambda each: each.ready):
@@ -147,7 +167,8 @@ class LocalCluster:
             pod.terminate()
 
     def _keep_set(self, each: Object) -> None:
-        name, version = each["metadata"]["name"], _version(each)
+        name = each["metadata"]["name"]
+        version = _version(each)
         pods = [pod for pod in self.pods if pod.owner == name]
         for pod in pods:
             if pod.template != version:
@@ -161,7 +182,8 @@ class LocalCluster:
             self._start(job, f"{name}-{next(self._numbers)}", self._new_address())
 
     def _start(self, workload: Object, name: str, address: str) -> None:
-        template, spec = workload["spec"]["template"], workload["spec"]["template"]["spec"]
+        template = workload["spec"]["template"]
+        spec = workload["spec"]["template"]["spec"]
         claims = [
             {
                 "name": each["metadata"]["name"],
@@ -197,11 +219,16 @@ class LocalCluster:
     def _least_busy_node(self, template: str) -> str:
         """As topology spread wants it: of one version of a workload as many on each node."""
         free = [node for node in NODES if node not in self.cordoned]
-        return min(free, key=lambda node: sum(pod.node == node for pod in self.pods if pod.template == template))
+        return min(
+            free,
+            key=lambda node: sum(pod.node == node for pod in self.pods if pod.template == template),
+        )
 
     def _new_address(self) -> str:
         return f"{self._subnet}.{next(self._numbers)}"
 
 
 def _version(workload: Object) -> str:
-    return hashlib.sha256(json.dumps(workload["spec"]["template"], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(workload["spec"]["template"], sort_keys=True).encode()
+    ).hexdigest()

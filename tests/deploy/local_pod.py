@@ -1,4 +1,5 @@
-"""One pod, run as Kubernetes runs it: init containers, the container, its probes, restarts, and the end of it."""
+"""One pod, run as Kubernetes runs it: init containers, the container, its probes, restarts, and the
+end of it."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ class LocalPod:
             status = await self._run_container(container)
             if self._stop.is_set():
                 return
-            self.succeeded, self.failed = status == 0, status != 0
+            self.succeeded = status == 0
+            self.failed = status != 0
             if restarts == "OnFailure" and status == 0:
                 return
             self.num_restarts += 1
@@ -124,10 +126,13 @@ class LocalPod:
     async def _until_failed(
         self, container: Object, probe: Object, running: Running, *, until_served: bool = False
     ) -> None:
-        """Ends the container after as many failures as the probe allows; a pod that ends is not asked."""
+        """Ends the container after as many failures as the probe allows; a pod that ends is not
+        asked."""
         num_failures = 0
         while not self.is_terminating:
-            num_failures = 0 if (serves := await self._asks(container, running, probe)) else num_failures + 1
+            num_failures = (
+                0 if (serves := await self._asks(container, running, probe)) else num_failures + 1
+            )
             if serves and until_served:
                 return
             if num_failures >= probe.get("failureThreshold", 3):
@@ -142,7 +147,8 @@ class LocalPod:
         num_failures = 0
         while True:
             if await self._asks(container, running, probe):
-                self.ready, num_failures = True, 0
+                self.ready = True
+                num_failures = 0
             elif (num_failures := num_failures + 1) >= probe.get("failureThreshold", 3):
                 self.ready = False
             await asyncio.sleep(probe.get("periodSeconds", 10))
@@ -186,10 +192,16 @@ class LocalPod:
         finally:
             executed.signal(KILL)
 
-    async def _start(self, container: Object, command: list[str], within: Running | None = None) -> Running:
+    async def _start(
+        self, container: Object, command: list[str], within: Running | None = None
+    ) -> Running:
         env = self._environment(container)
-        command = [re.sub(r"\$\((\w+)\)", lambda found: env.get(found[1], found[0]), each) for each in command]
-        name, mounts = f"{self.name}/{container['name']}", self._mounts(container)
+        command = [
+            re.sub(r"\$\((\w+)\)", lambda found: env.get(found[1], found[0]), each)
+            for each in command
+        ]
+        name = f"{self.name}/{container['name']}"
+        mounts = self._mounts(container)
         return await self.launcher.start(name, command, env, mounts, container, within)
 
     def _environment(self, container: Object) -> dict[str, str]:
@@ -198,9 +210,14 @@ class LocalPod:
         for source in container.get("envFrom", []):
             env |= _texts(self.secrets[source["secretRef"]["name"]])
         for each in container.get("env", []):
-            env[each["name"]] = each["value"] if "value" in each else facts[each["valueFrom"]["fieldRef"]["fieldPath"]]
+            env[each["name"]] = (
+                each["value"]
+                if "value" in each
+                else facts[each["valueFrom"]["fieldRef"]["fieldPath"]]
+            )
         if env.get("HEADWATER_HOST") == "::":
-            # Pods share this machine's network, so a server may listen only at its pod's own address.
+            # Pods share this machine's network, so a server may listen only at its pod's own
+            # address.
             env["HEADWATER_HOST"] = self.address
         return env
 

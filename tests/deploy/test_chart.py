@@ -67,12 +67,20 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "access": {"existingSecrets": "ours"},
         "models": {"volume": {"existingClaim": "weights"}},
         "keda": {"enabled": False},
-        "networkPolicy": {"clients": [{"namespaceSelector": {}}], "extraEgress": [{"ports": [{"port": 4317}]}]},
+        "networkPolicy": {
+            "clients": [{"namespaceSelector": {}}],
+            "extraEgress": [{"ports": [{"port": 4317}]}],
+        },
     },
     "certificates and routes": {
         "stageTls": {"secret": "stage-tls"},
         "clientTls": {"secret": "client-tls"},
-        "ingress": {"enabled": True, "className": "nginx", "host": "llm.example", "tlsSecret": "llm-tls"},
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "host": "llm.example",
+            "tlsSecret": "llm-tls",
+        },
         "httpRoute": {
             "enabled": True,
             "parentRefs": [{"name": "outer"}],
@@ -147,7 +155,8 @@ def test_every_flag_and_variable_of_a_stage_is_one_of_its_settings(objects: list
         # The addresses come from the role's secret.
         secrets = {"HEADWATER_NATS_URL": "nats://n", "HEADWATER_ADMIN_KEY": "0123456789abcdef"}
         settings = read_settings(SETTINGS[stage], container["args"], env | secrets)
-        # `kubectl port-forward` connects to the pod's loopback address, at which only gateways listen.
+        # `kubectl port-forward` connects to the pod's loopback address, at which only gateways
+        # listen.
         assert settings.host == ("::" if stage == "gateway" else "10.0.0.1")
         ours = {name for name in env if name.startswith("HEADWATER_")}
         assert ours <= {f"HEADWATER_{name.upper()}" for name in type(settings).__dataclass_fields__}
@@ -155,8 +164,12 @@ def test_every_flag_and_variable_of_a_stage_is_one_of_its_settings(objects: list
     assert seen == SETTINGS.keys()
 
 
-def test_a_variable_of_an_engine_wins_over_what_the_chart_sets_on_gpus(installs: dict[str, list[Object]]) -> None:
-    (on_gpu,) = [each for stage, each, _ in stages(installs["two models"]) if "--device=cuda" in each["args"]]
+def test_a_variable_of_an_engine_wins_over_what_the_chart_sets_on_gpus(
+    installs: dict[str, list[Object]],
+) -> None:
+    (on_gpu,) = [
+        each for stage, each, _ in stages(installs["two models"]) if "--device=cuda" in each["args"]
+    ]
     env = {each["name"]: each.get("value", "10.0.0.1") for each in on_gpu["env"]}
     settings = read_settings(EngineSettings, on_gpu["args"], env)
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (256, 2048)
@@ -164,7 +177,9 @@ def test_a_variable_of_an_engine_wins_over_what_the_chart_sets_on_gpus(installs:
 
 def test_a_gpu_runs_no_more_requests_than_a_step_has_tokens() -> None:
     env = {"HEADWATER_MAX_NUM_BATCHED_TOKENS": 256}
-    [[objects]] = applied([[{"engines": [{"name": "demo", "model": "qwen3-8b", "device": "cuda", "env": env}]}]])
+    [[objects]] = applied(
+        [[{"engines": [{"name": "demo", "model": "qwen3-8b", "device": "cuda", "env": env}]}]]
+    )
     (engine,) = [container for stage, container, _ in stages(objects) if stage == "engine"]
     assert "--max-num-seqs=256" in engine["args"]
 
@@ -183,8 +198,15 @@ def test_a_model_is_served_from_the_folder_that_its_job_links(objects: list[Obje
         assert models["readOnly"]
 
 
-def test_blocks_have_one_size_on_the_stages_that_hash_and_that_cache_them(objects: list[Object]) -> None:
-    sizes = [each for _, container, _ in stages(objects) for each in container["args"] if "--block-size=" in each]
+def test_blocks_have_one_size_on_the_stages_that_hash_and_that_cache_them(
+    objects: list[Object],
+) -> None:
+    sizes = [
+        each
+        for _, container, _ in stages(objects)
+        for each in container["args"]
+        if "--block-size=" in each
+    ]
     assert len(sizes) >= 2
     assert len(set(sizes)) == 1
 
@@ -204,9 +226,16 @@ def test_no_container_is_root_or_writes_its_image(objects: list[Object]) -> None
 
 def ends(container: Object, pod: Object) -> tuple[int, int, int]:
     """Seconds of its hook, of its drain limit, and until it is killed."""
-    hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+    hook = (
+        container.get("lifecycle", {})
+        .get("preStop", {})
+        .get("exec", {})
+        .get("command", ["sleep", "0"])
+    )
     assert hook[0] == "sleep"
-    drain = next(int(each["value"]) for each in container["env"] if each["name"] == "HEADWATER_DRAIN_LIMIT")
+    drain = next(
+        int(each["value"]) for each in container["env"] if each["name"] == "HEADWATER_DRAIN_LIMIT"
+    )
     return int(hook[1]), drain, pod["terminationGracePeriodSeconds"]
 
 
@@ -217,8 +246,15 @@ def test_a_pod_has_longer_to_end_than_its_hook_and_its_drain_take(objects: list[
 
 
 def test_each_stage_drains_for_as_long_as_values_say(installs: dict[str, list[Object]]) -> None:
-    found = {stage: ends(container, pod)[:2] for stage, container, pod in stages(installs["long drains"])}
-    assert found == {"gateway": (30, 900), "processor": (0, 45), "output-processor": (0, 300), "engine": (0, 600)}
+    found = {
+        stage: ends(container, pod)[:2] for stage, container, pod in stages(installs["long drains"])
+    }
+    assert found == {
+        "gateway": (30, 900),
+        "processor": (0, 45),
+        "output-processor": (0, 300),
+        "engine": (0, 600),
+    }
 
 
 def test_stages_behind_a_service_wait_for_proxies_and_no_others_do(objects: list[Object]) -> None:
@@ -233,7 +269,9 @@ def test_stages_behind_a_service_wait_for_proxies_and_no_others_do(objects: list
         assert (ends(container, pod)[0] > 0) == any(selector <= labels for selector in services)
 
 
-def test_the_documentation_names_the_times_in_which_pods_end(installs: dict[str, list[Object]]) -> None:
+def test_the_documentation_names_the_times_in_which_pods_end(
+    installs: dict[str, list[Object]],
+) -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
     for stage, container, pod in stages(installs["as it comes"]):
         waits, drain, given = ends(container, pod)
@@ -241,7 +279,9 @@ def test_the_documentation_names_the_times_in_which_pods_end(installs: dict[str,
         assert f"| {stage.replace('-', ' ')} | {hook} | {drain} s | {given} s |" in page
 
 
-def test_the_documentation_names_an_image_that_the_chart_pulls(installs: dict[str, list[Object]]) -> None:
+def test_the_documentation_names_an_image_that_the_chart_pulls(
+    installs: dict[str, list[Object]],
+) -> None:
     pulled = {container["image"] for _, container, _ in stages(installs["two models"])}
     (named,) = re.findall(r"`(registry\.example/[^`]*)`", (ROOT / "docs/kubernetes.md").read_text())
     assert named in pulled
@@ -265,7 +305,9 @@ def test_a_pod_gets_the_secrets_of_its_own_role(objects: list[Object]) -> None:
 
 def test_engines_follow_demand_and_nothing_else_does(objects: list[Object]) -> None:
     deployments = of_kind(objects, "Deployment")
-    scaled = {each["spec"]["scaleTargetRef"]["name"] for each in of_kind(objects, "ScaledObject").values()}
+    scaled = {
+        each["spec"]["scaleTargetRef"]["name"] for each in of_kind(objects, "ScaledObject").values()
+    }
     assert all("-engine-" in name for name in scaled)
     assert {name for name, each in deployments.items() if "replicas" not in each["spec"]} == scaled
     assert all(each["spec"].get("replicas", 1) >= 1 for each in deployments.values())
@@ -291,25 +333,36 @@ def test_the_rights_in_nats_and_valkey_are_those_of_the_roles() -> None:
     }
 
 
-def test_metrics_are_scraped_under_the_job_that_alerts_name(installs: dict[str, list[Object]]) -> None:
+def test_metrics_are_scraped_under_the_job_that_alerts_name(
+    installs: dict[str, list[Object]],
+) -> None:
     objects = installs["certificates and routes"]
     (monitor,) = of_kind(objects, "PodMonitor").values()
     jobs = {
         each["spec"]["template"]["metadata"]["labels"][monitor["spec"]["jobLabel"]]
         for each in of_kind(objects, "Deployment").values()
     }
-    assert jobs == set(re.findall(r'job="([^"]*)"', (ROOT / "deploy/monitoring/rules.yaml").read_text()))
+    assert jobs == set(
+        re.findall(r'job="([^"]*)"', (ROOT / "deploy/monitoring/rules.yaml").read_text())
+    )
 
 
 def test_the_servers_know_the_passwords_that_stages_have(installs: dict[str, list[Object]]) -> None:
-    secrets = {name: decoded(each) for name, each in of_kind(installs["as it comes"], "Secret").items()}
+    secrets = {
+        name: decoded(each) for name, each in of_kind(installs["as it comes"], "Secret").items()
+    }
     # NATS reads JSON, but none of its escapes of characters by number.
     assert "\\u" not in secrets["hw-nats"]["nats.conf"]
-    users = {each["user"]: each for each in json.loads(secrets["hw-nats"]["nats.conf"])["authorization"]["users"]}
+    users = {
+        each["user"]: each
+        for each in json.loads(secrets["hw-nats"]["nats.conf"])["authorization"]["users"]
+    }
     tokens = set()
     for role in SETTINGS:
         tokens.add(secrets[f"hw-{role}"]["HEADWATER_CLUSTER_TOKEN"])
-        nats = re.fullmatch(rf"nats://{role}:(\w+)@hw-nats:4222", secrets[f"hw-{role}"]["HEADWATER_NATS_URL"])
+        nats = re.fullmatch(
+            rf"nats://{role}:(\w+)@hw-nats:4222", secrets[f"hw-{role}"]["HEADWATER_NATS_URL"]
+        )
         assert nats is not None
         assert users[role]["password"] == nats[1]
         redis = secrets[f"hw-{role}"].get("HEADWATER_REDIS_URL")
@@ -325,7 +378,9 @@ def test_the_servers_know_the_passwords_that_stages_have(installs: dict[str, lis
 CALLS = {"processors": "processor", "output processors": "output-processor", "engines": "engine"}
 
 
-def test_network_policies_are_the_table_of_the_security_model(installs: dict[str, list[Object]]) -> None:
+def test_network_policies_are_the_table_of_the_security_model(
+    installs: dict[str, list[Object]],
+) -> None:
     policies = of_kind(installs["as it comes"], "NetworkPolicy")
     table = re.findall(
         r"^\| (gateway|processor|output processor|engine) \| ([^|]+) \|.*\| ([^|]+) \|$",
@@ -339,14 +394,21 @@ def test_network_policies_are_the_table_of_the_security_model(installs: dict[str
         allowed = peers(policies[f"hw-{role.replace(' ', '-')}"]["spec"]["egress"], "to")
         assert allowed == told | store | {"nats"}
     for name in ("processor", "output-processor", "engine", "nats", "valkey"):
-        callers = {role for role in SETTINGS if name in peers(policies[f"hw-{role}"]["spec"]["egress"], "to")}
+        callers = {
+            role
+            for role in SETTINGS
+            if name in peers(policies[f"hw-{role}"]["spec"]["egress"], "to")
+        }
         assert peers(policies[f"hw-{name}"]["spec"]["ingress"], "from") == callers
 
 
 def peers(rules: list[Object], end: str) -> set[str]:
     """Stages of the release that rules name."""
     labels = [
-        each["podSelector"]["matchLabels"] for rule in rules for each in rule.get(end, []) if "podSelector" in each
+        each["podSelector"]["matchLabels"]
+        for rule in rules
+        for each in rule.get(end, [])
+        if "podSelector" in each
     ]
     return {each.get("headwater/stage") or each["app.kubernetes.io/component"] for each in labels}
 
@@ -355,7 +417,9 @@ def test_an_engine_has_the_image_of_its_device(installs: dict[str, list[Object]]
     images = {
         stage_name: pod["containers"][0]["image"]
         for workload, pod in pods(installs["two models"])
-        if (stage_name := workload["metadata"]["name"]).startswith(("hw-engine", "hw-gateway", "hw-nats"))
+        if (stage_name := workload["metadata"]["name"]).startswith(
+            ("hw-engine", "hw-gateway", "hw-nats")
+        )
     }
     assert images == {
         "hw-gateway": "registry.example/headwater-front:0.1.0",

@@ -22,7 +22,10 @@ PROMETHEUS = {"scaler": "prometheus", "prometheusAddress": "http://prometheus:90
 
 def triggers(objects: list[Object]) -> list[Object]:
     """Metadata of the one trigger of each ScaledObject."""
-    return [each["spec"]["triggers"][0]["metadata"] for each in of_kind(objects, "ScaledObject").values()]
+    return [
+        each["spec"]["triggers"][0]["metadata"]
+        for each in of_kind(objects, "ScaledObject").values()
+    ]
 
 
 def is_counted(query: str, labels: dict[str, str]) -> bool:
@@ -40,7 +43,8 @@ def is_counted(query: str, labels: dict[str, str]) -> bool:
     ("changed", "counted"),
     [
         ({}, True),
-        # Kubernetes cuts the name of a Deployment with its hash to 58 characters, and the dash behind it too.
+        # Kubernetes cuts the name of a Deployment with its hash to 58 characters, and the dash
+        # behind it too.
         ({"pod": "hw-gateway-6c9f7d5b4x2x7k"}, True),
         ({"namespace": "staging"}, False),
         ({"pod": "other-gateway-6c9f7d5b4-x2x7k"}, False),
@@ -48,7 +52,14 @@ def is_counted(query: str, labels: dict[str, str]) -> bool:
         ({"pod": "hw-gateway-gateway-6c9f7d5b4-x2x7k"}, False),
         ({"model_name": "n"}, False),
     ],
-    ids=["its own", "cut", "another namespace", "another release", "a longer release", "another model"],
+    ids=[
+        "its own",
+        "cut",
+        "another namespace",
+        "another release",
+        "a longer release",
+        "another model",
+    ],
 )
 def test_prometheus_is_asked_for_gateways_of_the_release(
     prometheus_query: str, changed: dict[str, str], counted: bool
@@ -59,7 +70,9 @@ def test_prometheus_is_asked_for_gateways_of_the_release(
 
 @pytest.fixture(scope="module")
 def prometheus_query() -> str:
-    ((objects,),) = applied([[{"keda": PROMETHEUS, "engines": [{"name": "a", "model": 'a "model"'}]}]])
+    ((objects,),) = applied(
+        [[{"keda": PROMETHEUS, "engines": [{"name": "a", "model": 'a "model"'}]}]]
+    )
     (trigger,) = triggers(objects)
     query: str = trigger["query"]
     return query
@@ -67,7 +80,9 @@ def prometheus_query() -> str:
 
 def test_the_path_that_keda_asks_for_is_the_served_name_encoded() -> None:
     names = ["Qwen/Qwen3-8B", "what? now", "100%25 a+b", "a#b", "größe"]
-    engines = [{"name": f"e{i}", "model": "m", "servedModelName": name} for i, name in enumerate(names)]
+    engines = [
+        {"name": f"e{i}", "model": "m", "servedModelName": name} for i, name in enumerate(names)
+    ]
     ((objects,),) = applied([[{"engines": engines}]])
     paths = [urlsplit(each["url"]).path for each in triggers(objects)]
     assert {unquote(each) for each in paths} == {f"/demand/{name}" for name in names}

@@ -27,7 +27,13 @@ def test_an_engine_has_as_many_threads_as_its_limit_leaves_cores() -> None:
         | ({"resources": {"limits": {"cpu": limit}}} if limit else {})
         for name, limit in cores.items()
     ]
-    asked = {"name": "e", "model": "m", "servedModelName": "e", "threads": 8, "resources": {"limits": {"cpu": 4}}}
+    asked = {
+        "name": "e",
+        "model": "m",
+        "servedModelName": "e",
+        "threads": 8,
+        "resources": {"limits": {"cpu": 4}},
+    }
     ((objects,),) = applied([[{"engines": [*made, asked]}]])
     threads = {
         settings.served_model_name: settings.threads
@@ -39,8 +45,16 @@ def test_an_engine_has_as_many_threads_as_its_limit_leaves_cores() -> None:
 
 
 def test_roles_and_parallel_sizes_are_passed_where_they_are_set() -> None:
-    engine = {"name": "e", "model": "m", "device": "cuda", "tensorParallelSize": 2, "pipelineParallelSize": 2}
-    divided, prefilling = applied([[{"engines": [engine]}], [{"engines": [engine | {"role": "prefill", "gpus": 8}]}]])
+    engine = {
+        "name": "e",
+        "model": "m",
+        "device": "cuda",
+        "tensorParallelSize": 2,
+        "pipelineParallelSize": 2,
+    }
+    divided, prefilling = applied(
+        [[{"engines": [engine]}], [{"engines": [engine | {"role": "prefill", "gpus": 8}]}]]
+    )
     (container,) = [container for stage, container, _ in stages(divided[0]) if stage == "engine"]
     settings = read_settings(EngineSettings, container["args"], {})
     assert (settings.tensor_parallel_size, settings.pipeline_parallel_size) == (2, 2)
@@ -52,7 +66,10 @@ def test_roles_and_parallel_sizes_are_passed_where_they_are_set() -> None:
 
 def test_engines_of_two_roles_serve_one_model() -> None:
     engine = {"model": "m", "servedModelName": "served"}
-    pools = [{"name": "prompts", "role": "prefill"} | engine, {"name": "answers", "role": "decode"} | engine]
+    pools = [
+        {"name": "prompts", "role": "prefill"} | engine,
+        {"name": "answers", "role": "decode"} | engine,
+    ]
     ((objects,),) = applied([[{"engines": [*pools, {"name": "other", "model": "n"}]}]])
     args: dict[str, list[list[str]]] = {}
     for stage, container, pod in stages(objects):
@@ -73,15 +90,22 @@ def test_engines_of_two_roles_serve_one_model() -> None:
 
 
 REFUSED: list[tuple[list[dict[str, Any]], str]] = [
-    ([{"name": "a", "model": "m", "minReplicas": 6}], "engines[0].minReplicas is 6; allowed: at most maxReplicas (4)"),
-    ([{"name": "a", "model": "m", "gpus": 1}], "engines[0].gpus is 1; allowed: 0 with device cpu, or another device"),
+    (
+        [{"name": "a", "model": "m", "minReplicas": 6}],
+        "engines[0].minReplicas is 6; allowed: at most maxReplicas (4)",
+    ),
+    (
+        [{"name": "a", "model": "m", "gpus": 1}],
+        "engines[0].gpus is 1; allowed: 0 with device cpu, or another device",
+    ),
     (
         [{"name": "a", "model": "m"}, {"name": "a", "model": "n"}],
         'engines[1].name is "a", as that of engines[0]; allowed: another name',
     ),
     (
         [{"name": "a", "model": "m"}, {"name": "b", "model": "n", "servedModelName": "m"}],
-        'engines[1] serves "n" at revision "" as "m"; allowed: another servedModelName, as that is "m" at revision ""',
+        'engines[1] serves "n" at revision "" as "m"; allowed: another servedModelName, as that '
+        'is "m" at revision ""',
     ),
 ]
 

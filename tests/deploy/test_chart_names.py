@@ -1,4 +1,5 @@
-"""Names of the chart's objects where the release's and engines' are as long as Helm and the chart allow."""
+"""Names of the chart's objects where the release's and engines' are as long as Helm and the chart
+allow."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
 RELEASE = "r" * 53
 ENGINES = [{"name": f"{'e' * 19}{i}", "model": "m", "servedModelName": f"m{i}"} for i in (1, 2)]
 LIMITS = {
-    # The suffix that a pod's label `controller-revision-hash` has behind the name takes 11 characters.
+    # The suffix that a pod's label `controller-revision-hash` has behind the name takes 11
+    # characters.
     "StatefulSet": 52,
     "Service": 63,
     # Pods have the name of their job as a label.
@@ -33,14 +35,20 @@ def objects() -> list[Object]:
 
 
 @pytest.mark.parametrize("kind", LIMITS)
-def test_no_name_is_longer_than_a_label_or_address_made_of_it(objects: list[Object], kind: str) -> None:
+def test_no_name_is_longer_than_a_label_or_address_made_of_it(
+    objects: list[Object], kind: str
+) -> None:
     lengths = {name: len(name) for name in of_kind(objects, kind)}
     assert lengths
     assert max(lengths.values()) <= LIMITS[kind], lengths
 
 
-def test_each_engine_of_a_long_release_is_scaled_by_an_object_of_its_own(objects: list[Object]) -> None:
-    scaled = [each["spec"]["scaleTargetRef"]["name"] for each in of_kind(objects, "ScaledObject").values()]
+def test_each_engine_of_a_long_release_is_scaled_by_an_object_of_its_own(
+    objects: list[Object],
+) -> None:
+    scaled = [
+        each["spec"]["scaleTargetRef"]["name"] for each in of_kind(objects, "ScaledObject").values()
+    ]
     engines = {name for name in of_kind(objects, "Deployment") if "-engine-" in name}
     assert len(engines) == 2
     assert sorted(scaled) == sorted(engines)

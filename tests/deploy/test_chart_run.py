@@ -1,5 +1,5 @@
-"""The chart at work: its pods run here as processes, in long tests as containers, and engines come and go as KEDA
-would have them."""
+"""The chart at work: its pods run here as processes, in long tests as containers, and engines come
+and go as KEDA would have them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,18 @@ if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
     pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
 
 MODEL = "smollm2-135m-instruct"
-ENGINES, GATEWAY = "hw-engine-demo", "hw-gateway"
+ENGINES = "hw-engine-demo"
+GATEWAY = "hw-gateway"
 SMALL: Values = {
-    # No weights, everything else real; slow enough that answers are under way while pods come and go.
+    # No weights, everything else real; slow enough that answers are under way while pods come and
+    # go.
     "engineDefaults": {
-        "args": ["--executor=simulated", "--simulated-step-seconds=0.05", "--max-model-len=8192", "--num-blocks=4096"],
+        "args": [
+            "--executor=simulated",
+            "--simulated-step-seconds=0.05",
+            "--max-model-len=8192",
+            "--num-blocks=4096",
+        ],
         "minReplicas": 0,
         "maxReplicas": 2,
         "targetRequests": 4,
@@ -57,7 +64,8 @@ CONTAINERS = pytest.param("containers", marks=[pytest.mark.long, pytest.mark.tim
 BUILT: Values = {
     # As `docker compose build` makes them.
     "images": {"front": {"tag": "latest"}, "engineCpu": {"tag": "latest"}},
-    # The chart's own: containers start more slowly than forks, and streams wait for an engine that comes.
+    # The chart's own: containers start more slowly than forks, and streams wait for an engine that
+    # comes.
     "gateway": {"preStopSeconds": 1},
     "outputProcessor": {},
 }
@@ -68,7 +76,8 @@ class Run:
     """A release that runs, and clients of it."""
 
     def __init__(self, cluster: LocalCluster, scaler: Autoscaler, key: str) -> None:
-        self.cluster, self.scaler = cluster, scaler
+        self.cluster = cluster
+        self.scaler = scaler
         self._headers = {"authorization": f"Bearer {key}"}
         self._expected: dict[tuple[int, int], str] = {}
         self.num_answers = 0
@@ -79,9 +88,18 @@ class Run:
                 await asyncio.sleep(0.05)
 
     async def answer(self, idx: int, num_tokens: int) -> tuple[str, float]:
-        """A streamed completion, over a connection of its own as proxies make them; seconds to its first token."""
-        at, began, first, pieces = self.cluster.endpoint(GATEWAY, 80), time.monotonic(), 0.0, []
-        body = {"model": MODEL, "prompt": f"Tale {idx} of a river.", "max_tokens": num_tokens, "temperature": 0}
+        """A streamed completion, over a connection of its own as proxies make them; seconds to its
+        first token."""
+        at = self.cluster.endpoint(GATEWAY, 80)
+        began = time.monotonic()
+        first = 0.0
+        pieces = []
+        body = {
+            "model": MODEL,
+            "prompt": f"Tale {idx} of a river.",
+            "max_tokens": num_tokens,
+            "temperature": 0,
+        }
         async with (
             httpx.AsyncClient(timeout=60, verify=False) as client,
             client.stream(
@@ -110,7 +128,8 @@ class Run:
 
     @contextlib.asynccontextmanager
     async def load(self, num_clients: int) -> AsyncIterator[None]:
-        """Streams from so many clients, one after another each, for the length of a scope. All of them must succeed."""
+        """Streams from so many clients, one after another each, for the length of a scope. All of
+        them must succeed."""
         is_over = asyncio.Event()
 
         async def client(idx: int) -> None:
@@ -162,10 +181,14 @@ def copy(shared: Path, place: Path) -> None:
 async def running(
     cluster: LocalCluster, objects: list[Object], put: Callable[[Path, Path], Any] = link
 ) -> AsyncIterator[Run]:
-    """The release, rolled out, with its autoscaler. Its job finds what tests have downloaded and converted before."""
+    """The release, rolled out, with its autoscaler. Its job finds what tests have downloaded and
+    converted before."""
     volume = cluster.claims / "hw-models"
     (volume / "models").mkdir(parents=True)
-    for name, shared in (("models", default_cache_dir() / MODEL), ("", default_cache_dir() / "kernels")):
+    for name, shared in (
+        ("models", default_cache_dir() / MODEL),
+        ("", default_cache_dir() / "kernels"),
+    ):
         shared.mkdir(parents=True, exist_ok=True)
         put(shared, volume / name / shared.name)
     async with cluster.running():
@@ -180,7 +203,10 @@ async def running(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def run(
-    installs: list[list[Object]], in_containers: bool, tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]
+    installs: list[list[Object]],
+    in_containers: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+    kept: dict[str, Any],
 ) -> AsyncIterator[Run]:
     launcher = DockerLauncher if in_containers else partial(ProcessLauncher, kept=kept)
     cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), launcher)
@@ -206,8 +232,12 @@ async def test_the_demo_model_answers_from_zero_within_seconds(
     """With weights, and processes that import what they need."""
     values = SMALL | {"engineDefaults": {"threads": 1}} | (BUILT if in_containers else {})
     ((objects,),) = applied([[values]])
-    launcher = DockerLauncher if in_containers else partial(ProcessLauncher, kept=kept, forks_stages=False)
-    async with running(LocalCluster(tmp_path, launcher), objects, copy if in_containers else link) as run:
+    launcher = (
+        DockerLauncher if in_containers else partial(ProcessLauncher, kept=kept, forks_stages=False)
+    )
+    async with running(
+        LocalCluster(tmp_path, launcher), objects, copy if in_containers else link
+    ) as run:
         for _ in range(3):
             await run.until_zero()
             seconds = await run.ask(0, num_tokens=8)
@@ -243,7 +273,9 @@ async def test_no_request_is_lost_in_fifty_cycles(run: Run) -> None:
 
 
 @pytest.mark.long
-async def test_every_stage_is_replaced_under_streams_that_do_not_notice(run: Run, installs: list[list[Object]]) -> None:
+async def test_every_stage_is_replaced_under_streams_that_do_not_notice(
+    run: Run, installs: list[list[Object]]
+) -> None:
     async with run.load(16):
         await run.until(lambda: len(run.cluster.ready_pods(ENGINES)) == 2)
         before = {pod.name for pod in run.cluster.pods}
@@ -255,11 +287,17 @@ async def test_every_stage_is_replaced_under_streams_that_do_not_notice(run: Run
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("has_servers", [False, True], ids=["without servers", "with NATS and Valkey"])
-async def test_a_node_is_drained_under_streams_that_do_not_notice(run: Run, has_servers: bool) -> None:
+@pytest.mark.parametrize(
+    "has_servers", [False, True], ids=["without servers", "with NATS and Valkey"]
+)
+async def test_a_node_is_drained_under_streams_that_do_not_notice(
+    run: Run, has_servers: bool
+) -> None:
     async with run.load(16):
         await run.until(lambda: len(run.cluster.ready_pods(ENGINES)) == 2)
-        (servers,) = {pod.node for name in ("hw-nats", "hw-valkey") for pod in run.cluster.pods_of(name)}
+        (servers,) = {
+            pod.node for name in ("hw-nats", "hw-valkey") for pod in run.cluster.pods_of(name)
+        }
         (node,) = {servers} if has_servers else set(NODES) - {servers}
         assert {pod.owner for pod in run.cluster.pods if pod.node == node} >= {GATEWAY, ENGINES}
         async with asyncio.timeout(120):
@@ -273,7 +311,8 @@ async def test_a_node_is_drained_under_streams_that_do_not_notice(run: Run, has_
 async def test_a_pod_that_loads_for_longer_than_live_probes_allow_is_not_killed(
     tmp_path: Path, kept: dict[str, Any]
 ) -> None:
-    """The probes are those of the chart's engines; without the first of them such a pod is started again and again."""
+    """The probes are those of the chart's engines; without the first of them such a pod is started
+    again and again."""
     ((objects,),) = applied([[SMALL]])
     template = of_kind(objects, "Deployment")[ENGINES]["spec"]["template"]
     (engine,) = template["spec"]["containers"]
@@ -283,10 +322,19 @@ async def test_a_pod_that_loads_for_longer_than_live_probes_allow_is_not_killed(
 
     def loading(address: str, **spared: Any) -> LocalPod:
         container = {
-            name: each for name, each in engine.items() if name not in {"env", "envFrom", "volumeMounts", *spared}
+            name: each
+            for name, each in engine.items()
+            if name not in {"env", "envFrom", "volumeMounts", *spared}
         }
         container |= {
-            "command": [sys.executable, "-m", "tests.deploy.slow_stage", address, "9000", str(seconds)],
+            "command": [
+                sys.executable,
+                "-m",
+                "tests.deploy.slow_stage",
+                address,
+                "9000",
+                str(seconds),
+            ],
             "args": [],
         }
         spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
@@ -303,7 +351,8 @@ async def test_a_pod_that_loads_for_longer_than_live_probes_allow_is_not_killed(
         )
 
     subnet = f"127.{2 + os.getpid() % 250}.255"
-    patient, hasty = loading(f"{subnet}.1"), loading(f"{subnet}.2", startupProbe=None)
+    patient = loading(f"{subnet}.1")
+    hasty = loading(f"{subnet}.2", startupProbe=None)
     lives = [asyncio.create_task(pod.run()) for pod in (patient, hasty)]
     async with asyncio.timeout(60):
         while not patient.ready or not hasty.num_restarts:  # noqa: ASYNC110 (other processes)

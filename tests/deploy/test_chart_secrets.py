@@ -41,24 +41,43 @@ print(json.dumps([name, data]))
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """Data of the secrets that the page's block makes, by their names."""
     folder = tmp_path_factory.mktemp("secrets")
-    commands = {"kubectl": KUBECTL, "headwater": f'#!/bin/sh\nexec {sys.executable} -m headwater.services.cli "$@"\n'}
+    commands = {
+        "kubectl": KUBECTL,
+        "headwater": f'#!/bin/sh\nexec {sys.executable} -m headwater.services.cli "$@"\n',
+    }
     for name, text in commands.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    (block,) = [each for each in blocks_of(ROOT / "docs/kubernetes.md") if "headwater access drawn" in each.code]
-    env = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    (block,) = [
+        each
+        for each in blocks_of(ROOT / "docs/kubernetes.md")
+        if "headwater access drawn" in each.code
+    ]
+    env = os.environ | {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     command = ["bash", "-euc", block.code]
-    told = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+    told = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
     return dict(json.loads(line) for line in told.splitlines() if line.startswith("["))
 
 
-def test_they_have_the_names_and_keys_of_those_that_the_chart_draws(made: dict[str, dict[str, str]]) -> None:
+def test_they_have_the_names_and_keys_of_those_that_the_chart_draws(
+    made: dict[str, dict[str, str]],
+) -> None:
     ((drawn, existing),) = applied([[{}, {"access": {"existingSecrets": "ours"}}]])
-    of_chart = {name.removeprefix("hw-"): each["data"].keys() for name, each in of_kind(drawn, "Secret").items()}
+    of_chart = {
+        name.removeprefix("hw-"): each["data"].keys()
+        for name, each in of_kind(drawn, "Secret").items()
+    }
     # No pod mounts it: the chart keeps there what it drew.
     del of_chart["access"]
     assert {f"ours-{name}" for name in of_chart} == made.keys()
-    assert [name for name, keys in of_chart.items() if not keys <= made[f"ours-{name}"].keys()] == []
+    assert [
+        name for name, keys in of_chart.items() if not keys <= made[f"ours-{name}"].keys()
+    ] == []
     assert set(re.findall(r'"(ours-[a-z-]+)"', json.dumps(existing))) == made.keys()
 
 
@@ -68,6 +87,10 @@ def test_the_servers_know_the_passwords_in_them(made: dict[str, dict[str, str]])
     for role in ("gateway", "processor", "output-processor", "engine"):
         address = made[f"ours-{role}"]["HEADWATER_NATS_URL"]
         assert address == f"nats://{role}:{passwords[role]}@headwater-nats:4222"
-    tokens = {data["HEADWATER_CLUSTER_TOKEN"] for data in made.values() if "HEADWATER_CLUSTER_TOKEN" in data}
+    tokens = {
+        data["HEADWATER_CLUSTER_TOKEN"]
+        for data in made.values()
+        if "HEADWATER_CLUSTER_TOKEN" in data
+    }
     assert len(tokens) == 1
     assert all(len(each) >= 32 for each in [*tokens, made["ours-gateway"]["HEADWATER_MASTER_KEY"]])

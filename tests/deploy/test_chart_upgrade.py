@@ -1,4 +1,5 @@
-"""Changes in a cluster when a release of the chart is upgraded to other values or to another version."""
+"""Changes in a cluster when a release of the chart is upgraded to other values or to another
+version."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ OTHER_MODELS: list[dict[str, Any]] = [
 def test_pods_of_another_model_never_start_with_the_one_that_was_there(first: list[Object]) -> None:
     made = [first, *others(OTHER_MODELS)]
     awaited = [
-        {tuple(pod["initContainers"][0]["args"]) for stage, _, pod in stages(objects) if stage != "gateway"}
+        {
+            tuple(pod["initContainers"][0]["args"])
+            for stage, _, pod in stages(objects)
+            if stage != "gateway"
+        }
         for objects in made
     ]
     assert [len(folders) for folders in awaited] == [1] * len(made)
@@ -52,7 +57,8 @@ OTHER_PODS: list[dict[str, Any]] = [
     {"models": {"huggingFaceSecret": "hub"}},
     {"models": {"resources": {"limits": {"memory": "16Gi"}}}},
 ]
-"""Values that change the pod template of a job. Kubernetes refuses to change that of an existing job."""
+"""Values that change the pod template of a job. Kubernetes refuses to change that of an existing
+job."""
 
 
 def test_a_job_whose_pod_changes_is_another_job(first: list[Object]) -> None:
@@ -84,6 +90,8 @@ def test_an_upgrade_keeps_what_was_drawn_and_a_rotation_draws_passwords() -> Non
     }
     assert upgraded == drawn
     assert annotation == "2"
-    changed = {key for key, value in rotated["hw-access"].items() if value != drawn["hw-access"][key]}
+    changed = {
+        key for key, value in rotated["hw-access"].items() if value != drawn["hw-access"][key]
+    }
     assert changed == {f"password-{role}" for role in [*SETTINGS, "operator"]}
     assert rotated["hw-keys"] == drawn["hw-keys"]

@@ -1,4 +1,5 @@
-"""Values of the chart: what values.yaml describes, what the schema takes, what is refused and by which words."""
+"""Values of the chart: what values.yaml describes, what the schema takes, what is refused and by
+which words."""
 
 from __future__ import annotations
 
@@ -31,25 +32,38 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"nats": {"url": "http://nats"}}, "at '/nats/url'"),
     ({"keda": {"scaler": "prometheus"}}, "keda.prometheusAddress is missing"),
     ({"ingress": {"enabled": True}}, "ingress.host is missing"),
-    ({"otlpEndpoint": "collector:4317"}, "at '/otlpEndpoint': 'collector:4317' does not match pattern"),
+    (
+        {"otlpEndpoint": "collector:4317"},
+        "at '/otlpEndpoint': 'collector:4317' does not match pattern",
+    ),
     ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs is empty"),
     (
         {"engineDefaults": {"role": "prefil"}},
         "at '/engineDefaults/role': value must be one of 'both', 'prefill', 'decode'",
     ),
-    ({"engines": [{"name": "a", "model": "m", "dtype": "fp16"}]}, "at '/engines/0/dtype': value must be one of 'auto'"),
-    ({"models": {"volume": {"accessModes": []}}}, "at '/models/volume/accessModes': minItems: got 0, want 1"),
+    (
+        {"engines": [{"name": "a", "model": "m", "dtype": "fp16"}]},
+        "at '/engines/0/dtype': value must be one of 'auto'",
+    ),
+    (
+        {"models": {"volume": {"accessModes": []}}},
+        "at '/models/volume/accessModes': minItems: got 0, want 1",
+    ),
     ({"images": {"pullSecrets": ["hub"]}}, "at '/images/pullSecrets/0': got string, want object"),
 ]
 
 
 def test_values_that_cannot_be_are_refused_by_name() -> None:
-    for words, (_, said) in zip(refusals([[values] for values, _ in REFUSED]), REFUSED, strict=True):
+    for words, (_, said) in zip(
+        refusals([[values] for values, _ in REFUSED]), REFUSED, strict=True
+    ):
         assert isinstance(words, str)
         assert said in words
 
 
-def paths(values: dict[str, Any], schema: dict[str, Any], at: str = "") -> Iterator[tuple[set[str], set[str]]]:
+def paths(
+    values: dict[str, Any], schema: dict[str, Any], at: str = ""
+) -> Iterator[tuple[set[str], set[str]]]:
     """At each map whose names the schema lists: paths of values.yaml, and those of the schema."""
     properties = schema.get("properties", {})
     if not values or not properties:
@@ -63,7 +77,9 @@ def paths(values: dict[str, Any], schema: dict[str, Any], at: str = "") -> Itera
 def test_values_yaml_has_each_value_of_the_schema_and_no_other() -> None:
     found = list(paths(VALUES, SCHEMA))
     # Helm passes `global` to every chart.
-    assert set().union(*(schema for _, schema in found)) - {"global"} == set().union(*(values for values, _ in found))
+    assert set().union(*(schema for _, schema in found)) - {"global"} == set().union(
+        *(values for values, _ in found)
+    )
     of_an_entry = SCHEMA["properties"]["engines"]["items"]["properties"]
     assert of_an_entry.keys() - {"name", "model"} == VALUES["engineDefaults"].keys()
 
@@ -105,7 +121,11 @@ def test_a_variable_of_the_values_takes_the_place_of_the_chart_s_own() -> None:
 
 
 def test_whole_numbers_of_variables_and_tags_are_written_in_digits() -> None:
-    env = {"HEADWATER_STORAGE_BYTES": 17_179_869_184, "HEADWATER_TRUST": 0.25, "HEADWATER_LOG": True}
+    env = {
+        "HEADWATER_STORAGE_BYTES": 17_179_869_184,
+        "HEADWATER_TRUST": 0.25,
+        "HEADWATER_LOG": True,
+    }
     ((objects,),) = applied([[{"gateway": {"env": env}, "images": {"front": {"tag": 20261127}}}]])
     (gateway,) = [container for stage, container, _ in stages(objects) if stage == "gateway"]
     found = {each["name"]: each.get("value") for each in gateway["env"]}
@@ -140,4 +160,6 @@ def test_stages_may_call_outside_servers_at_the_ports_of_their_urls() -> None:
 def test_stages_may_call_the_collector_that_they_send_spans_to() -> None:
     ((objects,),) = applied([[{"otlpEndpoint": "http://collector.tracing:4317"}]])
     for stage in ("gateway", "processor", "output-processor", "engine"):
-        assert {"ports": [{"port": 4317}]} in of_kind(objects, "NetworkPolicy")[f"hw-{stage}"]["spec"]["egress"]
+        assert {"ports": [{"port": 4317}]} in of_kind(objects, "NetworkPolicy")[f"hw-{stage}"][
+            "spec"
+        ]["egress"]

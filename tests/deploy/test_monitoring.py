@@ -1,4 +1,5 @@
-"""Dashboards and alerts: every metric that they name is one that a process exports, and alerts say what to do."""
+"""Dashboards and alerts: every metric that they name is one that a process exports, and alerts say
+what to do."""
 
 from __future__ import annotations
 
@@ -25,8 +26,17 @@ from tests.polling import holds_within
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy/monitoring"
 DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana/headwater.json").read_text())
-RULES = [rule for group in yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"] for rule in group["rules"]]
-SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",), "info": ("",)}
+RULES = [
+    rule
+    for group in yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
+SUFFIXES = {
+    "histogram": ("_bucket", "_sum", "_count"),
+    "counter": ("",),
+    "gauge": ("",),
+    "info": ("",),
+}
 PROMETHEUS_OWN = {"up"}
 VARIABLES = {"$__rate_interval": "5m", "$model": ".*"}
 
@@ -38,7 +48,10 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield panel["title"], target["expr"]
     for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] == "query":
-            yield variable["name"], re.fullmatch(r"label_values\((.*), \w+\)", variable["query"]["query"])[1]  # type: ignore[index]
+            yield (
+                variable["name"],
+                re.fullmatch(r"label_values\((.*), \w+\)", variable["query"]["query"])[1],
+            )  # type: ignore[index]
     for rule in RULES:
         yield rule["alert"], rule["expr"]
 
@@ -66,7 +79,8 @@ def parsed(expression: str) -> Any:
 @pytest.fixture(scope="module")
 def exported(demo_folder: Path, nats_url: str) -> dict[str, set[str]]:
     """Labels of every series that the stages export, by its name, after an answer and a refusal."""
-    bus, page = f"--nats-url={nats_url}", "--metrics-port=0"
+    bus = f"--nats-url={nats_url}"
+    page = "--metrics-port=0"
     behind = [
         processor_stage(demo_folder, bus, page),
         output_processor_stage(demo_folder, bus, page),
@@ -80,13 +94,22 @@ def exported(demo_folder: Path, nats_url: str) -> dict[str, set[str]]:
             f"--output-processor={behind[1].address}",
             f"--replica={behind[2].address}",
         )
-        with started(gateway), httpx.Client(base_url=f"http://{gateway.addresses['rest']}", timeout=60) as client:
-            body = {"model": "smollm2-135m-instruct", "prompt": "Hello there, river", "max_tokens": 4}
+        with (
+            started(gateway),
+            httpx.Client(base_url=f"http://{gateway.addresses['rest']}", timeout=60) as client,
+        ):
+            body = {
+                "model": "smollm2-135m-instruct",
+                "prompt": "Hello there, river",
+                "max_tokens": 4,
+            }
             assert holds_within(lambda: client.post("/v1/completions", json=body).is_success, 60)
             client.post("/v1/completions", json=body | {"temperature": -1})
             for stage in (*behind, gateway):
                 with httpx.Client(timeout=60) as scraper:
-                    read_page(scraper.get(f"http://{stage.addresses['metrics']}/metrics").text, found)
+                    read_page(
+                        scraper.get(f"http://{stage.addresses['metrics']}/metrics").text, found
+                    )
     return found
 
 
@@ -142,13 +165,28 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
 
 def test_compose_mounts_files_that_are_there_and_scrapes_the_port_of_its_stages() -> None:
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-    own = {name: service for name, service in compose.items() if service.get("profiles") == ["monitoring"]}
+    own = {
+        name: service
+        for name, service in compose.items()
+        if service.get("profiles") == ["monitoring"]
+    }
     assert own.keys() == {"prometheus", "grafana"}
-    files = [each.split(":")[0] for service in own.values() for each in service["volumes"] if each.startswith("./")]
+    files = [
+        each.split(":")[0]
+        for service in own.values()
+        for each in service["volumes"]
+        if each.startswith("./")
+    ]
     assert files
     assert all((ROOT / each).is_file() for each in files)
     (job,) = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())["scrape_configs"]
     (scraped,) = job["dns_sd_configs"]
-    stages = {name for name, service in compose.items() if "HEADWATER_METRICS_PORT" in service.get("environment", {})}
+    stages = {
+        name
+        for name, service in compose.items()
+        if "HEADWATER_METRICS_PORT" in service.get("environment", {})
+    }
     assert set(scraped["names"]) == stages
-    assert {compose[name]["environment"]["HEADWATER_METRICS_PORT"] for name in stages} == {str(scraped["port"])}
+    assert {compose[name]["environment"]["HEADWATER_METRICS_PORT"] for name in stages} == {
+        str(scraped["port"])
+    }

@@ -12,11 +12,17 @@ import pytest
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-OF_LOCKS = {"front": ("front",), "engine": ("front", "engine", "torch"), "engine-cpu": ("front", "engine")}
+OF_LOCKS = {
+    "front": ("front",),
+    "engine": ("front", "engine", "torch"),
+    "engine-cpu": ("front", "engine"),
+}
 
 
 def locked(layer: str) -> dict[str, str]:
-    found = re.findall(r"^([\w.-]+)==([^ ;]+)", (ROOT / f"deploy/locks/{layer}.txt").read_text(), re.M)
+    found = re.findall(
+        r"^([\w.-]+)==([^ ;]+)", (ROOT / f"deploy/locks/{layer}.txt").read_text(), re.M
+    )
     return {canonicalize_name(name): version for name, version in found}
 
 
@@ -28,10 +34,14 @@ def test_each_image_has_a_bill_of_its_locked_releases_with_hashes(tmp_path: Path
         bill = json.loads((tmp_path / f"headwater-{image}.json").read_text())
         assert bill["bomFormat"] == "CycloneDX"
         assert bill["metadata"]["component"]["name"] == "headwater"
-        listed = {canonicalize_name(each["name"]): each.get("version") for each in bill["components"]}
+        listed = {
+            canonicalize_name(each["name"]): each.get("version") for each in bill["components"]
+        }
         expected = {name: version for layer in layers for name, version in locked(layer).items()}
         if image == "engine-cpu":
-            (release,) = re.findall(r"^release=torch==(.*)$", (ROOT / "deploy/install.sh").read_text(), re.M)
+            (release,) = re.findall(
+                r"^release=torch==(.*)$", (ROOT / "deploy/install.sh").read_text(), re.M
+            )
             expected["torch"] = release
         assert listed == expected
         unhashed = {

@@ -1,4 +1,5 @@
-"""docs/configuration.md, made from the settings themselves: `python -m tests.docs.configuration` writes it."""
+"""docs/configuration.md, made from the settings themselves: `python -m tests.docs.configuration`
+writes it."""
 
 from __future__ import annotations
 
@@ -53,12 +54,21 @@ SHARED = {field.name for field in dataclasses.fields(StageSecuritySettings)}
 
 
 def page() -> str:
-    parts = [HEAD, "## `headwater up`\n\n" + _table(_row(variable_of(each), each) for each in _fields(StackSettings))]
+    parts = [
+        HEAD,
+        "## `headwater up`\n\n"
+        + _table(_row(variable_of(each), each) for each in _fields(StackSettings)),
+    ]
     for title, (command, settings) in STAGES.items():
-        rows = (_row(_variable(each), each) for each in _fields(settings) if each.name not in SHARED)
+        rows = (
+            _row(_variable(each), each) for each in _fields(settings) if each.name not in SHARED
+        )
         parts.append(f"## {title}\n\n{command}\n\n{_table(rows)}")
     shared = _table(_row(_variable(each), each) for each in _fields(StageSecuritySettings))
-    parts.append(f"## Every stage\n\nTLS and the token between stages: [security.md](security.md).\n\n{shared}")
+    parts.append(
+        "## Every stage\n\nTLS and the token between stages: "
+        f"[security.md](security.md).\n\n{shared}"
+    )
     return "\n".join(parts)
 
 

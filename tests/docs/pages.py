@@ -40,7 +40,8 @@ def name_of(page: Path) -> str:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    text, found = page.read_text(), []
+    text = page.read_text()
+    found = []
     for number, match in enumerate(_FENCE.finditer(text), 1):
         mark = _MARK.search(text[: match.start()])
         words = (mark[1], mark[2] or "") if mark is not None else ("", "")
@@ -55,21 +56,28 @@ def links_of(page: Path) -> list[str]:
 
 
 def long_lines_of(page: Path, limit: int) -> list[int]:
-    """Numbers of its lines of prose with more than `limit` characters. Rows of tables, code, and comments are no prose;
-    a line that is one word or one span of code has no place to be broken.
+    """Numbers of its lines of prose with more than `limit` characters. Rows of tables, code, and
+    comments are no prose; a line that is one word or one span of code has no place to be broken.
     """
-    found, in_code = [], False
+    found = []
+    in_code = False
     for number, line in enumerate(page.read_text().splitlines(), 1):
         text = line.strip()
         if text.startswith("```"):
             in_code = not in_code
-        elif len(line) > limit and not in_code and not text.startswith(("|", "<!--")) and not _UNBROKEN.fullmatch(text):
+        elif (
+            len(line) > limit
+            and not in_code
+            and not text.startswith(("|", "<!--"))
+            and not _UNBROKEN.fullmatch(text)
+        ):
             found.append(number)
     return found
 
 
 def long_paragraphs_of(page: Path, limit: int) -> list[str]:
-    """First words of its paragraphs and list items with more than `limit` characters; tables and code are neither."""
+    """First words of its paragraphs and list items with more than `limit` characters; tables and
+    code are neither."""
     text = _FENCE.sub("", page.read_text())
     paragraphs = (part.strip() for part in _PARAGRAPH_END.split(text))
     return [part[:60] for part in paragraphs if len(part) > limit and not part.startswith("|")]

@@ -1,4 +1,5 @@
-"""The blocks of code on the pages: each says whether it is run, and those that are do what they say."""
+"""The blocks of code on the pages: each says whether it is run, and those that are do what they
+say."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_every_block_says_whether_it_is_run_or_why_not(page: Path) -> None:
     blocks = [block for block in blocks_of(page) if block.language in LANGUAGES]
     unmarked = [block.name for block in blocks if not block.mark]
     without_reason = [block.name for block in blocks if block.mark == "not run" and not block.told]
-    unknown = [block.name for block in blocks if block.mark == "run" and block.told not in DEPLOYMENTS]
+    unknown = [
+        block.name for block in blocks if block.mark == "run" and block.told not in DEPLOYMENTS
+    ]
     assert (unmarked, without_reason, unknown) == ([], [], [])
 
 
@@ -48,7 +51,9 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 def administrators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """A deployment that keeps tenants."""
     env = PACE | {"HEADWATER_ADMIN_KEY": ADMIN_KEY}
-    with Line(tmp_path_factory.mktemp("administrators"), *FLAGS, env=env, start=ForkedCluster) as line:
+    with Line(
+        tmp_path_factory.mktemp("administrators"), *FLAGS, env=env, start=ForkedCluster
+    ) as line:
         yield line
         line.stop()
 
@@ -71,31 +76,47 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapted(code: str, rest: str) -> str:
-    """A block for a deployment on another port, with a key in place of the one that a reader fills in."""
+    """A block for a deployment on another port, with a key in place of the one that a reader fills
+    in."""
     for host in ("127.0.0.1", "localhost"):
         code = code.replace(f"http://{host}:8000", rest)
     return code.replace("HEADWATER_ADMIN_KEY=…", f"HEADWATER_ADMIN_KEY={ADMIN_KEY}")
 
 
 def is_in_ci(block: Block) -> bool:
-    """Whether `make test` runs the block: those of the README do, on a simulated cluster; each takes some seconds."""
+    """Whether `make test` runs the block: those of the README do, on a simulated cluster; each
+    takes some seconds."""
     return block.told == IN_CI and block.page == "README.md"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(block, id=block.name, marks=() if is_in_ci(block) else pytest.mark.long) for block in RUNNABLE],
+    [
+        pytest.param(block, id=block.name, marks=() if is_in_ci(block) else pytest.mark.long)
+        for block in RUNNABLE
+    ],
 )
-def test_a_block_that_is_run_does_what_it_says(block: Block, folder: Path, request: pytest.FixtureRequest) -> None:
+def test_a_block_that_is_run_does_what_it_says(
+    block: Block, folder: Path, request: pytest.FixtureRequest
+) -> None:
     line: Line = request.getfixturevalue(block.told)
     code = adapted(block.code, line.record.rest)
-    command = ["bash", "-euo", "pipefail", "-c", code] if block.language == "sh" else [sys.executable, "-c", code]
+    command = (
+        ["bash", "-euo", "pipefail", "-c", code]
+        if block.language == "sh"
+        else [sys.executable, "-c", code]
+    )
     # Blocks of one page share a folder: one may write what the next one reads.
     here = folder / block.page.replace("/", "-")
     here.mkdir(exist_ok=True)
-    env = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HEADWATER_STATE_DIR": str(line.state_dir)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=env, cwd=here)
+    env = os.environ | {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "HEADWATER_STATE_DIR": str(line.state_dir),
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, check=False, env=env, cwd=here
+    )
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
 
 

@@ -1,4 +1,5 @@
-"""Prose has short lines, which a terminal shows whole and a diff compares, and paragraphs that one can read."""
+"""Prose has short lines, which a terminal shows whole and a diff compares, and paragraphs that one
+can read."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ GENERATED = {
     *(ROOT / "docs" / name for name in ("benchmarks.md", "combinations.md", "configuration.md")),
     *(ROOT / "docs" / "benchmarks").glob("*.md"),
 }
-"""Pages that programs write: `headwater bench report`, `headwater bench combinations`, `tests.docs.configuration`."""
+"""Pages that programs write: `headwater bench report`, `headwater bench combinations`,
+`tests.docs.configuration`."""
 WRITTEN = [page for page in PAGES if page not in GENERATED]
 
 
@@ -31,18 +33,22 @@ def test_no_paragraph_is_so_long_that_nobody_reads_it(page: Path) -> None:
 
 
 def test_long_prose_is_found_and_what_cannot_be_broken_is_let_be(tmp_path: Path) -> None:
-    page, long = tmp_path / "page.md", "word " * 30
+    page = tmp_path / "page.md"
+    long = "word " * 30
     code = f"`{long}`"
     page.write_text(
-        f"{long}\n- {long}\n\n| a | {long} |\n|---|---|\n\n```sh\n{long}\n```\n{code}\n{code}.\nsee {code}\n"
+        f"{long}\n- {long}\n\n| a | {long} "
+        f"|\n|---|---|\n\n```sh\n{long}\n```\n{code}\n{code}.\nsee {code}\n"
         f"<!-- {long} -->\n# {long}\n{'x' * 130}\n"
     )
     assert long_lines_of(page, LIMIT) == [1, 2, 12, 14]
 
 
 def test_long_paragraphs_and_items_are_found(tmp_path: Path) -> None:
-    page, line = tmp_path / "page.md", "word " * 20 + "\n"
+    page = tmp_path / "page.md"
+    line = "word " * 20 + "\n"
     page.write_text(
-        f"{line}\n{line}{line}\n- {line}- {line}  {line}\n| a |\n|---|\n| {line * 3} |\n\n```sh\n{line * 3}```\n"
+        f"{line}\n{line}{line}\n- {line}- {line}  {line}\n| a |\n|---|\n| {line * 3} "
+        f"|\n\n```sh\n{line * 3}```\n"
     )
     assert long_paragraphs_of(page, 150) == ["word " * 12, ("- " + "word " * 12)[:60]]

@@ -17,7 +17,9 @@ def broken(page: Path) -> list[str]:
             continue
         path, _, anchor = unquote(link).partition("#")
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors_of(target)):
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors_of(target)
+        ):
             found.append(link)
     return found
 

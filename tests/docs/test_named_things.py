@@ -1,4 +1,5 @@
-"""What users address by name is in the documentation: metrics, headers, limits, flags of platforms, variables."""
+"""What users address by name is in the documentation: metrics, headers, limits, flags of platforms,
+variables."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ FAMILIES = re.compile(
 )
 """Names of the functions and classes that make a metric, whose name is their first argument."""
 NOT_OF_AN_ANSWER = {"x-content-type-options", "x-accel-buffering", "x-tenant", "x-gzip"}
-"""Texts like headers that no script reads of an answer: two are for browsers and proxies, two come with requests."""
+"""Texts like headers that no script reads of an answer: two are for browsers and proxies, two come
+with requests."""
 
 
 def nodes_in(*rooms: str) -> Iterator[ast.AST]:
-    for path in (path for room in rooms for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name):
+    for path in (
+        path for room in rooms for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name
+    ):
         yield from ast.walk(ast.parse(path.read_text()))
 
 
@@ -33,7 +37,11 @@ def calls_in(*rooms: str) -> Iterator[tuple[ast.Call, str]]:
     """Calls with a text as their first argument, and the text."""
     for node in nodes_in(*rooms):
         first = node.args[0] if isinstance(node, ast.Call) and node.args else None
-        if isinstance(node, ast.Call) and isinstance(first, ast.Constant) and isinstance(first.value, str):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(first, ast.Constant)
+            and isinstance(first.value, str)
+        ):
             yield node, first.value
 
 
@@ -50,37 +58,56 @@ def metric_names() -> set[str]:
     names = {
         text.removeprefix("headwater_")
         for call, text in calls_in("gateway", "services")
-        if FAMILIES.fullmatch(ast.unparse(call.func).rpartition(".")[2]) and re.fullmatch("[a-z_]+", text)
+        if FAMILIES.fullmatch(ast.unparse(call.func).rpartition(".")[2])
+        and re.fullmatch("[a-z_]+", text)
     }
     # Tables of gauges have the names as their keys.
     tables = [node for node in nodes_in("gateway", "services") if isinstance(node, ast.Dict)]
     keys = {key.value for table in tables for key in table.keys if isinstance(key, ast.Constant)}
-    gauges = {key for key in keys if isinstance(key, str) and re.fullmatch("headwater_[a-z_]+", key)}
+    gauges = {
+        key for key in keys if isinstance(key, str) and re.fullmatch("headwater_[a-z_]+", key)
+    }
     names |= {key.removeprefix("headwater_") for key in gauges}
-    assert {"router_trust", "request_success", "kv_leases", "requests_refused"} <= names, "the search finds metrics"
+    assert {"router_trust", "request_success", "kv_leases", "requests_refused"} <= names, (
+        "the search finds metrics"
+    )
     return names
 
 
 def test_every_metric_is_in_the_documentation() -> None:
     text = "\n".join(path.read_text() for path in DOCS.rglob("*.md"))
     absent = {
-        name for name in metric_names() if not re.search(rf"`(headwater_)?(router_)?{name}(_total|_info)?[`{{]", text)
+        name
+        for name in metric_names()
+        if not re.search(rf"`(headwater_)?(router_)?{name}(_total|_info)?[`{{]", text)
     }
     assert not absent, f"{absent}: add them to the table of metrics in docs/observability.md"
 
 
 def test_every_header_of_a_request_is_in_the_documentation() -> None:
-    headers = {text for text in texts_of(ROOT / "gateway/tenancy/caller.py") if re.fullmatch("x-[a-z-]+", text)}
+    headers = {
+        text
+        for text in texts_of(ROOT / "gateway/tenancy/caller.py")
+        if re.fullmatch("x-[a-z-]+", text)
+    }
     assert "x-priority" in headers
     absent = {name for name in headers if f"`{name}" not in (DOCS / "api.md").read_text()}
     assert not absent, f"{absent}: add them to the headers in docs/api.md"
 
 
 def test_a_page_of_another_origin_may_read_every_header_of_an_answer() -> None:
-    files = (path for room in ("http", "openai", "admin") for path in (ROOT / "gateway" / room).rglob("*.py"))
-    headers = {text for text in texts_of(*files) if re.fullmatch("x-[a-z-]+[a-z]|retry-after", text)}
+    files = (
+        path
+        for room in ("http", "openai", "admin")
+        for path in (ROOT / "gateway" / room).rglob("*.py")
+    )
+    headers = {
+        text for text in texts_of(*files) if re.fullmatch("x-[a-z-]+[a-z]|retry-after", text)
+    }
     assert "x-request-id" in headers
-    assert headers - NOT_OF_AN_ANSWER <= {*EXPOSED}, "add the header to EXPOSED of gateway/http/app.py"
+    assert headers - NOT_OF_AN_ANSWER <= {*EXPOSED}, (
+        "add the header to EXPOSED of gateway/http/app.py"
+    )
 
 
 @pytest.mark.parametrize("name", Limits.__struct_fields__)
@@ -90,7 +117,9 @@ def test_every_limit_of_tenants_is_in_the_documentation(name: str) -> None:
 
 def test_every_flag_of_a_platform_is_in_the_documentation() -> None:
     text = (DOCS / "platforms.md").read_text()
-    absent = [field.name for field in dataclasses.fields(Capabilities) if f"`{field.name}`" not in text]
+    absent = [
+        field.name for field in dataclasses.fields(Capabilities) if f"`{field.name}`" not in text
+    ]
     assert absent == [], "add the flag to the table of flags in docs/platforms.md"
 
 

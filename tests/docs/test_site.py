@@ -10,7 +10,8 @@ import yaml
 from tests.docs.pages import PAGES, ROOT
 
 SITE = ROOT / "mkdocs.yml"
-AT_THE_TOP, IN_DOCS = {"README.md": "index.md"}, {"README.md": "tasks.md"}
+AT_THE_TOP = {"README.md": "index.md"}
+IN_DOCS = {"README.md": "tasks.md"}
 """Names on the site that are others."""
 
 

@@ -1,4 +1,5 @@
-"""A speculator whose rows without a grammar run ahead of their results all the time; the executor drafts."""
+"""A speculator whose rows without a grammar run ahead of their results all the time; the executor
+drafts."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ class AheadSpeculator(FixedSpeculator):
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self.runs_ahead[row] = False
 
-    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+    def settle_drafts(
+        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+    ) -> None:
         assert (num_accepted <= num_drafts).all()
         assert (num_drafts <= most).all()
 

@@ -1,5 +1,5 @@
-"""An engine that is driven and checked at every step: what it plans against the executor's contract, what it says
-against what each stream should be, what it holds against what its rows hold.
+"""An engine that is driven and checked at every step: what it plans against the executor's
+contract, what it says against what each stream should be, what it holds against what its rows hold.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Stream:
 
 
 class HalfRightSpeculator(FixedSpeculator):
-    """Knows the answers, and guesses by lot: so many tokens, of which each may be wrong. Serves some requests only."""
+    """Knows the answers, and guesses by lot: so many tokens, of which each may be wrong. Serves
+    some requests only."""
 
     def __init__(self, seed: int, max_drafts: int) -> None:
         super().__init__(max_drafts)
@@ -68,8 +69,11 @@ class HalfRightSpeculator(FixedSpeculator):
     def serves(self, request: RequestState) -> bool:
         return request.key % 3 != 0
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
-        num_drafts, draft_ids = np.zeros(len(rows), np.int32), np.zeros((len(rows), self.max_drafts), np.int32)
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array]:
+        num_drafts = np.zeros(len(rows), np.int32)
+        draft_ids = np.zeros((len(rows), self.max_drafts), np.int32)
         for i, row in enumerate(rows.tolist()):
             assert most[i] >= 0
             if not most[i]:
@@ -80,8 +84,13 @@ class HalfRightSpeculator(FixedSpeculator):
             known = table.known_ids(row).tolist()
             assert len(known) == table.num_computed[row] + 1, "something of the row is in flight"
             stream = self.streams[request.key]
-            answer = stream.answer[len(known) - request.num_prompt_tokens :][: self._rng.integers(0, most[i] + 1)]
-            guesses = [token if self._rng.random() < 0.8 else int(self._rng.integers(3, 40)) for token in answer]
+            answer = stream.answer[len(known) - request.num_prompt_tokens :][
+                : self._rng.integers(0, most[i] + 1)
+            ]
+            guesses = [
+                token if self._rng.random() < 0.8 else int(self._rng.integers(3, 40))
+                for token in answer
+            ]
             num_drafts[i] = len(guesses)
             draft_ids[i, : len(guesses)] = guesses
         return num_drafts, draft_ids
@@ -145,7 +154,9 @@ class Driver:
     def _beside_grammars(self) -> Speculator | None:
         if self.speculator is None or self.foretold is None:
             return self.speculator
-        return GrammarDrafts(self.speculator, num_rows=self.config.num_rows, vocab_size=MODEL.vocab_size)
+        return GrammarDrafts(
+            self.speculator, num_rows=self.config.num_rows, vocab_size=MODEL.vocab_size
+        )
 
     def add(self, new: NewRequest) -> None:
         answer = expected_tokens(
@@ -157,7 +168,9 @@ class Driver:
             max_model_len=self.config.max_model_len,
             mask=grammar if new.has_grammar else None,
         )
-        self.streams[new.key] = Stream(new, answer, list(new.output_ids), len(new.output_ids) + new.credit)
+        self.streams[new.key] = Stream(
+            new, answer, list(new.output_ids), len(new.output_ids) + new.credit
+        )
         self.engine.add(new)
 
     def cancel(self, key: int) -> None:
@@ -174,7 +187,8 @@ class Driver:
 
     def fill_masks(self, *, at_once: bool = False) -> None:
         """As the server would: also for requests that have ended, and again what is there."""
-        filled, foretold = [], []
+        filled = []
+        foretold = []
         for row, want in self.wanted.items():
             tokens = self.streams[want.key].tokens
             if len(tokens) >= want.index and (at_once or want.due <= self.num_steps):
@@ -183,8 +197,11 @@ class Driver:
                     self.masks[i, row] = grammar([*tokens, *drafts[:i]])
                 filled.append((row, want.ticket, len(tokens), len(drafts) + 1))
                 if self.foretold is not None:
-                    foretold.append((row, want.ticket, len(tokens), self.foretold(self.streams[want.key])))
-                want.index, want.draft_ids = len(tokens) + 1, []
+                    foretold.append(
+                        (row, want.ticket, len(tokens), self.foretold(self.streams[want.key]))
+                    )
+                want.index = len(tokens) + 1
+                want.draft_ids = []
                 want.due = self.num_steps + (want.key + want.index) % (self.mask_delay + 1)
         if filled:
             self.engine.masks_filled(*map(list, zip(*filled, strict=True)))
@@ -218,7 +235,9 @@ class Driver:
             stream = self.streams[start.key]
             assert stream.cached_tokens is None
             stream.cached_tokens = start.cached_tokens
-        for key, first_index, num_tokens in zip(output.keys, output.first_index, output.num_tokens, strict=True):
+        for key, first_index, num_tokens in zip(
+            output.keys, output.first_index, output.num_tokens, strict=True
+        ):
             stream = self.streams[key]
             assert stream.reason is None, "tokens after the end"
             assert not stream.is_cancelled
@@ -250,14 +269,30 @@ class Driver:
 
     def _hear_wanted(self, report: MaskReport) -> None:
         if (wanted := report.wanted) is not None:
-            columns = (wanted.keys, wanted.rows, wanted.tickets, wanted.output_indices, wanted.draft_ids)
+            columns = (
+                wanted.keys,
+                wanted.rows,
+                wanted.tickets,
+                wanted.output_indices,
+                wanted.draft_ids,
+            )
             for key, row, ticket, index, draft_ids in zip(*columns, strict=True):
-                self.wanted[row] = Want(key, ticket, index, self.num_steps + key % (self.mask_delay + 1), draft_ids)
+                self.wanted[row] = Want(
+                    key, ticket, index, self.num_steps + key % (self.mask_delay + 1), draft_ids
+                )
 
     def _hear_logprobs(self, output: StepOutput) -> None:
         """The simulated model finds each token the likeliest."""
-        keys = [key for key, num_tokens in zip(output.keys, output.num_tokens, strict=True) for _ in range(num_tokens)]
-        asking = [i for i, key in enumerate(keys) if self.streams[key].new.sampling.num_logprobs is not None]
+        keys = [
+            key
+            for key, num_tokens in zip(output.keys, output.num_tokens, strict=True)
+            for _ in range(num_tokens)
+        ]
+        asking = [
+            i
+            for i, key in enumerate(keys)
+            if self.streams[key].new.sampling.num_logprobs is not None
+        ]
         assert sorted(output.logprobs) == asking
         for i, entry in output.logprobs.items():
             assert entry.top_ids[0] == output.token_ids[i]
@@ -289,11 +324,18 @@ class Driver:
                 continue
             assert stream.tokens == stream.answer, key
             sampling = stream.new.sampling
-            scores_prompt = sampling.num_prompt_logprobs is not None and stream.cached_tokens is not None
+            scores_prompt = (
+                sampling.num_prompt_logprobs is not None and stream.cached_tokens is not None
+            )
             assert stream.num_scored == (len(stream.new.prompt_ids) - 1 if scores_prompt else 0)
             min_tokens = 0 if stream.new.has_grammar else sampling.min_tokens
             stops = len(stream.tokens) > min_tokens and stream.tokens[-1] in sampling.stop_token_ids
             assert stream.reason is (FinishReason.STOP if stops else FinishReason.LENGTH)
         load = self.engine.load()
-        assert (load.num_running, load.num_waiting, load.num_prefill_tokens, load.num_used_blocks) == (0, 0, 0, 0)
+        assert (
+            load.num_running,
+            load.num_waiting,
+            load.num_prefill_tokens,
+            load.num_used_blocks,
+        ) == (0, 0, 0, 0)
         assert self.engine.step() is None

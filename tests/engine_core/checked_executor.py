@@ -22,7 +22,9 @@ class CheckedExecutor:
     def __init__(self, config: EngineConfig, late_polls: int) -> None:
         self.max_in_flight = self.num_steps = 0
         self._config = config
-        self._executor = SimulatedExecutor(config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1)
+        self._executor = SimulatedExecutor(
+            config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1
+        )
         self._blocks: dict[int, dict[int, int]] = {}
         self._computed: dict[int, int] = {}
         self._known: dict[int, int] = {}
@@ -83,7 +85,9 @@ class CheckedExecutor:
             assert plan.num_drafts.any()
             if plan.draft_ids is not None:
                 assert plan.num_drafts.sum() == plan.draft_ids.size
-                assert ((plan.draft_ids >= 0) & (plan.draft_ids < MODEL.vocab_size)).all(), "drafts are tokens"
+                assert ((plan.draft_ids >= 0) & (plan.draft_ids < MODEL.vocab_size)).all(), (
+                    "drafts are tokens"
+                )
         readers: dict[int, set[int]] = {}
         writers: dict[int, int] = {}
         own_drafts: dict[int, int] = {}
@@ -95,7 +99,9 @@ class CheckedExecutor:
                 if (idx + 1) * BLOCK_SIZE > start:
                     assert writers.setdefault(block, row) == row, "two rows write a block"
                     assert block in self._writable[row], "written, and not said"
-                    assert all(step.get(block, set()) <= {row} for step in self._readers), "written while listed"
+                    assert all(step.get(block, set()) <= {row} for step in self._readers), (
+                        "written while listed"
+                    )
         self._own_drafts.append(own_drafts)
         self._readers.append(readers)
         self._sampled.append(plan.rows[plan.samples].tolist())
@@ -110,10 +116,14 @@ class CheckedExecutor:
         return handle
 
     def _take_blocks(self, plan: StepPlan) -> None:
-        for row, idx, block in zip(plan.block_rows, plan.block_indices, plan.block_ids, strict=True):
+        for row, idx, block in zip(
+            plan.block_rows, plan.block_indices, plan.block_ids, strict=True
+        ):
             assert block != 0
             is_computed = (int(idx) * BLOCK_SIZE) < self._computed.get(int(row), 0)
-            assert not is_computed or self._blocks[int(row)].get(int(idx)) == block, "what is computed stays"
+            assert not is_computed or self._blocks[int(row)].get(int(idx)) == block, (
+                "what is computed stays"
+            )
             self._blocks[int(row)][int(idx)] = int(block)
         self._copied = {}
         starts = dict(zip(plan.rows.tolist(), plan.starts.tolist(), strict=True))
@@ -123,20 +133,29 @@ class CheckedExecutor:
             self._copied[int(plan.block_rows[place])] = int(plan.block_indices[place])
             for held in np.flatnonzero(plan.block_ids == source).tolist():
                 end = (int(plan.block_indices[held]) + 1) * BLOCK_SIZE
-                assert end <= starts[int(plan.block_rows[held])], "copied from what the plan gives away"
+                assert end <= starts[int(plan.block_rows[held])], (
+                    "copied from what the plan gives away"
+                )
             assert all(writer != source for writer in plan.copied_blocks[:, 1].tolist())
         written = set(plan.written_blocks(BLOCK_SIZE).tolist())
         for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
             self._writable.setdefault(row, set()).update({block} & written)
 
-    def _plan_row(self, plan: StepPlan, i: int, row: int, own_drafts: dict[int, int]) -> tuple[int, int]:
-        """Checks a row of a plan. Returns the first position that it computes, and the one behind the last."""
-        start, end, output_idx = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i]), int(plan.output_indices[i])
+    def _plan_row(
+        self, plan: StepPlan, i: int, row: int, own_drafts: dict[int, int]
+    ) -> tuple[int, int]:
+        """Checks a row of a plan. Returns the first position that it computes, and the one behind
+        the last."""
+        start = int(plan.starts[i])
+        end = int(plan.starts[i] + plan.counts[i])
+        output_idx = int(plan.output_indices[i])
         num_drafts = 0 if plan.num_drafts is None else int(plan.num_drafts[i])
         assert not (plan.samples[i] and plan.holds[i])
         assert row not in self._uncertain, "planned before it is known how far it came"
         follows = plan.follows is not None and bool(plan.follows[i])
-        assert follows == any(row in step for step in self._own_drafts), "goes on behind what is not known"
+        assert follows == any(row in step for step in self._own_drafts), (
+            "goes on behind what is not known"
+        )
         if num_drafts:
             assert plan.samples[i] or plan.holds[i]
             assert len(self._blocks[row]) * BLOCK_SIZE >= end, "drafts have their blocks"
@@ -144,8 +163,12 @@ class CheckedExecutor:
         if follows:
             behind = start + 1 - self._known[row]
             assert behind >= 0, "planned as far as it may have come"
-            start, end, output_idx = start - behind, end - behind, output_idx - behind
-        self._advance_row(row, start, end - num_drafts, samples=bool(plan.samples[i]), output_idx=output_idx)
+            start = start - behind
+            end = end - behind
+            output_idx = output_idx - behind
+        self._advance_row(
+            row, start, end - num_drafts, samples=bool(plan.samples[i]), output_idx=output_idx
+        )
         if num_drafts:
             assert end - num_drafts == start + 1, "drafts are of rows that decode"
             if plan.draft_ids is None:
@@ -154,7 +177,9 @@ class CheckedExecutor:
             else:
                 self._uncertain[row] = num_drafts
         if plan.row_steps is not None:
-            assert (end, plan.samples[i]) == (start + 1, True), "several steps are of rows that decode"
+            assert (end, plan.samples[i]) == (start + 1, True), (
+                "several steps are of rows that decode"
+            )
             for i_step in range(1, int(plan.row_steps[i])):
                 self._advance_row(row, end, end + 1, samples=True, output_idx=output_idx + i_step)
                 end += 1
@@ -167,7 +192,11 @@ class CheckedExecutor:
         drafts = plan.num_drafts if plan.num_drafts is not None else np.zeros_like(plan.rows)
         assert len(plan.rows) + drafts.sum() <= self._config.max_positions
         for row, position, output_idx, num_drafts in zip(
-            plan.rows.tolist(), plan.positions.tolist(), plan.output_indices.tolist(), drafts.tolist(), strict=True
+            plan.rows.tolist(),
+            plan.positions.tolist(),
+            plan.output_indices.tolist(),
+            drafts.tolist(),
+            strict=True,
         ):
             assert self._held.pop(row) == position == self._known[row]
             assert output_idx == position - self._num_prompt[row]
@@ -186,7 +215,8 @@ class CheckedExecutor:
             rows = self._draws.pop(handle)
         else:
             self._readers.popleft()
-            rows, own_drafts = self._sampled.popleft(), self._own_drafts.popleft()
+            rows = self._sampled.popleft()
+            own_drafts = self._own_drafts.popleft()
             self._check_own_drafts(rows, own_drafts, self._executor._in_flight[0].result)
         result = self._executor.retire(handle)
         assert result.token_ids.shape[0] == len(result.num_tokens) == len(rows)
@@ -231,13 +261,17 @@ class CheckedExecutor:
             self._num_prompt[admitted.row] = admitted.num_prompt_tokens
             self._computed.pop(admitted.row, None)
 
-    def _advance_row(self, row: int, start: int, end: int, *, samples: bool, output_idx: int) -> None:
+    def _advance_row(
+        self, row: int, start: int, end: int, *, samples: bool, output_idx: int
+    ) -> None:
         assert row in self._blocks
         assert row not in self._held, "computed before what it holds is drawn"
         assert start == self._computed.get(row, start), "no gap, nothing twice"
         assert start < end <= self._known[row], "only known tokens are computed"
         if row not in self._computed:
-            assert start % BLOCK_SIZE == 0 or self._copied.get(row) == start // BLOCK_SIZE, "begun within a block"
+            assert start % BLOCK_SIZE == 0 or self._copied.get(row) == start // BLOCK_SIZE, (
+                "begun within a block"
+            )
         self._computed[row] = end
         if samples:
             assert end == self._known[row]

@@ -30,7 +30,9 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
             base = tmp_path_factory.mktemp("drafts")
             random_checkpoint(family, base / "hf")
             config = json.loads((base / "hf" / "config.json").read_text())
-            (base / "hf" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
+            (base / "hf" / "config.json").write_text(
+                json.dumps(config | {"max_position_embeddings": 2048})
+            )
             folders[family] = convert(base / "hf", base / "ours", "bfloat16")
         return folders[family]
 
@@ -43,7 +45,12 @@ def engine_of(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., SmallE
     engines: list[SmallEngine] = []
 
     def engine(family: str = "qwen3", **options: Any) -> SmallEngine:
-        given = {"device": "cuda", "block_size": 64, "num_blocks": 700, "max_num_batched_tokens": 1024}
+        given = {
+            "device": "cuda",
+            "block_size": 64,
+            "num_blocks": 700,
+            "max_num_batched_tokens": 1024,
+        }
         given |= {"max_draft_tokens": MAX_DRAFTS, "max_num_seqs": 256, "spare_rows": 2} | options
         engines.append(SmallEngine(folder_of(family), **given))
         return engines[-1]

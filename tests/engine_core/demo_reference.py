@@ -16,7 +16,11 @@ from tests.engine_core.small_models import expanded
 
 def demo_reference() -> Any:
     file = GgufFile(demo_gguf(default_cache_dir(), silent))
-    config = {key: value for key, value in file.hf_config().items() if value is not None and key != "architectures"}
+    config = {
+        key: value
+        for key, value in file.hf_config().items()
+        if value is not None and key != "architectures"
+    }
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
     # What weights are not in the file is computed from the configuration, not from nothing.

@@ -1,5 +1,6 @@
-"""A process that owns a KV cache which others copy from: `python -m tests.engine_core.direct_copy_owner cpu|cuda SEED`
-prints the handle and waits until its standard input ends."""
+"""A process that owns a KV cache which others copy from: `python -m
+tests.engine_core.direct_copy_owner cpu|cuda SEED` prints the handle and waits until its standard
+input ends."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ def contents(seed: int, num_blocks: int = 12) -> list[torch.Tensor]:
     """bfloat16 [layers, 2, num_blocks, Hk, block_size, D] each, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     return [
-        torch.randn(layers, two, num_blocks, *rest, generator=generator).bfloat16() for layers, two, _, *rest in SHAPES
+        torch.randn(layers, two, num_blocks, *rest, generator=generator).bfloat16()
+        for layers, two, _, *rest in SHAPES
     ]
 
 
 def main() -> None:
-    device, seed = sys.argv[1], int(sys.argv[2])
+    device = sys.argv[1]
+    seed = int(sys.argv[2])
     caches = contents(seed)
     if device == "cpu":
         memory = SharedMemory()

@@ -42,12 +42,18 @@ class DirectLink:
         """By lease: who pulls what."""
         self._leases = count(1)
 
-    def end_of(self, address: str, key: bytes, config: EngineConfig, executor: Executor) -> PeerLink | None:
+    def end_of(
+        self, address: str, key: bytes, config: EngineConfig, executor: Executor
+    ) -> PeerLink | None:
         """An engine's end of the link; None where it has no memory for it."""
         if not config.num_peer_blocks:
             return None
-        records = np.zeros((config.num_peer_blocks, HEADER_LEN + block_bytes_of(executor)), np.uint8)
-        self._links[address] = PeerLink(key=key, records=records, send=lambda message: self.send(address, message))
+        records = np.zeros(
+            (config.num_peer_blocks, HEADER_LEN + block_bytes_of(executor)), np.uint8
+        )
+        self._links[address] = PeerLink(
+            key=key, records=records, send=lambda message: self.send(address, message)
+        )
         return self._links[address]
 
     def join(self, address: str, engine: Engine) -> None:
@@ -66,7 +72,9 @@ class DirectLink:
             case PullRequest():
                 self._due.append(partial(self._ask, sender, message))
             case PullCopied(pull=pull):
-                [lease] = [lease for lease, (_, request) in self._open.items() if request.pull == pull]
+                [lease] = [
+                    lease for lease, (_, request) in self._open.items() if request.pull == pull
+                ]
                 owner = self._engines[self._open[lease][1].holder.address]
                 self._due.append(partial(owner.take, LeaseCopied(lease=lease)))
             case Lent(places=Places() as places):

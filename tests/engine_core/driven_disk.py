@@ -16,7 +16,9 @@ from headwater.engine_core.kv.disk_blocks import DiskBlocks
 from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
 from tests.engine_core.manual_lane import ManualLane
 
-BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS = 16, 33, 8
+BLOCK_SIZE = 16
+NUM_BLOCKS = 33
+NUM_SLOTS = 8
 KEY = b"k" * 16
 
 
@@ -40,14 +42,20 @@ class Blocks:
     """A pool with a disk beside it. A block contains the first eight bytes of its hash."""
 
     def __init__(
-        self, root: Path, *, max_files: int = 100, num_slots: int = NUM_SLOTS, compute_seconds: float = 0.0
+        self,
+        root: Path,
+        *,
+        max_files: int = 100,
+        num_slots: int = NUM_SLOTS,
+        compute_seconds: float = 0.0,
     ) -> None:
         self.now = 0.0
         self.kv: UInt64Array = np.zeros((NUM_BLOCKS, BLOCK_SIZE), np.uint64)
         self.pool = BlockPool(NUM_BLOCKS)
         self.cache = PrefixCache(self.pool)
         self.swapper = SimulatedSwapper(self.kv, num_slots, late_polls=0)
-        self.writes, self.reads = ManualLane(), ManualLane()
+        self.writes = ManualLane()
+        self.reads = ManualLane()
         files = FailingFiles.open(root, KEY, max_files * PAGE_BYTES)
         assert isinstance(files, FailingFiles)
         self.files = files
@@ -59,7 +67,9 @@ class Blocks:
             writes=self.writes,
             reads=self.reads,
         )
-        self.loads = BlockLoads(self.pool, self.cache, [self.disk], lambda: self.now, lambda: compute_seconds)
+        self.loads = BlockLoads(
+            self.pool, self.cache, [self.disk], lambda: self.now, lambda: compute_seconds
+        )
         self.told = set[bytes]()
 
     def compute(self, chain: HashChain) -> None:
@@ -121,7 +131,9 @@ class Blocks:
 
     def check_idle(self) -> None:
         assert self.pool.num_used == 0
-        assert len(self.disk._free_slots) == len(set(self.disk._free_slots)) == len(self.swapper.slots)
+        assert (
+            len(self.disk._free_slots) == len(set(self.disk._free_slots)) == len(self.swapper.slots)
+        )
         assert not self.disk.has_background_work
         assert not self.disk._reading
 
@@ -132,5 +144,7 @@ def content(block_hash: bytes) -> np.uint64:
 
 def chain_of(first_token: int, num_blocks: int) -> HashChain:
     chain = HashChain(b"n" * 16, "alice")
-    chain.cover(np.arange(first_token, first_token + num_blocks * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE)
+    chain.cover(
+        np.arange(first_token, first_token + num_blocks * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE
+    )
     return chain

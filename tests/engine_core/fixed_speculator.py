@@ -1,4 +1,5 @@
-"""A speculator whose rows wait for their results from their first token to their last, whatever that costs."""
+"""A speculator whose rows wait for their results from their first token to their last, whatever
+that costs."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ class FixedSpeculator:
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         pass
 
-    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+    def settle_drafts(
+        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+    ) -> None:
         raise AssertionError("the executor drafted, and was not asked to")
 
     def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
@@ -57,5 +60,7 @@ class Undrafted(FixedSpeculator):
     def serves(self, request: RequestState) -> bool:
         return False
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array]:
         raise AssertionError("no row waits for it")

@@ -24,8 +24,15 @@ WIDE = {
 def written_blocks(tmp_path: Path) -> tuple[Path, Path]:
     """Converted folders of the packed checkpoint, in bfloat16, and of the same weights expanded."""
     random_checkpoint("qwen3", tmp_path / "hf", **WIDE)
-    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", BYTE_FORMS[BLOCKS], torch.bfloat16)
+    write_packed(
+        tmp_path / "hf",
+        tmp_path / "packed",
+        tmp_path / "expanded",
+        BYTE_FORMS[BLOCKS],
+        torch.bfloat16,
+    )
     packed, expanded = (
-        convert(tmp_path / each, tmp_path / f"our {each}", "bfloat16") for each in ("packed", "expanded")
+        convert(tmp_path / each, tmp_path / f"our {each}", "bfloat16")
+        for each in ("packed", "expanded")
     )
     return packed, expanded

@@ -1,5 +1,5 @@
-"""What published draft heads guess behind known tokens, in plain torch and float64: everything is computed anew for
-each guess, in one pass over the whole text."""
+"""What published draft heads guess behind known tokens, in plain torch and float64: everything is
+computed anew for each guess, in one pass over the whole text."""
 
 from __future__ import annotations
 
@@ -16,21 +16,29 @@ from tests.engine_core.published_heads import Tensors
 class HeadsTwin:
     def __init__(self, model: Any, config: dict[str, Any], tensors: Tensors) -> None:
         """model: the served one, of transformers."""
-        self._model, self._config = copy.deepcopy(model).double(), config
-        self._tensors = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
+        self._model = copy.deepcopy(model).double()
+        self._config = config
+        self._tensors = {
+            name: t.double() if t.is_floating_point() else t for name, t in tensors.items()
+        }
 
     @torch.no_grad()
     def guesses(self, known: Sequence[int], count: int) -> list[int]:
         """Greedy ones of the tokens behind the known ones."""
         ids = torch.tensor(known)
-        states = [each[0] for each in self._model(ids[None, :-1], output_hidden_states=True).hidden_states]
+        states = [
+            each[0] for each in self._model(ids[None, :-1], output_hidden_states=True).hidden_states
+        ]
         if "medusa_num_heads" in self._config:
             return [int(self._medusa(i, states[-1][-1]).argmax()) for i in range(count)]
-        features, tokens, guessed = self._features(states), ids[1:], list[int]()
+        features = self._features(states)
+        tokens = ids[1:]
+        guessed = list[int]()
         for _ in range(count):
             hidden = self._layer(features, tokens)[-1:]
             guessed.append(self._likeliest(hidden))
-            features, tokens = torch.cat((features, hidden)), torch.cat((tokens, torch.tensor(guessed[-1:])))
+            features = torch.cat((features, hidden))
+            tokens = torch.cat((tokens, torch.tensor(guessed[-1:])))
         return guessed
 
     @property
@@ -60,23 +68,32 @@ class HeadsTwin:
     def _layer(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         embedded = self._model.get_input_embeddings()(tokens)
         if self._is_third:
-            prefix, residual = "midlayer.", features
+            prefix = "midlayer."
+            residual = features
             x = torch.cat(
-                (self._norm(embedded, prefix + "input_layernorm"), self._norm(features, prefix + "hidden_norm")), dim=1
+                (
+                    self._norm(embedded, prefix + "input_layernorm"),
+                    self._norm(features, prefix + "hidden_norm"),
+                ),
+                dim=1,
             )
         else:
             prefix = "layers.0."
             x = residual = self._product(torch.cat((embedded, features), dim=1), "fc")
         x = residual + self._attention(x, prefix + "self_attn.")
         y = self._norm(x, prefix + "post_attention_layernorm")
-        gated = silu(self._product(y, prefix + "mlp.gate_proj")) * self._product(y, prefix + "mlp.up_proj")
+        gated = silu(self._product(y, prefix + "mlp.gate_proj")) * self._product(
+            y, prefix + "mlp.up_proj"
+        )
         return x + self._product(gated, prefix + "mlp.down_proj")
 
     def _attention(self, x: torch.Tensor, prefix: str) -> torch.Tensor:
-        num_heads, length = self._config["num_attention_heads"], len(x)
+        num_heads = self._config["num_attention_heads"]
+        length = len(x)
         repeats = num_heads // self._config["num_key_value_heads"]
         q, k, v = (self._product(x, f"{prefix}{name}_proj").view(length, -1, 16) for name in "qkv")
-        q, k = self._rotated(q), self._rotated(k).repeat_interleave(repeats, dim=1)
+        q = self._rotated(q)
+        k = self._rotated(k).repeat_interleave(repeats, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / 4
         scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
         read = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(repeats, dim=1))
@@ -86,8 +103,10 @@ class HeadsTwin:
         """The pair of position p stands at place p."""
         base = float(self._config.get("rope_theta", 10_000.0))
         angles = torch.arange(len(x)).double()[:, None] * base ** -(torch.arange(8).double() / 8)
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        low, high = x[..., :8], x[..., 8:]
+        cos = angles.cos()[:, None]
+        sin = angles.sin()[:, None]
+        low = x[..., :8]
+        high = x[..., 8:]
         return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
     def _product(self, x: torch.Tensor, name: str) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Block sources beside the simulated executor: one whose loads end as a test says, and one that can be relied on in
-nothing. Adding them touches no file of the engine core.
+"""Block sources beside the simulated executor: one whose loads end as a test says, and one that can
+be relied on in nothing. Adding them touches no file of the engine core.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from headwater.engine_core.executors.simulated_model import UInt64Array
-from headwater.engine_core.kv.block_source import NOT_OURS, LoadEnd, OnGained, OnLost, Outcome, Owner, Ticket
+from headwater.engine_core.kv.block_source import (
+    NOT_OURS,
+    LoadEnd,
+    OnGained,
+    OnLost,
+    Outcome,
+    Owner,
+    Ticket,
+)
 
 GARBAGE = np.uint64(0xDEAD)
 
@@ -25,12 +33,14 @@ class ScriptedSource:
         is_local: bool = True,
         protect: Callable[[Sequence[int]], None] = lambda blocks: None,
     ) -> None:
-        """kv_blocks [num_blocks, block_size]. What is not local is not announced as this engine's. `protect` is called
-        with blocks before they are written."""
+        """kv_blocks [num_blocks, block_size]. What is not local is not announced as this engine's.
+        `protect` is called with blocks before they are written."""
         self.open: list[Ticket] = []
         self.cancelled: list[Ticket] = []
         self.is_closed = False
-        self._kv_blocks, self._seconds_per_block, self._is_local = kv_blocks, seconds_per_block, is_local
+        self._kv_blocks = kv_blocks
+        self._seconds_per_block = seconds_per_block
+        self._is_local = is_local
         self._protect = protect
         self._contents: dict[bytes, UInt64Array] = {}
         self._saving: list[tuple[bytes, int]] = []
@@ -62,7 +72,9 @@ class ScriptedSource:
         self.open.append(Ticket(hashes, blocks))
         return self.open[-1]
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
+    def save(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+    ) -> None:
         assert not self.is_closed
         assert len(parents) == len(hashes)
         for block_hash, block in zip(hashes, blocks, strict=True):
@@ -81,14 +93,21 @@ class ScriptedSource:
         self.cancelled.append(ticket)
 
     def poll(self) -> list[LoadEnd]:
-        ends, self._ends = self._ends, []
+        ends = self._ends
+        self._ends = []
         return ends
 
     def close(self) -> None:
         self.is_closed = True
 
-    def end(self, ticket: Ticket, outcome: Outcome = Outcome.LOADED, hashes: Sequence[bytes] | None = None) -> None:
-        """The ticket ends: blocks contain what `hashes` name (None: what it asked for) or garbage, and that is said."""
+    def end(
+        self,
+        ticket: Ticket,
+        outcome: Outcome = Outcome.LOADED,
+        hashes: Sequence[bytes] | None = None,
+    ) -> None:
+        """The ticket ends: blocks contain what `hashes` name (None: what it asked for) or garbage,
+        and that is said."""
         self.open.remove(ticket)
         hashes = ticket.hashes if hashes is None else hashes
         self._protect(ticket.blocks)
@@ -104,9 +123,9 @@ class ScriptedSource:
 
 
 class LyingSource(ScriptedSource):
-    """By lot: claims what it has not, forgets what it has, is late, fails, loads a part or the blocks of others, ends
-    loads in another order than asked, and cancels them by itself or not when it is told to. Only its tickets say what
-    their blocks contain."""
+    """By lot: claims what it has not, forgets what it has, is late, fails, loads a part or the
+    blocks of others, ends loads in another order than asked, and cancels them by itself or not when
+    it is told to. Only its tickets say what their blocks contain."""
 
     def __init__(
         self,
@@ -119,22 +138,36 @@ class LyingSource(ScriptedSource):
         protect: Callable[[Sequence[int]], None] = lambda blocks: None,
     ) -> None:
         """A load takes up to `most_polls` polls."""
-        super().__init__(kv_blocks, seconds_per_block=seconds_per_block, is_local=is_local, protect=protect)
-        self._rng, self._most_polls = np.random.default_rng(seed), most_polls
+        super().__init__(
+            kv_blocks, seconds_per_block=seconds_per_block, is_local=is_local, protect=protect
+        )
+        self._rng = np.random.default_rng(seed)
+        self._most_polls = most_polls
         self._polls_left: dict[Ticket, int] = {}
 
     def find(self, hashes: Sequence[bytes]) -> int:
         num_held = super().find(hashes)
-        return min(len(hashes), num_held + int(self._rng.integers(1, 4))) if self._happens(0.3) else num_held
+        return (
+            min(len(hashes), num_held + int(self._rng.integers(1, 4)))
+            if self._happens(0.3)
+            else num_held
+        )
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         ticket = super().load(hashes, blocks)
         self._polls_left[ticket] = int(self._rng.integers(0, self._most_polls + 1))
         return ticket
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
+    def save(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+    ) -> None:
         kept = [each for each in zip(hashes, blocks, parents, strict=True) if self._happens(0.8)]
-        super().save([each[0] for each in kept], [each[1] for each in kept], [each[2] for each in kept], owner)
+        super().save(
+            [each[0] for each in kept],
+            [each[1] for each in kept],
+            [each[2] for each in kept],
+            owner,
+        )
 
     def cancel(self, ticket: Ticket) -> None:
         super().cancel(ticket)
@@ -170,7 +203,11 @@ class LyingSource(ScriptedSource):
             case 2:
                 self.end(ticket, Outcome.LOADED, there[: len(there) // 2])
             case 3:
-                self.end(ticket, Outcome.LOADED, [*there[:-1], self._any_held()] if self._contents else [])
+                self.end(
+                    ticket,
+                    Outcome.LOADED,
+                    [*there[:-1], self._any_held()] if self._contents else [],
+                )
             case 4:
                 self.end(ticket, Outcome.LOADED, there[::-1])
             case 5:

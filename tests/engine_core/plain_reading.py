@@ -1,4 +1,5 @@
-"""A plain reading of packed checkpoints in float64, which asks no code under test: what their files mean."""
+"""A plain reading of packed checkpoints in float64, which asks no code under test: what their files
+mean."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from tests.engine_core.packed_checkpoint import AWQ_COLUMNS
 def plain_model(folder: Path, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
     """The checkpoint's model as transformers builds it, with the weights that its file means."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    is_awq = config.quantization_config["quant_method"] == "awq" or "awq" in config.quantization_config.get(
-        "packing_format", ""
-    )
+    is_awq = config.quantization_config[
+        "quant_method"
+    ] == "awq" or "awq" in config.quantization_config.get("packing_format", "")
     del config.quantization_config
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     tensors = load_file(folder / "model.safetensors")
@@ -25,9 +26,15 @@ def plain_model(folder: Path, dtype: torch.dtype = torch.float64) -> torch.nn.Mo
     for key, tensor in tensors.items():
         layer, _, suffix = key.rpartition(".")
         if suffix in ("weight", "qweight", "weight_packed"):
-            own = {each.rpartition(".")[2]: part for each, part in tensors.items() if each.rpartition(".")[0] == layer}
+            own = {
+                each.rpartition(".")[2]: part
+                for each, part in tensors.items()
+                if each.rpartition(".")[0] == layer
+            }
             own.pop("bias", None)
-            weights[f"{layer}.weight"] = expanded(own, is_awq).to(dtype) if len(own) > 1 else tensor.to(dtype)
+            weights[f"{layer}.weight"] = (
+                expanded(own, is_awq).to(dtype) if len(own) > 1 else tensor.to(dtype)
+            )
     missing = model.load_state_dict(weights, strict=False)
     assert set(missing.missing_keys) <= {"lm_head.weight"}
     assert not missing.unexpected_keys
@@ -61,7 +68,9 @@ def expanded(own: dict[str, torch.Tensor], is_awq: bool) -> torch.Tensor:
         return (q - per_input(zeros, q)) * per_input(scales.double(), q)
     weight = own["weight"].double()
     if scales.numel() > len(weight) or scales.dim() < 2 or scales.shape[0] == len(weight):
-        return weight * (per_input(scales.double(), weight) if scales.dim() == 2 else scales.double())
+        return weight * (
+            per_input(scales.double(), weight) if scales.dim() == 2 else scales.double()
+        )
     # Blocks of 128 outputs and inputs.
     whole = scales.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
     return weight * whole[: weight.shape[0], : weight.shape[1]]

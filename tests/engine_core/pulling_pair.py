@@ -1,4 +1,5 @@
-"""Two engines on the simulated executor, of which one pulls the blocks of prompts that the other one computes."""
+"""Two engines on the simulated executor, of which one pulls the blocks of prompts that the other
+one computes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from headwater.engine_core.step_output import StepOutput
 from tests.engine_core.direct_link import DirectLink
 from tests.simulation.tier_faults import MODEL
 
-BLOCK, CHUNK_BLOCKS, PROMPT_BLOCKS = 16, 2, 20
+BLOCK = 16
+CHUNK_BLOCKS = 2
+PROMPT_BLOCKS = 20
 PROMPT = [3 + i % 50 for i in range(PROMPT_BLOCKS * BLOCK + 5)]
 OTHER = [60 + i % 30 for i in range(PROMPT_BLOCKS * BLOCK + 5)]
 NAMESPACE = bytes(16)
@@ -41,8 +44,11 @@ class AtOnce:
 class Pair:
     """Engine `a` computes prompts in chunks of two blocks, engine `b` pulls."""
 
-    def __init__(self, *, num_blocks: int = 100, num_peer_blocks: int = 64, is_direct: bool = False) -> None:
-        self.now, self._is_direct = 0.0, is_direct
+    def __init__(
+        self, *, num_blocks: int = 100, num_peer_blocks: int = 64, is_direct: bool = False
+    ) -> None:
+        self.now = 0.0
+        self._is_direct = is_direct
         self.link = DirectLink()
         self.tokens: dict[int, list[int]] = {}
         self.tiers: dict[int, dict[str, int]] = {}
@@ -76,7 +82,15 @@ class Pair:
         found = [self.b._scheduler.pool.find(each) is not None for each in HASHES]
         return [*found, False].index(False)
 
-    def add(self, engine: Engine, key: int, prompt_ids: list[int] = PROMPT, *, more: int = 3, holder: str = "") -> None:
+    def add(
+        self,
+        engine: Engine,
+        key: int,
+        prompt_ids: list[int] = PROMPT,
+        *,
+        more: int = 3,
+        holder: str = "",
+    ) -> None:
         self.tokens[key] = []
         new = NewRequest(
             key=key,

@@ -1,4 +1,5 @@
-"""Random adds, cancels, credits and shortages for an engine that is checked at every step: strategies and the run."""
+"""Random adds, cancels, credits and shortages for an engine that is checked at every step:
+strategies and the run."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ LEADS = [list(range(start, start + 90)) for start in (0, 100)]
 
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
-    max_num_seqs, async_depth = draw(st.integers(1, 9)), draw(st.integers(1, 4))
+    max_num_seqs = draw(st.integers(1, 9))
+    async_depth = draw(st.integers(1, 4))
     return EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + draw(st.sampled_from([0, 2, 5, 9, 24])),
@@ -125,11 +127,21 @@ def rounds(shortest_lead: int = 0, most_steps: int = 12) -> st.SearchStrategy[li
 
 
 SCENARIOS = given(configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds())
-DRAFTERS = st.builds(HalfRightSpeculator, seed=st.integers(0, 1000), max_drafts=st.sampled_from([1, 4, BLOCK_SIZE - 1]))
-SCENARIOS_WITH_DRAFTS = given(
-    configs() | swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds(), DRAFTERS
+DRAFTERS = st.builds(
+    HalfRightSpeculator,
+    seed=st.integers(0, 1000),
+    max_drafts=st.sampled_from([1, 4, BLOCK_SIZE - 1]),
 )
-SWAPS = given(swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 4]), rounds(80, 60))
+SCENARIOS_WITH_DRAFTS = given(
+    configs() | swapping_configs(),
+    st.sampled_from([0, 3, MANY]),
+    st.sampled_from([0, 1, 4]),
+    rounds(),
+    DRAFTERS,
+)
+SWAPS = given(
+    swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 4]), rounds(80, 60)
+)
 LIARS = st.lists(
     st.builds(
         partial,
@@ -150,7 +162,8 @@ LIES = given(
     LIARS,
 )
 SOME = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-# A schedule takes 0.2 to 0.4 s. Parts end in time also on a busy machine, and may run beside one another.
+# A schedule takes 0.2 to 0.4 s. Parts end in time also on a busy machine, and may run beside one
+# another.
 VERY_MANY = settings(SOME, max_examples=500)
 IN_PARTS = pytest.mark.parametrize("part", range(4))
 
@@ -165,7 +178,9 @@ def check_rounds(
     foretold: Callable[[Stream], list[int]] | None = None,
     prepare: Callable[[Driver], None] = lambda driver: None,
 ) -> Driver:
-    driver = Driver(config, late_polls, mask_delay, speculator=speculator, sources=sources, foretold=foretold)
+    driver = Driver(
+        config, late_polls, mask_delay, speculator=speculator, sources=sources, foretold=foretold
+    )
     prepare(driver)
     for each in rounds:
         for new in each.adds:

@@ -15,7 +15,12 @@ from headwater.engine_core.step_output import Finished, StepOutput
 
 MODEL = SimulatedModel(vocab_size=1000)
 CONFIG = EngineConfig(
-    num_blocks=65, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64, async_depth=1, block_size=16
+    num_blocks=65,
+    max_model_len=512,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    async_depth=1,
+    block_size=16,
 )
 # Results come only when as many steps are in flight as may be.
 LATE = SimulatedTiming(late_polls=1 << 30)
@@ -65,7 +70,9 @@ class Bench:
         ]
 
     def finish(self, key: int) -> Finished:
-        (finished,) = (each for output in self.outputs for each in output.finishes if each.key == key)
+        (finished,) = (
+            each for output in self.outputs for each in output.finishes if each.key == key
+        )
         return finished
 
     def cached_tokens(self, key: int) -> int:

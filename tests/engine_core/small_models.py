@@ -1,4 +1,5 @@
-"""Small random checkpoints of every family, as transformers writes them, and an engine that answers from a folder."""
+"""Small random checkpoints of every family, as transformers writes them, and an engine that answers
+from a folder."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ GEMMA3 = SHAPE | {
 }
 FAMILIES: dict[str, Any] = {
     "llama2": lambda: transformers.LlamaConfig(**SHAPE | {"num_key_value_heads": 4}),
-    "llama3 with scaled rope": lambda: transformers.LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
+    "llama3 with scaled rope": lambda: transformers.LlamaConfig(
+        **SHAPE, rope_parameters=LLAMA3_ROPE
+    ),
     "llama with linear rope": lambda: transformers.LlamaConfig(
         **SHAPE, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
     ),
@@ -67,21 +70,26 @@ FAMILIES: dict[str, Any] = {
     "mistral": lambda: transformers.MistralConfig(**SHAPE, sliding_window=None),
     "gemma3": lambda: transformers.Gemma3TextConfig(**GEMMA3),
     "gemma3 whose last layer has a window": lambda: transformers.Gemma3TextConfig(
-        **GEMMA3 | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 168}
+        **GEMMA3
+        | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 168}
     ),
 }
 
 
-def random_checkpoint(family: str, folder: Path, *, max_shard_size: str = "5GB", **sizes: int) -> Any:
-    """Writes one in Hugging Face's layout; returns the transformers model. Norms and biases are random too. `sizes`
-    are fields of its config."""
+def random_checkpoint(
+    family: str, folder: Path, *, max_shard_size: str = "5GB", **sizes: int
+) -> Any:
+    """Writes one in Hugging Face's layout; returns the transformers model. Norms and biases are
+    random too. `sizes` are fields of its config."""
     torch.manual_seed(0)
     config = FAMILIES[family]()
     config.update(sizes)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0))
+            parameter.copy_(
+                torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0)
+            )
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
@@ -95,7 +103,10 @@ def convert(source: Path, folder: Path, dtype: str = "float32") -> Path:
 def expanded(file: GgufFile) -> dict[str, torch.Tensor]:
     """All of a file's weights in float32."""
     tensors = file.tensors()
-    return {name: expand(each, torch.float32) if isinstance(each, BlockWeight) else each for name, each in tensors}
+    return {
+        name: expand(each, torch.float32) if isinstance(each, BlockWeight) else each
+        for name, each in tensors
+    }
 
 
 @dataclass(slots=True)
@@ -120,34 +131,55 @@ class SmallEngine:
         speculate: Callable[[EngineConfig], Speculator] | None = None,
         **options: Any,
     ) -> None:
-        """`link` joins it, as `address`, with other engines of this process; `speculate` makes what drafts for it."""
-        given = {"num_threads": 1, "num_blocks": 600, "max_num_batched_tokens": 256, "max_num_seqs": 64} | options
+        """`link` joins it, as `address`, with other engines of this process; `speculate` makes what
+        drafts for it."""
+        given = {
+            "num_threads": 1,
+            "num_blocks": 600,
+            "max_num_batched_tokens": 256,
+            "max_num_seqs": 64,
+        } | options
         asked = ExecutorOptions(model_folder=folder, **given)
         self.executor, self.config, facts = build_executor(asked, lambda phase, done, total: None)
         self.numerics_id = facts.numerics_id
         disk_files = open_disk(asked, self.config, facts, self.executor)
-        self._link, peer_link = link, None
+        self._link = link
+        peer_link = None
         if link is not None:
             key = key_of(asked, self.config, facts, self.executor)
             peer_link = link.end_of(address, key, self.config, self.executor)
         speculator = None if speculate is None else speculate(self.config)
         self.engine = Engine(
-            self.config, self.executor, speculator=speculator, disk_files=disk_files, peer_link=peer_link
+            self.config,
+            self.executor,
+            speculator=speculator,
+            disk_files=disk_files,
+            peer_link=peer_link,
         )
         if link is not None:
             link.join(address, self.engine)
         self._num_asked = 0
 
     def answer(
-        self, prompts: Sequence[Sequence[int]], *samplings: SamplingParams, holder: Holder | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        *samplings: SamplingParams,
+        holder: Holder | None = None,
     ) -> list[Answer]:
         """All prompts at once; one sampling for all, or one each."""
-        first, answers = self._num_asked, {}
+        first = self._num_asked
+        answers = {}
         self._num_asked += len(prompts)
         for i, prompt in enumerate(prompts):
             sampling = samplings[i if len(samplings) > 1 else 0]
             answers[first + i] = Answer([], [], [])
-            new = NewRequest(key=first + i, prompt_ids=list(prompt), output_ids=[], sampling=sampling, holder=holder)
+            new = NewRequest(
+                key=first + i,
+                prompt_ids=list(prompt),
+                output_ids=[],
+                sampling=sampling,
+                holder=holder,
+            )
             self.engine.add(new)
         while self.engine.has_work():
             if self._link is not None:
@@ -156,7 +188,9 @@ class SmallEngine:
                 _hear(output, answers)
         return [answers[first + i] for i in range(len(prompts))]
 
-    def tokens(self, prompts: Sequence[Sequence[int]], *samplings: SamplingParams) -> list[list[int]]:
+    def tokens(
+        self, prompts: Sequence[Sequence[int]], *samplings: SamplingParams
+    ) -> list[list[int]]:
         return [answer.token_ids for answer in self.answer(prompts, *samplings)]
 
     def settle(self) -> None:
@@ -173,7 +207,9 @@ def _hear(output: StepOutput, answers: dict[int, Answer]) -> None:
     at = 0
     for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
         answers[key].token_ids += output.token_ids[at : at + num_tokens]
-        answers[key].logprobs += [output.logprobs[i] for i in range(at, at + num_tokens) if i in output.logprobs]
+        answers[key].logprobs += [
+            output.logprobs[i] for i in range(at, at + num_tokens) if i in output.logprobs
+        ]
         at += num_tokens
     for part in output.prompt_logprobs:
         answers[part.key].prompt_logprobs += part.entries

@@ -1,4 +1,5 @@
-"""Where the executor drafts by itself rows run ahead if that pays best, and the drafters here go on being looked at."""
+"""Where the executor drafts by itself rows run ahead if that pays best, and the drafters here go on
+being looked at."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from headwater.engine_core.executors.simulated_model import expected_tokens
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from tests.engine_core.test_adaptive_speculator import CONFIG, DEAR, MAX_DRAFTS, MODEL, NUM_ROWS, IsRight, Oracle
+from tests.engine_core.test_adaptive_speculator import (
+    CONFIG,
+    DEAR,
+    MAX_DRAFTS,
+    MODEL,
+    NUM_ROWS,
+    IsRight,
+    Oracle,
+)
 
 FLAT = StepCosts.measured([1, 2, 4, 8, 16, 64], [1.0] * 6, gap=0.5)
 PLAIN = SamplingParams(max_tokens=300, temperature=1.0)
@@ -31,11 +40,15 @@ class Modes:
 
 
 class Run:
-    """An engine whose executor knows the answers, or a share of them, as do the drafters beside it."""
+    """An engine whose executor knows the answers, or a share of them, as do the drafters beside
+    it."""
 
-    def __init__(self, executor_is_right: IsRight, *others: Oracle, costs: StepCosts = FLAT) -> None:
+    def __init__(
+        self, executor_is_right: IsRight, *others: Oracle, costs: StepCosts = FLAT
+    ) -> None:
         config: EngineConfig = replace(CONFIG, num_blocks=800)
-        # What the executor drafts this one knows as well: rows run ahead once it was right on the side.
+        # What the executor drafts this one knows as well: rows run ahead once it was right on the
+        # side.
         own = Oracle(executor_is_right, name="own", match_len=8)
         drafters = (own, *others)
         self.speculator = AdaptiveSpeculator(
@@ -46,7 +59,8 @@ class Run:
             vocab_size=MODEL.vocab_size,
             executor_drafts="own",
         )
-        self.executor, self._is_right = SimulatedExecutor(config, MODEL), executor_is_right
+        self.executor = SimulatedExecutor(config, MODEL)
+        self._is_right = executor_is_right
         self.executor._draft = self._draft  # type: ignore[method-assign]
         self.engine = Engine(config, self.executor, speculator=self.speculator)
         self.answers: dict[int, list[int]] = {}
@@ -60,17 +74,28 @@ class Run:
         assert request is not None
         first = num_known - request.num_prompt_tokens
         right = self.answers[request.key][first : first + most]
-        ids = [t if self._is_right(request.key, first + j) else (t + 1) % 50 for j, t in enumerate(right)]
+        ids = [
+            t if self._is_right(request.key, first + j) else (t + 1) % 50
+            for j, t in enumerate(right)
+        ]
         drafts: Int32Array = self.executor._token_ids[0, :0].copy()
         drafts.resize(len(ids), refcheck=False)
         drafts[:] = ids
         return drafts
 
-    def add(self, key: int, sampling: SamplingParams = PLAIN, speculation: Speculation | None = None) -> None:
-        prompt, sampling = [key, 1, 2, 3], replace(sampling, seed=key)
-        self.answers[key], self.tokens[key] = expected_tokens(MODEL, prompt, sampling), []
+    def add(
+        self, key: int, sampling: SamplingParams = PLAIN, speculation: Speculation | None = None
+    ) -> None:
+        prompt = [key, 1, 2, 3]
+        sampling = replace(sampling, seed=key)
+        self.answers[key] = expected_tokens(MODEL, prompt, sampling)
+        self.tokens[key] = []
         asked = Speculation() if speculation is None else speculation
-        self.engine.add(NewRequest(key=key, prompt_ids=prompt, output_ids=[], sampling=sampling, speculation=asked))
+        self.engine.add(
+            NewRequest(
+                key=key, prompt_ids=prompt, output_ids=[], sampling=sampling, speculation=asked
+            )
+        )
 
     def run(self) -> Modes:
         modes = Modes()
@@ -79,7 +104,9 @@ class Run:
             self.num_steps += 1
             modes.ahead += bool(self.speculator.runs_ahead.any())
             modes.waiting += bool(self.speculator.needs_result.any())
-            modes.neither += not (self.speculator.runs_ahead.any() or self.speculator.needs_result.any())
+            modes.neither += not (
+                self.speculator.runs_ahead.any() or self.speculator.needs_result.any()
+            )
             assert not (self.speculator.runs_ahead & self.speculator.needs_result).any()
             if output is not None:
                 tokens = iter(output.token_ids)
@@ -159,7 +186,9 @@ def test_a_row_that_the_executor_does_not_serve_waits_and_others_with_it() -> No
     assert modes.waiting > 5 * (modes.ahead + modes.neither)
 
 
-@pytest.mark.parametrize("sampling", [replace(PLAIN, presence_penalty=0.3), replace(PLAIN, num_logprobs=2)])
+@pytest.mark.parametrize(
+    "sampling", [replace(PLAIN, presence_penalty=0.3), replace(PLAIN, num_logprobs=2)]
+)
 def test_rows_of_every_sampling_run_ahead(sampling: SamplingParams) -> None:
     run = Run(always)
     run.add(1, sampling)

@@ -1,4 +1,5 @@
-"""Rows wait for results where their drafts bring more than that costs, and nowhere else; requests' words are kept."""
+"""Rows wait for results where their drafts bring more than that costs, and nowhere else; requests'
+words are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 from headwater.engine_core.step_output import Work
 
-NUM_ROWS, MAX_DRAFTS = 8, 7
+NUM_ROWS = 8
+MAX_DRAFTS = 7
 MODEL = SimulatedModel(vocab_size=50)
 FLAT = StepCosts.measured([1, 2, 4, 8, 16, 64], [1.0] * 6, gap=0.1)
 """A draft costs nothing but the gap."""
@@ -56,17 +58,25 @@ class Oracle:
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         pass
 
-    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
+    def propose(
+        self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
+    ) -> Proposal:
         assert rows.shape == num_known.shape == most.shape, "one entry a row that is asked about"
-        drafts, num_drafts = np.zeros((len(rows), MAX_DRAFTS), np.int32), np.zeros(len(rows), np.int32)
+        drafts = np.zeros((len(rows), MAX_DRAFTS), np.int32)
+        num_drafts = np.zeros(len(rows), np.int32)
         for i, row in enumerate(rows.tolist()):
-            key, first = int(token_ids[row, 0]), int(num_known[i]) - self.num_prompt[row]
+            key = int(token_ids[row, 0])
+            first = int(num_known[i]) - self.num_prompt[row]
             self.asked.add(key)
             right = self.answers[key][first : first + int(most[i])]
-            ids = [t if self.is_right(key, first + j) else (t + 1) % 50 for j, t in enumerate(right)]
+            ids = [
+                t if self.is_right(key, first + j) else (t + 1) % 50 for j, t in enumerate(right)
+            ]
             num_drafts[i] = len(ids)
             drafts[i, : len(ids)] = ids
-        return Proposal(drafts, num_drafts, np.where(num_drafts > 0, self.match_len, 0).astype(np.int32))
+        return Proposal(
+            drafts, num_drafts, np.where(num_drafts > 0, self.match_len, 0).astype(np.int32)
+        )
 
 
 class PlannedExecutor(SimulatedExecutor):
@@ -83,14 +93,20 @@ class Run:
     """An engine whose drafters know the answers to what it is asked."""
 
     def __init__(
-        self, *drafters: Oracle, costs: StepCosts = FLAT, max_drafts: int = MAX_DRAFTS, async_depth: int = 2
+        self,
+        *drafters: Oracle,
+        costs: StepCosts = FLAT,
+        max_drafts: int = MAX_DRAFTS,
+        async_depth: int = 2,
     ) -> None:
         self.drafters = drafters
         self.speculator = AdaptiveSpeculator(
             drafters, costs, num_rows=NUM_ROWS, max_drafts=max_drafts, vocab_size=MODEL.vocab_size
         )
         config = replace(CONFIG, async_depth=async_depth)
-        self.executor = PlannedExecutor(config, MODEL, SimulatedTiming(late_polls=0 if async_depth == 2 else 1 << 20))
+        self.executor = PlannedExecutor(
+            config, MODEL, SimulatedTiming(late_polls=0 if async_depth == 2 else 1 << 20)
+        )
         self.executor.plans = []
         self.engine = Engine(config, self.executor, speculator=self.speculator)
         self.answers: dict[int, list[int]] = {}
@@ -102,11 +118,17 @@ class Run:
         """After each step, whether rows wait for results."""
 
     def add(
-        self, key: int, max_tokens: int = 100, speculation: Speculation = ANYTHING, *, credit: int = 1 << 30
+        self,
+        key: int,
+        max_tokens: int = 100,
+        speculation: Speculation = ANYTHING,
+        *,
+        credit: int = 1 << 30,
     ) -> None:
         prompt = [key, 1, 2, 3]
         sampling = SamplingParams(max_tokens=max_tokens, seed=key)
-        self.answers[key], self.tokens[key] = expected_tokens(MODEL, prompt, sampling), []
+        self.answers[key] = expected_tokens(MODEL, prompt, sampling)
+        self.tokens[key] = []
         self.engine.add(
             NewRequest(
                 key=key,
@@ -142,7 +164,11 @@ class Run:
 
     @property
     def longest_draft(self) -> int:
-        return max(int(plan.num_drafts.max()) for plan in self.executor.plans if plan.num_drafts is not None)
+        return max(
+            int(plan.num_drafts.max())
+            for plan in self.executor.plans
+            if plan.num_drafts is not None
+        )
 
 
 def test_drafts_that_pay_bring_an_answer_in_a_few_steps() -> None:
@@ -185,8 +211,11 @@ def test_rows_run_ahead_again_once_drafts_turn_wrong_and_wait_again_once_they_tu
     assert all(waits for n, waits in waits_at.items() if 350 <= n < 480)
 
 
-def test_rows_stop_waiting_for_a_useless_drafter_although_one_of_them_is_always_near_its_end() -> None:
-    """Every six steps a request ends and another one comes. One that may gain few tokens says nothing about others."""
+def test_rows_stop_waiting_for_a_useless_drafter_although_one_of_them_is_always_near_its_end() -> (
+    None
+):
+    """Every six steps a request ends and another one comes. One that may gain few tokens says
+    nothing about others."""
     run = Run(Oracle(lambda key, index: False))
     for key in range(60):
         run.add(key, 6 * (key + 1) if key < NUM_ROWS else 6 * NUM_ROWS)
@@ -196,7 +225,8 @@ def test_rows_stop_waiting_for_a_useless_drafter_although_one_of_them_is_always_
 
 
 def test_rows_stop_waiting_for_a_useless_drafter_whatever_their_readers_take() -> None:
-    """Credit comes a few tokens at a time, so that no draft is ever as long as the request allows."""
+    """Credit comes a few tokens at a time, so that no draft is ever as long as the request
+    allows."""
     run = Run(Oracle(lambda key, index: index < 30))
     run.add(1, 400, credit=40)
     run.run()
@@ -231,8 +261,11 @@ def test_requests_that_ask_for_none_get_no_drafts_beside_others_that_do() -> Non
 
 
 @pytest.mark.parametrize("num_steps", range(2, 10))
-def test_a_row_whose_drafts_are_in_flight_is_not_planned_when_rows_stop_waiting(num_steps: int) -> None:
-    """They stop in a step of another row, which wants no drafts, while several steps are in flight."""
+def test_a_row_whose_drafts_are_in_flight_is_not_planned_when_rows_stop_waiting(
+    num_steps: int,
+) -> None:
+    """They stop in a step of another row, which wants no drafts, while several steps are in
+    flight."""
     run = Run(Oracle(lambda key, index: index % 5 != 0), async_depth=4)
     run.add(1, 60)
     for _ in range(num_steps):
@@ -264,7 +297,8 @@ def test_a_request_has_as_many_drafts_of_a_step_as_it_allows(asked: int, longest
 
 
 def test_a_request_that_names_a_drafter_is_served_by_no_other() -> None:
-    first, second = Oracle(name="first", match_len=20), Oracle(name="second", match_len=2)
+    first = Oracle(name="first", match_len=20)
+    second = Oracle(name="second", match_len=2)
     run = Run(first, second)
     for key, name in enumerate(["", "first", "second", "unknown"]):
         run.add(key, 200, Speculation(drafter=name))
@@ -285,7 +319,8 @@ def test_of_two_drafters_the_longer_match_is_taken() -> None:
 
 
 def test_a_request_inherits_nothing_that_was_known_of_the_row_before_it() -> None:
-    """What is known of the row when the next request takes it is what is known of any that nobody has had."""
+    """What is known of the row when the next request takes it is what is known of any that nobody
+    has had."""
     run = Run(Oracle(match_len=5), costs=StepCosts.measured([1, 64], [1.0, 64.0]))
     run.add(1, 100)
     # It leaves in the middle of a guess, some of whose tokens were right.
@@ -296,7 +331,8 @@ def test_a_request_inherits_nothing_that_was_known_of_the_row_before_it() -> Non
     run.add(2, 30)
     while not run.tokens.get(2):
         run.step()
-    rows, match_lens = np.arange(2), np.full(2, 5, np.int32)
+    rows = np.arange(2)
+    match_lens = np.full(2, 5, np.int32)
     of_row, of_any = run.speculator._guesses._acceptance.of(rows, match_lens).tolist()
     assert run.speculator._guesses.num_tokens.nonzero()[0].tolist() == [0]
     assert of_row == of_any
@@ -309,10 +345,16 @@ class Wild(Oracle):
         super().__init__()
         self.wild = draft_ids, num_drafts, match_len
 
-    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
+    def propose(
+        self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
+    ) -> Proposal:
         draft_ids, num_drafts, match_len = self.wild
         each = np.ones(len(rows), np.int32)
-        return Proposal(np.tile(np.array(draft_ids, np.int32), (len(rows), 1)), each * num_drafts, each * match_len)
+        return Proposal(
+            np.tile(np.array(draft_ids, np.int32), (len(rows), 1)),
+            each * num_drafts,
+            each * match_len,
+        )
 
 
 @pytest.mark.parametrize(

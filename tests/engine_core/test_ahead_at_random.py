@@ -1,4 +1,5 @@
-"""Rows for which the executor drafts are planned ahead of what it found: random schedules, every plan checked."""
+"""Rows for which the executor drafts are planned ahead of what it found: random schedules, every
+plan checked."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ from tests.engine_core.random_schedules import (
 
 
 class WaveringSpeculator(HalfRightSpeculator):
-    """Lets rows run ahead, wait or neither, as it likes from step to step; rows that need more than a plain draw wait
-    or do neither."""
+    """Lets rows run ahead, wait or neither, as it likes from step to step; rows that need more than
+    a plain draw wait or do neither."""
 
     def __init__(self, seed: int, max_drafts: int, change: float) -> None:
         super().__init__(seed, max_drafts)
@@ -48,7 +49,9 @@ class WaveringSpeculator(HalfRightSpeculator):
         del self._seated[row]
         self.needs_result[row] = self.runs_ahead[row] = False
 
-    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+    def settle_drafts(
+        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+    ) -> None:
         assert (num_accepted <= num_drafts).all()
         assert (num_drafts <= most).all()
         self.num_own_drafts += int(num_drafts.sum())
@@ -71,7 +74,8 @@ class WaveringSpeculator(HalfRightSpeculator):
 
 
 def knows_answers(driver: Driver, seed: int, share: float) -> None:
-    """The executor drafts the answers, of which a share is wrong, and sometimes fewer than it may."""
+    """The executor drafts the answers, of which a share is wrong, and sometimes fewer than it
+    may."""
     rng = np.random.default_rng(seed)
 
     def draft(row: int, num_known: int, most: int) -> Int32Array:
@@ -106,10 +110,18 @@ def check_own_drafts(
 ) -> None:
     speculator = WaveringSpeculator(seed, max_drafts, change)
     driver = check_rounds(
-        config, late_polls, mask_delay, several, speculator, prepare=lambda each: knows_answers(each, seed, 0.2)
+        config,
+        late_polls,
+        mask_delay,
+        several,
+        speculator,
+        prepare=lambda each: knows_answers(each, seed, 0.2),
     )
     counts = driver.executor.num_tokens_of_drafts
-    event(f"own drafts: {speculator.num_own_drafts > 0}, most gained: {min(max(counts, default=0), 3)}")
+    event(
+        f"own drafts: {speculator.num_own_drafts > 0}, most gained: "
+        f"{min(max(counts, default=0), 3)}"
+    )
 
 
 @SOME
@@ -148,7 +160,8 @@ def test_nor_does_it_in_many_more_schedules(
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_a_row_is_planned_while_its_drafts_are_in_flight(depth: int) -> None:
-    """With everything right a row gains all drafts of every step, and steps are in flight all the time."""
+    """With everything right a row gains all drafts of every step, and steps are in flight all the
+    time."""
     config = EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=80,
@@ -161,7 +174,9 @@ def test_a_row_is_planned_while_its_drafts_are_in_flight(depth: int) -> None:
     knows_answers(driver, 5, 0.0)
     for key in (1, 2, 4, 5, 7, 8):
         sampling = SamplingParams(temperature=1.0, seed=key, max_tokens=90)
-        driver.add(NewRequest(key=key, prompt_ids=[3 + key] * key, output_ids=[], sampling=sampling))
+        driver.add(
+            NewRequest(key=key, prompt_ids=[3 + key] * key, output_ids=[], sampling=sampling)
+        )
     driver.run()
     assert all(stream.tokens == stream.answer for stream in driver.streams.values())
     assert driver.executor.max_in_flight == depth
@@ -172,13 +187,21 @@ def test_a_row_is_planned_while_its_drafts_are_in_flight(depth: int) -> None:
 def test_a_row_whose_drafts_a_plan_named_waits_for_them_although_it_may_run_ahead_by_now() -> None:
     """Another row's result changes the way of all rows while the drafts are in flight."""
     config = EngineConfig(
-        block_size=BLOCK_SIZE, num_blocks=80, max_model_len=MAX_MODEL_LEN, max_num_seqs=8, async_depth=4
+        block_size=BLOCK_SIZE,
+        num_blocks=80,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8,
+        async_depth=4,
     )
     for seed in range(8):
         driver = Driver(config, late_polls=MANY, speculator=WaveringSpeculator(seed, 7, change=0.5))
         knows_answers(driver, seed, 0.2)
         for key in range(1, 7):
             sampling = SamplingParams(temperature=1.0, seed=key, max_tokens=90)
-            driver.add(NewRequest(key=key, prompt_ids=[3 + key] * (9 * key), output_ids=[], sampling=sampling))
+            driver.add(
+                NewRequest(
+                    key=key, prompt_ids=[3 + key] * (9 * key), output_ids=[], sampling=sampling
+                )
+            )
         driver.run()
         assert all(stream.tokens == stream.answer for stream in driver.streams.values())

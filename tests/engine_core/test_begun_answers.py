@@ -1,4 +1,5 @@
-"""How long an answer that comes from another engine, where its first tokens were read, waits among prompts."""
+"""How long an answer that comes from another engine, where its first tokens were read, waits among
+prompts."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ from headwater.engine_core.scheduling.prefill_budget import BEGUN_STRETCH, BESID
 from tests.engine_core.pulling_pair import KEY, AtOnce
 
 MODEL = SimulatedModel(vocab_size=1000)
-STEP_SECONDS, TOKEN_SECONDS, CHUNK = 0.01, 0.001, 256
+STEP_SECONDS = 0.01
+TOKEN_SECONDS = 0.001
+CHUNK = 256
 POLL_SECONDS = 0.0002
-KNOWN, PROMPT = 600, 900
+KNOWN = 600
+PROMPT = 900
 
 
 class RecordingExecutor(SimulatedExecutor):
@@ -63,7 +67,8 @@ class Loop:
             max_num_batched_tokens=CHUNK,
             num_peer_blocks=64 if self.lends else 0,
         )
-        self.executor, link = RecordingExecutor(config, self), None
+        self.executor = RecordingExecutor(config, self)
+        link = None
         if self.lends:
             records = np.zeros((64, HEADER_LEN + block_bytes_of(self.executor)), np.uint8)
             link = PeerLink(key=KEY, records=records, send=lambda message: None)
@@ -74,9 +79,12 @@ class Loop:
 
     def add(self, key: int, num_prompt: int, num_known: int = 0) -> None:
         rng = np.random.default_rng(key)
-        prompt_ids, output_ids = rng.integers(10, 900, num_prompt).tolist(), rng.integers(10, 900, num_known).tolist()
+        prompt_ids = rng.integers(10, 900, num_prompt).tolist()
+        output_ids = rng.integers(10, 900, num_known).tolist()
         sampling = SamplingParams(seed=1, max_tokens=num_known + 4)
-        self.engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=output_ids, sampling=sampling))
+        self.engine.add(
+            NewRequest(key=key, prompt_ids=prompt_ids, output_ids=output_ids, sampling=sampling)
+        )
 
     def run(self, *, until: float) -> None:
         while self.now < until and self.engine.has_work():
@@ -90,14 +98,16 @@ class Loop:
 
 
 def waits() -> list[float]:
-    """Seconds that answers waited for their next token, which came one by one at any point of the steps of an engine
-    that always has prompts to compute."""
-    loop, found = Loop(lends=True), []
+    """Seconds that answers waited for their next token, which came one by one at any point of the
+    steps of an engine that always has prompts to compute."""
+    loop = Loop(lends=True)
+    found = []
     for number in range(24):
         loop.add(2 * number, 2 * PROMPT)
         loop.add(2 * number + 1, 2 * PROMPT)
         loop.run(until=loop.now + 0.6 + 0.024 * number)
-        came, key = loop.now, 1000 + number
+        came = loop.now
+        key = 1000 + number
         loop.add(key, KNOWN, 20)
         while key not in loop.first_tokens:
             loop.run(until=loop.now + 0.001)
@@ -122,7 +132,9 @@ def test_an_answer_that_has_begun_waits_for_the_step_that_runs_and_hardly_more()
         at_once = waits()
     assert max(found) < computed + step + LEAD_SECONDS + 0.01
     assert median(found) < computed + 0.8 * step
-    assert median(at_once) > median(found) + step / 2, "a step that is planned at once stands before it"
+    assert median(at_once) > median(found) + step / 2, (
+        "a step that is planned at once stands before it"
+    )
 
 
 def test_other_prompts_are_computed_for_a_bounded_time_beside_it() -> None:
@@ -149,7 +161,8 @@ def test_of_several_the_first_is_not_held_up_and_one_that_lacks_little_does_not_
     loop.run(until=0.4)
     loop.add(4, 30, 5)
     loop.run(until=100.0)
-    step, of_one = STEP_SECONDS + CHUNK * TOKEN_SECONDS, (KNOWN + 20) * TOKEN_SECONDS
+    step = STEP_SECONDS + CHUNK * TOKEN_SECONDS
+    of_one = (KNOWN + 20) * TOKEN_SECONDS
     first, second, short = (loop.first_tokens[key] - came for key in (2, 3, 4))
     # Others are computed beside each of its steps, for no longer than they may be.
     assert first < step + of_one + 4 * (STEP_SECONDS + BESIDE_BEGUN_SECONDS)
@@ -186,7 +199,8 @@ def test_prompts_alone_take_as_long_as_before(lends: bool) -> None:
 
 
 def test_a_step_is_planned_shortly_before_the_device_can_begin_it() -> None:
-    loop, step = Loop(lends=True), STEP_SECONDS + CHUNK * TOKEN_SECONDS
+    loop = Loop(lends=True)
+    step = STEP_SECONDS + CHUNK * TOKEN_SECONDS
     loop.add(1, 4 * CHUNK)
     loop.run(until=100.0)
     planned = [at for at, plan in loop.executor.plans if plan.counts.tolist() == [CHUNK]]
@@ -206,9 +220,10 @@ def test_nothing_is_bounded_while_nobody_knows_how_long_a_token_takes() -> None:
 
 
 def test_of_several_the_one_that_lacks_least_goes_first() -> None:
-    """As after the death of an engine: two answers are computed whole, of the others little more is missing than may be
-    computed beside them."""
-    loop, lacking = Loop(lends=True), {1: 806, 2: 810, 3: 57, 4: 75}
+    """As after the death of an engine: two answers are computed whole, of the others little more is
+    missing than may be computed beside them."""
+    loop = Loop(lends=True)
+    lacking = {1: 806, 2: 810, 3: 57, 4: 75}
     for key, num_tokens in lacking.items():
         loop.add(key, num_tokens - 20, 20)
         loop.run(until=loop.now + 0.005)
@@ -217,8 +232,11 @@ def test_of_several_the_one_that_lacks_least_goes_first() -> None:
     for key, num_tokens in lacking.items():
         before = sum(each for each in lacking.values() if each <= num_tokens)
         num_steps = 2 + before // CHUNK
-        # The step that runs when it comes, and what others are given in the step that ends its computation.
-        limit = first_step + before * TOKEN_SECONDS + num_steps * (STEP_SECONDS + BESIDE_BEGUN_SECONDS)
+        # The step that runs when it comes, and what others are given in the step that ends its
+        # computation.
+        limit = (
+            first_step + before * TOKEN_SECONDS + num_steps * (STEP_SECONDS + BESIDE_BEGUN_SECONDS)
+        )
         assert loop.first_tokens[key] < limit, key
     assert loop.first_tokens[3] < loop.first_tokens[4] < loop.first_tokens[1] < loop.first_tokens[2]
 

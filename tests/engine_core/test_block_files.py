@@ -21,8 +21,11 @@ from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, kv_key
 from headwater.engine_core.kv.block_source import Owner
 from headwater.engine_core.kv.tenant_files import delete_tenants, tenants_below
 
-KEY, OTHER_KEY = kv_key("n", 16, 100), kv_key("m", 16, 100)
-NAMESPACE, FIRST, SECOND = b"n" * 16, b"1" * 16, b"2" * 16
+KEY = kv_key("n", 16, 100)
+OTHER_KEY = kv_key("m", 16, 100)
+NAMESPACE = b"n" * 16
+FIRST = b"1" * 16
+SECOND = b"2" * 16
 OWNER = Owner(NAMESPACE, "t:alice")
 PAYLOAD = memoryview(bytes(range(100)))
 
@@ -31,7 +34,9 @@ def opened(root: Path, key: bytes = KEY) -> BlockFiles:
     return BlockFiles.open(root, key, 1 << 20)
 
 
-def read(files: BlockFiles, block_hash: bytes = FIRST, namespace: bytes = NAMESPACE) -> bytes | None:
+def read(
+    files: BlockFiles, block_hash: bytes = FIRST, namespace: bytes = NAMESPACE
+) -> bytes | None:
     into = bytearray(len(PAYLOAD))
     return bytes(into) if files.read(namespace, block_hash, memoryview(into)) else None
 
@@ -83,7 +88,9 @@ def test_a_longer_file_and_one_of_another_block_or_key_are_not_served(tmp_path: 
     assert read(other, SECOND) is None
 
 
-def test_an_earlier_lifes_blocks_are_found_in_the_order_of_use_and_what_is_torn_is_deleted(tmp_path: Path) -> None:
+def test_an_earlier_lifes_blocks_are_found_in_the_order_of_use_and_what_is_torn_is_deleted(
+    tmp_path: Path,
+) -> None:
     files = opened(tmp_path)
     for age, (block_hash, parent) in enumerate([(FIRST, b""), (SECOND, FIRST)]):
         files.write(OWNER, block_hash, parent, PAYLOAD)
@@ -102,8 +109,11 @@ def test_an_earlier_lifes_blocks_are_found_in_the_order_of_use_and_what_is_torn_
 
 
 @pytest.mark.parametrize("is_touched", [False, True], ids=["written", "touched"])
-def test_blocks_are_found_in_the_order_of_use_also_within_a_tick_of_the_clock(tmp_path: Path, is_touched: bool) -> None:
-    files, hashes = opened(tmp_path), [bytes([number]) * 16 for number in range(40)]
+def test_blocks_are_found_in_the_order_of_use_also_within_a_tick_of_the_clock(
+    tmp_path: Path, is_touched: bool
+) -> None:
+    files = opened(tmp_path)
+    hashes = [bytes([number]) * 16 for number in range(40)]
     for block_hash in reversed(hashes) if is_touched else hashes:
         files.write(OWNER, block_hash, b"", PAYLOAD)
     for block_hash in hashes if is_touched else ():
@@ -122,7 +132,9 @@ def test_blocks_whose_tenant_is_not_known_are_deleted(tmp_path: Path, names: byt
     assert not (files.folder / NAMESPACE.hex()).exists()
 
 
-def test_a_namespaces_folder_goes_with_its_last_block_and_comes_back_with_the_next(tmp_path: Path) -> None:
+def test_a_namespaces_folder_goes_with_its_last_block_and_comes_back_with_the_next(
+    tmp_path: Path,
+) -> None:
     files = opened(tmp_path)
     for block_hash in (FIRST, SECOND):
         files.write(OWNER, block_hash, b"", PAYLOAD)
@@ -136,7 +148,8 @@ def test_a_namespaces_folder_goes_with_its_last_block_and_comes_back_with_the_ne
 
 
 def test_two_engines_of_a_folder_have_parts_of_their_own(tmp_path: Path) -> None:
-    first, second = opened(tmp_path), opened(tmp_path)
+    first = opened(tmp_path)
+    second = opened(tmp_path)
     assert first.folder != second.folder
     assert opened(tmp_path, OTHER_KEY).folder.parent != first.folder.parent
     first.close()
@@ -144,7 +157,9 @@ def test_two_engines_of_a_folder_have_parts_of_their_own(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("has_successor", [False, True], ids=["gone", "another engine's"])
-def test_nothing_is_written_to_a_folder_that_was_deleted_under_its_engine(tmp_path: Path, has_successor: bool) -> None:
+def test_nothing_is_written_to_a_folder_that_was_deleted_under_its_engine(
+    tmp_path: Path, has_successor: bool
+) -> None:
     root = tmp_path / "kv"
     files = opened(root)
     files.write(OWNER, FIRST, b"", PAYLOAD)
@@ -159,7 +174,8 @@ def test_nothing_is_written_to_a_folder_that_was_deleted_under_its_engine(tmp_pa
 
 
 def test_what_no_engine_has_used_for_long_is_deleted(tmp_path: Path) -> None:
-    used, left = opened(tmp_path), opened(tmp_path, OTHER_KEY)
+    used = opened(tmp_path)
+    left = opened(tmp_path, OTHER_KEY)
     left.close()
     for files in (used, left):
         then = (files.folder / "lock").stat().st_mtime - STALE_SECONDS - 1
@@ -172,7 +188,8 @@ def test_what_no_engine_has_used_for_long_is_deleted(tmp_path: Path) -> None:
 def test_a_start_that_is_killed_while_it_deletes_what_is_unused_leaves_nothing_that_no_start_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unused, rmtree = opened(tmp_path, OTHER_KEY), shutil.rmtree
+    unused = opened(tmp_path, OTHER_KEY)
+    rmtree = shutil.rmtree
     unused.write(OWNER, FIRST, b"", PAYLOAD)
     unused.close()
 
@@ -183,15 +200,20 @@ def test_a_start_that_is_killed_while_it_deletes_what_is_unused_leaves_nothing_t
     for _ in range(2):
         for path in unused.folder.rglob("*"):
             os.utime(path, (0, 0))
-        monkeypatch.setattr(shutil, "rmtree", killed_behind_the_lock if shutil.rmtree is rmtree else rmtree)
+        monkeypatch.setattr(
+            shutil, "rmtree", killed_behind_the_lock if shutil.rmtree is rmtree else rmtree
+        )
         with contextlib.suppress(KeyboardInterrupt):
             opened(tmp_path).close()
     assert not unused.folder.exists()
 
 
 @pytest.mark.parametrize("use", ["write", "touch"])
-def test_blocks_of_an_engine_that_ran_for_long_are_found_when_it_starts_again(tmp_path: Path, use: str) -> None:
-    files, long_ago = opened(tmp_path), time.time() - 2 * STALE_SECONDS
+def test_blocks_of_an_engine_that_ran_for_long_are_found_when_it_starts_again(
+    tmp_path: Path, use: str
+) -> None:
+    files = opened(tmp_path)
+    long_ago = time.time() - 2 * STALE_SECONDS
     files.write(OWNER, FIRST, b"", PAYLOAD)
     for path in (files.folder / "lock", files.folder / NAMESPACE.hex(), path_of(files)):
         os.utime(path, (long_ago, long_ago))
@@ -222,7 +244,8 @@ def test_a_folder_that_is_gone_between_the_opening_and_the_taking_of_its_lock_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(tmp_path).close()
-    flock, deleted = fcntl.flock, list[Path]()
+    flock = fcntl.flock
+    deleted = list[Path]()
 
     def delete_first(lock: int, how: int) -> None:
         """Another engine had the lock, deletes the folder and lets go of it."""
@@ -239,7 +262,8 @@ def test_a_folder_that_is_gone_between_the_opening_and_the_taking_of_its_lock_st
 
 
 def test_a_removed_tenants_blocks_are_deleted_in_every_engines_folder(tmp_path: Path) -> None:
-    first, second = opened(tmp_path), opened(tmp_path, OTHER_KEY)
+    first = opened(tmp_path)
+    second = opened(tmp_path, OTHER_KEY)
     bob = Owner(b"b" * 16, "bob")
     for files in (first, second):
         files.write(OWNER, FIRST, b"", PAYLOAD)
@@ -252,12 +276,16 @@ def test_a_removed_tenants_blocks_are_deleted_in_every_engines_folder(tmp_path: 
     assert read(first, FIRST, bob.namespace) == bytes(PAYLOAD)
     # A namespace that it shares goes with either of its tenants.
     assert delete_tenants(tmp_path, {"carol"}) == 1
-    assert (read(first, FIRST, bob.namespace), read(second, FIRST, bob.namespace)) == (None, bytes(PAYLOAD))
+    assert (read(first, FIRST, bob.namespace), read(second, FIRST, bob.namespace)) == (
+        None,
+        bytes(PAYLOAD),
+    )
 
 
 @pytest.mark.parametrize("damage", ["names", "block"])
 def test_a_namespace_that_cannot_be_deleted_keeps_no_other_one(tmp_path: Path, damage: str) -> None:
-    files, owners = opened(tmp_path), [Owner(bytes([number]) * 16, "t:alice") for number in range(20)]
+    files = opened(tmp_path)
+    owners = [Owner(bytes([number]) * 16, "t:alice") for number in range(20)]
     for owner in owners:
         files.write(owner, FIRST, b"", PAYLOAD)
     broken = next(iter(tmp_path.glob(f"*/*/*/{TENANTS}"))).parent
@@ -290,7 +318,8 @@ def test_a_sweep_that_is_killed_leaves_no_block_without_its_tenants_name(
 def test_a_file_that_its_engine_deletes_during_a_sweep_does_not_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, rmtree = opened(tmp_path), shutil.rmtree
+    files = opened(tmp_path)
+    rmtree = shutil.rmtree
     files.write(OWNER, FIRST, b"", PAYLOAD)
 
     def write_during_the_sweep(folder: Path) -> None:
@@ -316,7 +345,10 @@ def test_a_block_that_was_on_its_way_when_its_tenant_went_is_not_written_and_the
 
 def test_a_folder_that_cannot_be_written_to_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"kv_disk_dir is '.*/file'; allowed: a folder that the engine may write to"):
+    with pytest.raises(
+        ConfigError,
+        match=r"kv_disk_dir is '.*/file'; allowed: a folder that the engine may write to",
+    ):
         opened(tmp_path / "file")
 
 
@@ -324,7 +356,9 @@ def test_measuring_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     files = opened(tmp_path)
     files.write(Owner(bytes(16)), FIRST, b"", PAYLOAD)
     looks = iter((3.0, 3.0 + NUM_PROBES * 0.25))
-    monkeypatch.setattr(block_files, "time", SimpleNamespace(perf_counter=lambda: next(looks), time_ns=time.time_ns))
+    monkeypatch.setattr(
+        block_files, "time", SimpleNamespace(perf_counter=lambda: next(looks), time_ns=time.time_ns)
+    )
     assert files.measure(1000) == 0.25, "seconds of one block"
     assert {path.name for path in files.folder.iterdir()} == {"lock", bytes(16).hex()}
 
@@ -332,7 +366,8 @@ def test_measuring_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_tenant_that_is_removed_during_a_scan_takes_nothing_else_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, other = opened(tmp_path), Owner(b"o" * 16, "t:bob")
+    files = opened(tmp_path)
+    other = Owner(b"o" * 16, "t:bob")
     for owner in (OWNER, other):
         for block_hash in (FIRST, SECOND):
             files.write(owner, block_hash, b"", PAYLOAD)

@@ -1,4 +1,5 @@
-"""Loads from block sources, one fact at a time: which source is asked, how a load ends, what is held meanwhile."""
+"""Loads from block sources, one fact at a time: which source is asked, how a load ends, what is
+held meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from headwater.engine_core.kv.block_loads import MIN_PATIENCE_SECONDS, BlockLoads, Offer, SettledLoad
+from headwater.engine_core.kv.block_loads import (
+    MIN_PATIENCE_SECONDS,
+    BlockLoads,
+    Offer,
+    SettledLoad,
+)
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Owner, Ticket
 from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
@@ -26,7 +32,9 @@ class Blocks:
         self.now = 0.0
         self.pool = BlockPool(NUM_BLOCKS)
         self.cache = PrefixCache(self.pool)
-        self.loads = BlockLoads(self.pool, self.cache, sources, lambda: self.now, lambda: compute_seconds)
+        self.loads = BlockLoads(
+            self.pool, self.cache, sources, lambda: self.now, lambda: compute_seconds
+        )
 
     def load(self, chain: HashChain, hits: Sequence[int] = ()) -> Ticket:
         offer = self.loads.find(chain, len(hits), len(chain.hashes))
@@ -37,7 +45,9 @@ class Blocks:
         return len(self.cache.match(chain, len(chain.hashes)))
 
 
-def source_of(*chains: HashChain, seconds_per_block: float = 0.0, is_local: bool = True) -> ScriptedSource:
+def source_of(
+    *chains: HashChain, seconds_per_block: float = 0.0, is_local: bool = True
+) -> ScriptedSource:
     """Holds the blocks of these chains."""
     kv_blocks = np.zeros((NUM_BLOCKS, 1), np.uint64)
     source = ScriptedSource(kv_blocks, seconds_per_block=seconds_per_block, is_local=is_local)
@@ -50,19 +60,20 @@ def source_of(*chains: HashChain, seconds_per_block: float = 0.0, is_local: bool
 
 def chain_of(first_token: int, num_blocks: int) -> HashChain:
     chain = HashChain(b"n" * 16)
-    chain.cover(np.arange(first_token, first_token + num_blocks * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE)
+    chain.cover(
+        np.arange(first_token, first_token + num_blocks * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE
+    )
     return chain
 
 
-LONG, SHORT = chain_of(0, 4), chain_of(0, 2)
+LONG = chain_of(0, 4)
+SHORT = chain_of(0, 2)
 
 
 def test_the_source_that_holds_the_most_is_asked_and_of_equals_the_cheapest() -> None:
-    dear, cheap, small = (
-        source_of(LONG, seconds_per_block=2.0),
-        source_of(LONG, seconds_per_block=1.0),
-        source_of(SHORT, seconds_per_block=0.1),
-    )
+    dear = source_of(LONG, seconds_per_block=2.0)
+    cheap = source_of(LONG, seconds_per_block=1.0)
+    small = source_of(SHORT, seconds_per_block=0.1)
     loads = Blocks(dear, small, cheap).loads
     assert loads.find(LONG, 0, 4) == Offer(cheap, 4, 4.0)
     assert loads.find(LONG, 0, 2) == Offer(small, 2, 0.2)
@@ -72,22 +83,28 @@ def test_the_source_that_holds_the_most_is_asked_and_of_equals_the_cheapest() ->
 
 
 def test_of_sources_that_are_equal_the_first_is_asked() -> None:
-    first, second = source_of(LONG), source_of(LONG)
+    first = source_of(LONG)
+    second = source_of(LONG)
     assert Blocks(first, second).loads.find(LONG, 0, 4) == Offer(first, 4, 0.0)
 
 
 def test_what_is_computed_in_less_time_is_not_loaded() -> None:
-    slow, fast = source_of(LONG, seconds_per_block=2.0), source_of(SHORT, seconds_per_block=0.5)
+    slow = source_of(LONG, seconds_per_block=2.0)
+    fast = source_of(SHORT, seconds_per_block=0.5)
     loads = Blocks(slow, fast, compute_seconds=1.0).loads
     assert loads.find(LONG, 0, 4) == Offer(fast, 2, 1.0)
     assert loads.find(LONG, 2, 4) is None
-    assert Blocks(slow, fast).loads.find(LONG, 0, 4) == Offer(slow, 4, 8.0), "where it is not known, they are"
+    assert Blocks(slow, fast).loads.find(LONG, 0, 4) == Offer(slow, 4, 8.0), (
+        "where it is not known, they are"
+    )
 
 
 class CountedSource(ScriptedSource):
     num_saves = num_launches = 0
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
+    def save(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner
+    ) -> None:
         super().save(hashes, blocks, parents, owner)
         self.num_saves += 1
 
@@ -108,8 +125,11 @@ class ImmediateSource(ScriptedSource):
 def test_a_load_does_not_overwrite_what_another_source_has_yet_to_copy() -> None:
     """The blocks of a finished sequence are the only free ones, and the load takes all of them."""
     kv_blocks = np.zeros((NUM_BLOCKS, 1), np.uint64)
-    first, second = ImmediateSource(kv_blocks), ScriptedSource(kv_blocks)
-    blocks, left, wanted = Blocks(first, second), chain_of(0, 16), chain_of(1000, 16)
+    first = ImmediateSource(kv_blocks)
+    second = ScriptedSource(kv_blocks)
+    blocks = Blocks(first, second)
+    left = chain_of(0, 16)
+    wanted = chain_of(1000, 16)
     kv_blocks[1:] = 7
     first.save(wanted.hashes, range(1, NUM_BLOCKS), [b"", *wanted.hashes[:-1]], wanted.owner)
     first.launch()
@@ -197,7 +217,17 @@ def test_loads_end_in_any_order() -> None:
         (Outcome.FAILED, LONG.hashes, 0),
         (Outcome.CANCELLED, LONG.hashes, 0),
     ],
-    ids=["all", "leading", "none", "another last", "another first", "shifted", "too many", "failed", "cancelled"],
+    ids=[
+        "all",
+        "leading",
+        "none",
+        "another last",
+        "another first",
+        "shifted",
+        "too many",
+        "failed",
+        "cancelled",
+    ],
 )
 def test_leading_blocks_are_cached_that_are_what_was_asked_for(
     outcome: Outcome, reported: list[bytes], num_cached: int
@@ -207,7 +237,11 @@ def test_leading_blocks_are_cached_that_are_what_was_asked_for(
     assert blocks.pool.num_used == 4
     source.end(ticket, outcome, reported)
     assert blocks.loads.poll() == [SettledLoad(ticket, None if num_cached == 4 else source)]
-    assert (blocks.match(LONG), blocks.pool.num_used, blocks.loads.is_any_open) == (num_cached, 0, False)
+    assert (blocks.match(LONG), blocks.pool.num_used, blocks.loads.is_any_open) == (
+        num_cached,
+        0,
+        False,
+    )
     assert blocks.loads.find(LONG, num_cached, 4, excluded=[source]) is None
 
 
@@ -224,14 +258,20 @@ def test_cached_blocks_before_those_that_are_loaded_stay_meanwhile() -> None:
     assert (blocks.match(chain), blocks.match(LONG), blocks.pool.num_used) == (2, 4, 0)
 
 
-def test_a_load_that_takes_far_too_long_is_given_up_and_its_blocks_stay_held_until_it_ends() -> None:
+def test_a_load_that_takes_far_too_long_is_given_up_and_its_blocks_stay_held_until_it_ends() -> (
+    None
+):
     blocks = Blocks(source := source_of(LONG, seconds_per_block=1.0))
     ticket = blocks.load(LONG)
     blocks.now = 39.9
     assert (blocks.loads.poll(), source.cancelled) == ([], [])
     blocks.now = 40.0
     assert blocks.loads.poll() == [SettledLoad(ticket, source)]
-    assert (source.cancelled, blocks.loads.ticket(LONG.hashes[0]), blocks.pool.num_used) == ([ticket], None, 4)
+    assert (source.cancelled, blocks.loads.ticket(LONG.hashes[0]), blocks.pool.num_used) == (
+        [ticket],
+        None,
+        4,
+    )
     assert blocks.loads.poll() == []
     # Meanwhile another asks for the same, and its load is not mistaken for the late one.
     again = blocks.load(LONG)
@@ -254,7 +294,8 @@ def test_a_load_that_costs_nothing_has_its_time_too() -> None:
 
 def test_blocks_of_others_are_told_stored_when_loaded_and_removed_when_evicted() -> None:
     """Those of this engine's own sources were told when they were computed."""
-    own, foreign = chain_of(0, 2), chain_of(900, 4)
+    own = chain_of(0, 2)
+    foreign = chain_of(900, 4)
     blocks = Blocks(local := source_of(own), peer := source_of(foreign, is_local=False))
     assert set(blocks.pool.cached_hashes()) == set(own.hashes)
     tickets = blocks.load(own), blocks.load(foreign)
@@ -280,7 +321,8 @@ def test_sources_of_blocks_of_others_are_not_asked_for_each_hash() -> None:
 
 
 def test_a_hash_is_lost_when_the_last_source_loses_it() -> None:
-    first, second = source_of(LONG), source_of(LONG)
+    first = source_of(LONG)
+    second = source_of(LONG)
     blocks = Blocks(first, second)
     assert sorted(blocks.pool.cached_hashes()) == sorted(LONG.hashes)
     assert len(blocks.pool.elsewhere) == 4
@@ -293,7 +335,8 @@ def test_a_hash_is_lost_when_the_last_source_loses_it() -> None:
 
 
 def test_every_source_is_offered_what_nobody_uses() -> None:
-    first, second = source_of(), source_of()
+    first = source_of()
+    second = source_of()
     blocks = Blocks(first, second)
     held = blocks.pool.allocate(4)
     blocks.cache.offer(chain := chain_of(0, 4), held)
@@ -305,7 +348,12 @@ def test_closing_cancels_what_is_on_its_way() -> None:
     blocks = Blocks(busy := source_of(LONG), idle := source_of())
     ticket = blocks.load(LONG)
     blocks.loads.close()
-    assert (busy.cancelled, busy.is_closed, idle.cancelled, idle.is_closed) == ([ticket], True, [], True)
+    assert (busy.cancelled, busy.is_closed, idle.cancelled, idle.is_closed) == (
+        [ticket],
+        True,
+        [],
+        True,
+    )
 
 
 def test_a_ticket_that_ends_twice_is_a_defect_of_its_source() -> None:

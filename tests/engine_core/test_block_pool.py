@@ -86,7 +86,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
     def allocate(self, num_blocks: int) -> None:
         if num_blocks > len(self.free):
             return
-        expected, self.free = self.free[:num_blocks], self.free[num_blocks:]
+        expected = self.free[:num_blocks]
+        self.free = self.free[num_blocks:]
         assert self.pool.allocate(num_blocks) == expected
         self.evicted += [self.hash_of.pop(block) for block in expected if block in self.hash_of]
         self.holds.update(dict.fromkeys(expected, 1))
@@ -139,5 +140,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         assert sorted(self.pool.cached_hashes()) == sorted(self.hash_of.values())
 
 
-PoolAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+PoolAgainstModel.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None
+)
 TestPoolAgainstModel = PoolAgainstModel.TestCase

@@ -1,5 +1,5 @@
-"""Checkpoints of eight bits and of compressed-tensors: the same bits as those of the file expanded, and what is
-refused, by name."""
+"""Checkpoints of eight bits and of compressed-tensors: the same bits as those of the file expanded,
+and what is refused, by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from tests.long_values import long_but
 
 PROMPTS = [[5, 6, 7], list(range(3, 60)), [9]]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MLP, ATTENTION = "model.layers.1.mlp", "model.layers.1.self_attn"
+MLP = "model.layers.1.mlp"
+ATTENTION = "model.layers.1.self_attn"
 DOWN = f"{MLP}.down_proj"
 KINDS_OF_FORMS = {
     "mixed": {"int4", "int8", "dense"},
@@ -48,10 +49,14 @@ A_FORM_OF_EACH_KIND = (
 """Kinds of the layers of forms whose names have these words; of the others `int8`."""
 
 
-def write(tmp_path: Path, form: str, dtype: str = "float32", family: str = "llama3 with scaled rope") -> Path:
+def write(
+    tmp_path: Path, form: str, dtype: str = "float32", family: str = "llama3 with scaled rope"
+) -> Path:
     """Folder with both checkpoints."""
     random_checkpoint(family, tmp_path / "hf")
-    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", BYTE_FORMS[form], DTYPES[dtype])
+    write_packed(
+        tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", BYTE_FORMS[form], DTYPES[dtype]
+    )
     return tmp_path
 
 
@@ -70,7 +75,8 @@ def answers(folder: Path, **options: Any) -> list[tuple[list[int], list[Any]]]:
 
 
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
-    """Other tensors in a checkpoint's file, by names whose dots are `__`; None: none of this name."""
+    """Other tensors in a checkpoint's file, by names whose dots are `__`; None: none of this
+    name."""
     kept = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
         kept.pop(name.replace("__", "."), None)
@@ -85,18 +91,28 @@ def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(
     form: str, dtype: str, tmp_path: Path
 ) -> None:
     write(tmp_path, form, dtype)
-    packed, expanded = (convert(tmp_path / name, tmp_path / f"our {name}", dtype) for name in ("packed", "expanded"))
+    packed, expanded = (
+        convert(tmp_path / name, tmp_path / f"our {name}", dtype) for name in ("packed", "expanded")
+    )
     kinds = {name: linear.kind for name, linear in loaded(packed, DTYPES[dtype]).linears.items()}
     assert kinds.pop("lm_head") == "dense"
-    assert set(kinds.values()) == next((each for word, each in KINDS_OF_FORMS.items() if word in form), {"int8"})
+    assert set(kinds.values()) == next(
+        (each for word, each in KINDS_OF_FORMS.items() if word in form), {"int8"}
+    )
     assert answers(packed) == answers(expanded)
 
 
 @pytest.mark.parametrize("form", BYTE_FORMS)
-def test_a_platform_without_such_products_gets_the_weights_expanded(form: str, tmp_path: Path) -> None:
+def test_a_platform_without_such_products_gets_the_weights_expanded(
+    form: str, tmp_path: Path
+) -> None:
     write(tmp_path, form)
-    packed, expanded = (convert(tmp_path / name, tmp_path / f"our {name}") for name in ("packed", "expanded"))
-    ours, dense = (loaded(folder, torch.float32, keeps_packed=False).linears for folder in (packed, expanded))
+    packed, expanded = (
+        convert(tmp_path / name, tmp_path / f"our {name}") for name in ("packed", "expanded")
+    )
+    ours, dense = (
+        loaded(folder, torch.float32, keeps_packed=False).linears for folder in (packed, expanded)
+    )
     assert {linear.kind for linear in ours.values()} <= {"dense", "int4"}
     x = torch.randn(3, 64)
     assert torch.equal(ours["layers.1.qkv"].product(x), dense["layers.1.qkv"].product(x))
@@ -107,19 +123,25 @@ def test_a_matrix_of_blocks_is_what_transformers_makes_of_it(form: str, tmp_path
     """transformers loads such a model only beside another library; its arithmetic needs none."""
     write(tmp_path, form)
     stored = load_file(tmp_path / "packed" / "model.safetensors")
-    ours = loaded(convert(tmp_path / "packed", tmp_path / "ours"), torch.float32, keeps_packed=False)
+    ours = loaded(
+        convert(tmp_path / "packed", tmp_path / "ours"), torch.float32, keeps_packed=False
+    )
     down = ours.linears["layers.1.down"]
     assert isinstance(down, DenseLinear)
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize  # noqa: PLC0415 (two seconds of every worker)
 
-    theirs = Fp8Dequantize(None)._dequantize_one(stored[f"{DOWN}.weight"], stored[f"{DOWN}.weight_scale_inv"])
+    theirs = Fp8Dequantize(None)._dequantize_one(
+        stored[f"{DOWN}.weight"], stored[f"{DOWN}.weight_scale_inv"]
+    )
     assert torch.equal(down.weight, theirs)
 
 
 @pytest.mark.parametrize("family", long_but(("qwen2", "qwen3", "smollm2", "gemma3"), "gemma3"))
 def test_families_with_biases_norms_and_tied_heads_are_served(family: str, tmp_path: Path) -> None:
     write(tmp_path, "fp8, blocks", family=family)
-    packed, expanded = (convert(tmp_path / name, tmp_path / f"our {name}") for name in ("packed", "expanded"))
+    packed, expanded = (
+        convert(tmp_path / name, tmp_path / f"our {name}") for name in ("packed", "expanded")
+    )
     assert answers(packed) == answers(expanded)
 
 
@@ -127,16 +149,22 @@ def test_families_with_biases_norms_and_tied_heads_are_served(family: str, tmp_p
 def test_a_converted_folder_is_as_small_as_the_file(form: str, tmp_path: Path) -> None:
     write(tmp_path, form)
     folder = convert(tmp_path / "packed", tmp_path / "ours")
-    sizes = [path.stat().st_size for path in (folder / "weights.safetensors", tmp_path / "packed/model.safetensors")]
+    sizes = [
+        path.stat().st_size
+        for path in (folder / "weights.safetensors", tmp_path / "packed/model.safetensors")
+    ]
     assert sizes[0] < 1.03 * sizes[1]
 
 
 def test_a_packed_head_is_expanded(tmp_path: Path) -> None:
     write(tmp_path, "fp8, one scale")
-    values, scale = torch.randn(512, 64).to(FP8), torch.tensor(0.1)
+    values = torch.randn(512, 64).to(FP8)
+    scale = torch.tensor(0.1)
     change(tmp_path / "packed", lm_head__weight=values, lm_head__weight_scale=scale)
     change(tmp_path / "expanded", lm_head__weight=values.float() * scale)
-    packed, expanded = (convert(tmp_path / name, tmp_path / f"our {name}") for name in ("packed", "expanded"))
+    packed, expanded = (
+        convert(tmp_path / name, tmp_path / f"our {name}") for name in ("packed", "expanded")
+    )
     assert answers(packed) == answers(expanded)
 
 
@@ -148,21 +176,30 @@ def test_scales_of_a_key_value_cache_are_left_out(target: str, tmp_path: Path) -
         group["targets"] = [target]
     (tmp_path / "packed" / "config.json").write_text(json.dumps(config))
     plain = answers(convert(tmp_path / "packed", tmp_path / "plain"))
-    names = [f"model.layers.{i}.self_attn.{name}" for i in range(3) for name in ("k_scale", "v_scale")]
+    names = [
+        f"model.layers.{i}.self_attn.{name}" for i in range(3) for name in ("k_scale", "v_scale")
+    ]
     names += [f"{ATTENTION}.k_proj.output_scale", f"{ATTENTION}.v_proj.output_scale"]
     change(tmp_path / "packed", **{name.replace(".", "__"): torch.tensor([0.5]) for name in names})
     assert answers(convert(tmp_path / "packed", tmp_path / "scaled")) == plain
 
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_what_tools_of_2024_wrote_beside_packed_weights_changes_nothing(key: str, tmp_path: Path) -> None:
+def test_what_tools_of_2024_wrote_beside_packed_weights_changes_nothing(
+    key: str, tmp_path: Path
+) -> None:
     """llm-compressor called such files frozen, and wrote that nothing is sparse."""
     write(tmp_path, "pack-quantized, 4 bits")
     path = tmp_path / "packed" / "config.json"
     config = json.loads(path.read_text())
     convert(tmp_path / "packed", tmp_path / "ours")
     own = config.pop("quantization_config") | {"quantization_status": "frozen"}
-    sparsity = {"format": "dense", "global_sparsity": 0.14, "ignore": [], "sparsity_structure": "unstructured"}
+    sparsity = {
+        "format": "dense",
+        "global_sparsity": 0.14,
+        "ignore": [],
+        "sparsity_structure": "unstructured",
+    }
     path.write_text(json.dumps(config | {key: own | {"sparsity_config": sparsity}}))
     convert(tmp_path / "packed", tmp_path / "old")
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("ours", "old")]
@@ -172,7 +209,9 @@ def test_what_tools_of_2024_wrote_beside_packed_weights_changes_nothing(key: str
 
 @pytest.mark.parametrize("fault", long_but(("scale", "value", "order"), "scale"))
 @pytest.mark.parametrize("form", ["fp8, blocks", "int-quantized W8A8"])
-def test_a_fault_in_a_single_place_shows_in_the_answers(form: str, fault: str, tmp_path: Path) -> None:
+def test_a_fault_in_a_single_place_shows_in_the_answers(
+    form: str, fault: str, tmp_path: Path
+) -> None:
     """What the comparison of whole models would miss if it were too kind."""
     write(tmp_path, form)
     sound = answers(convert(tmp_path / "packed", tmp_path / "sound"))
@@ -271,7 +310,8 @@ def test_what_is_not_served_is_refused_by_its_field_before_any_tensor_is_read(
             r"weight_scale is \(1, 1\); allowed: \(64, 1\)",
         ),
         ("int-quantized W8A8", "weight", torch.ones(64, 100).char(), r"number of inputs of .*down_proj is 100"),
-        ("int-quantized, weights alone", "weight_zero_point", None, "without .*down_proj.weight_zero_point"),
+        ("int-quantized, weights alone", "weight_zero_point", None, "without "
+                                                                    ".*down_proj.weight_zero_point"),
         ("pack-quantized, 4 bits", "weight_packed", torch.ones(64, 15).int(), r"packed is \(64, 15\); allowed: \(64"),
         ("pack-quantized, 4 bits", "weight_shape", torch.tensor([64, 0]), r"weight_shape is \(64, 0\); allowed: out"),
         ("gptq of 8 bits", "qzeros", torch.ones(4, 15).int(), r"down_proj.qzeros is \(4, 15\); allowed: \(4, 16\)"),
@@ -310,13 +350,20 @@ def test_a_stored_weight_that_does_not_fit_is_refused_by_its_name(
             loaded(folder, torch.float32, keeps_packed=keeps_packed)
 
 
-@pytest.mark.parametrize("form", ["fp8, blocks larger than a matrix", "int-quantized W8A8", "gptq of 8 bits"])
+@pytest.mark.parametrize(
+    "form", ["fp8, blocks larger than a matrix", "int-quantized W8A8", "gptq of 8 bits"]
+)
 def test_random_weights_of_a_packed_model_are_packed_too(form: str, tmp_path: Path) -> None:
-    path = random_path(tmp_path, BYTE_FORMS[form] if "larger" not in form else BYTE_FORMS["fp8, blocks"])
+    path = random_path(
+        tmp_path, BYTE_FORMS[form] if "larger" not in form else BYTE_FORMS["fp8, blocks"]
+    )
     config = registry.read_config(path)
     layout = model_class(config).layout(config)
     tensors = dummy(layout, torch.float32, torch.device("cpu"), quantization=config.quantization)
-    kinds = {name: linear.kind for name, linear in load_weights(layout, tensors, torch.float32).linears.items()}
+    kinds = {
+        name: linear.kind
+        for name, linear in load_weights(layout, tensors, torch.float32).linears.items()
+    }
     assert kinds.pop("lm_head") == "dense"
     assert len(set(kinds.values())) == 1
     assert set(kinds.values()) < {"fp8", "f8a8", "w8a8", "int8"}
@@ -338,7 +385,9 @@ def test_formats_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
         (tmp_path / form).mkdir()
         write(tmp_path / form, form)
         folder = convert(tmp_path / form / "packed", tmp_path / form / "ours")
-        options = ExecutorOptions(model_folder=folder, num_threads=1, num_blocks=600, load_format="dummy")
+        options = ExecutorOptions(
+            model_folder=folder, num_threads=1, num_blocks=600, load_format="dummy"
+        )
         executor, _, facts = build_executor(options, lambda phase, done, total: None)
         executor.close()
         ids.add(facts.numerics_id)
@@ -358,7 +407,9 @@ def test_an_engine_says_that_activations_are_not_rounded_as_the_checkpoint_asks(
     form: str, activation_dtype: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, form)
-    SmallEngine(convert(tmp_path / "packed", tmp_path / "ours"), activation_dtype=activation_dtype).close()
+    SmallEngine(
+        convert(tmp_path / "packed", tmp_path / "ours"), activation_dtype=activation_dtype
+    ).close()
     assert len(caplog.records) == (1 if told else 0)
     assert told in "".join(record.getMessage() for record in caplog.records)
 
@@ -372,7 +423,9 @@ def test_an_engine_says_that_activations_are_not_rounded_as_the_checkpoint_asks(
         ("int-quantized W8A8", set()),
     ],
 )
-def test_activations_that_no_platform_rounds_are_told_apart(form: str, left: set[str], tmp_path: Path) -> None:
+def test_activations_that_no_platform_rounds_are_told_apart(
+    form: str, left: set[str], tmp_path: Path
+) -> None:
     quantization = registry.read_config(random_path(tmp_path, BYTE_FORMS[form])).quantization
     assert quantization is not None
     assert quantization.rounded_activations

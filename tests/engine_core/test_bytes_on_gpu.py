@@ -22,7 +22,11 @@ from tests.engine_core.test_int4_on_gpu import answers
 
 pytestmark = pytest.mark.gpu
 
-ORDERED = [form for form in BYTE_FORMS if not any(word in form for word in ("4 bits", "act order", "mixed", "cut off"))]
+ORDERED = [
+    form
+    for form in BYTE_FORMS
+    if not any(word in form for word in ("4 bits", "act order", "mixed", "cut off"))
+]
 """Forms whose layers are whole in tiles of the kernel for Hopper."""
 ROUNDED = [
     "int-quantized W8A8",
@@ -33,15 +37,23 @@ ROUNDED = [
     "fp8, blocks larger than a matrix",
     "fbgemm_fp8",
 ]
-"""Forms made for tokens of eight bits, with one scale for each output, or for blocks of 128 inputs."""
+"""Forms made for tokens of eight bits, with one scale for each output, or for blocks of 128
+inputs."""
 
 
 def written(form: str, tmp_path: Path) -> tuple[Path, Path]:
     """Converted folders of the packed checkpoint and of the expanded one."""
     random_checkpoint("qwen3", tmp_path / "hf")
-    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", BYTE_FORMS[form], torch.bfloat16)
+    write_packed(
+        tmp_path / "hf",
+        tmp_path / "packed",
+        tmp_path / "expanded",
+        BYTE_FORMS[form],
+        torch.bfloat16,
+    )
     packed, expanded = (
-        convert(tmp_path / each, tmp_path / f"our {each}", "bfloat16") for each in ("packed", "expanded")
+        convert(tmp_path / each, tmp_path / f"our {each}", "bfloat16")
+        for each in ("packed", "expanded")
     )
     return packed, expanded
 
@@ -54,7 +66,9 @@ def kinds_of(folder: Path, activation_dtype: str = "auto") -> set[str]:
         "cuda",
         cuda.capabilities,
     )
-    weights = load_weights(request, device, lambda *_: None, keeps=partial(cuda._keeps, request, device))
+    weights = load_weights(
+        request, device, lambda *_: None, keeps=partial(cuda._keeps, request, device)
+    )
     ordered = order_linears(weights, rounds_tokens=request.rounds_tokens)
     kinds = {name: linear.kind for name, linear in ordered.linears.items()}
     assert kinds.pop("lm_head") == "dense"
@@ -62,10 +76,14 @@ def kinds_of(folder: Path, activation_dtype: str = "auto") -> set[str]:
 
 
 @pytest.mark.parametrize("form", BYTE_FORMS)
-def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(form: str, tmp_path: Path) -> None:
+def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(
+    form: str, tmp_path: Path
+) -> None:
     packed, expanded = written(form, tmp_path)
     torch.manual_seed(1)
-    asked = [torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)]
+    asked = [
+        torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)
+    ]
     exact = partial(answers, packed, activation_dtype="model")
     together = exact(asked)
     assert together == answers(expanded, asked)
@@ -79,14 +97,18 @@ def test_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(
 ) -> None:
     packed, _ = written_blocks(tmp_path) if form == "wide" else written(form, tmp_path)
     torch.manual_seed(1)
-    asked = [torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)]
+    asked = [
+        torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)
+    ]
     together = answers(packed, asked)
     assert together == answers(packed, asked, max_num_batched_tokens=64)
     assert together[:2] == [answers(packed, [prompt])[0] for prompt in asked[:2]]
     assert together != answers(packed, asked, activation_dtype="model")
     if "int" in form:
         # Sums of integers are exact in whatever way they are made.
-        monkeypatch.setattr(cuda_platform, "rounded_product", lambda linear, early_rows: linear.product)
+        monkeypatch.setattr(
+            cuda_platform, "rounded_product", lambda linear, early_rows: linear.product
+        )
         assert together == answers(packed, asked)
 
 

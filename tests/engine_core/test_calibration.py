@@ -52,7 +52,9 @@ def test_sequences_are_spread_over_the_whole_text() -> None:
 
 
 def test_a_text_of_too_few_tokens_is_refused() -> None:
-    with pytest.raises(ConfigError, match=f"calibration is '{BATCH * LENGTH - 1} tokens'; allowed: at least"):
+    with pytest.raises(
+        ConfigError, match=f"calibration is '{BATCH * LENGTH - 1} tokens'; allowed: at least"
+    ):
         sequences_of(range(BATCH * LENGTH - 1))
 
 
@@ -60,7 +62,10 @@ def test_groups_are_as_large_as_all_layers_allow() -> None:
     assert group_size_of(CONFIG, "int4") == 32
     assert group_size_of(CONFIG, "int8") == 64
     assert group_size_of(replace(CONFIG, hidden_size=256, head_dim=128), "int8") == 128
-    with pytest.raises(ConfigError, match="intermediate_size is 80; allowed: a multiple of 32, for weights that are"):
+    with pytest.raises(
+        ConfigError,
+        match="intermediate_size is 80; allowed: a multiple of 32, for weights that are",
+    ):
         group_size_of(replace(CONFIG, intermediate_size=80), "int8")
 
 
@@ -68,13 +73,22 @@ def test_a_calibration_says_what_it_cost() -> None:
     told = Calibrated(kind="int8", bytes_before=10_000_000, num_tokens=1024, error_ratio=None)
     assert told.cost(5_000_000) == "calibrated to int8 on 1024 tokens: 10 MB became 5 MB"
     assert (
-        replace(told, error_ratio=0.4).cost(0).endswith("layers err 40 % as much as rounded to nearest (mean square)")
+        replace(told, error_ratio=0.4)
+        .cost(0)
+        .endswith("layers err 40 % as much as rounded to nearest (mean square)")
     )
 
 
 def pull_command(source: Path, text: Path, cache: Path, kind: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "headwater.services.cli", "pull", str(source), f"--quantization={kind}"),
+        *(
+            sys.executable,
+            "-m",
+            "headwater.services.cli",
+            "pull",
+            str(source),
+            f"--quantization={kind}",
+        ),
         *(f"--calibration={text}", "--dtype=float32", "--device=cpu", f"--cache-dir={cache}"),
     ]
 
@@ -88,23 +102,34 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("hub") / "tiny"
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**{name: value for name, value in HF_CONFIG.items() if name != "architectures"})
+    config = transformers.LlamaConfig(
+        **{name: value for name, value in HF_CONFIG.items() if name != "architectures"}
+    )
     transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({chr(code): code for code in range(128)}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(
+        folder
+    )
     return folder
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["int4", "int8"])
-def test_calibrated_layers_err_less_than_rounded_ones(kind: str, source: Path, tmp_path: Path) -> None:
+def test_calibrated_layers_err_less_than_rounded_ones(
+    kind: str, source: Path, tmp_path: Path
+) -> None:
     """By the library of the extra `calibration`."""
-    text, cache = tmp_path / "text.txt", tmp_path / "cache"
+    text = tmp_path / "text.txt"
+    cache = tmp_path / "cache"
     text.write_text(TEXT)
     done = subprocess.run(
-        pull_command(source, text, cache, kind), capture_output=True, text=True, timeout=500, check=False
+        pull_command(source, text, cache, kind),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.strip())
@@ -119,8 +144,11 @@ def test_calibrated_layers_err_less_than_rounded_ones(kind: str, source: Path, t
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_calibration_that_is_killed_leaves_nothing_that_runs_or_counts(source: Path, tmp_path: Path) -> None:
-    text, cache = tmp_path / "text.txt", tmp_path / "cache"
+def test_a_calibration_that_is_killed_leaves_nothing_that_runs_or_counts(
+    source: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    cache = tmp_path / "cache"
     text.write_text(TEXT)
     process = subprocess.Popen(pull_command(source, text, cache, "int4"), stderr=subprocess.DEVNULL)
     while not list(cache.glob("tiny/.partial-*")):

@@ -1,5 +1,6 @@
-"""What an engine on a GPU launches is compiled ahead, all of it, before it launches anything: neither a capture nor a
-step compiles a kernel. Kernels are not run here but noted, with all that Triton compiles them for."""
+"""What an engine on a GPU launches is compiled ahead, all of it, before it launches anything:
+neither a capture nor a step compiles a kernel. Kernels are not run here but noted, with all that
+Triton compiles them for."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ from headwater.kernels.peer_memory import PeerMemory, new_numbers, slot_bytes_of
 from headwater.kernels.peer_sum import GROUP_ROWS
 from tests.engine_core.ahead_speculator import AheadSpeculator
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="puts things in the place of a GPU")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="puts things in the place of a GPU"
+)
 
 MODEL = ModelConfig(
     architecture="Qwen3ForCausalLM",
@@ -76,7 +79,12 @@ MODEL = ModelConfig(
     qkv_bias=False,
 )
 CONFIG = EngineConfig(
-    num_blocks=800, block_size=64, max_model_len=4000, max_num_seqs=96, max_num_batched_tokens=2048, max_draft_tokens=15
+    num_blocks=800,
+    block_size=64,
+    max_model_len=4000,
+    max_num_seqs=96,
+    max_num_batched_tokens=2048,
+    max_draft_tokens=15,
 )
 
 
@@ -95,37 +103,47 @@ class Launches:
     def note(self, kernel: Any, *args: Any, grid: object, warmup: bool, **options: Any) -> None:
         params = self._params.get(kernel) or self._params.setdefault(kernel, _params(kernel))
         values = dict(zip((param.name for param in params), args, strict=False)) | options
-        own = [_compiled_for(param, values.pop(param.name)) for param in params if param.name in values]
+        own = [
+            _compiled_for(param, values.pop(param.name)) for param in params if param.name in values
+        ]
         self.seen.add((kernel.fn.__module__, kernel.fn.__name__, *own, *sorted(values.items())))
 
     def arguments(self, kernel: Any, *names: str) -> set[tuple[Any, ...]]:
         """What a kernel was compiled for, by names of its arguments, all of which are given."""
         places = [2 + list(inspect.signature(kernel.fn).parameters).index(name) for name in names]
-        noted = [seen for seen in self.seen if seen[:2] == (kernel.fn.__module__, kernel.fn.__name__)]
+        noted = [
+            seen for seen in self.seen if seen[:2] == (kernel.fn.__module__, kernel.fn.__name__)
+        ]
         return {tuple(seen[place] for place in places) for seen in noted}
 
 
 def _params(kernel: Any) -> list[KernelParam]:
     # What the decorator was told; Triton interprets or compiles the function by it.
     told = kernel.kwargs if isinstance(kernel, InterpretedFunction) else vars(kernel)
-    fixed, unaligned = told.get("do_not_specialize") or (), told.get("do_not_specialize_on_alignment") or ()
+    fixed = told.get("do_not_specialize") or ()
+    unaligned = told.get("do_not_specialize_on_alignment") or ()
     if isinstance(kernel, JITFunction):
         return list(kernel.params)
     signature = inspect.signature(kernel.fn)
     return [
-        KernelParam(i, p, p.name in fixed, p.name in unaligned) for i, p in enumerate(signature.parameters.values())
+        KernelParam(i, p, p.name in fixed, p.name in unaligned)
+        for i, p in enumerate(signature.parameters.values())
     ]
 
 
 def _compiled_for(param: KernelParam, value: Any) -> object:
-    """Triton's own rules: constants, types, and of what is neither whether it is 1 or divisible by 16."""
+    """Triton's own rules: constants, types, and of what is neither whether it is 1 or divisible by
+    16."""
     if param.is_constexpr:
         return value
     if isinstance(value, TensorDescriptor | GluonDescriptor):
         return value.base.dtype, tuple(value.block_shape)
     is_aligned = not param.do_not_specialize_on_alignment
     if isinstance(value, torch.Tensor):
-        return value.dtype, not param.do_not_specialize and is_aligned and value.data_ptr() % 16 == 0
+        return (
+            value.dtype,
+            not param.do_not_specialize and is_aligned and value.data_ptr() % 16 == 0,
+        )
     if isinstance(value, int) and not param.do_not_specialize:
         return "one" if value == 1 else (value.bit_length() > 31, is_aligned and value % 16 == 0)
     return type(value)
@@ -134,7 +152,8 @@ def _compiled_for(param: KernelParam, value: Any) -> object:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
     """A GPU that computes nothing."""
-    found, zeros = Launches(), torch.zeros
+    found = Launches()
+    zeros = torch.zeros
 
     def run(kernel: object, *args: Any, **options: Any) -> None:
         found.note(kernel, *args, **options)
@@ -144,9 +163,14 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
 
     for kind in (InterpretedFunction, JITFunction):
         monkeypatch.setattr(kind, "run", run)
-    event = SimpleNamespace(record=lambda stream: None, query=lambda: True, synchronize=lambda: None)
+    event = SimpleNamespace(
+        record=lambda stream: None, query=lambda: True, synchronize=lambda: None
+    )
     graph = SimpleNamespace(
-        capture_begin=lambda **options: None, capture_end=lambda: None, pool=lambda: None, replay=lambda: None
+        capture_begin=lambda **options: None,
+        capture_end=lambda: None,
+        pool=lambda: None,
+        replay=lambda: None,
     )
     stood_for: dict[str, Callable[..., object]] = {
         "Event": lambda **options: event,
@@ -163,7 +187,9 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
     monkeypatch.setattr(torch, "mm", lambda x, weight, out: found.note_library())
     monkeypatch.setattr(product_probe, "facts", lambda device: {})
     monkeypatch.setattr(
-        product_probe, "differing", lambda counts, device, weights: set(counts) if found.library_differs else set()
+        product_probe,
+        "differing",
+        lambda counts, device, weights: set(counts) if found.library_differs else set(),
     )
     monkeypatch.setattr(wide_gemm, "num_multiprocessors", lambda device: 132)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -186,14 +212,20 @@ def prepared(
         device=torch.device("cpu"),
     )
     layout = Decoder.layout(MODEL)
-    tensors = {name: torch.zeros(spec.shape, dtype=torch.bfloat16) for name, spec in layout.items() if not spec.tied_to}
+    tensors = {
+        name: torch.zeros(spec.shape, dtype=torch.bfloat16)
+        for name, spec in layout.items()
+        if not spec.tied_to
+    }
     weights = load_weights(layout, tensors, torch.bfloat16, shard)
     weights = keep_leaves(weights, layout, shard) if is_tree else weights
     platform.prepare(weights, (17, config.max_num_batched_tokens), (17, 256))
     return platform, weights
 
 
-def executor(config: EngineConfig, kv_dtype: torch.dtype, *, is_tree: bool = False, num_ranks: int = 1) -> CudaExecutor:
+def executor(
+    config: EngineConfig, kv_dtype: torch.dtype, *, is_tree: bool = False, num_ranks: int = 1
+) -> CudaExecutor:
     """`num_ranks`: that of the first of so many ranks with trees."""
     platform, weights = prepared(config, is_tree=is_tree, shard=Shard(0, num_ranks))
     loaded = LoadedModel(MODEL, weights, kv_dtype, is_tree)
@@ -220,15 +252,25 @@ def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> Load
         slot_bytes=slot_bytes_of(GROUP_ROWS * row_bytes),
         flagged_len=MODEL.hidden_size,
     )
-    group, stage = PeerGroup(memory), Stage(0, MODEL.num_layers, MODEL.num_layers)
+    group = PeerGroup(memory)
+    stage = Stage(0, MODEL.num_layers, MODEL.num_layers)
     options = ExecutorOptions(model_folder=None, numerics="tree", tensor_parallel_size=num_ranks)
     types = dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
     request = BuildRequest(options=options, model=MODEL, **types, rounds_tokens=False, is_tree=True)
     shard = Shard(0, num_ranks)
     place = RankPlace(
-        shard=shard, stage_index=0, stage=stage, group=group, links=StageLinks(), slots=-1, exchange=-1, warn=print
+        shard=shard,
+        stage_index=0,
+        stage=stage,
+        group=group,
+        links=StageLinks(),
+        slots=-1,
+        exchange=-1,
+        warn=print,
     )
-    return LoadedRank(place.local_config(MODEL), weights, kv_dtype, True, request, place, group, Alone(), None)
+    return LoadedRank(
+        place.local_config(MODEL), weights, kv_dtype, True, request, place, group, Alone(), None
+    )
 
 
 def nothing_gained(own: OwnGains, sampled: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
@@ -245,7 +287,9 @@ def sampling(rng: np.random.Generator) -> SamplingParams:
         replace(plain, top_k=5, top_p=0.9),
         replace(plain, min_p=0.1),
         replace(plain, repetition_penalty=1.2, num_logprobs=int(rng.integers(0, 20))),
-        replace(plain, num_logprobs=0, num_prompt_logprobs=int(rng.integers(0, 5)), logit_bias={1: 2.0}),
+        replace(
+            plain, num_logprobs=0, num_prompt_logprobs=int(rng.integers(0, 5)), logit_bias={1: 2.0}
+        ),
     ][rng.integers(6)]
 
 
@@ -290,15 +334,24 @@ def serve_at_random(device: CudaExecutor, config: EngineConfig) -> None:
     """Steps of all kinds and sizes, with drafts where the executor has any."""
     while device.prepare():
         pass
-    speculator = AheadSpeculator(config.max_draft_tokens, seed=1).beside(config) if device.can_draft else None
-    rng, engine, keys = np.random.default_rng(0), Engine(config, device, speculator=speculator), count()
+    speculator = (
+        AheadSpeculator(config.max_draft_tokens, seed=1).beside(config)
+        if device.can_draft
+        else None
+    )
+    rng = np.random.default_rng(0)
+    engine = Engine(config, device, speculator=speculator)
+    keys = count()
 
     def add(prompt_len: int, common: int = 0) -> None:
         prompt_ids = [7] * common + rng.integers(1, 512, prompt_len).tolist()
-        engine.add(NewRequest(key=next(keys), prompt_ids=prompt_ids, output_ids=[], sampling=sampling(rng)))
+        engine.add(
+            NewRequest(key=next(keys), prompt_ids=prompt_ids, output_ids=[], sampling=sampling(rng))
+        )
 
     for _ in range(12):
-        common, longest = int(rng.choice([0, 700])), int(rng.choice([4, 40, 400, 1500]))
+        common = int(rng.choice([0, 700]))
+        longest = int(rng.choice([4, 40, 400, 1500]))
         for _ in range(int(rng.choice([1, 2, 5, 20, 110]))):
             add(int(rng.integers(1, longest)), common)
         while engine.has_work() and rng.random() < 0.99:
@@ -315,7 +368,11 @@ def serve_at_random(device: CudaExecutor, config: EngineConfig) -> None:
     for step, num_rows in enumerate(n for n in (1, 2, 3, 17, 96) if n <= config.max_num_seqs):
         rows = np.arange(num_rows, dtype=np.int32)
         masks = np.full((1, num_rows, words), -1, np.int32)
-        device.retire(device.draw(DrawPlan(step=step, rows=rows, positions=rows + 5, output_indices=rows, masks=masks)))
+        device.retire(
+            device.draw(
+                DrawPlan(step=step, rows=rows, positions=rows + 5, output_indices=rows, masks=masks)
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -331,11 +388,15 @@ def test_steps_that_share_nothing_fold_first_splits_of_bf16_caches(
     names = {name for _, name, *_ in launches.seen}
     assert {"_plan_folds" in names, "_list_folds" in names} == (folds or {False})
     noted = launches.arguments(decode_attention._decode_splits, "p_folded", "DIRECT")
-    assert {folded is not type(None) for folded, is_direct in noted if not is_direct} == {False} | folds
+    assert {folded is not type(None) for folded, is_direct in noted if not is_direct} == {
+        False
+    } | folds
     device.close()
 
 
-def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_library(launches: Launches) -> None:
+def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_library(
+    launches: Launches,
+) -> None:
     launches.library_differs = True
     platform, weights = prepared(CONFIG)
     platform.launch_own_products(weights)
@@ -343,7 +404,8 @@ def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_libra
     assert {"_wide_gemm", "_hopper_wide_gemm"} <= {name for _, name, *_ in ahead}
     for name in ("lm_head", "layers.0.down"):
         linear = weights.linears[name]
-        product, x = platform.linear(linear), torch.empty(5000, linear.in_features, dtype=torch.bfloat16)
+        product = platform.linear(linear)
+        x = torch.empty(5000, linear.in_features, dtype=torch.bfloat16)
         for num_rows in (*range(300, 5000, 37), *(range(33, 300) if name == "lm_head" else ())):
             product(x[:num_rows])
     assert launches.seen == ahead
@@ -358,10 +420,13 @@ def test_ranks_with_trees_launch_no_product_of_a_library_and_add_in_the_tree(
     device = executor(config, torch.bfloat16, is_tree=True, num_ranks=num_ranks)
     while device.prepare():
         pass
-    engine, rng = Engine(config, device), np.random.default_rng(0)
+    engine = Engine(config, device)
+    rng = np.random.default_rng(0)
     for key, prompt_len in enumerate([3, 40, 700, *[5] * 30, 1900]):
         prompt_ids = rng.integers(1, 512, prompt_len).tolist()
-        engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling(rng)))
+        engine.add(
+            NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling(rng))
+        )
     while engine.has_work():
         engine.step()
     names = {name for _, name, *_ in launches.seen}
@@ -373,7 +438,11 @@ def test_ranks_with_trees_launch_no_product_of_a_library_and_add_in_the_tree(
         (torch.bfloat16, False, False),
     }
     products = launches.arguments(tree_gemm._tree_gemm, "p_out", "NUM_LEAVES")
-    assert {(dtype, num_leaves) for (dtype, _), num_leaves in products} == {(torch.float32, NUM_LEAVES // num_ranks)}
-    monkeypatch.setattr(cuda_platform.CudaPlatform, "of", classmethod(lambda cls, model, config: cls))
+    assert {(dtype, num_leaves) for (dtype, _), num_leaves in products} == {
+        (torch.float32, NUM_LEAVES // num_ranks)
+    }
+    monkeypatch.setattr(
+        cuda_platform.CudaPlatform, "of", classmethod(lambda cls, model, config: cls)
+    )
     rank = loaded_rank(Weights(linears={}, tensors={}), torch.bfloat16, num_ranks)
     assert rank.platform(config) is TreePlatform

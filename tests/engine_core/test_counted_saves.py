@@ -14,12 +14,17 @@ from headwater.engine_core.kv.swapper_parts import SwapperParts
 from tests.engine_core.test_host_blocks import RecordingSwapper, chain_of
 
 NONE = np.empty(0, np.int32)
-ONE_SAVE = SwapPlan(out_blocks=np.ones(1, np.int32), out_slots=np.zeros(1, np.int32), in_slots=NONE, in_blocks=NONE)
+ONE_SAVE = SwapPlan(
+    out_blocks=np.ones(1, np.int32), out_slots=np.zeros(1, np.int32), in_slots=NONE, in_blocks=NONE
+)
 
 
 def test_ends_of_saves_are_counted_though_nobody_asks_for_blocks() -> None:
-    with patch.object(RecordingSwapper, "num_saved", new_callable=PropertyMock, create=True, return_value=0) as counted:
-        host, hashes = HostBlocks(RecordingSwapper(), 8), chain_of(0, 2).hashes
+    with patch.object(
+        RecordingSwapper, "num_saved", new_callable=PropertyMock, create=True, return_value=0
+    ) as counted:
+        host = HostBlocks(RecordingSwapper(), 8)
+        hashes = chain_of(0, 2).hashes
         counted.reset_mock()
         host.save(hashes, [1, 2], [b"", hashes[0]], Owner(b""))
         host.launch()
@@ -29,7 +34,8 @@ def test_ends_of_saves_are_counted_though_nobody_asks_for_blocks() -> None:
 def test_saves_that_nobody_counts_take_no_memory() -> None:
     swapper = RecordingSwapper()
     parts = SwapperParts(swapper)
-    first, second = parts.part(4), parts.part(4)
+    first = parts.part(4)
+    second = parts.part(4)
     tracemalloc.start()
     try:
         for _ in range(5000):

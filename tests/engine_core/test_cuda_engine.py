@@ -12,7 +12,14 @@ from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.executors.own_rows import OwnRows
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.hopper_attention import is_hopper
-from tests.engine_core.small_models import FAMILIES, SHAPE, SmallEngine, convert, greedy, random_checkpoint
+from tests.engine_core.small_models import (
+    FAMILIES,
+    SHAPE,
+    SmallEngine,
+    convert,
+    greedy,
+    random_checkpoint,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +47,9 @@ def prompts(num_prompts: int, shared: int = 0) -> list[list[int]]:
 
 def alone(folder: Path, asked: list[list[int]], samplings: list[SamplingParams]) -> list[list[int]]:
     one = engine(folder)
-    answers = [one.tokens([prompt], sampling)[0] for prompt, sampling in zip(asked, samplings, strict=True)]
+    answers = [
+        one.tokens([prompt], sampling)[0] for prompt, sampling in zip(asked, samplings, strict=True)
+    ]
     one.close()
     return answers
 
@@ -48,13 +57,19 @@ def alone(folder: Path, asked: list[list[int]], samplings: list[SamplingParams])
 def behind_the_likeliest(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
     """How far each token's logit is from the largest, in standard deviations."""
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + answer]).to(model.device)).logits[0, len(prompt) - 1 : -1].double()
+        logits = (
+            model(torch.tensor([prompt + answer]).to(model.device))
+            .logits[0, len(prompt) - 1 : -1]
+            .double()
+        )
     chosen = logits.gather(1, torch.tensor(answer).to(model.device)[:, None])[:, 0]
     return (logits.amax(1) - chosen) / logits.std(1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(family: str, tmp_path: Path) -> None:
+def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(
+    family: str, tmp_path: Path
+) -> None:
     (source := tmp_path / "source").mkdir()
     # The reference has the weights that are served.
     model = random_checkpoint(family, source).bfloat16().float().cuda()
@@ -70,7 +85,13 @@ def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(family: str,
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_num_batched_tokens": 67}, {"async_depth": 4}, {"num_blocks": 30}, {"decode_steps": 5}],
+    [
+        {},
+        {"max_num_batched_tokens": 67},
+        {"async_depth": 4},
+        {"num_blocks": 30},
+        {"decode_steps": 5},
+    ],
 )
 def test_an_answer_does_not_depend_on_batch_chunks_depth_preemption_or_steps_ahead(
     folder: Path, options: dict[str, int]
@@ -97,15 +118,26 @@ def test_an_answer_among_seven_hundred_is_the_one_among_forty_eight(folder: Path
 def test_an_answer_whose_first_splits_are_folded_is_the_one_alone(
     num_requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096}
+    sizes = {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+    }
     random_checkpoint("qwen3", tmp_path / "hf", **sizes)
     folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
     torch.manual_seed(1)
-    asked = [torch.randint(3, SHAPE["vocab_size"], (1500 + 37 * i % 700,)).tolist() for i in range(num_requests)]
+    asked = [
+        torch.randint(3, SHAPE["vocab_size"], (1500 + 37 * i % 700,)).tolist()
+        for i in range(num_requests)
+    ]
     seeded = [SamplingParams(temperature=0.9, seed=i, max_tokens=40) for i in range(num_requests)]
-    one = engine(folder, max_num_seqs=num_requests, num_blocks=40 * num_requests, max_num_batched_tokens=8192)
+    one = engine(
+        folder, max_num_seqs=num_requests, num_blocks=40 * num_requests, max_num_batched_tokens=8192
+    )
     assert isinstance(one.executor, CudaExecutor)
-    folded, maxima = one.executor._model.platform.decode_plan(num_requests, folds=True).folded, []
+    folded = one.executor._model.platform.decode_plan(num_requests, folds=True).folded
+    maxima = []
     step = one.engine.step
 
     def noted() -> Any:
@@ -129,7 +161,9 @@ def test_an_answer_after_a_prefix_hit_and_beside_sharers_is_the_same(folder: Pat
     assert all(answer.cached_tokens >= 576 for answer in again)
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "fp8", "block_size": 16, "num_blocks": 90}])
+@pytest.mark.parametrize(
+    "options", [{}, {"kv_cache_dtype": "fp8", "block_size": 16, "num_blocks": 90}]
+)
 def test_an_answer_after_its_prefix_came_back_from_host_memory_is_the_same(
     folder: Path, options: dict[str, Any]
 ) -> None:
@@ -144,12 +178,17 @@ def test_an_answer_after_its_prefix_came_back_from_host_memory_is_the_same(
     small.close()
     assert first == [answer.token_ids for answer in again] == whole
     # More than the cache holds: it came from elsewhere.
-    assert sum(answer.cached_tokens for answer in again) > 2 * small.config.num_blocks * small.config.block_size
+    assert (
+        sum(answer.cached_tokens for answer in again)
+        > 2 * small.config.num_blocks * small.config.block_size
+    )
     assert load.num_swapped_in > 0
     assert load.num_used_blocks == 0
 
 
-def test_steps_wait_for_what_an_executor_is_made_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_wait_for_what_an_executor_is_made_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights, cache and tables are made on another stream than steps run on."""
     one = engine(folder)
     made = one.executor
@@ -170,17 +209,24 @@ def test_steps_wait_for_what_an_executor_is_made_of(folder: Path, monkeypatch: p
     one.close()
 
 
-def test_stop_ids_end_an_answer_where_they_would_alone_however_many_steps_are_planned(folder: Path) -> None:
+def test_stop_ids_end_an_answer_where_they_would_alone_however_many_steps_are_planned(
+    folder: Path,
+) -> None:
     asked = prompts(24)
     stopping = [
-        replace(sampling, stop_token_ids=tuple(range(i, 512, 9)), min_tokens=i % 5) for i, sampling in enumerate(SEEDED)
+        replace(sampling, stop_token_ids=tuple(range(i, 512, 9)), min_tokens=i % 5)
+        for i, sampling in enumerate(SEEDED)
     ]
     ahead = engine(folder, decode_steps=5)
     answers = ahead.tokens(asked, *stopping)
     ahead.close()
     whole = alone(folder, asked, SEEDED)
     for sampling, answer, full in zip(stopping, answers, whole, strict=True):
-        ends = [i + 1 for i, token in enumerate(full) if token in sampling.stop_token_ids and i >= sampling.min_tokens]
+        ends = [
+            i + 1
+            for i, token in enumerate(full)
+            if token in sampling.stop_token_ids and i >= sampling.min_tokens
+        ]
         assert answer == full[: ends[0] if ends else len(full)]
     assert any(len(answer) < 40 for answer in answers)
 
@@ -197,9 +243,12 @@ def test_filters_penalties_and_log_probabilities_are_served(folder: Path) -> Non
         num_prompt_logprobs=2,
         max_tokens=12,
     )
-    one, asked = engine(folder), prompts(5)
+    one = engine(folder)
+    asked = prompts(5)
     answers = one.answer(asked, special)
-    assert [answer.token_ids for answer in answers] == [one.tokens([prompt], special)[0] for prompt in asked]
+    assert [answer.token_ids for answer in answers] == [
+        one.tokens([prompt], special)[0] for prompt in asked
+    ]
     one.close()
     for prompt, answer in zip(asked, answers, strict=True):
         assert len(answer.logprobs) == 12
@@ -208,7 +257,13 @@ def test_filters_penalties_and_log_probabilities_are_served(folder: Path) -> Non
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_num_batched_tokens": 67}, {"decode_steps": 5}, {"kv_cache_dtype": "fp8"}, {"block_size": 16}],
+    [
+        {},
+        {"max_num_batched_tokens": 67},
+        {"decode_steps": 5},
+        {"kv_cache_dtype": "fp8"},
+        {"block_size": 16},
+    ],
 )
 @pytest.mark.parametrize("family", ["gemma3", "gemma3 whose last layer has a window"])
 def test_windows_and_heads_of_256_give_an_answer_the_same_bits_in_any_company(
@@ -216,13 +271,17 @@ def test_windows_and_heads_of_256_give_an_answer_the_same_bits_in_any_company(
 ) -> None:
     random_checkpoint(family, tmp_path / "hf")
     folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
-    kept = {name: value for name, value in options.items() if name in ("kv_cache_dtype", "block_size")}
+    kept = {
+        name: value for name, value in options.items() if name in ("kv_cache_dtype", "block_size")
+    }
     # Prompts with a beginning in common, so that layers without a window share its reads.
     asked = prompts(24, shared=600)
     together, one = (engine(folder, **{"num_blocks": 2000} | given) for given in (options, kept))
     first = together.tokens([asked[0]], SEEDED[0])[0]
     answers = together.tokens(asked, *SEEDED)
-    expected = [one.tokens([prompt], sampling)[0] for prompt, sampling in zip(asked, SEEDED, strict=True)]
+    expected = [
+        one.tokens([prompt], sampling)[0] for prompt, sampling in zip(asked, SEEDED, strict=True)
+    ]
     together.close()
     one.close()
     assert answers == expected

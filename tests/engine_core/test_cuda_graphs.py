@@ -8,7 +8,9 @@ import torch
 from headwater.engine_core.executors.cuda_graphs import Graphs
 
 
-def test_what_recurs_is_captured_when_all_is_launched_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_recurs_is_captured_when_all_is_launched_a_second_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[str] = []
     graph = SimpleNamespace(
         capture_begin=lambda **options: seen.append("begin"),

@@ -16,7 +16,9 @@ from headwater.engine_core.weights.dummy import dummy
 
 pytestmark = pytest.mark.gpu
 
-BLOCK_SIZE, MAX_LEN, NUM_BLOCKS = 64, 2048, 200
+BLOCK_SIZE = 64
+MAX_LEN = 2048
+NUM_BLOCKS = 200
 
 
 def model_config(architecture: str) -> ModelConfig:
@@ -50,19 +52,35 @@ class Line:
     """A decoder on the GPU, its cache, and sequences whose tokens and blocks are fixed."""
 
     def __init__(
-        self, architecture: str, num_seqs: int, shared_blocks: int = 0, kv_dtype: torch.dtype = torch.bfloat16
+        self,
+        architecture: str,
+        num_seqs: int,
+        shared_blocks: int = 0,
+        kv_dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         # Imported here: it initialises CUDA libraries, which a machine without a GPU has not.
         from headwater.engine_core.platforms.cuda import CudaPlatform  # noqa: PLC0415
 
         config = model_config(architecture)
-        self.config, cuda = config, torch.device("cuda")
+        self.config = config
+        cuda = torch.device("cuda")
         layout = Decoder.layout(config)
         self.tensors = dummy(layout, torch.bfloat16, torch.device("cpu"))
         on_device = {name: tensor.to(cuda) for name, tensor in self.tensors.items()}
-        platform = CudaPlatform(config, BLOCK_SIZE, max_decodes=64, max_model_len=MAX_LEN, device=cuda)
-        self.decoder = Decoder(config, load_weights(layout, on_device, torch.bfloat16), platform, MAX_LEN)
-        self.shape = (config.num_layers, 2, NUM_BLOCKS, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+        platform = CudaPlatform(
+            config, BLOCK_SIZE, max_decodes=64, max_model_len=MAX_LEN, device=cuda
+        )
+        self.decoder = Decoder(
+            config, load_weights(layout, on_device, torch.bfloat16), platform, MAX_LEN
+        )
+        self.shape = (
+            config.num_layers,
+            2,
+            NUM_BLOCKS,
+            config.num_kv_heads,
+            BLOCK_SIZE,
+            config.head_dim,
+        )
         self.cache = torch.zeros(self.shape, dtype=kv_dtype, device=cuda)
         self.tokens = torch.randint(1000, (num_seqs, MAX_LEN))
         self.tokens[:, : shared_blocks * BLOCK_SIZE] = self.tokens[0, : shared_blocks * BLOCK_SIZE]
@@ -72,12 +90,17 @@ class Line:
         self.table = torch.cat((ids[:shared_blocks].expand(num_seqs, -1), own), dim=1).contiguous()
 
     def batch(self, rows: list[int], starts: list[int], counts: list[int]) -> ForwardBatch:
-        spans = [(row, torch.arange(s, s + c)) for row, s, c in zip(rows, starts, counts, strict=True)]
+        spans = [
+            (row, torch.arange(s, s + c)) for row, s, c in zip(rows, starts, counts, strict=True)
+        ]
         return ForwardBatch(
             token_ids=torch.cat([self.tokens[row, span] for row, span in spans]),
             positions=torch.cat([span for _, span in spans]),
             slots=torch.cat(
-                [self.table[row, span // BLOCK_SIZE].long() * BLOCK_SIZE + span % BLOCK_SIZE for row, span in spans]
+                [
+                    self.table[row, span // BLOCK_SIZE].long() * BLOCK_SIZE + span % BLOCK_SIZE
+                    for row, span in spans
+                ]
             ),
             starts=np.array(starts, np.int32),
             counts=np.array(counts, np.int32),
@@ -86,24 +109,31 @@ class Line:
         )
 
     def forward(self, rows: list[int], starts: list[int], counts: list[int]) -> list[torch.Tensor]:
-        """Hidden states of each row's tokens; of the last ones the same when nobody looks at others."""
+        """Hidden states of each row's tokens; of the last ones the same when nobody looks at
+        others."""
         batch = self.batch(rows, starts, counts)
         moved = {
-            name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "slots", "block_tables", "sampled")
+            name: getattr(batch, name).cuda()
+            for name in ("token_ids", "positions", "slots", "block_tables", "sampled")
         }
         batch = replace(batch, **moved)
         hidden = self.decoder.forward(batch, self.cache)
         is_looked_at = np.array(counts) % 5 != 0
-        ends = self.decoder.forward(batch, self.cache, ends=self.decoder.ends(batch, is_looked_at.astype(np.int32)))
+        ends = self.decoder.forward(
+            batch, self.cache, ends=self.decoder.ends(batch, is_looked_at.astype(np.int32))
+        )
         assert torch.equal(ends, hidden[batch.sampled[torch.from_numpy(is_looked_at).cuda()]])
         return list(hidden.split(counts))
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
 @torch.inference_mode()
 def test_the_gpu_computes_what_the_cpu_computes(architecture: str) -> None:
     line = Line(architecture, 3)
-    rows, counts = [0, 1, 2], [1, 200, 70]
+    rows = [0, 1, 2]
+    counts = [1, 200, 70]
     on_gpu = torch.cat(line.forward(rows, [0, 0, 0], counts)).cpu().double()
     wide = {name: tensor.float() for name, tensor in line.tensors.items()}
     weights = load_weights(Decoder.layout(line.config), wide, torch.float32)
@@ -128,7 +158,9 @@ def test_bits_do_not_depend_on_batch_chunks_or_decode(kv_dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "fp8"])
 @torch.inference_mode()
-def test_decoding_with_a_shared_prefix_gives_the_bits_of_decoding_alone(kv_dtype: torch.dtype) -> None:
+def test_decoding_with_a_shared_prefix_gives_the_bits_of_decoding_alone(
+    kv_dtype: torch.dtype,
+) -> None:
     line = Line("Qwen3ForCausalLM", 20, shared_blocks=17, kv_dtype=kv_dtype)
     length = 17 * BLOCK_SIZE
     line.forward([0], [0], [length])

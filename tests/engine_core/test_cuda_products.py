@@ -23,7 +23,8 @@ ROWS = probed_rows(1100, 96)
 def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaPlatform:
     """A platform that finds no verdicts of other tests."""
     monkeypatch.setattr("headwater.engine_core.platforms.cuda.kernel_cache_dir", lambda: tmp_path)
-    config, device = model_config("Qwen3ForCausalLM"), torch.device("cuda")
+    config = model_config("Qwen3ForCausalLM")
+    device = torch.device("cuda")
     return CudaPlatform(config, BLOCK_SIZE, max_decodes=64, max_model_len=MAX_LEN, device=device)
 
 
@@ -70,7 +71,9 @@ def test_a_library_that_splits_k_is_asked_no_more(
             assert torch.equal(product(x[:num_rows])[:20], expected), num_rows
 
 
-def test_products_have_one_result_whatever_the_library_does(platform: CudaPlatform, weights: Weights) -> None:
+def test_products_have_one_result_whatever_the_library_does(
+    platform: CudaPlatform, weights: Weights
+) -> None:
     platform.prepare(weights, ROWS, (64, 1000))
     for name, linear in weights.linears.items():
         product = platform.linear(linear)

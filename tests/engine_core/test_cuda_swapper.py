@@ -21,7 +21,8 @@ from tests.polling import holds_within
 
 pytestmark = pytest.mark.gpu
 
-NUM_BLOCKS, NUM_SLOTS = 40, 64
+NUM_BLOCKS = 40
+NUM_SLOTS = 64
 NONE = np.empty(0, np.int32)
 
 
@@ -48,7 +49,9 @@ DELAY_CYCLES = 400_000_000
 """A fifth of a second."""
 
 
-def test_copies_wait_for_what_a_swapper_is_made_of(cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_wait_for_what_a_swapper_is_made_of(
+    cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its buffers and their order are filled on another stream than copies run on."""
     monkeypatch.setattr(cuda_swapper, "STAGING_BYTES", 3 * cache[:, :, 0].nbytes)
     before = cache.clone()
@@ -100,7 +103,9 @@ def test_a_block_has_planes_of_several_caches(cache: torch.Tensor) -> None:
     swapper.close()
 
 
-def test_blocks_come_back_from_slots_in_any_order_as_they_left(cache: torch.Tensor, swapper: CudaSwapper) -> None:
+def test_blocks_come_back_from_slots_in_any_order_as_they_left(
+    cache: torch.Tensor, swapper: CudaSwapper
+) -> None:
     before = cache.clone()
     swapper.swap(out([4, 9, 2, 30, 7], [10, 11, 12, 3, 50]))
     assert holds_within(lambda: swapper.num_saved == 5, 10.0)
@@ -115,7 +120,8 @@ def test_blocks_come_back_from_slots_in_any_order_as_they_left(cache: torch.Tens
 def test_whoever_writes_a_block_that_is_leaving_and_reads_a_slot_that_is_filled_waits(
     cache: torch.Tensor, swapper: CudaSwapper
 ) -> None:
-    before, stream = cache.clone(), torch.cuda.Stream()
+    before = cache.clone()
+    stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     leaving = list(range(1, NUM_BLOCKS))
     slots = leaving[::-1]
@@ -132,8 +138,11 @@ def test_whoever_writes_a_block_that_is_leaving_and_reads_a_slot_that_is_filled_
         assert torch.equal(cache[:, :, 1:], before[:, :, 1:])
 
 
-def test_blocks_and_slots_of_copies_that_are_held_are_safe(cache: torch.Tensor, swapper: CudaSwapper) -> None:
-    before, stream = cache.clone(), torch.cuda.Stream()
+def test_blocks_and_slots_of_copies_that_are_held_are_safe(
+    cache: torch.Tensor, swapper: CudaSwapper
+) -> None:
+    before = cache.clone()
+    stream = torch.cuda.Stream()
     leaving = list(range(1, NUM_BLOCKS))
     torch.cuda.synchronize()
     with torch.cuda.stream(swapper._out.stream):
@@ -154,7 +163,9 @@ def test_blocks_and_slots_of_copies_that_are_held_are_safe(cache: torch.Tensor, 
     assert torch.equal(cache[:, :, 1:], before[:, :, 1:])
 
 
-def test_a_swapper_may_be_closed_while_copies_out_are_held(cache: torch.Tensor, swapper: CudaSwapper) -> None:
+def test_a_swapper_may_be_closed_while_copies_out_are_held(
+    cache: torch.Tensor, swapper: CudaSwapper
+) -> None:
     with torch.cuda.stream(swapper._out.stream):
         torch.cuda._sleep(DELAY_CYCLES)
     swapper.swap(out(list(range(1, NUM_BLOCKS)), list(range(1, NUM_BLOCKS))))
@@ -165,7 +176,9 @@ def test_a_swapper_may_be_closed_while_copies_out_are_held(cache: torch.Tensor, 
     assert swapper.num_saved <= MOST_ON_WAY * len(swapper._out.words)
 
 
-def test_a_block_that_is_leaving_may_be_filled_by_the_same_plan(cache: torch.Tensor, swapper: CudaSwapper) -> None:
+def test_a_block_that_is_leaving_may_be_filled_by_the_same_plan(
+    cache: torch.Tensor, swapper: CudaSwapper
+) -> None:
     before = cache.clone()
     torch.cuda.synchronize()
     both = out(list(range(1, 20)), list(range(19)))
@@ -192,7 +205,9 @@ def test_the_time_of_a_block_is_that_of_the_bus(cache: torch.Tensor, swapper: Cu
     assert torch.equal(cache[:, :, 5], cache[:, :, 4])
 
 
-def test_a_slot_can_be_read_once_its_block_has_left(cache: torch.Tensor, swapper: CudaSwapper) -> None:
+def test_a_slot_can_be_read_once_its_block_has_left(
+    cache: torch.Tensor, swapper: CudaSwapper
+) -> None:
     before = cache.clone()
     swapper.swap(out([4, 9], [10, 11]))
     assert holds_within(lambda: swapper.num_saved == 2, 10.0)
@@ -204,12 +219,15 @@ def test_a_slot_can_be_read_once_its_block_has_left(cache: torch.Tensor, swapper
     assert torch.equal(cache[:, :, 1], before[:, :, 4])
 
 
-@pytest.mark.parametrize("stages", [[range(6)], [range(2), range(2, 6)]], ids=["all layers", "stages"])
+@pytest.mark.parametrize(
+    "stages", [[range(6)], [range(2), range(2, 6)]], ids=["all layers", "stages"]
+)
 @pytest.mark.parametrize("num_staged", [3, 1000])
 def test_the_parts_of_ranks_make_the_block_of_one_process(
     cache: torch.Tensor, stages: list[range], num_staged: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks share the slots. In this process each has a mapping of its own, as in one of its own."""
+    """Ranks share the slots. In this process each has a mapping of its own, as in one of its
+    own."""
     monkeypatch.setattr(cuda_swapper, "STAGING_BYTES", num_staged * cache[:, :, 0].nbytes)
     out_plan = out([4, 9, 2, 30, 7], [10, 11, 12, 3, 50])
     in_plan = back([50, 10, 11, 12, 3], [1, 20, 21, 22, 5])
@@ -220,12 +238,16 @@ def test_the_parts_of_ranks_make_the_block_of_one_process(
         ranks.callback(os.close, memory)
         for planes in stages:
             for heads in (range(1), range(1, 2)):
-                slots = np.frombuffer(mmap.mmap(memory, alone.slots.nbytes), np.uint8).reshape(alone.slots.shape)
+                slots = np.frombuffer(mmap.mmap(memory, alone.slots.nbytes), np.uint8).reshape(
+                    alone.slots.shape
+                )
                 part = BlockPart(num_planes=6, planes=planes, num_heads=2, heads=heads)
                 layers = slice(planes.start // 2, planes.stop // 2)
                 own = cache[layers, :, :, heads.start : heads.stop].clone()
                 before = own.clone()
-                rank = ranks.enter_context(closing(CudaSwapper([own], NUM_SLOTS, RankSlots(slots, part))))
+                rank = ranks.enter_context(
+                    closing(CudaSwapper([own], NUM_SLOTS, RankSlots(slots, part)))
+                )
                 rank.measure()
                 assert rank.seconds_per_block > 0
                 rank.swap(out_plan)

@@ -50,7 +50,9 @@ def test_a_checkpoint_that_is_cut_off_is_refused_in_a_sentence(
     damage: Callable[[Path], None], told: str, tmp_path: Path
 ) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
-    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", FORMS["gptq"], torch.float32)
+    write_packed(
+        tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", FORMS["gptq"], torch.float32
+    )
     damage(tmp_path / "packed" / "model.safetensors")
     with pytest.raises(ConfigError, match=told) as caught:
         convert(tmp_path / "packed", tmp_path / "ours")
@@ -62,7 +64,9 @@ def test_the_tensor_at_the_cut_is_the_one_that_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     cut(tmp_path / "model.safetensors", 500)
-    with pytest.raises(ConfigError, match=r"tensor t1 of model.safetensors is 'cut off \(100 bytes are missing\)'"):
+    with pytest.raises(
+        ConfigError, match=r"tensor t1 of model.safetensors is 'cut off \(100 bytes are missing\)'"
+    ):
         list(HuggingFaceFolder(tmp_path).tensors())
 
 
@@ -70,12 +74,17 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
     random_checkpoint("llama2", tmp_path / "hf", max_shard_size="100KB")
     names = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
     (tmp_path / "hf" / names[1]).unlink()
-    with pytest.raises(ConfigError, match=rf"checkpoint is 'without {names[1]}'; allowed: every file that its index"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"checkpoint is 'without {names[1]}'; allowed: every file that its index",
+    ):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
 @pytest.mark.parametrize("has_shards", [True, False])
-def test_a_model_that_was_saved_in_one_file_over_its_shards_is_that_file(has_shards: bool, tmp_path: Path) -> None:
+def test_a_model_that_was_saved_in_one_file_over_its_shards_is_that_file(
+    has_shards: bool, tmp_path: Path
+) -> None:
     random_checkpoint("llama2", tmp_path, max_shard_size="100KB")
     shards = list(tmp_path.glob("*.safetensors"))
     tensors = {name: tensor + 1 for path in shards for name, tensor in load_file(path).items()}
@@ -91,14 +100,20 @@ def test_a_shard_in_anothers_place_is_refused_by_a_tensor_that_is_missing(tmp_pa
     random_checkpoint("llama2", tmp_path / "hf", max_shard_size="100KB")
     index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())["weight_map"]
     name = index["model.layers.1.mlp.down_proj.weight"]
-    kept = {key: tensor for key, tensor in load_file(tmp_path / "hf" / name).items() if "layers.1.mlp.down" not in key}
+    kept = {
+        key: tensor
+        for key, tensor in load_file(tmp_path / "hf" / name).items()
+        if "layers.1.mlp.down" not in key
+    }
     save_file(kept, tmp_path / "hf" / name)
     with pytest.raises(ConfigError, match=r"without layers\.1\.down"):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.0.mlp.up_proj.weight"])
-def test_a_tensor_that_is_in_two_shards_is_refused_before_either_is_read(name: str, tmp_path: Path) -> None:
+def test_a_tensor_that_is_in_two_shards_is_refused_before_either_is_read(
+    name: str, tmp_path: Path
+) -> None:
     """The one that is read last would count, in silence."""
     random_checkpoint("llama2", tmp_path / "hf", max_shard_size="100KB")
     index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())["weight_map"]
@@ -107,7 +122,9 @@ def test_a_tensor_that_is_in_two_shards_is_refused_before_either_is_read(name: s
     tensor = load_file(tmp_path / "hf" / first)[name]
     save_file({**load_file(tmp_path / "hf" / second), name: tensor + 1}, tmp_path / "hf" / second)
     files = " and ".join(sorted([first, second]))
-    with pytest.raises(ConfigError, match=f"file of tensor {name} is '{files}'; allowed: one of them"):
+    with pytest.raises(
+        ConfigError, match=f"file of tensor {name} is '{files}'; allowed: one of them"
+    ):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
@@ -116,14 +133,23 @@ def test_a_shard_that_is_a_folder_is_named(tmp_path: Path) -> None:
     shard = min((tmp_path / "hf").glob("*.safetensors"))
     shard.unlink()
     shard.mkdir()
-    with pytest.raises(ConfigError, match=f"checkpoint file is '{shard.name}'; allowed: a file that can be read"):
+    with pytest.raises(
+        ConfigError, match=f"checkpoint file is '{shard.name}'; allowed: a file that can be read"
+    ):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
 def test_a_tensor_of_a_type_that_torch_has_not_is_named(tmp_path: Path) -> None:
-    header = json.dumps({"t": {"dtype": "F6_E2M3", "shape": [128], "data_offsets": [0, 96]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(96))
-    with pytest.raises(ConfigError, match="type of tensor t is 'Dtype not understood: F6_E2M3'; allowed: a type that"):
+    header = json.dumps(
+        {"t": {"dtype": "F6_E2M3", "shape": [128], "data_offsets": [0, 96]}}
+    ).encode()
+    (tmp_path / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + bytes(96)
+    )
+    with pytest.raises(
+        ConfigError,
+        match="type of tensor t is 'Dtype not understood: F6_E2M3'; allowed: a type that",
+    ):
         list(HuggingFaceFolder(tmp_path).tensors())
 
 
@@ -134,7 +160,10 @@ def test_a_tensor_of_a_type_that_torch_has_not_is_named(tmp_path: Path) -> None:
             ("mlp.gate_proj", "mlp.up_proj"),
             r"outputs of the parts of layers.1.gate_up is \(136, 120\); allowed: \(128,",
         ),
-        (("self_attn.k_proj", "self_attn.v_proj"), r"outputs of the parts of layers.1.qkv is \(64, 72, 56\); allowed"),
+        (
+            ("self_attn.k_proj", "self_attn.v_proj"),
+            r"outputs of the parts of layers.1.qkv is \(64, 72, 56\); allowed",
+        ),
     ],
 )
 def test_parts_whose_sizes_are_wrong_and_whose_sum_is_right_are_refused(
@@ -145,29 +174,53 @@ def test_parts_whose_sizes_are_wrong_and_whose_sum_is_right_are_refused(
     path = tmp_path / "hf" / "model.safetensors"
     tensors = load_file(path)
     first, second = (f"model.layers.1.{name}.weight" for name in names)
-    moved = {first: torch.cat((tensors[first], tensors[second][:8])), second: tensors[second][8:].clone()}
+    moved = {
+        first: torch.cat((tensors[first], tensors[second][:8])),
+        second: tensors[second][8:].clone(),
+    }
     save_file(tensors | moved, path)
     with pytest.raises(ConfigError, match=told):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
 ODD_FACTORS = np.array([1, 1, 1, 2, 3, 5, 7, 9], np.float32)
-DOWN, QUERIES = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+DOWN = "model.layers.1.mlp.down_proj.weight"
+QUERIES = "model.layers.0.self_attn.q_proj.weight"
 
 
 @pytest.mark.parametrize(
     ("name", "tensor", "told"),
     [
-        (DOWN, torch.ones(64, 128, dtype=torch.int8), f"dtype of tensor {DOWN} is 'torch.int8'; allowed: weights in"),
-        (DOWN, torch.ones(64, 128, dtype=torch.bool), f"dtype of tensor {DOWN} is 'torch.bool'; allowed: weights in"),
+        (
+            DOWN,
+            torch.ones(64, 128, dtype=torch.int8),
+            f"dtype of tensor {DOWN} is 'torch.int8'; allowed: weights in",
+        ),
+        (
+            DOWN,
+            torch.ones(64, 128, dtype=torch.bool),
+            f"dtype of tensor {DOWN} is 'torch.bool'; allowed: weights in",
+        ),
         (
             DOWN,
             torch.ones(64, 64, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
             f"dtype of tensor {DOWN} is 'torch.flo",
         ),
-        (QUERIES, torch.ones(64, 32), "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs"),
-        (QUERIES, torch.ones(64), "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs"),
-        (QUERIES, torch.ones(()), "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs"),
+        (
+            QUERIES,
+            torch.ones(64, 32),
+            "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs",
+        ),
+        (
+            QUERIES,
+            torch.ones(64),
+            "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs",
+        ),
+        (
+            QUERIES,
+            torch.ones(()),
+            "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs",
+        ),
     ],
 )
 def test_a_tensor_that_is_no_weight_of_its_layer_is_named(
@@ -181,7 +234,9 @@ def test_a_tensor_that_is_no_weight_of_its_layer_is_named(
 
 
 @pytest.mark.parametrize("shape", [(512, 64), (500, 64)])
-def test_a_head_of_its_own_beside_a_config_that_ties_it_is_refused(shape: tuple[int, int], tmp_path: Path) -> None:
+def test_a_head_of_its_own_beside_a_config_that_ties_it_is_refused(
+    shape: tuple[int, int], tmp_path: Path
+) -> None:
     """transformers 5 serves that head, version 4 the embedding."""
     random_checkpoint("smollm2", tmp_path / "hf")
     path = tmp_path / "hf" / "model.safetensors"
@@ -191,7 +246,8 @@ def test_a_head_of_its_own_beside_a_config_that_ties_it_is_refused(shape: tuple[
     convert(tmp_path / "hf", tmp_path / "same")
     save_file(tensors | {"lm_head.weight": torch.ones(shape)}, path)
     with pytest.raises(
-        ConfigError, match="tie_word_embeddings is True; allowed: false, or a lm_head of the embedding's"
+        ConfigError,
+        match="tie_word_embeddings is True; allowed: false, or a lm_head of the embedding's",
     ):
         convert(tmp_path / "hf", tmp_path / "ours")
 
@@ -203,7 +259,10 @@ def test_a_converted_folder_that_is_cut_off_is_refused_before_an_engine_is_built
     random_checkpoint("llama2", tmp_path / "hf")
     folder = convert(tmp_path / "hf", tmp_path / "ours")
     cut(folder / model_file.WEIGHTS_NAME, num_bytes)
-    with pytest.raises(ConfigError, match=r"tensor \S+ of weights.safetensors is 'cut off \(\d+ bytes are missing\)'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"tensor \S+ of weights.safetensors is 'cut off \(\d+ bytes are missing\)'",
+    ):
         checked(ExecutorOptions(model_folder=folder), cpu.name, cpu.capabilities)
 
 
@@ -215,26 +274,50 @@ def test_a_gguf_file_that_is_cut_off_names_the_tensor(num_bytes: int, tmp_path: 
     check_gguf(path)
     last = max(gguf.GGUFReader(path).tensors, key=lambda tensor: tensor.data_offset).name
     cut(path, num_bytes)
-    with pytest.raises(GgufFileError, match=r"the tensor \S+ (is cut off: \d+ bytes|begins behind its end)") as caught:
+    with pytest.raises(
+        GgufFileError, match=r"the tensor \S+ (is cut off: \d+ bytes|begins behind its end)"
+    ) as caught:
         check_gguf(path)
     assert num_bytes > 64 or f"the tensor {last} is" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"checkpoint file is 'model.gguf'; allowed: a whole GGUF file"):
+    with pytest.raises(
+        ConfigError, match=r"checkpoint file is 'model.gguf'; allowed: a whole GGUF file"
+    ):
         GgufFile(path)
 
 
 @pytest.mark.parametrize(
     ("numbers", "others", "without", "told"),
     [
-        ({}, {"rope_factors_long.weight": np.ones(8, np.float32)}, "", "tensor is 'rope_factors_long.weight'; allowed"),
+        (
+            {},
+            {"rope_factors_long.weight": np.ones(8, np.float32)},
+            "",
+            "tensor is 'rope_factors_long.weight'; allowed",
+        ),
         (
             {},
             {"blk.0.attn_rot_embd": np.ones(8, np.float32)},
             "",
             "tensor is 'blk.0.attn_rot_embd'; allowed: tensors of",
         ),
-        ({}, {"enc.0.attn_q.weight": np.ones(8, np.float32)}, "", "tensor is 'enc.0.attn_q.weight'; allowed: tensors"),
-        ({}, {}, "token_embd.weight", "checkpoint is 'without the matrix token_embd.weight'; allowed: every tensor"),
-        ({"llama.rope.dimension_count": 8}, {}, "", "rope.dimension_count is 8; allowed: 16: all of a head is rotated"),
+        (
+            {},
+            {"enc.0.attn_q.weight": np.ones(8, np.float32)},
+            "",
+            "tensor is 'enc.0.attn_q.weight'; allowed: tensors",
+        ),
+        (
+            {},
+            {},
+            "token_embd.weight",
+            "checkpoint is 'without the matrix token_embd.weight'; allowed: every tensor",
+        ),
+        (
+            {"llama.rope.dimension_count": 8},
+            {},
+            "",
+            "rope.dimension_count is 8; allowed: 16: all of a head is rotated",
+        ),
         (
             {"llama.attention.causal": False},
             {},
@@ -259,11 +342,20 @@ def test_a_gguf_file_that_is_cut_off_names_the_tensor(num_bytes: int, tmp_path: 
             "",
             "tensor is 'rope_freqs.weight'; allowed: none beside linear scaling",
         ),
-        ({"split.count": 3}, {}, "token_embd.weight", "split.count is 3; allowed: 1: parts have to be joined"),
+        (
+            {"split.count": 3},
+            {},
+            "token_embd.weight",
+            "split.count is 3; allowed: 1: parts have to be joined",
+        ),
     ],
 )
 def test_a_gguf_file_of_other_tensors_is_refused_by_name(
-    numbers: dict[str, float], others: dict[str, np.ndarray[Any, Any]], without: str, told: str, tmp_path: Path
+    numbers: dict[str, float],
+    others: dict[str, np.ndarray[Any, Any]],
+    without: str,
+    told: str,
+    tmp_path: Path,
 ) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     path = tmp_path / "model.gguf"

@@ -1,4 +1,5 @@
-"""The demo model against transformers on varied prompts: the same weights, greedy, float32 or a GPU's bfloat16."""
+"""The demo model against transformers on varied prompts: the same weights, greedy, float32 or a
+GPU's bfloat16."""
 
 from __future__ import annotations
 
@@ -41,8 +42,18 @@ TEXTS = [
 CHATS = [
     [("user", "Name three rivers.")],
     [("system", "You are terse."), ("user", "Why is the sky blue?")],
-    [("user", "Hi!"), ("assistant", "Hello! How can I help?"), ("user", "Tell me about headwaters.")],
-    [("user", "2+2?"), ("assistant", "4"), ("user", "times 3?"), ("assistant", "12"), ("user", "minus 5?")],
+    [
+        ("user", "Hi!"),
+        ("assistant", "Hello! How can I help?"),
+        ("user", "Tell me about headwaters."),
+    ],
+    [
+        ("user", "2+2?"),
+        ("assistant", "4"),
+        ("user", "times 3?"),
+        ("assistant", "12"),
+        ("user", "minus 5?"),
+    ],
 ]
 
 
@@ -67,8 +78,13 @@ def test_greedy_answers_are_those_of_transformers(
     first: int, folder: Path, text_model: TextModel, reference: Any
 ) -> None:
     """Every fourth prompt."""
-    prompts = [text_model.tokenizer.encode(text, add_special_tokens=True) for text in TEXTS[first::4]]
-    prompts += [text_model.tokenizer.encode(_render(chat), add_special_tokens=False) for chat in CHATS[first::4]]
+    prompts = [
+        text_model.tokenizer.encode(text, add_special_tokens=True) for text in TEXTS[first::4]
+    ]
+    prompts += [
+        text_model.tokenizer.encode(_render(chat), add_special_tokens=False)
+        for chat in CHATS[first::4]
+    ]
     engine = SmallEngine(folder, num_blocks=1200, num_threads=2, activation_dtype="model")
     answers = engine.answer(prompts, greedy(16, num_logprobs=0))
     engine.close()
@@ -88,12 +104,17 @@ def test_greedy_answers_of_a_gpu_follow_the_likeliest_tokens_of_transformers(
 ) -> None:
     folder = pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, dtype="bfloat16")
     prompts = [text_model.tokenizer.encode(text, add_special_tokens=True) for text in TEXTS]
-    prompts += [text_model.tokenizer.encode(_render(chat), add_special_tokens=False) for chat in CHATS]
-    engine = SmallEngine(folder, device="cuda", block_size=64, num_blocks=200, max_num_batched_tokens=512)
+    prompts += [
+        text_model.tokenizer.encode(_render(chat), add_special_tokens=False) for chat in CHATS
+    ]
+    engine = SmallEngine(
+        folder, device="cuda", block_size=64, num_blocks=200, max_num_batched_tokens=512
+    )
     together = engine.tokens(prompts, greedy(32))
     assert together == [engine.tokens([prompt], greedy(32))[0] for prompt in prompts]
     engine.close()
-    # The reference has the weights that are served; what stands after its end of sequence is not text.
+    # The reference has the weights that are served; what stands after its end of sequence is not
+    # text.
     rounded = copy.deepcopy(reference).bfloat16().float().cuda()
     gaps = []
     for prompt, answer in zip(prompts, together, strict=True):

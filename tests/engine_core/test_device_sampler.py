@@ -1,5 +1,5 @@
-"""What a GPU draws for rows of every kind beside each other, beside `Sampler`: the same tokens and log probabilities.
-Without a GPU its kernels are interpreted."""
+"""What a GPU draws for rows of every kind beside each other, beside `Sampler`: the same tokens and
+log probabilities. Without a GPU its kernels are interpreted."""
 
 from __future__ import annotations
 
@@ -24,11 +24,16 @@ from tests.kernels import interpreter
 from tests.kernels.paging import GPU
 from tests.long_values import long_but
 
-VOCAB_SIZE, HIDDEN, NUM_ROWS, MAX_LEN = 300, 16, 8, 40
+VOCAB_SIZE = 300
+HIDDEN = 16
+NUM_ROWS = 8
+MAX_LEN = 40
 SEEDED = SamplingParams(temperature=0.9, seed=3)
 SAMPLINGS = {
     "plain": SEEDED,
-    "penalties": replace(SEEDED, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.5),
+    "penalties": replace(
+        SEEDED, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.5
+    ),
     "bias": replace(SEEDED, logit_bias={7: 4.0, 9: -4.0}),
     "bad words": replace(SEEDED, bad_words=((5,), (11, 12))),
     "minimum": replace(SEEDED, min_tokens=4, min_tokens_blocked_ids=(1, 2, 3)),
@@ -47,7 +52,8 @@ class Head:
     def __init__(self, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
         self.weight = torch.randn(VOCAB_SIZE, HIDDEN, generator=generator).to(device)
-        self.in_features, self.out_features = HIDDEN, VOCAB_SIZE
+        self.in_features = HIDDEN
+        self.out_features = VOCAB_SIZE
 
     def linear(self, linear: Any) -> Any:
         return lambda hidden: (hidden @ self.weight.T).bfloat16()
@@ -57,10 +63,12 @@ class Rig:
     """Both samplers over the same rows, and tables as the device has them."""
 
     def __init__(self, device: torch.device) -> None:
-        head, self.on = Head(device), device
+        head = Head(device)
+        self.on = device
         self.head = LMHead(head, head)  # type: ignore[arg-type]  # nothing else of either is asked for
         self.device = DeviceSampler(self.head, NUM_ROWS, NUM_ROWS * 4, torch.float32, device, 3)
-        # On a GPU the same operations, but edits in plain torch: log probabilities have the same bits.
+        # On a GPU the same operations, but edits in plain torch: log probabilities have the same
+        # bits.
         self.is_gpu = device.type == "cuda"
         self.host = Sampler(NUM_ROWS, CudaSampling() if self.is_gpu else CpuSampling(), device)
         self.tokens = torch.zeros(NUM_ROWS, MAX_LEN, dtype=torch.int32, device=device)
@@ -68,12 +76,15 @@ class Rig:
 
     def admit(self, row: int, params: SamplingParams, token_ids: Sequence[int]) -> None:
         ids = np.array(token_ids, np.int32)
-        admitted = AdmittedRow(row=row, token_ids=ids, num_prompt_tokens=PROMPT_LEN, sampling=params, choice_index=0)
+        admitted = AdmittedRow(
+            row=row, token_ids=ids, num_prompt_tokens=PROMPT_LEN, sampling=params, choice_index=0
+        )
         self.device.admit(admitted)
         self.host.admit(admitted)
         self.tokens[row, : len(ids)] = torch.from_numpy(ids)
         words = np.zeros(PARAM_WORDS, np.int32)
-        words[0], words[4] = params.seed, params.top_k
+        words[0] = params.seed
+        words[4] = params.top_k
         strengths = np.array([params.temperature, params.top_p, params.min_p], np.float32)
         words[[3, 5, 6]] = strengths.view(np.int32)
         self.params[row] = torch.from_numpy(words)
@@ -81,12 +92,21 @@ class Rig:
     def draw(
         self, rows: Int32Array, ends: Int32Array, masks: Int32Array | None = None, *, step: int = 0
     ) -> list[tuple[int, TokenLogprobs | None]]:
-        """The tokens behind the first ends[i] of each row, checked, with what was asked about them. A position of
-        padding stands behind the others."""
-        hidden = torch.randn(len(rows) + 1, HIDDEN, generator=torch.Generator().manual_seed(step)).to(self.on)
-        padded = np.stack((np.append(rows, -1), np.append(ends - 1, 0), np.append(ends - PROMPT_LEN, 0)))
-        places, needs = Places(*torch.from_numpy(padded.astype(np.int32)).to(self.on)), self.device.needs(rows)
-        given = None if masks is None else torch.from_numpy(np.concatenate((masks, masks[:1]))).to(self.on)
+        """The tokens behind the first ends[i] of each row, checked, with what was asked about them.
+        A position of padding stands behind the others."""
+        hidden = torch.randn(
+            len(rows) + 1, HIDDEN, generator=torch.Generator().manual_seed(step)
+        ).to(self.on)
+        padded = np.stack(
+            (np.append(rows, -1), np.append(ends - 1, 0), np.append(ends - PROMPT_LEN, 0))
+        )
+        places = Places(*torch.from_numpy(padded.astype(np.int32)).to(self.on))
+        needs = self.device.needs(rows)
+        given = (
+            None
+            if masks is None
+            else torch.from_numpy(np.concatenate((masks, masks[:1]))).to(self.on)
+        )
         assert needs != PLAIN
         drawn = self.device.draw_special(hidden, self.params, self.tokens, places, needs, given)
         expected, logprobs = self.host.sample(
@@ -142,7 +162,9 @@ def test_rows_of_every_kind_with_drafts_are_drawn_as_on_a_cpu(rig: Rig, is_maske
             # Few ids, so that drafts repeat and bad words begin.
             rig.admit(row, params, rng.integers(0, 13, 20).tolist())
         rows, ends = positions_of(*((row, 6 + row, 1 + row % 4) for row in range(6)))
-        masks = rng.integers(-(1 << 31), 1 << 31, (len(rows), -(-VOCAB_SIZE // 32))).astype(np.int32)
+        masks = rng.integers(-(1 << 31), 1 << 31, (len(rows), -(-VOCAB_SIZE // 32))).astype(
+            np.int32
+        )
         rig.draw(rows, ends, masks if is_masked else None, step=at)
 
 

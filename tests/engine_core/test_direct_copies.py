@@ -24,7 +24,8 @@ from tests.engine_core.direct_copy_owner import SHAPES, contents
 from tests.polling import holds_within
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-OWN, THEIRS = 1, 2
+OWN = 1
+THEIRS = 2
 """Seeds of contents."""
 
 
@@ -33,7 +34,8 @@ class Owner:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        self.process, self.handle = process, process.stdout.readline().strip()
+        self.process = process
+        self.handle = process.stdout.readline().strip()
 
     def kill(self) -> None:
         self.process.kill()
@@ -60,13 +62,15 @@ def lender() -> Iterator[Callable[[str], Owner]]:
 
 def own(device: str, num_blocks: int = 7) -> tuple[list[torch.Tensor], DirectCopies]:
     """Caches of this process, with another number of blocks, and what copies into them."""
-    caches, copies = contents(OWN, num_blocks), None
+    caches = contents(OWN, num_blocks)
+    copies = None
     if device == "cpu":
         memory = SharedMemory()
         shared = [cache_in(memory)(each.shape, each.dtype, each.device) for each in caches]
         for mine, each in zip(shared, caches, strict=True):
             mine.copy_(each)
-        caches, copies = shared, MemorySwapper.of(shared, 1, memory).direct_copies
+        caches = shared
+        copies = MemorySwapper.of(shared, 1, memory).direct_copies
     else:
         from headwater.engine_core.executors.cuda_direct_copies import CudaDirectCopies  # noqa: PLC0415
 
@@ -109,7 +113,9 @@ def test_a_stream_that_waits_for_copies_reads_what_they_brought(
     monkeypatch.setattr(cuda_direct_copies, "TAIL_BYTES", 2 * block_bytes)
     caches, copies = own("cuda")
     assert isinstance(copies, cuda_direct_copies.CudaDirectCopies)
-    stream, sources, targets = torch.cuda.Stream(), range(num_blocks), range(1, 1 + num_blocks)
+    stream = torch.cuda.Stream()
+    sources = range(num_blocks)
+    targets = range(1, 1 + num_blocks)
     # Work before the copy, which a step that did not wait would overtake.
     with torch.cuda.stream(copies._stream):
         torch.cuda._sleep(100_000_000)
@@ -178,7 +184,9 @@ def test_memory_that_is_not_the_engines_is_not_opened(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_block_that_the_other_cache_does_not_have_is_not_read(device: str, lender: Callable[[str], Owner]) -> None:
+def test_a_block_that_the_other_cache_does_not_have_is_not_read(
+    device: str, lender: Callable[[str], Owner]
+) -> None:
     _, copies = own(device)
     with pytest.raises(OSError, match="block 12 is not in a KV cache of 12 blocks"):
         copies.copy(lender(device).handle, ints([1, 12]), ints([1, 2]))

@@ -23,20 +23,24 @@ from headwater.engine_core.kv.peer_link import (
 from headwater.engine_core.kv.published_blocks import BlocksView, Found
 from headwater.engine_core.request import Holder
 
-KEY, HASHES = b"k" * 16, [bytes([i]) * 16 for i in range(3)]
+KEY = b"k" * 16
+HASHES = [bytes([i]) * 16 for i in range(3)]
 HOLDER = Holder(address="a", epoch=1, num_tokens=48)
 CLAIM = Claim(key=KEY, hashes=HASHES, generations=[1, 2, 3])
 PLACED = Placed(pull=1, before=CLAIM, places=Places(handle=b"cache", blocks=[4, 5, 6]))
 
 
-PUBLISHED = Placed(pull=1, before=CLAIM, places=Places(handle=b"cache", blocks=[4, 5, 6], published=b"published"))
+PUBLISHED = Placed(
+    pull=1, before=CLAIM, places=Places(handle=b"cache", blocks=[4, 5, 6], published=b"published")
+)
 
 
 class View:
     """What another engine publishes, as the test has it."""
 
     def __init__(self) -> None:
-        self.found, self.unchanged = Found(np.array([7, 8, 9], np.int32), np.array([3, 3, 3], np.uint64)), 3
+        self.found = Found(np.array([7, 8, 9], np.int32), np.array([3, 3, 3], np.uint64))
+        self.unchanged = 3
 
     def find(self, hashes: list[bytes]) -> Found:
         return self.found
@@ -53,11 +57,15 @@ class Copy:
 class Copies:
     """Copies that end when the test says so."""
 
-    handle, seconds_per_block, precede_steps = b"own", 0.0, True
+    handle = b"own"
+    seconds_per_block = 0.0
+    precede_steps = True
 
     def __init__(self, *, is_reachable: bool = True) -> None:
         self._is_reachable = is_reachable
-        self.copy_, self.launched, self.closed = Copy(), list[tuple[list[int], list[int]]](), list[bytes]()
+        self.copy_ = Copy()
+        self.launched = list[tuple[list[int], list[int]]]()
+        self.closed = list[bytes]()
 
     def copy(self, handle: bytes, sources: Int32Array, targets: Int32Array) -> Copy:
         if not self._is_reachable:
@@ -73,15 +81,23 @@ class Copies:
 
 class Setting:
     def __init__(self, *, is_reachable: bool = True) -> None:
-        self.said, self.view = list[ToLink](), View()
+        self.said = list[ToLink]()
+        self.view = View()
         self.copies = Copies(is_reachable=is_reachable)
-        self.pulls = DirectPulls(self.copies, PeerLink(key=KEY, records=None, send=self.said.append))  # type: ignore[arg-type]
+        self.pulls = DirectPulls(
+            self.copies, PeerLink(key=KEY, records=None, send=self.said.append)
+        )  # type: ignore[arg-type]
         self.pulls._open_view = lambda handle: self.view  # type: ignore[assignment, return-value]
         self.ticket = self.pull(1)
 
     def pull(self, number: int) -> Ticket:
         ticket = Ticket(HASHES, [7, 8, 9])
-        self.pulls.pull(number, ticket, HOLDER, Wanted(key=KEY, owner=Owner(bytes(16)), parent=b"", hashes=HASHES))
+        self.pulls.pull(
+            number,
+            ticket,
+            HOLDER,
+            Wanted(key=KEY, owner=Owner(bytes(16)), parent=b"", hashes=HASHES),
+        )
         assert isinstance(self.said.pop(), PullRequest)
         return ticket
 
@@ -100,7 +116,12 @@ def test_blocks_are_copied_once_and_used_when_both_claims_name_them() -> None:
     assert here.said == [PullCopied(pull=1)]
     here.answer(Claim(key=KEY, hashes=HASHES, generations=[1, 2, 9]))
     [end] = here.pulls.poll()
-    assert (end.ticket, end.num_usable, end.is_cancelled, end.goes_by_records) == (here.ticket, 2, False, False)
+    assert (end.ticket, end.num_usable, end.is_cancelled, end.goes_by_records) == (
+        here.ticket,
+        2,
+        False,
+        False,
+    )
 
 
 def test_a_claim_from_before_the_end_of_the_copy_does_not_count() -> None:
@@ -155,10 +176,16 @@ def test_what_an_engine_publishes_replaces_its_second_claim() -> None:
     here = Setting()
     here.pulls.placed(PUBLISHED)
     assert here.pulls.poll() == []
-    here.copies.copy_.is_done, here.view.unchanged = True, 2
+    here.copies.copy_.is_done = True
+    here.view.unchanged = 2
     [end] = here.pulls.poll()
     assert here.said == [PullEnd(pull=1, num_copied=3)]
-    assert (end.ticket, end.num_usable, end.is_cancelled, end.goes_by_records) == (here.ticket, 2, False, False)
+    assert (end.ticket, end.num_usable, end.is_cancelled, end.goes_by_records) == (
+        here.ticket,
+        2,
+        False,
+        False,
+    )
     assert here.view.compared.blocks.tolist() == [4, 5, 6]
     assert here.view.compared.generations.tolist() == CLAIM.generations
     here.answer(Claim())
@@ -179,7 +206,8 @@ def test_blocks_that_need_no_second_claim_are_nearly_copied_before_they_are() ->
 
 
 @pytest.mark.parametrize(
-    "message", [PLACED, replace(PUBLISHED, before=Claim(key=KEY, hashes=HASHES[:2], generations=[1, 2]))]
+    "message",
+    [PLACED, replace(PUBLISHED, before=Claim(key=KEY, hashes=HASHES[:2], generations=[1, 2]))],
 )
 def test_blocks_that_need_one_or_are_too_few_never_are(message: Placed) -> None:
     here = Setting()

@@ -12,7 +12,8 @@ from tests.engine_core.driven_disk import Blocks, chain_of
 
 
 def test_what_left_the_device_comes_back_from_the_disk(tmp_path: Path) -> None:
-    blocks, chain = Blocks(tmp_path), chain_of(0, 3)
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 3)
     blocks.compute(chain)
     assert blocks.disk.find(chain.hashes) == 0, "nothing is written yet"
     blocks.settle()
@@ -28,8 +29,11 @@ def test_what_left_the_device_comes_back_from_the_disk(tmp_path: Path) -> None:
     blocks.check_idle()
 
 
-def test_a_block_that_left_the_device_before_it_was_written_is_announced_again(tmp_path: Path) -> None:
-    blocks, chain = Blocks(tmp_path), chain_of(0, 2)
+def test_a_block_that_left_the_device_before_it_was_written_is_announced_again(
+    tmp_path: Path,
+) -> None:
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 2)
     blocks.compute(chain)
     blocks.flood()
     blocks.step()
@@ -40,7 +44,9 @@ def test_a_block_that_left_the_device_before_it_was_written_is_announced_again(t
 
 def test_what_was_used_least_recently_goes_first_and_its_file_with_it(tmp_path: Path) -> None:
     blocks = Blocks(tmp_path, max_files=4)
-    first, second, third = chain_of(0, 2), chain_of(900, 2), chain_of(1800, 1)
+    first = chain_of(0, 2)
+    second = chain_of(900, 2)
+    third = chain_of(1800, 1)
     for chain in (first, second):
         blocks.compute(chain)
         blocks.settle()
@@ -56,18 +62,21 @@ def test_what_was_used_least_recently_goes_first_and_its_file_with_it(tmp_path: 
 
 
 def test_of_more_blocks_than_fit_the_first_are_kept(tmp_path: Path) -> None:
-    blocks, chain = Blocks(tmp_path, max_files=3), chain_of(0, 10)
+    blocks = Blocks(tmp_path, max_files=3)
+    chain = chain_of(0, 10)
     blocks.compute(chain)
     blocks.settle()
     assert blocks.disk.find(chain.hashes) == 3
-    slots, chain = Blocks(tmp_path / "slots", num_slots=4), chain_of(0, 10)
+    slots = Blocks(tmp_path / "slots", num_slots=4)
+    chain = chain_of(0, 10)
     slots.compute(chain)
     slots.settle()
     assert slots.disk.find(chain.hashes) == 2, "loads find the other slots free"
 
 
 def test_a_load_longer_than_the_slots_comes_in_parts(tmp_path: Path) -> None:
-    blocks, chain = Blocks(tmp_path, num_slots=60), chain_of(0, 30)
+    blocks = Blocks(tmp_path, num_slots=60)
+    chain = chain_of(0, 30)
     blocks.compute(chain)
     blocks.settle()
     blocks.files.close()
@@ -80,7 +89,8 @@ def test_a_load_longer_than_the_slots_comes_in_parts(tmp_path: Path) -> None:
 
 
 def test_blocks_survive_a_restart_and_are_announced(tmp_path: Path) -> None:
-    blocks, chain = Blocks(tmp_path), chain_of(0, 3)
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 3)
     blocks.compute(chain)
     blocks.settle()
     blocks.loads.close()
@@ -95,7 +105,9 @@ def test_blocks_survive_a_restart_and_are_announced(tmp_path: Path) -> None:
 
 
 def test_after_a_restart_with_less_room_the_newest_stay(tmp_path: Path) -> None:
-    blocks, old, new = Blocks(tmp_path), chain_of(0, 2), chain_of(900, 2)
+    blocks = Blocks(tmp_path)
+    old = chain_of(0, 2)
+    new = chain_of(900, 2)
     for age, chain in ((100, old), (0, new)):
         blocks.compute(chain)
         blocks.settle()
@@ -108,8 +120,12 @@ def test_after_a_restart_with_less_room_the_newest_stay(tmp_path: Path) -> None:
     assert len(list((again.files.folder / old.namespace.hex()).iterdir())) == 2 + 1
 
 
-def test_after_a_restart_blocks_that_only_the_device_served_are_not_the_oldest(tmp_path: Path) -> None:
-    blocks, used, unused = Blocks(tmp_path), chain_of(0, 2), chain_of(900, 2)
+def test_after_a_restart_blocks_that_only_the_device_served_are_not_the_oldest(
+    tmp_path: Path,
+) -> None:
+    blocks = Blocks(tmp_path)
+    used = chain_of(0, 2)
+    unused = chain_of(900, 2)
     for chain in (used, unused):
         blocks.compute(chain)
         blocks.settle()
@@ -124,7 +140,8 @@ def test_after_a_restart_blocks_that_only_the_device_served_are_not_the_oldest(t
 
 
 def test_blocks_that_the_device_served_for_long_are_found_after_a_restart(tmp_path: Path) -> None:
-    blocks, chain = Blocks(tmp_path), chain_of(0, 2)
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 2)
     blocks.compute(chain)
     blocks.settle()
     long_ago = time.time() - 2 * STALE_SECONDS
@@ -139,7 +156,8 @@ def test_blocks_that_the_device_served_for_long_are_found_after_a_restart(tmp_pa
 
 
 def test_uses_are_noted_in_files_now_and_then_and_not_for_each_sequence(tmp_path: Path) -> None:
-    blocks, chain = Blocks(tmp_path), chain_of(0, 2)
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 2)
     blocks.compute(chain)
     blocks.settle()
     for _ in range(10):
@@ -152,7 +170,8 @@ def test_uses_are_noted_in_files_now_and_then_and_not_for_each_sequence(tmp_path
 
 def test_no_step_waits_for_the_disk(tmp_path: Path) -> None:
     """Everything that reads or writes files is a job of a lane."""
-    blocks, chain = Blocks(tmp_path), chain_of(0, 3)
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 3)
     blocks.settle()
     blocks.files.error = OSError("asked in the step loop")
     blocks.compute(chain)

@@ -15,11 +15,13 @@ from tests.engine_core.driven_disk import NUM_SLOTS, Blocks, FailingFiles, chain
 def test_a_full_disk_is_used_again_after_a_restart_with_less_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks, chain = Blocks(tmp_path), chain_of(0, 8)
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 8)
     blocks.compute(chain)
     blocks.settle()
     blocks.loads.close()
-    num_before, measure = blocks.disk.use.num_blocks, FailingFiles.measure
+    num_before = blocks.disk.use.num_blocks
+    measure = FailingFiles.measure
 
     def measured(files: FailingFiles, block_bytes: int) -> float:
         if len(list(files.folder.glob("*/*"))) > num_before:
@@ -35,12 +37,15 @@ def test_a_full_disk_is_used_again_after_a_restart_with_less_room(
 def test_a_disk_that_is_full_before_a_folder_is_made_is_given_up_and_stops_no_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def is_full(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+    def is_full(
+        path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False
+    ) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", is_full)
-        blocks, chain = Blocks(tmp_path / "kv"), chain_of(0, 2)
+        blocks = Blocks(tmp_path / "kv")
+        chain = chain_of(0, 2)
     blocks.compute(chain)
     blocks.settle()
     assert blocks.disk.use.failure == "it is full ([Errno 28] No space left on device)"
@@ -50,8 +55,11 @@ def test_a_disk_that_is_full_before_a_folder_is_made_is_given_up_and_stops_no_st
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "gone"])
-def test_a_damaged_file_is_not_served_and_told_lost_and_what_is_before_it_is_used(tmp_path: Path, damage: str) -> None:
-    blocks, chain = Blocks(tmp_path), chain_of(0, 3)
+def test_a_damaged_file_is_not_served_and_told_lost_and_what_is_before_it_is_used(
+    tmp_path: Path, damage: str
+) -> None:
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 3)
     blocks.compute(chain)
     blocks.settle()
     blocks.flood()
@@ -79,14 +87,22 @@ def test_a_damaged_file_is_not_served_and_told_lost_and_what_is_before_it_is_use
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "it is full ([Errno 28] No space left on device)"),
-        (OSError(errno.EIO, "Input/output error"), "it cannot be written to ([Errno 5] Input/output error)"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "it is full ([Errno 28] No space left on device)",
+        ),
+        (
+            OSError(errno.EIO, "Input/output error"),
+            "it cannot be written to ([Errno 5] Input/output error)",
+        ),
     ],
 )
 def test_a_disk_that_cannot_be_written_to_is_given_up_and_the_reason_is_told(
     tmp_path: Path, error: OSError, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    blocks, kept, lost = Blocks(tmp_path), chain_of(0, 2), chain_of(900, 2)
+    blocks = Blocks(tmp_path)
+    kept = chain_of(0, 2)
+    lost = chain_of(900, 2)
     blocks.compute(kept)
     blocks.settle()
     blocks.flood()
@@ -103,7 +119,8 @@ def test_a_disk_that_cannot_be_written_to_is_given_up_and_the_reason_is_told(
 
 
 def test_a_read_error_ends_loads_and_the_use_of_the_disk(tmp_path: Path) -> None:
-    blocks, chain = Blocks(tmp_path), chain_of(0, 3)
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 3)
     blocks.compute(chain)
     blocks.settle()
     blocks.flood()
@@ -116,8 +133,11 @@ def test_a_read_error_ends_loads_and_the_use_of_the_disk(tmp_path: Path) -> None
     blocks.check_idle()
 
 
-def test_a_load_that_is_given_up_ends_at_once_and_what_the_disk_says_later_touches_nothing(tmp_path: Path) -> None:
-    blocks, chain = Blocks(tmp_path), chain_of(0, 3)
+def test_a_load_that_is_given_up_ends_at_once_and_what_the_disk_says_later_touches_nothing(
+    tmp_path: Path,
+) -> None:
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 3)
     blocks.compute(chain)
     blocks.settle()
     blocks.flood()
@@ -133,9 +153,12 @@ def test_a_load_that_is_given_up_ends_at_once_and_what_the_disk_says_later_touch
     blocks.check_idle()
 
 
-def test_a_slow_disk_costs_more_and_is_tried_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_costs_more_and_is_tried_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(BlockFiles, "measure", lambda files, block_bytes: 0.02)
-    blocks, chain = Blocks(tmp_path), chain_of(0, 2)
+    blocks = Blocks(tmp_path)
+    chain = chain_of(0, 2)
     blocks.compute(chain)
     blocks.settle()
     assert (measured := blocks.disk.cost(1)) == 0.02
@@ -151,11 +174,9 @@ def test_a_slow_disk_costs_more_and_is_tried_again_later(tmp_path: Path, monkeyp
 
 
 def test_a_disk_that_hangs_keeps_only_the_requests_that_wait_already(tmp_path: Path) -> None:
-    blocks, chain, others = (
-        Blocks(tmp_path, compute_seconds=1.0),
-        chain_of(0, 3),
-        [chain_of(1000, 1), chain_of(2000, 1)],
-    )
+    blocks = Blocks(tmp_path, compute_seconds=1.0)
+    chain = chain_of(0, 3)
+    others = [chain_of(1000, 1), chain_of(2000, 1)]
     for each in (chain, *others):
         blocks.compute(each)
         blocks.settle()

@@ -1,4 +1,5 @@
-"""Draft heads on a CPU: they guess what their published definition guesses, and answers stay what they are."""
+"""Draft heads on a CPU: they guess what their published definition guesses, and answers stay what
+they are."""
 
 from __future__ import annotations
 
@@ -28,9 +29,23 @@ from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.heads_twin import HeadsTwin
 from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engine
-from tests.engine_core.published_heads import CONFIGS, LAYER, NUM_DRAFT_TOKENS, Tensors, publish, random_heads
+from tests.engine_core.published_heads import (
+    CONFIGS,
+    LAYER,
+    NUM_DRAFT_TOKENS,
+    Tensors,
+    publish,
+    random_heads,
+)
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
-from tests.engine_core.test_draft_model import LENGTHS, LONG, MAX_DRAFTS, PROMPTS, PausingSpeculator, WholeDrafts
+from tests.engine_core.test_draft_model import (
+    LENGTHS,
+    LONG,
+    MAX_DRAFTS,
+    PROMPTS,
+    PausingSpeculator,
+    WholeDrafts,
+)
 from tests.long_values import long_but
 
 SMALL = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "max_model_len": 256}
@@ -50,16 +65,25 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SmallEngine]]:
-    """One with heads of each kind, random ones, and for each kind one whose heads are broken: their logits are NaN."""
-    path, opened = tmp_path_factory.mktemp("heads"), dict[str, SmallEngine]()
+def engines(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, SmallEngine]]:
+    """One with heads of each kind, random ones, and for each kind one whose heads are broken: their
+    logits are NaN."""
+    path = tmp_path_factory.mktemp("heads")
+    opened = dict[str, SmallEngine]()
     for kind in KINDS:
         for state in ("random", "broken"):
             tensors = random_heads(kind)
             if state == "broken":
-                tensors = {name: t * torch.nan if t.is_floating_point() else t for name, t in tensors.items()}
+                tensors = {
+                    name: t * torch.nan if t.is_floating_point() else t
+                    for name, t in tensors.items()
+                }
             heads = publish(path / f"{kind}-{state}", CONFIGS[kind], tensors)
-            opened[f"{state} {kind}"] = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
+            opened[f"{state} {kind}"] = SmallEngine(
+                folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS
+            )
     yield opened
     for engine in opened.values():
         engine.close()
@@ -79,7 +103,12 @@ class Recorder:
         return getattr(self._guesser, name)
 
     def follow(
-        self, rows: Int32Array, starts: Int32Array, ends: Int32Array, num_drafts: Int32Array, draw: Draw
+        self,
+        rows: Int32Array,
+        starts: Int32Array,
+        ends: Int32Array,
+        num_drafts: Int32Array,
+        draw: Draw,
     ) -> None:
         self._guesser.follow(rows, starts, ends, num_drafts, draw)
         for row, end, count in zip(rows.tolist(), ends.tolist(), num_drafts.tolist(), strict=True):
@@ -94,8 +123,10 @@ def runner_of(small: SmallEngine) -> Runner:
 
 
 def half_right(twin: HeadsTwin, prompt: Sequence[int], length: int) -> list[int]:
-    """An answer that begins with a token of the prompt, then takes guesses and others in turn: none, all, one, …"""
-    answer, rng = [prompt[0]], np.random.default_rng(5)
+    """An answer that begins with a token of the prompt, then takes guesses and others in turn:
+    none, all, one, …"""
+    answer = [prompt[0]]
+    rng = np.random.default_rng(5)
     while len(answer) < length:
         guesses = twin.guesses([*prompt, *answer], MAX_DRAFTS)
         right = guesses[: int(rng.integers(0, MAX_DRAFTS + 1))]
@@ -108,8 +139,11 @@ def half_right(twin: HeadsTwin, prompt: Sequence[int], length: int) -> list[int]
 def test_guesses_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_prefixes(
     model: Any, folder: Path, tmp_path: Path, kind: str
 ) -> None:
-    config, tensors, length = CONFIGS[kind], random_heads(kind), 25
-    twin, forced = HeadsTwin(model, config, tensors), ForcedAnswers(64)
+    config = CONFIGS[kind]
+    tensors = random_heads(kind)
+    length = 25
+    twin = HeadsTwin(model, config, tensors)
+    forced = ForcedAnswers(64)
     prompts = [PROMPTS[1], PROMPTS[3], PROMPTS[4]]
     answers = [half_right(twin, prompt, length) for prompt in prompts]
     forced.expect(dict(enumerate(answers, start=1)))
@@ -118,7 +152,9 @@ def test_guesses_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_
         small = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
     recorder = Recorder(runner_of(small))
     samplings = [greedy(length, seed=seed) for seed in (1, 2, 3)]
-    told, load = answers_of_a_new_engine(small, prompts, samplings, WholeDrafts().beside(small.config), num_rounds=2)
+    told, load = answers_of_a_new_engine(
+        small, prompts, samplings, WholeDrafts().beside(small.config), num_rounds=2
+    )
     small.close()
     assert [answer.token_ids for answer in told] == answers * 2
     assert [answer.cached_tokens for answer in told] == [0, 0, 0, 0, 16, 32]
@@ -133,8 +169,10 @@ def test_guesses_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_
 def test_pairs_that_were_not_read_while_nothing_was_drafted_are_caught_up(
     model: Any, folder: Path, tmp_path: Path, kind: str, num_steps: int
 ) -> None:
-    config, tensors = CONFIGS[kind], random_heads(kind)
-    heads, twin = publish(tmp_path / "heads", config, tensors), HeadsTwin(model, config, tensors)
+    config = CONFIGS[kind]
+    tensors = random_heads(kind)
+    heads = publish(tmp_path / "heads", config, tensors)
+    twin = HeadsTwin(model, config, tensors)
     small = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
     recorder = Recorder(runner_of(small))
     speculator = PausingSpeculator(num_steps).beside(small.config)
@@ -150,8 +188,8 @@ def test_pairs_that_were_not_read_while_nothing_was_drafted_are_caught_up(
 def test_answers_and_log_probabilities_are_those_without_heads(
     engines: dict[str, SmallEngine], kind: str, way: str
 ) -> None:
-    """`way`: whether each engine's rows run ahead and wait, or do the one with these samplings and the other with the
-    next."""
+    """`way`: whether each engine's rows run ahead and wait, or do the one with these samplings and
+    the other with the next."""
     samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in LENGTHS]
     plain, _ = answers_of_a_new_engine(engines["random eagle"], PROMPTS, samplings)
     for i, (name, small) in enumerate(engines.items()):
@@ -164,15 +202,21 @@ def test_answers_and_log_probabilities_are_those_without_heads(
 
 
 @pytest.mark.long
-def test_allowed_ids_that_heads_do_not_guess_among_change_no_token(engines: dict[str, SmallEngine]) -> None:
+def test_allowed_ids_that_heads_do_not_guess_among_change_no_token(
+    engines: dict[str, SmallEngine],
+) -> None:
     ids = random_heads("eagle3")["d2t"] + torch.arange(NUM_DRAFT_TOKENS)
     others = tuple(sorted(set(range(512)) - set(ids.tolist())))[:20]
     small = engines["random eagle3"]
     for temperature in (0.0, 0.02, 1.0):
         for more in ({}, {"top_p": 0.9, "top_k": 5}):
-            sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=30, allowed_token_ids=others, **more)
+            sampling = SamplingParams(
+                temperature=temperature, seed=3, max_tokens=30, allowed_token_ids=others, **more
+            )
             plain, _ = answers_of_a_new_engine(small, PROMPTS[:2], [sampling])
-            answers, load = answers_of_a_new_engine(small, PROMPTS[:2], [sampling], WholeDrafts().beside(small.config))
+            answers, load = answers_of_a_new_engine(
+                small, PROMPTS[:2], [sampling], WholeDrafts().beside(small.config)
+            )
             assert answers == plain
             assert load.num_draft_tokens > 0
 
@@ -211,13 +255,17 @@ def check_drawn_requests(engines: dict[str, SmallEngine], data: st.DataObject) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.long
-def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_requests_that_are_preempted_between_drafts_answer_the_same(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
     heads = publish(tmp_path / "heads", CONFIGS[kind], random_heads(kind))
     few = {"num_blocks": 16, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 24}
     narrow = SmallEngine(folder, **few, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
     samplings = [SamplingParams(max_tokens=60, **SAMPLINGS["penalties"])]
     plain, _ = answers_of_a_new_engine(narrow, PROMPTS, samplings)
-    crowded, load = answers_of_a_new_engine(narrow, PROMPTS, samplings, WholeDrafts().beside(narrow.config))
+    crowded, load = answers_of_a_new_engine(
+        narrow, PROMPTS, samplings, WholeDrafts().beside(narrow.config)
+    )
     narrow.close()
     assert [answer.token_ids for answer in crowded] == [answer.token_ids for answer in plain]
     assert load.num_preemptions > 0
@@ -233,11 +281,27 @@ def without(kind: str, name: str) -> Tensors:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
-    "another width": (LAYER | {"hidden_size": 128}, {}, "hidden_size is 128; allowed: 64, as the served model"),
-    "another vocabulary": (LAYER | {"vocab_size": 640}, {}, "vocab_size is 640; allowed: 512, as the served model"),
+    "another width": (
+        LAYER | {"hidden_size": 128},
+        {},
+        "hidden_size is 128; allowed: 64, as the served model",
+    ),
+    "another vocabulary": (
+        LAYER | {"vocab_size": 640},
+        {},
+        "vocab_size is 640; allowed: 512, as the served model",
+    ),
     "two layers": (LAYER | {"num_hidden_layers": 2}, {}, "num_hidden_layers is 2; allowed: 1"),
-    "another head size": (LAYER | {"head_dim": 32}, {}, r"[kq]_proj.weight is .*; allowed: \((64|128), 64\)"),
-    "no heads": (CONFIGS["medusa"] | {"medusa_num_heads": 0}, {}, "medusa_num_heads is 0; allowed: a whole number"),
+    "another head size": (
+        LAYER | {"head_dim": 32},
+        {},
+        r"[kq]_proj.weight is .*; allowed: \((64|128), 64\)",
+    ),
+    "no heads": (
+        CONFIGS["medusa"] | {"medusa_num_heads": 0},
+        {},
+        "medusa_num_heads is 0; allowed: a whole number",
+    ),
     "a layer that is not there": (
         CONFIGS["eagle3"] | {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]},
         {},
@@ -263,7 +327,11 @@ REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         without("eagle3", "midlayer.hidden_norm.weight"),
         "without midlayer.hidden",
     ),
-    "no map of tokens": (CONFIGS["eagle3"], without("eagle3", "d2t"), "checkpoint is 'without d2t'"),
+    "no map of tokens": (
+        CONFIGS["eagle3"],
+        without("eagle3", "d2t"),
+        "checkpoint is 'without d2t'",
+    ),
     "a map out of the vocabulary": (
         CONFIGS["eagle3"],
         random_heads("eagle3") | {"d2t": torch.full((NUM_DRAFT_TOKENS,), 400)},
@@ -274,38 +342,56 @@ REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         random_heads("eagle3") | {"d2t": torch.full((NUM_DRAFT_TOKENS,), 0.5)},
         "dtype of tensor d2t is 'torch.float32'; allowed: torch.int64 or torch.int32",
     ),
-    "a tensor too many": (CONFIGS["medusa"], with_shape("medusa", "9.1.weight", (512, 64)), "9.1.weight"),
+    "a tensor too many": (
+        CONFIGS["medusa"],
+        with_shape("medusa", "9.1.weight", (512, 64)),
+        "9.1.weight",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "torch"])
-def test_heads_that_do_not_fit_are_refused_by_name(folder: Path, tmp_path: Path, case: str, pickled: bool) -> None:
+def test_heads_that_do_not_fit_are_refused_by_name(
+    folder: Path, tmp_path: Path, case: str, pickled: bool
+) -> None:
     config, tensors, sentence = REFUSED[case]
     heads = publish(tmp_path / "heads", config, tensors or random_heads("eagle"), pickled=pickled)
     options = ExecutorOptions(model_folder=folder, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
-    with pytest.raises(ConfigError, match=f"draft_heads is '{heads}'; allowed: heads for the served .*{sentence}"):
+    with pytest.raises(
+        ConfigError, match=f"draft_heads is '{heads}'; allowed: heads for the served .*{sentence}"
+    ):
         checked(options, "cpu", cpu.capabilities)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("medusa", "0.1.weight"), ("eagle", "fc.weight")])
-def test_weights_that_are_whole_numbers_are_no_heads(kind: str, name: str, folder: Path, tmp_path: Path) -> None:
+def test_weights_that_are_whole_numbers_are_no_heads(
+    kind: str, name: str, folder: Path, tmp_path: Path
+) -> None:
     """Those of a packed checkpoint whose scales are elsewhere, for instance."""
     tensors = random_heads(kind)
-    heads = publish(tmp_path / "heads", CONFIGS[kind], tensors | {name: tensors[name].to(torch.int8)})
+    heads = publish(
+        tmp_path / "heads", CONFIGS[kind], tensors | {name: tensors[name].to(torch.int8)}
+    )
     served = registry.read_config(folder)
     config = read_heads(heads, served)
     with pytest.raises(
-        ConfigError, match=f"dtype of tensor {name} is 'torch.int8'; allowed: weights in floating point"
+        ConfigError,
+        match=f"dtype of tensor {name} is 'torch.int8'; allowed: weights in floating point",
     ):
         load_heads(heads, config, served, torch.float32, torch.device("cpu"))
 
 
 def test_a_damaged_file_of_torch_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    heads = publish(tmp_path / "heads", CONFIGS["eagle"], {"fc.weight": torch.ones(3)}, pickled=True)
+    heads = publish(
+        tmp_path / "heads", CONFIGS["eagle"], {"fc.weight": torch.ones(3)}, pickled=True
+    )
     path = heads / "pytorch_model.bin"
     path.write_bytes(path.read_bytes().replace(b"fc.weight", b"\xff\xff.weight"))
-    with pytest.raises(ConfigError, match=r"or tensors alone as torch.save writes them \('utf-8' codec can't decode"):
+    with pytest.raises(
+        ConfigError,
+        match=r"or tensors alone as torch.save writes them \('utf-8' codec can't decode",
+    ):
         HeadsFile(heads)
     torch.save({1: torch.ones(3)}, path)
     with pytest.raises(ConfigError, match="allowed: tensors by name"):
@@ -333,7 +419,11 @@ def test_heads_are_refused_where_they_would_not_draft(
     folder: Path, tmp_path: Path, options: dict[str, Any], sentence: str
 ) -> None:
     heads = publish(tmp_path / "heads", CONFIGS["eagle"], random_heads("eagle"))
-    given = {"max_draft_tokens": MAX_DRAFTS} | options | ({"draft_model": folder} if "draft_model" in options else {})
+    given = (
+        {"max_draft_tokens": MAX_DRAFTS}
+        | options
+        | ({"draft_model": folder} if "draft_model" in options else {})
+    )
     asked = ExecutorOptions(model_folder=folder, draft_heads=heads, **given)
     with pytest.raises(ConfigError, match=f"draft_heads is .*; allowed: {sentence}"):
         checked(asked, "cpu", cpu.capabilities)
@@ -342,7 +432,8 @@ def test_heads_are_refused_where_they_would_not_draft(
 def test_the_memory_of_a_cache_holds_the_planes_of_heads(folder: Path, tmp_path: Path) -> None:
     heads = publish(tmp_path / "heads", CONFIGS["eagle"], random_heads("eagle"))
     sized = {"num_blocks": 0, "kv_cache_memory": 64 << 20}
-    alone, both = SmallEngine(folder, **sized), SmallEngine(folder, **sized, draft_heads=heads, max_draft_tokens=3)
+    alone = SmallEngine(folder, **sized)
+    both = SmallEngine(folder, **sized, draft_heads=heads, max_draft_tokens=3)
     # A layer of two heads of 16 beside three of two heads of 32.
     assert both.config.num_blocks == alone.config.num_blocks * 6 // 7
     alone.close()

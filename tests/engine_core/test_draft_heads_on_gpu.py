@@ -1,4 +1,5 @@
-"""Draft heads on a GPU: they guess what their published definition guesses, and answers stay what they are."""
+"""Draft heads on a GPU: they guess what their published definition guesses, and answers stay what
+they are."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ from tests.engine_core.test_drafts_on_gpu import EVERY_SAMPLING, prompts_of
 pytestmark = pytest.mark.gpu
 EngineOf = Callable[..., SmallEngine]
 KINDS = ("medusa", "eagle", "eagle3")
-SIZES = {"device": "cuda", "block_size": 16, "num_blocks": 300, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+SIZES = {
+    "device": "cuda",
+    "block_size": 16,
+    "num_blocks": 300,
+    "max_num_batched_tokens": 24,
+    "max_num_seqs": 8,
+}
 
 
 class Recorder:
@@ -52,7 +59,9 @@ class Recorder:
             return
         assert plan.follows is None
         ends = plan.starts + plan.counts - plan.num_drafts
-        for row, end, count in zip(plan.rows.tolist(), ends.tolist(), plan.num_drafts.tolist(), strict=True):
+        for row, end, count in zip(
+            plan.rows.tolist(), ends.tolist(), plan.num_drafts.tolist(), strict=True
+        ):
             tokens = self._tokens[row, : end + count].tolist()
             if count:
                 self.noted.append((tokens[:end], tokens[end:]))
@@ -64,15 +73,21 @@ def num_equal(guesses: list[int], expected: list[int]) -> int:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "medusa of two blocks", "eagle3 over all tokens"])
-def test_guesses_are_those_of_a_twin_behind_chunks_drafts_and_cached_prefixes(tmp_path: Path, kind: str) -> None:
-    """Half of what is guessed is sampled; with fewer bits a guess may be another of two that are nearly equal."""
+def test_guesses_are_those_of_a_twin_behind_chunks_drafts_and_cached_prefixes(
+    tmp_path: Path, kind: str
+) -> None:
+    """Half of what is guessed is sampled; with fewer bits a guess may be another of two that are
+    nearly equal."""
     model = random_checkpoint("qwen3", tmp_path / "hf").bfloat16().float()
-    config, length = CONFIGS[kind], 40
+    config = CONFIGS[kind]
+    length = 40
     tensors = {
         name: each.bfloat16().float() if each.dtype == torch.float else each
         for name, each in random_heads(kind).items()
     }
-    twin, forced, rng = HeadsTwin(model, config, tensors), ForcedAnswers(64), np.random.default_rng(3)
+    twin = HeadsTwin(model, config, tensors)
+    forced = ForcedAnswers(64)
+    rng = np.random.default_rng(3)
     prompts = [rng.integers(3, 512, n).tolist() for n in (5, 31, 40)]
     answers = [half_right(twin, prompt, length) for prompt in prompts]
     forced.expect(dict(enumerate(answers, start=1)))
@@ -85,7 +100,9 @@ def test_guesses_are_those_of_a_twin_behind_chunks_drafts_and_cached_prefixes(tm
     told, load_ahead = answers_of_a_new_engine(small, prompts, samplings, ahead, num_rounds=2)
     assert [answer.token_ids for answer in told] == answers * 2
     recorder = Recorder(small)
-    told, load = answers_of_a_new_engine(small, prompts, samplings, WholeDrafts().beside(small.config), num_rounds=2)
+    told, load = answers_of_a_new_engine(
+        small, prompts, samplings, WholeDrafts().beside(small.config), num_rounds=2
+    )
     small.close()
     assert [answer.token_ids for answer in told] == answers * 2
     assert [answer.cached_tokens for answer in told[3:]] == [0, 16, 32]
@@ -104,7 +121,10 @@ def test_rows_of_every_sampling_are_drafted_beside_each_other(
 ) -> None:
     tensors = random_heads(kind)
     if state == "broken":
-        tensors = {name: each * torch.nan if each.is_floating_point() else each for name, each in tensors.items()}
+        tensors = {
+            name: each * torch.nan if each.is_floating_point() else each
+            for name, each in tensors.items()
+        }
     heads = publish(tmp_path / "heads", CONFIGS[kind], tensors)
     check_guesses(engine_of(draft_heads=heads), lengths(40), EVERY_SAMPLING)
 
@@ -121,13 +141,18 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("eagle", each) for each in OPTIONS] + [(kind, each) for kind in ("medusa", "eagle3") for each in OPTIONS[:2]],
+    [("eagle", each) for each in OPTIONS]
+    + [(kind, each) for kind in ("medusa", "eagle3") for each in OPTIONS[:2]],
     ids=str,
 )
-def test_however_an_engine_is_set(kind: str, options: dict[str, Any], engine_of: EngineOf, tmp_path: Path) -> None:
+def test_however_an_engine_is_set(
+    kind: str, options: dict[str, Any], engine_of: EngineOf, tmp_path: Path
+) -> None:
     """Few blocks preempt; a prefix is there when the prompts come again."""
     heads = publish(tmp_path / "heads", CONFIGS[kind], random_heads(kind))
-    loads = check_guesses(engine_of(draft_heads=heads, **options), lengths(60, shared=130), SEEDED, num_rounds=2)
+    loads = check_guesses(
+        engine_of(draft_heads=heads, **options), lengths(60, shared=130), SEEDED, num_rounds=2
+    )
     assert all(load.prefix_hits > 0 for load in loads)
 
 
@@ -149,9 +174,15 @@ def test_no_token_and_no_log_probability_of_many_requests_differs(
     assert load.num_preemptions > 0
 
 
-def test_heads_of_another_number_of_queries_a_key_are_refused_by_name(engine_of: EngineOf, tmp_path: Path) -> None:
-    heads = publish(tmp_path / "heads", CONFIGS["eagle with biases"], random_heads("eagle with biases"))
-    with pytest.raises(ConfigError, match=r"draft_heads is .*; allowed: heads with 2 query heads a key head"):
+def test_heads_of_another_number_of_queries_a_key_are_refused_by_name(
+    engine_of: EngineOf, tmp_path: Path
+) -> None:
+    heads = publish(
+        tmp_path / "heads", CONFIGS["eagle with biases"], random_heads("eagle with biases")
+    )
+    with pytest.raises(
+        ConfigError, match=r"draft_heads is .*; allowed: heads with 2 query heads a key head"
+    ):
         engine_of(draft_heads=heads)
 
 
@@ -161,4 +192,8 @@ def lengths(count: int, shared: int = 0) -> Sequence[list[int]]:
 
 def test_an_answer_of_one_row_is_drafted_to_its_end(engine_of: EngineOf, tmp_path: Path) -> None:
     heads = publish(tmp_path / "heads", CONFIGS["eagle3"], random_heads("eagle3"))
-    check_guesses(engine_of(draft_heads=heads), lengths(1), [SamplingParams(temperature=0.8, seed=3, max_tokens=97)])
+    check_guesses(
+        engine_of(draft_heads=heads),
+        lengths(1),
+        [SamplingParams(temperature=0.8, seed=3, max_tokens=97)],
+    )

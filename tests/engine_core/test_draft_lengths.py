@@ -1,4 +1,5 @@
-"""Lengths of drafts are the best of those that are compared, by costs as measured and acceptance as seen."""
+"""Lengths of drafts are the best of those that are compared, by costs as measured and acceptance as
+seen."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ PROPORTIONAL = StepCosts.measured([1, 2, 4, 8, 16], [1.0, 2.0, 4.0, 8.0, 16.0])
 ONE_ROW = np.zeros(1, np.int64)
 
 
-def stands_of(acceptance: Sequence[float], num_offered: Sequence[int], most: int = MOST) -> np.ndarray:
+def stands_of(
+    acceptance: Sequence[float], num_offered: Sequence[int], most: int = MOST
+) -> np.ndarray:
     return expected(np.array(acceptance), np.array(num_offered, np.int32), most)
 
 
@@ -33,7 +36,9 @@ def costs(draw: st.DrawFn) -> StepCosts:
 
 
 ROWS = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.1, 0.5, 0.5, 0.9, 1.0]), st.integers(0, MOST)), min_size=1, max_size=3
+    st.tuples(st.sampled_from([0.0, 0.1, 0.5, 0.5, 0.9, 1.0]), st.integers(0, MOST)),
+    min_size=1,
+    max_size=3,
 )
 
 
@@ -56,9 +61,13 @@ def test_no_other_lengths_of_a_compared_total_bring_more_tokens_a_second(
     assert all(0 <= length <= most for length, most in zip(lengths, useful, strict=True))
     assert sum(lengths) <= most_drafts
     most_useful = min(sum(useful), most_drafts)
-    totals = {size - num_rows for size in costs.sizes.tolist() if 0 < size - num_rows < most_useful} | {most_useful}
+    totals = {
+        size - num_rows for size in costs.sizes.tolist() if 0 < size - num_rows < most_useful
+    } | {most_useful}
     every = [
-        each for each in itertools.product(*(range(n + 1) for n in useful)) if sum(each) > 0 and sum(each) in totals
+        each
+        for each in itertools.product(*(range(n + 1) for n in useful))
+        if sum(each) > 0 and sum(each) in totals
     ]
     # Without drafts no row waits for a result, so that there is no gap.
     plain = num_rows / float(costs.of(num_rows))
@@ -75,7 +84,9 @@ def test_no_other_lengths_of_a_compared_total_bring_more_tokens_a_second(
 @pytest.mark.parametrize("acceptance", ["alike", "spread", "equal", "tiny"])
 def test_the_likeliest_drafts_are_chosen_of_thousands(acceptance: str) -> None:
     """Sums over the likeliest drafts against a plain sort; many rows share a bucket, or a value."""
-    rng, num_rows, most = np.random.default_rng(0), 256, 15
+    rng = np.random.default_rng(0)
+    num_rows = 256
+    most = 15
     rows = {
         "alike": rng.uniform(0.60, 0.61, num_rows),
         "spread": rng.uniform(0.0, 1.0, num_rows),
@@ -86,7 +97,9 @@ def test_the_likeliest_drafts_are_chosen_of_thousands(acceptance: str) -> None:
     values = np.sort(stands.reshape(-1))[::-1]
     for total in (1, 7, 100, 256, 1000, 2500, stands.size):
         # Nothing costs more up to this many positions, and no number of drafts behind it pays.
-        costs = StepCosts.measured([num_rows, num_rows + total, num_rows + total + 1], [1.0, 1.0, 1e6])
+        costs = StepCosts.measured(
+            [num_rows, num_rows + total, num_rows + total + 1], [1.0, 1.0, 1e6]
+        )
         chosen = choose(stands, costs, num_rows, stands.size)
         assert chosen.num_drafts.sum() == total
         gained = sum(stands[row, :count].sum() for row, count in enumerate(chosen.num_drafts))
@@ -100,8 +113,16 @@ def test_a_row_whose_drafts_stand_gets_those_that_others_would_waste() -> None:
 
 
 def test_of_drafts_that_are_worth_the_same_those_of_the_first_rows_fit() -> None:
-    assert choose(stands_of([1.0, 1.0, 1.0], [3, 3, 3]), FLAT, 3, 4).num_drafts.tolist() == [3, 1, 0]
-    assert choose(stands_of([0.5, 1.0, 0.5], [3, 3, 3]), FLAT, 3, 4).num_drafts.tolist() == [1, 3, 0]
+    assert choose(stands_of([1.0, 1.0, 1.0], [3, 3, 3]), FLAT, 3, 4).num_drafts.tolist() == [
+        3,
+        1,
+        0,
+    ]
+    assert choose(stands_of([0.5, 1.0, 0.5], [3, 3, 3]), FLAT, 3, 4).num_drafts.tolist() == [
+        1,
+        3,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.99])
@@ -119,8 +140,13 @@ def test_a_gap_is_paid_before_a_draft_is_worth_anything() -> None:
 
 
 @pytest.mark.parametrize(("num_offered", "most_drafts"), [([0, 0], 9), ([3, 3], 0)])
-def test_where_nothing_is_offered_or_fits_nothing_is_drafted(num_offered: list[int], most_drafts: int) -> None:
-    assert choose(stands_of([0.9, 0.9], num_offered), FLAT, 2, most_drafts).num_drafts.tolist() == [0, 0]
+def test_where_nothing_is_offered_or_fits_nothing_is_drafted(
+    num_offered: list[int], most_drafts: int
+) -> None:
+    assert choose(stands_of([0.9, 0.9], num_offered), FLAT, 2, most_drafts).num_drafts.tolist() == [
+        0,
+        0,
+    ]
 
 
 def test_a_draft_stands_if_all_before_it_do() -> None:
@@ -140,8 +166,11 @@ def test_a_step_never_costs_more_than_a_larger_one_however_it_was_measured() -> 
     assert costs.gap == 0.0
 
 
-def noted(acceptance: Acceptance, row: int, match_len: int, num_right: int, *, is_over: bool) -> None:
-    rows, match_lens = np.array([row]), np.array([match_len], np.int32)
+def noted(
+    acceptance: Acceptance, row: int, match_len: int, num_right: int, *, is_over: bool
+) -> None:
+    rows = np.array([row])
+    match_lens = np.array([match_len], np.int32)
     acceptance.note(rows, match_lens, np.array([num_right], np.int32), np.array([is_over]))
 
 
@@ -159,8 +188,11 @@ def test_before_anything_is_seen_a_longer_match_promises_more() -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
 def test_a_row_is_known_by_what_became_of_its_drafts(share: float) -> None:
-    """Each of 5 tokens is right with the same probability; what comes behind the first wrong one is not looked at."""
-    acceptance, rng, seen = Acceptance(2), np.random.default_rng(0), []
+    """Each of 5 tokens is right with the same probability; what comes behind the first wrong one is
+    not looked at."""
+    acceptance = Acceptance(2)
+    rng = np.random.default_rng(0)
+    seen = []
     for _ in range(1000):
         is_wrong = rng.random(5) >= share
         num_right = int(is_wrong.argmax()) if is_wrong.any() else 5
@@ -191,8 +223,10 @@ def test_what_a_row_was_known_for_is_forgotten_and_what_all_share_is_not() -> No
 
 
 def test_drafts_of_one_step_count_each_whatever_their_rows_have_in_common() -> None:
-    together, apart = Acceptance(3), Acceptance(3)
-    rows, match_lens = np.arange(2), np.array([5, 5], np.int32)
+    together = Acceptance(3)
+    apart = Acceptance(3)
+    rows = np.arange(2)
+    match_lens = np.array([5, 5], np.int32)
     together.note(rows, match_lens, np.array([3, 0], np.int32), np.array([True, True]))
     noted(apart, 0, 5, 3, is_over=True)
     noted(apart, 1, 5, 0, is_over=True)

@@ -1,4 +1,5 @@
-"""A smaller model drafts on a CPU: answers stay what they are, and its keys and values are where the blocks are."""
+"""A smaller model drafts on a CPU: answers stay what they are, and its keys and values are where
+the blocks are."""
 
 from __future__ import annotations
 
@@ -26,7 +27,14 @@ from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engine
-from tests.engine_core.small_models import SHAPE, Answer, SmallEngine, convert, greedy, random_checkpoint
+from tests.engine_core.small_models import (
+    SHAPE,
+    Answer,
+    SmallEngine,
+    convert,
+    greedy,
+    random_checkpoint,
+)
 from tests.long_values import long_but
 
 LONG = pytest.mark.long
@@ -68,26 +76,31 @@ def stranger(folder: Path, other: Path) -> Iterator[SmallEngine]:
 
 
 class WholeDrafts(FixedSpeculator):
-    """Asks the executor for as many drafts as there may be, of rows that run ahead of their results or wait for
-    them."""
+    """Asks the executor for as many drafts as there may be, of rows that run ahead of their results
+    or wait for them."""
 
     def __init__(self, max_drafts: int = MAX_DRAFTS, *, is_ahead: bool = False) -> None:
         super().__init__(max_drafts)
         self._is_ahead = is_ahead
 
     def seat(self, request: RequestState) -> None:
-        self.runs_ahead[request.row], self.needs_result[request.row] = self._is_ahead, not self._is_ahead
+        self.runs_ahead[request.row] = self._is_ahead
+        self.needs_result[request.row] = not self._is_ahead
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self.runs_ahead[row] = self.needs_result[row] = False
 
-    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+    def settle_drafts(
+        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+    ) -> None:
         assert (num_drafts == most).all()
 
     def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
         return most
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, None]:
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, None]:
         return self.lengths(rows, most, total), None
 
 
@@ -100,9 +113,12 @@ def drafted(
 
 def adaptive(small: SmallEngine, pass_seconds: float = 0.01) -> ModelSpeculator:
     """With a model that drafts beside look-up."""
-    num_rows, passes = small.config.max_num_seqs, StepCosts.measured([1, 64], [pass_seconds, pass_seconds])
+    num_rows = small.config.max_num_seqs
+    passes = StepCosts.measured([1, 64], [pass_seconds, pass_seconds])
     ngram = NGramDrafter(num_rows, small.config.max_model_len, MAX_DRAFTS)
-    return ModelSpeculator([ngram], COSTS, passes, num_rows=num_rows, max_drafts=MAX_DRAFTS, vocab_size=512)
+    return ModelSpeculator(
+        [ngram], COSTS, passes, num_rows=num_rows, max_drafts=MAX_DRAFTS, vocab_size=512
+    )
 
 
 @pytest.mark.parametrize("kind", long_but(SAMPLINGS, "log probabilities"))
@@ -152,9 +168,12 @@ def test_a_draft_model_may_have_another_architecture_and_another_type(
 
 
 def test_a_cached_prefix_has_the_draft_models_keys_and_values(twin: SmallEngine) -> None:
-    prompts, samplings = [PROMPTS[-1]], [SamplingParams(max_tokens=40, **SAMPLINGS["seeded"])]
+    prompts = [PROMPTS[-1]]
+    samplings = [SamplingParams(max_tokens=40, **SAMPLINGS["seeded"])]
     plain, _ = answers_of_a_new_engine(twin, prompts, samplings, num_rounds=2)
-    answers, load = answers_of_a_new_engine(twin, prompts, samplings, WholeDrafts().beside(twin.config), num_rounds=2)
+    answers, load = answers_of_a_new_engine(
+        twin, prompts, samplings, WholeDrafts().beside(twin.config), num_rounds=2
+    )
     assert answers == plain
     assert [answer.cached_tokens for answer in answers] == [0, 96]
     assert load.num_accepted_tokens == load.num_draft_tokens > 50
@@ -172,9 +191,14 @@ class PausingSpeculator(WholeDrafts):
         return super().lengths(rows, most, total) if self.num_left < 0 else np.zeros_like(most)
 
 
-@pytest.mark.parametrize("num_steps", long_but((1, CATCH_UP - 1, CATCH_UP, 2 * CATCH_UP + 3), 1, CATCH_UP))
-def test_what_was_not_computed_while_nothing_was_drafted_is_caught_up(twin: SmallEngine, num_steps: int) -> None:
-    samplings, speculator = [greedy(60)], PausingSpeculator(num_steps).beside(twin.config)
+@pytest.mark.parametrize(
+    "num_steps", long_but((1, CATCH_UP - 1, CATCH_UP, 2 * CATCH_UP + 3), 1, CATCH_UP)
+)
+def test_what_was_not_computed_while_nothing_was_drafted_is_caught_up(
+    twin: SmallEngine, num_steps: int
+) -> None:
+    samplings = [greedy(60)]
+    speculator = PausingSpeculator(num_steps).beside(twin.config)
     plain, _ = answers_of_a_new_engine(twin, PROMPTS[:3], samplings)
     answers, load = answers_of_a_new_engine(twin, PROMPTS[:3], samplings, speculator)
     assert answers == plain
@@ -182,15 +206,21 @@ def test_what_was_not_computed_while_nothing_was_drafted_is_caught_up(twin: Smal
 
 
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["waiting", "ahead"])
-def test_behind_a_guess_that_was_wrong_the_model_goes_on_from_what_was_sampled(folder: Path, is_ahead: bool) -> None:
-    """Every seventh token of the answer is another than the model's, so that it is guessed wrong; all others follow
-    from it, and are guessed right only by a model that has read it."""
-    length, forced = 60, ForcedAnswers(64)
+def test_behind_a_guess_that_was_wrong_the_model_goes_on_from_what_was_sampled(
+    folder: Path, is_ahead: bool
+) -> None:
+    """Every seventh token of the answer is another than the model's, so that it is guessed wrong;
+    all others follow from it, and are guessed right only by a model that has read it."""
+    length = 60
+    forced = ForcedAnswers(64)
     forced.expect({5: [7 + i if i % 7 == 6 else FREE for i in range(length)]})
     with forced.installed():
         small = SmallEngine(folder, draft_model=folder, max_draft_tokens=MAX_DRAFTS)
     _, load = answers_of_a_new_engine(
-        small, PROMPTS[2:3], [greedy(length, seed=5)], WholeDrafts(is_ahead=is_ahead).beside(small.config)
+        small,
+        PROMPTS[2:3],
+        [greedy(length, seed=5)],
+        WholeDrafts(is_ahead=is_ahead).beside(small.config),
     )
     small.close()
     assert load.num_accepted_tokens == num_acceptable(length)
@@ -198,7 +228,8 @@ def test_behind_a_guess_that_was_wrong_the_model_goes_on_from_what_was_sampled(f
 
 def num_acceptable(length: int) -> int:
     """Drafted tokens before the next one that is guessed wrong, step by step."""
-    position, num_accepted = 1, 0
+    position = 1
+    num_accepted = 0
     while position < length:
         right = [i for i in range(position, min(position + MAX_DRAFTS, length - 1)) if i % 7 != 6]
         run = next((j for j, i in enumerate(right) if i != position + j), len(right))
@@ -209,7 +240,9 @@ def num_acceptable(length: int) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["penalties", "greedy", "seeded"])
-def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path, other: Path, kind: str) -> None:
+def test_requests_that_are_preempted_between_drafts_answer_the_same(
+    folder: Path, other: Path, kind: str
+) -> None:
     samplings = [SamplingParams(max_tokens=60, **SAMPLINGS[kind])]
     few = {"num_blocks": 16, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 24}
     for draft in (folder, other):
@@ -217,7 +250,9 @@ def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path
         plain, _ = answers_of_a_new_engine(narrow, PROMPTS, samplings)
         for is_ahead in (False, True):
             crowded, load = drafted(narrow, samplings, is_ahead=is_ahead)
-            assert [answer.token_ids for answer in crowded] == [answer.token_ids for answer in plain]
+            assert [answer.token_ids for answer in crowded] == [
+                answer.token_ids for answer in plain
+            ]
             assert load.num_preemptions > 0
             assert load.num_draft_tokens > 50
             assert draft == other or load.num_accepted_tokens > 0.9 * load.num_draft_tokens
@@ -234,22 +269,34 @@ def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path
     ],
     ids=str,
 )
-def test_requests_are_drafted_as_they_ask(twin: SmallEngine, asked: Speculation, is_drafted: bool) -> None:
+def test_requests_are_drafted_as_they_ask(
+    twin: SmallEngine, asked: Speculation, is_drafted: bool
+) -> None:
     engine = Engine(twin.config, twin.executor, speculator=adaptive(twin))
-    new = NewRequest(key=1, prompt_ids=PROMPTS[3], output_ids=[], sampling=greedy(30), speculation=asked)
+    new = NewRequest(
+        key=1, prompt_ids=PROMPTS[3], output_ids=[], sampling=greedy(30), speculation=asked
+    )
     engine.add(new)
     while engine.has_work():
         engine.step()
     load = engine.load()
     # This answer repeats nothing, so that look-up finds nothing.
     assert (load.num_draft_tokens > 0) == is_drafted
-    assert not is_drafted or load.num_draft_tokens <= (asked.max_tokens or MAX_DRAFTS) * load.num_drafts
+    assert (
+        not is_drafted
+        or load.num_draft_tokens <= (asked.max_tokens or MAX_DRAFTS) * load.num_drafts
+    )
 
 
 @pytest.mark.long
-def test_drafts_of_a_model_that_guesses_wrong_are_given_up_and_tried_again(stranger: SmallEngine) -> None:
-    speculator, length = adaptive(stranger, pass_seconds=0.3), 8 * PROBE_STEPS
-    _, load = answers_of_a_new_engine(stranger, PROMPTS[:1], [SamplingParams(max_tokens=length, seed=1)], speculator)
+def test_drafts_of_a_model_that_guesses_wrong_are_given_up_and_tried_again(
+    stranger: SmallEngine,
+) -> None:
+    speculator = adaptive(stranger, pass_seconds=0.3)
+    length = 8 * PROBE_STEPS
+    _, load = answers_of_a_new_engine(
+        stranger, PROMPTS[:1], [SamplingParams(max_tokens=length, seed=1)], speculator
+    )
     assert 4 < load.num_drafts < length / 8
 
 
@@ -262,9 +309,18 @@ def folder_of(path: Path, **shape: Any) -> Path:
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        ({"vocab_size": 640}, "allowed: a model of 512 tokens, as the served one; this one has 640"),
-        ({"max_position_embeddings": 256}, r"a model of 1024 positions \(max_model_len\); this one has 256"),
-        ({"head_dim": 24}, "a model that is served by itself; of this one head_dim is 24; allowed: multiples of 16"),
+        (
+            {"vocab_size": 640},
+            "allowed: a model of 512 tokens, as the served one; this one has 640",
+        ),
+        (
+            {"max_position_embeddings": 256},
+            r"a model of 1024 positions \(max_model_len\); this one has 256",
+        ),
+        (
+            {"head_dim": 24},
+            "a model that is served by itself; of this one head_dim is 24; allowed: multiples of 16",
+        ),
     ],
     ids=["vocabulary", "positions", "head size"],
 )
@@ -275,19 +331,24 @@ def test_a_draft_model_that_does_not_fit_is_refused_by_name(
         SmallEngine(folder, draft_model=folder_of(tmp_path, **shape), max_draft_tokens=MAX_DRAFTS)
 
 
-def test_fewer_positions_are_enough_for_an_engine_that_serves_no_more(folder: Path, tmp_path: Path) -> None:
+def test_fewer_positions_are_enough_for_an_engine_that_serves_no_more(
+    folder: Path, tmp_path: Path
+) -> None:
     draft = folder_of(tmp_path, max_position_embeddings=256)
     SmallEngine(folder, draft_model=draft, max_draft_tokens=MAX_DRAFTS, max_model_len=256).close()
 
 
 def test_an_engine_that_drafts_nothing_takes_no_draft_model(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"draft_model is .*; allowed: none where nothing is drafted"):
+    with pytest.raises(
+        ConfigError, match=r"draft_model is .*; allowed: none where nothing is drafted"
+    ):
         SmallEngine(folder, draft_model=folder)
 
 
 def test_the_memory_of_a_cache_holds_both_models_planes(folder: Path) -> None:
     sized = {"num_blocks": 0, "kv_cache_memory": 64 << 20}
-    alone, both = SmallEngine(folder, **sized), SmallEngine(folder, **sized, draft_model=folder, max_draft_tokens=3)
+    alone = SmallEngine(folder, **sized)
+    both = SmallEngine(folder, **sized, draft_model=folder, max_draft_tokens=3)
     assert both.config.num_blocks == alone.config.num_blocks // 2
     alone.close()
     both.close()

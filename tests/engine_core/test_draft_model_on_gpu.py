@@ -1,4 +1,5 @@
-"""A smaller model drafts on a GPU: answers stay what they are, with steps launched ahead of results or not."""
+"""A smaller model drafts on a GPU: answers stay what they are, with steps launched ahead of results
+or not."""
 
 from __future__ import annotations
 
@@ -23,16 +24,25 @@ SEEDED = [SamplingParams(temperature=0.2 * i, seed=i, max_tokens=60) for i in ra
 
 
 def check_guesses(
-    small: SmallEngine, prompts: Sequence[Sequence[int]], samplings: Sequence[SamplingParams], *, num_rounds: int = 1
+    small: SmallEngine,
+    prompts: Sequence[Sequence[int]],
+    samplings: Sequence[SamplingParams],
+    *,
+    num_rounds: int = 1,
 ) -> list[EngineLoad]:
-    """Holds answers with drafts to those without, of rows that wait for results and of rows that run ahead."""
+    """Holds answers with drafts to those without, of rows that wait for results and of rows that
+    run ahead."""
     each = [samplings[i % len(samplings)] for i in range(len(prompts))]
     plain, load = answers_of_a_new_engine(small, prompts, each)
     assert load.num_draft_tokens == 0
     loads = []
     for is_ahead in (False, True):
-        speculator = WholeDrafts(min(MAX_DRAFTS, small.config.max_draft_tokens), is_ahead=is_ahead).beside(small.config)
-        heard, load = answers_of_a_new_engine(small, prompts, each, speculator, num_rounds=num_rounds)
+        speculator = WholeDrafts(
+            min(MAX_DRAFTS, small.config.max_draft_tokens), is_ahead=is_ahead
+        ).beside(small.config)
+        heard, load = answers_of_a_new_engine(
+            small, prompts, each, speculator, num_rounds=num_rounds
+        )
         for i, answer in enumerate(heard):
             expected = plain[i % len(plain)]
             assert answer.token_ids == expected.token_ids, (is_ahead, i)
@@ -53,7 +63,9 @@ def test_guesses_of_the_served_model_itself_are_accepted(
     num_rows: int, engine_of: EngineOf, folder_of: FolderOf
 ) -> None:
     small = engine_of(draft_model=folder_of("qwen3"), max_num_batched_tokens=512)
-    check_accepted(check_guesses(small, prompts_of([1 + i * 37 % 200 for i in range(num_rows)]), SEEDED))
+    check_accepted(
+        check_guesses(small, prompts_of([1 + i * 37 % 200 for i in range(num_rows)]), SEEDED)
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama2", "gemma3"])
@@ -61,7 +73,9 @@ def test_rows_of_every_sampling_are_drafted_beside_each_other(
     family: str, engine_of: EngineOf, folder_of: FolderOf
 ) -> None:
     loads = check_guesses(
-        engine_of(draft_model=folder_of(family)), prompts_of([1 + i * 37 % 200 for i in range(40)]), EVERY_SAMPLING
+        engine_of(draft_model=folder_of(family)),
+        prompts_of([1 + i * 37 % 200 for i in range(40)]),
+        EVERY_SAMPLING,
     )
     if family == "qwen3":
         check_accepted(loads)
@@ -86,17 +100,24 @@ def test_ends_of_pages_and_of_splits_are_crossed(engine_of: EngineOf, folder_of:
     ],
     ids=str,
 )
-def test_however_an_engine_is_set(options: dict[str, Any], engine_of: EngineOf, folder_of: FolderOf) -> None:
-    """Few blocks preempt; a prefix is there when the prompts come again, with the draft model's keys and values."""
+def test_however_an_engine_is_set(
+    options: dict[str, Any], engine_of: EngineOf, folder_of: FolderOf
+) -> None:
+    """Few blocks preempt; a prefix is there when the prompts come again, with the draft model's
+    keys and values."""
     prompts = prompts_of([1 + i * 37 % 200 for i in range(60)], shared=130)
-    loads = check_guesses(engine_of(draft_model=folder_of("qwen3"), **options), prompts, SEEDED, num_rounds=2)
+    loads = check_guesses(
+        engine_of(draft_model=folder_of("qwen3"), **options), prompts, SEEDED, num_rounds=2
+    )
     if options.get("kv_cache_dtype") != "fp8":
         check_accepted(loads)
     assert all(load.prefix_hits > 0 for load in loads)
     assert "kv_swap_memory" not in options or loads[0].num_swapped_in > 0
 
 
-def test_a_row_alone_is_guessed_to_the_end_of_its_answer(engine_of: EngineOf, folder_of: FolderOf) -> None:
+def test_a_row_alone_is_guessed_to_the_end_of_its_answer(
+    engine_of: EngineOf, folder_of: FolderOf
+) -> None:
     small = engine_of(draft_model=folder_of("qwen3"))
     (waiting, ahead) = check_guesses(small, prompts_of([20]), [greedy(97)])
     # A token of each step is sampled behind its drafts.

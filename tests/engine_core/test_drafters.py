@@ -1,4 +1,5 @@
-"""Drafters propose what followed the same tokens before, and nothing that they ought not to know."""
+"""Drafters propose what followed the same tokens before, and nothing that they ought not to
+know."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.executor import Int32Array
 
-NUM_ROWS, LENGTH, MAX_DRAFTS = 4, 64, 6
-ONE, OTHER = b"1" * 16, b"2" * 16
+NUM_ROWS = 4
+LENGTH = 64
+MAX_DRAFTS = 6
+ONE = b"1" * 16
+OTHER = b"2" * 16
 
 
 class Table:
@@ -27,7 +31,9 @@ class Table:
         self.token_ids: Int32Array = np.full((NUM_ROWS, LENGTH), 99, np.int32)
         self.num_known = [0] * NUM_ROWS
 
-    def seat(self, row: int, prompt: Sequence[int], answer: Sequence[int] = (), namespace: bytes = ONE) -> None:
+    def seat(
+        self, row: int, prompt: Sequence[int], answer: Sequence[int] = (), namespace: bytes = ONE
+    ) -> None:
         self.drafter.seat(row, namespace, len(prompt))
         self.num_known[row] = 0
         self.add(row, [*prompt, *answer])
@@ -42,15 +48,22 @@ class Table:
         self.num_known[row] = 0
 
     def propose(self, *rows: int, most: int = MAX_DRAFTS) -> list[list[int]]:
-        columns = (np.array(c, np.int32) for c in (rows, [self.num_known[row] for row in rows], [most] * len(rows)))
+        columns = (
+            np.array(c, np.int32)
+            for c in (rows, [self.num_known[row] for row in rows], [most] * len(rows))
+        )
         numbers, num_known, limits = columns
         proposal = self.drafter.propose(numbers, self.token_ids, num_known, limits)
         assert all(array.dtype == np.int32 for array in proposal)
         assert proposal.draft_ids.shape[0] == len(rows)
         assert ((proposal.match_lens > 0) == (proposal.num_drafts > 0)).all()
-        return [ids[:n].tolist() for ids, n in zip(proposal.draft_ids, proposal.num_drafts, strict=True)]
+        return [
+            ids[:n].tolist() for ids, n in zip(proposal.draft_ids, proposal.num_drafts, strict=True)
+        ]
 
-    def run(self, row: int, prompt: Sequence[int], answer: Sequence[int], namespace: bytes = ONE) -> None:
+    def run(
+        self, row: int, prompt: Sequence[int], answer: Sequence[int], namespace: bytes = ONE
+    ) -> None:
         """A request from its first to its last token."""
         self.seat(row, prompt, answer, namespace)
         self.vacate(row)
@@ -161,9 +174,14 @@ def test_an_answer_is_never_drafted_to_another_namespace() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), max_size=40)), max_size=30))
-def test_histories_know_the_tokens_of_their_namespace_alone(requests: list[tuple[int, list[int]]]) -> None:
-    """Few tokens in all, so that histories grow, forget, are dropped and come anew; each namespace has its own ids."""
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), max_size=40)), max_size=30)
+)
+def test_histories_know_the_tokens_of_their_namespace_alone(
+    requests: list[tuple[int, list[int]]],
+) -> None:
+    """Few tokens in all, so that histories grow, forget, are dropped and come anew; each namespace
+    has its own ids."""
     table = suffix(max_tokens=128)
     for turn, (tenant, bits) in enumerate(requests):
         row = turn % NUM_ROWS
@@ -211,12 +229,17 @@ def test_ten_thousand_namespaces_fit_the_bound_and_the_last_ones_are_kept() -> N
     for tenant in range(10_000):
         table.run(0, [], [1, 2, 3, 4], b"%d" % tenant)
         sizes.add(table.drafter.num_bytes)
-    # Tokens; for each key the positions before them and half as many buckets; 48 bytes for each history to be found and
-    # 4 for each row.
+    # Tokens; for each key the positions before them and half as many buckets; 48 bytes for each
+    # history to be found and 4 for each row.
     most = 4 * (4096 + 2 * (4096 + 4096 // 2)) + 16 * 48 + 4 * NUM_ROWS
     assert max(sizes) == most
     assert table.drafter.num_bytes == most
-    for namespace, expected in ((b"first", []), (b"9983", []), (b"9984", [3, 4]), (b"9999", [3, 4])):
+    for namespace, expected in (
+        (b"first", []),
+        (b"9983", []),
+        (b"9984", [3, 4]),
+        (b"9999", [3, 4]),
+    ):
         table.seat(1, [], [1, 2], namespace)
         assert table.propose(1) == [expected]
 

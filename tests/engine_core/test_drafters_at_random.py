@@ -1,7 +1,8 @@
-"""The engine under random adds, cancels, credits and shortages, beside drafters that propose anything at all.
+"""The engine under random adds, cancels, credits and shortages, beside drafters that propose
+anything at all.
 
-What should be is what `test_engine_at_random` holds every engine to: no stream changes, every plan keeps the executor's
-contract, and when all is done nothing is held.
+What should be is what `test_engine_at_random` holds every engine to: no stream changes, every plan
+keeps the executor's contract, and when all is done nothing is held.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class WildDrafter:
     num_bytes = 0
 
     def __init__(self, seed: int, share_of_illegal: float) -> None:
-        self._rng, self._share_of_illegal = np.random.default_rng(seed), share_of_illegal
+        self._rng = np.random.default_rng(seed)
+        self._share_of_illegal = share_of_illegal
 
     def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
         pass
@@ -72,17 +74,24 @@ class WildDrafter:
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         pass
 
-    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
-        rng, width = self._rng, int(self._rng.integers(0, 2 * BLOCK_SIZE))
+    def propose(
+        self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
+    ) -> Proposal:
+        rng = self._rng
+        width = int(self._rng.integers(0, 2 * BLOCK_SIZE))
         draft_ids = rng.integers(0, MODEL.vocab_size, (len(rows), width))
         is_illegal = rng.random(draft_ids.shape) < self._share_of_illegal
         draft_ids[is_illegal] = rng.choice(ILLEGAL, int(is_illegal.sum()))
-        num_drafts, match_lens = rng.integers(-3, 40, len(rows)), rng.integers(-5, 50, len(rows))
-        return Proposal(*(column.astype(np.int32) for column in (draft_ids, num_drafts, match_lens)))
+        num_drafts = rng.integers(-3, 40, len(rows))
+        match_lens = rng.integers(-5, 50, len(rows))
+        return Proposal(
+            *(column.astype(np.int32) for column in (draft_ids, num_drafts, match_lens))
+        )
 
 
 class TellingDrafter(WildDrafter):
-    """Proposes the answer where it was asked before, of any length, with something else behind or in it."""
+    """Proposes the answer where it was asked before, of any length, with something else behind or
+    in it."""
 
     def __init__(self, seed: int, share_of_wrong: float) -> None:
         super().__init__(seed, share_of_wrong)
@@ -93,12 +102,18 @@ class TellingDrafter(WildDrafter):
         for i in range(3, len(tokens)):
             self._seen[tuple(tokens[i - 3 : i])] = tokens[i:]
 
-    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
+    def propose(
+        self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
+    ) -> Proposal:
         draft_ids, num_drafts, match_lens = super().propose(rows, token_ids, num_known, most)
         for i, (row, known) in enumerate(zip(rows.tolist(), num_known.tolist(), strict=True)):
-            seen = self._seen.get(tuple(token_ids[row, max(known - 3, 0) : known].tolist()), [])[: draft_ids.shape[1]]
+            seen = self._seen.get(tuple(token_ids[row, max(known - 3, 0) : known].tolist()), [])[
+                : draft_ids.shape[1]
+            ]
             if seen and self._rng.random() < 0.9:
-                draft_ids[i, : len(seen)], num_drafts[i], match_lens[i] = seen, len(seen) + self._rng.integers(3), 9
+                draft_ids[i, : len(seen)] = seen
+                num_drafts[i] = len(seen) + self._rng.integers(3)
+                match_lens[i] = 9
         return Proposal(draft_ids, num_drafts, match_lens)
 
 
@@ -115,20 +130,26 @@ def suffix(config: EngineConfig, max_drafts: int) -> Drafter:
 
 @st.composite
 def wild(draw: st.DrawFn) -> NewDrafter:
-    kind, seed = draw(st.sampled_from([WildDrafter, TellingDrafter])), draw(st.integers(0, 1000))
+    kind = draw(st.sampled_from([WildDrafter, TellingDrafter]))
+    seed = draw(st.integers(0, 1000))
     share = draw(st.sampled_from([0.0, 0.05, 0.5]))
     return lambda config, max_drafts: kind(seed, share)
 
 
 @st.composite
 def speculators(draw: st.DrawFn) -> Callable[[EngineConfig], Speculator]:
-    max_drafts, costs = draw(st.sampled_from([1, 4, BLOCK_SIZE - 1])), draw(st.sampled_from(ALL_COSTS))
+    max_drafts = draw(st.sampled_from([1, 4, BLOCK_SIZE - 1]))
+    costs = draw(st.sampled_from(ALL_COSTS))
     drafters = draw(st.lists(wild() | st.sampled_from([ngram, suffix]), min_size=1, max_size=3))
     pass_seconds = draw(st.none() | st.sampled_from([0.0, 0.1, 1.0]))
 
     def build(config: EngineConfig) -> Speculator:
         each = [new(config, max_drafts) for new in drafters]
-        sizes = {"num_rows": config.num_rows, "max_drafts": max_drafts, "vocab_size": MODEL.vocab_size}
+        sizes = {
+            "num_rows": config.num_rows,
+            "max_drafts": max_drafts,
+            "vocab_size": MODEL.vocab_size,
+        }
         if pass_seconds is None:
             return AdaptiveSpeculator(each, costs, **sizes)
         # What the simulated executor drafts by itself stands for a draft model.
@@ -199,7 +220,10 @@ def check_drafters(
 ) -> None:
     driver = check_rounds(config, late_polls, mask_delay, rounds, speculator(config))
     counts = driver.executor.num_tokens_of_drafts
-    event(f"tokens of a row with drafts: {min(max(counts, default=0), 3)}, rolled back: {counts[1] > 0}")
+    event(
+        f"tokens of a row with drafts: {min(max(counts, default=0), 3)}, rolled back: "
+        f"{counts[1] > 0}"
+    )
     for stream in driver.streams.values():
         if not stream.new.speculation.is_on or stream.new.speculation.drafter == "unknown":
             assert stream.num_draft_tokens == 0

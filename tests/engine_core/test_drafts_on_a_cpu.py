@@ -1,4 +1,5 @@
-"""Drafted tokens change nothing but the number of steps: the CPU's executor verifies whatever a drafter proposes."""
+"""Drafted tokens change nothing but the number of steps: the CPU's executor verifies whatever a
+drafter proposes."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def small(folder: Path) -> Iterator[SmallEngine]:
 
 
 @pytest.mark.parametrize("kind", long_but(SAMPLINGS, "penalties", "log probabilities", "a stop"))
-def test_answers_and_log_probabilities_are_those_without_drafts(small: SmallEngine, kind: str) -> None:
+def test_answers_and_log_probabilities_are_those_without_drafts(
+    small: SmallEngine, kind: str
+) -> None:
     samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in (24, 23, 1, 30, 17, 2)]
     plain, _ = answers_of_a_new_engine(small, PROMPTS, samplings)
     for wrong in (0.0, 0.4, 1.0):

@@ -40,11 +40,15 @@ def plan(num_drafts: dict[int, int], masks: np.ndarray) -> DrawPlan:
     ],
     ids=str,
 )
-def test_every_position_of_a_draw_comes_with_its_own_mask_and_state(num_drafts: dict[int, int]) -> None:
+def test_every_position_of_a_draw_comes_with_its_own_mask_and_state(
+    num_drafts: dict[int, int],
+) -> None:
     table = np.arange(8 * 40 * 3, dtype=np.int32).reshape(8, 40, 3)
     buffers = DrawBuffers(CONFIG, VOCAB_SIZE, torch.device("cpu"))
     buffers.send(3, spread_draw(plan(num_drafts, table)), table, CONFIG.max_positions, 77)
-    drawn = [(row, place) for row, count in sorted(num_drafts.items()) for place in range(count + 1)]
+    drawn = [
+        (row, place) for row, count in sorted(num_drafts.items()) for place in range(count + 1)
+    ]
     rows, positions, outputs = (each.tolist() for each in buffers.draws(CONFIG.max_positions))
     masks, held = buffers.masks(CONFIG.max_positions)
     assert rows[: len(drawn)] == [row for row, _ in drawn]

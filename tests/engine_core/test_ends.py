@@ -16,7 +16,8 @@ from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform
 from headwater.engine_core.weights.dummy import dummy
 
-BLOCK_SIZE, MAX_LEN = 16, 128
+BLOCK_SIZE = 16
+MAX_LEN = 128
 COUNTS = [1, 30, 17, 1, 64]
 MODEL = registry.config_of(TINY)
 
@@ -44,7 +45,8 @@ def test_only_tokens_that_are_looked_at_pass_the_last_layer(samples: list[bool])
     layout = Decoder.layout(MODEL)
     weights = load_weights(layout, dummy(layout, torch.float32, torch.device("cpu")), torch.float32)
     decoder = Decoder(MODEL, weights, platform, MAX_LEN)
-    rows, nothing = np.arange(len(COUNTS), dtype=np.int32), np.empty(0, np.int32)
+    rows = np.arange(len(COUNTS), dtype=np.int32)
+    nothing = np.empty(0, np.int32)
     plan = StepPlan(
         step=0,
         released=[],
@@ -62,7 +64,9 @@ def test_only_tokens_that_are_looked_at_pass_the_last_layer(samples: list[bool])
     tokens = torch.randint(MODEL.vocab_size, (len(rows), MAX_LEN), dtype=torch.int32)
     blocks = torch.arange(1, 1 + len(rows) * 8, dtype=torch.int32).view(len(rows), 8)
     batch = make_batch(plan, tokens, blocks, BLOCK_SIZE)
-    whole_cache = torch.zeros(MODEL.num_layers, 2, 50, MODEL.num_kv_heads, BLOCK_SIZE, MODEL.head_dim)
+    whole_cache = torch.zeros(
+        MODEL.num_layers, 2, 50, MODEL.num_kv_heads, BLOCK_SIZE, MODEL.head_dim
+    )
     cache = torch.zeros_like(whole_cache)
     whole = decoder.forward(batch, whole_cache)
     products = platform.num_rows.copy()

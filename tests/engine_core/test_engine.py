@@ -1,4 +1,5 @@
-"""What an engine does, one fact at a time; `test_engine_at_random.py` covers what happens when all come together."""
+"""What an engine does, one fact at a time; `test_engine_at_random.py` covers what happens when all
+come together."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 def test_a_request_is_answered_and_leaves_nothing(bench: Bench) -> None:
     bench.add(1, prompt(40), max_tokens=20)
     bench.run()
-    assert bench.tokens(1) == expected_tokens(MODEL, prompt(40), SamplingParams(max_tokens=20, seed=1))
+    assert bench.tokens(1) == expected_tokens(
+        MODEL, prompt(40), SamplingParams(max_tokens=20, seed=1)
+    )
     assert bench.finish(1) == Finished(key=1, reason=FinishReason.LENGTH, num_output_tokens=20)
     assert bench.engine.load().num_used_blocks == 0
     assert bench.engine.step() is None
@@ -39,7 +42,9 @@ def test_no_step_computes_past_the_length(bench: Bench) -> None:
     assert [plan.num_tokens for plan in bench.executor.plans] == [10, 1, 1, 1, 1]
 
 
-def test_a_stop_id_ends_the_answer_and_what_was_planned_past_it_counts_nowhere(bench: Bench) -> None:
+def test_a_stop_id_ends_the_answer_and_what_was_planned_past_it_counts_nowhere(
+    bench: Bench,
+) -> None:
     answer = expected_tokens(MODEL, prompt(10), SamplingParams(max_tokens=50, seed=1))
     bench.add(1, prompt(10), max_tokens=50, stop_token_ids=(answer[6],))
     bench.run()
@@ -101,7 +106,11 @@ def test_an_answer_that_goes_on_does_not_wait_for_prompts(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("seconds_per_token", "seconds", "counts"),
-    [(0.001, 0.3, [300, 300, 300]), (0.001, 0.02, [256, 256, 256, 132]), (0.0, 0.02, [256, 256, 256, 132])],
+    [
+        (0.001, 0.3, [300, 300, 300]),
+        (0.001, 0.02, [256, 256, 256, 132]),
+        (0.0, 0.02, [256, 256, 256, 132]),
+    ],
 )
 def test_a_step_computes_prompts_for_no_longer_than_it_may(
     seconds_per_token: float, seconds: float, counts: list[int]
@@ -136,15 +145,21 @@ def test_another_namespace_hits_nothing(bench: Bench) -> None:
     assert bench.cached_tokens(2) == 0
 
 
-def test_choices_of_a_request_share_the_prompt_from_the_step_that_schedules_it(bench: Bench) -> None:
+def test_choices_of_a_request_share_the_prompt_from_the_step_that_schedules_it(
+    bench: Bench,
+) -> None:
     for choice_index in range(3):
-        bench.engine.add(replace(request(choice_index, prompt(40), seed=5), choice_index=choice_index))
+        bench.engine.add(
+            replace(request(choice_index, prompt(40), seed=5), choice_index=choice_index)
+        )
     bench.steps(1)
     assert bench.executor.plans[0].counts.tolist() == [40, 8, 8]
     bench.run()
     sampling = SamplingParams(max_tokens=8, seed=5)
     for choice_index in range(3):
-        assert bench.tokens(choice_index) == expected_tokens(MODEL, prompt(40), sampling, choice_index=choice_index)
+        assert bench.tokens(choice_index) == expected_tokens(
+            MODEL, prompt(40), sampling, choice_index=choice_index
+        )
     assert [bench.cached_tokens(key) for key in range(3)] == [0, 32, 32]
 
 
@@ -168,18 +183,24 @@ def test_a_follower_goes_on_alone_when_its_leader_is_cancelled(depth: int) -> No
     assert [plan.counts.tolist() for plan in bench.executor.plans] == [[24], [24]]
     bench.engine.cancel(1)
     bench.run()
-    assert bench.tokens(2) == expected_tokens(MODEL, prompt(200), SamplingParams(max_tokens=8, seed=2))
+    assert bench.tokens(2) == expected_tokens(
+        MODEL, prompt(200), SamplingParams(max_tokens=8, seed=2)
+    )
     assert bench.cached_tokens(2) == 48
 
 
-def test_a_cancelled_request_says_nothing_more_and_frees_its_blocks_with_the_steps_in_flight(bench: Bench) -> None:
+def test_a_cancelled_request_says_nothing_more_and_frees_its_blocks_with_the_steps_in_flight(
+    bench: Bench,
+) -> None:
     bench.add(1, prompt(40), max_tokens=100)
     bench.steps(8)
     num_said = len(bench.tokens(1))
     bench.engine.cancel(1)
     bench.run()
     assert len(bench.tokens(1)) == num_said
-    assert bench.finish(1) == Finished(key=1, reason=FinishReason.CANCELLED, num_output_tokens=num_said)
+    assert bench.finish(1) == Finished(
+        key=1, reason=FinishReason.CANCELLED, num_output_tokens=num_said
+    )
     assert bench.engine.load().num_used_blocks == 0
 
 
@@ -205,7 +226,9 @@ def test_without_credit_a_request_keeps_its_blocks_and_others_go_on(bench: Bench
     assert bench.engine.load().num_used_blocks == 2
     bench.engine.add_credit(1, 100)
     bench.run()
-    assert bench.tokens(1) == expected_tokens(MODEL, prompt(20), SamplingParams(max_tokens=9, seed=1))
+    assert bench.tokens(1) == expected_tokens(
+        MODEL, prompt(20), SamplingParams(max_tokens=9, seed=1)
+    )
 
 
 def test_the_lower_tier_then_the_smaller_virtual_time_runs_first() -> None:
@@ -222,7 +245,15 @@ def test_a_resumed_answer_goes_on_where_it_was(bench: Bench) -> None:
     bench.engine.add(replace(request(1, prompt(40), max_tokens=12), output_ids=answer[:5]))
     bench.run()
     assert bench.tokens(1) == answer[5:]
-    assert [index for output in bench.outputs for index in output.first_index] == [5, 6, 7, 8, 9, 10, 11]
+    assert [index for output in bench.outputs for index in output.first_index] == [
+        5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        11,
+    ]
     assert bench.finish(1).num_output_tokens == 12
 
 
@@ -235,7 +266,13 @@ def test_a_resumed_answer_goes_on_where_it_was(bench: Bench) -> None:
         (replace(request(1, prompt(5), max_tokens=2), output_ids=[4, 4]), FinishReason.LENGTH),
         (replace(request(1, prompt(5), stop_token_ids=(4,)), output_ids=[4]), FinishReason.STOP),
     ],
-    ids=["empty", "no room for a token", "too long", "resumed at its length", "resumed at its stop"],
+    ids=[
+        "empty",
+        "no room for a token",
+        "too long",
+        "resumed at its length",
+        "resumed at its stop",
+    ],
 )
 def test_what_needs_no_step_ends_before_costing_one(new: NewRequest, reason: FinishReason) -> None:
     bench = Bench(CONFIG)
@@ -259,7 +296,10 @@ def test_a_request_for_no_tokens_scores_its_prompt_and_ends(bench: Bench) -> Non
     bench.add(1, prompt(100), max_tokens=0, num_prompt_logprobs=2)
     bench.run()
     parts = [part for output in bench.outputs for part in output.prompt_logprobs]
-    assert [(part.first_position, len(part.entries), part.last) for part in parts] == [(1, 64, False), (65, 35, True)]
+    assert [(part.first_position, len(part.entries), part.last) for part in parts] == [
+        (1, 64, False),
+        (65, 35, True),
+    ]
     assert [entry.top_ids[0] for part in parts for entry in part.entries] == prompt(100)[1:]
     assert bench.tokens(1) == []
     assert bench.finish(1) == Finished(key=1, reason=FinishReason.LENGTH, num_output_tokens=0)
@@ -326,5 +366,7 @@ def test_waits_are_measured_on_the_engines_clock() -> None:
 
 
 def test_a_pool_that_cannot_hold_one_full_context_is_refused() -> None:
-    with pytest.raises(ConfigError, match="num_blocks is 32; allowed: at least 33 for max_model_len 512"):
+    with pytest.raises(
+        ConfigError, match="num_blocks is 32; allowed: at least 33 for max_model_len 512"
+    ):
         replace(CONFIG, num_blocks=32)

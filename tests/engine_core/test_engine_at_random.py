@@ -1,7 +1,8 @@
-"""The engine under random adds, cancels, credits and shortages, at every depth, against what should be.
+"""The engine under random adds, cancels, credits and shortages, at every depth, against what should
+be.
 
-What should be: every stream is what `expected_tokens` says it is alone, every plan keeps the executor's contract, and
-when all is done nothing is held.
+What should be: every stream is what `expected_tokens` says it is alone, every plan keeps the
+executor's contract, and when all is done nothing is held.
 """
 
 from __future__ import annotations
@@ -89,11 +90,18 @@ def check_lies(
 @SOME
 @SCENARIOS_WITH_DRAFTS
 def test_a_step_that_brings_a_row_more_or_fewer_tokens_changes_no_stream(
-    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round], speculator: HalfRightSpeculator
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    rounds: list[Round],
+    speculator: HalfRightSpeculator,
 ) -> None:
     driver = check_rounds(config, late_polls, mask_delay, rounds, speculator)
     counts = driver.executor.num_tokens_of_drafts
-    event(f"tokens of a row with drafts: {min(max(counts, default=0), 3)}, rolled back: {counts[1] > 0}")
+    event(
+        f"tokens of a row with drafts: {min(max(counts, default=0), 3)}, rolled back: "
+        f"{counts[1] > 0}"
+    )
 
 
 @pytest.mark.long
@@ -152,7 +160,9 @@ def test_nor_does_it_in_many_more_rounds_with_such_sources(
 
 @SOME
 @given(st.integers(1, 4), st.lists(st.tuples(requests(), st.booleans()), min_size=2, max_size=8))
-def test_one_after_another_hits_exactly_what_the_formula_says(depth: int, turns: list[tuple[NewRequest, bool]]) -> None:
+def test_one_after_another_hits_exactly_what_the_formula_says(
+    depth: int, turns: list[tuple[NewRequest, bool]]
+) -> None:
     """Some are the next turn of the chat before them."""
     config = EngineConfig(
         block_size=BLOCK_SIZE,
@@ -169,14 +179,18 @@ def test_one_after_another_hits_exactly_what_the_formula_says(depth: int, turns:
         prompt_ids = [*chat, *new.prompt_ids[-3:]] if is_next_turn else new.prompt_ids
         if len(prompt_ids) >= MAX_MODEL_LEN:
             continue
-        alone = replace(new, key=key, prompt_ids=prompt_ids, output_ids=[], namespace=b"a" * 16, credit=MANY)
+        alone = replace(
+            new, key=key, prompt_ids=prompt_ids, output_ids=[], namespace=b"a" * 16, credit=MANY
+        )
         # Choices share more: see test_forks.py.
         driver.add(replace(alone, forks=False))
         driver.run()
         stream = driver.streams[key]
         common = max((shared(prompt_ids, ids) for ids in with_kv), default=0)
         is_scored = new.sampling.num_prompt_logprobs is not None
-        assert stream.cached_tokens == (0 if is_scored else expected_cached_tokens(common, len(prompt_ids), BLOCK_SIZE))
+        assert stream.cached_tokens == (
+            0 if is_scored else expected_cached_tokens(common, len(prompt_ids), BLOCK_SIZE)
+        )
         # The last token is sampled, never computed.
         chat = prompt_ids + stream.tokens
         with_kv.append(chat[: -1 if stream.tokens else None])
@@ -190,17 +204,27 @@ def shared(ours: list[int], theirs: list[int]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_stalled_request_whose_drafts_were_rejected_is_not_preempted_in_the_step_that_computes_it(seed: int) -> None:
-    """The drafts had taken all of its credit when it stalled, and give some back. The next request lacks blocks."""
+def test_a_stalled_request_whose_drafts_were_rejected_is_not_preempted_in_the_step_that_computes_it(
+    seed: int,
+) -> None:
+    """The drafts had taken all of its credit when it stalled, and give some back. The next request
+    lacks blocks."""
     config = EngineConfig(
-        block_size=BLOCK_SIZE, num_blocks=9, max_model_len=MAX_MODEL_LEN, max_num_seqs=2, max_num_batched_tokens=100
+        block_size=BLOCK_SIZE,
+        num_blocks=9,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=2,
+        max_num_batched_tokens=100,
     )
     driver = Driver(config, late_polls=MANY, speculator=HalfRightSpeculator(seed, max_drafts=8))
 
     def add(key: int, prompt_len: int, credit: int) -> None:
-        sampling, namespace = SamplingParams(max_tokens=30, seed=key), bytes([key]) * 16
+        sampling = SamplingParams(max_tokens=30, seed=key)
+        namespace = bytes([key]) * 16
         prompt_ids = list(range(prompt_len))
-        new = NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, namespace=namespace)
+        new = NewRequest(
+            key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, namespace=namespace
+        )
         driver.add(replace(new, credit=credit))
 
     add(1, 60, 6)
@@ -217,8 +241,8 @@ def test_a_stalled_request_whose_drafts_were_rejected_is_not_preempted_in_the_st
 
 
 def test_who_yields_a_seat_does_not_take_it_back_before_the_one_it_yielded_to() -> None:
-    """Two seats are held by answers that nobody reads. With one seat between them, two tenants once took it from each
-    other at every step, and neither prompt was ever computed."""
+    """Two seats are held by answers that nobody reads. With one seat between them, two tenants once
+    took it from each other at every step, and neither prompt was ever computed."""
     config = EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=14,
@@ -231,7 +255,9 @@ def test_who_yields_a_seat_does_not_take_it_back_before_the_one_it_yielded_to() 
     )
     driver = Driver(config, late_polls=0)
 
-    def add(tenant: str, prompt_len: int, virtual_time: float, *, credit: int = MANY, tier: int = 0) -> None:
+    def add(
+        tenant: str, prompt_len: int, virtual_time: float, *, credit: int = MANY, tier: int = 0
+    ) -> None:
         new = NewRequest(
             key=len(driver.streams),
             prompt_ids=list(range(prompt_len)),

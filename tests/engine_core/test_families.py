@@ -28,11 +28,18 @@ A_FAMILY_OF_EACH_MECHANISM = ("llama3 with scaled rope", "smollm2", "qwen2", "qw
 
 
 def test_every_architecture_has_a_family_and_is_documented() -> None:
-    tested = {transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(make())].__name__ for make in FAMILIES.values()}
-    assert tested == ARCHITECTURES.keys(), "add a small config to FAMILIES of tests/engine_core/small_models.py"
+    tested = {
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(make())].__name__
+        for make in FAMILIES.values()
+    }
+    assert tested == ARCHITECTURES.keys(), (
+        "add a small config to FAMILIES of tests/engine_core/small_models.py"
+    )
     text = MODELS.read_text()
     names = {name.removesuffix("ForCausalLM") for name in ARCHITECTURES}
-    assert not {name for name in names if name not in text.replace(" ", "")}, "name the model in docs/models.md"
+    assert not {name for name in names if name not in text.replace(" ", "")}, (
+        "name the model in docs/models.md"
+    )
 
 
 @pytest.mark.parametrize("family", long_but(FAMILIES, *A_FAMILY_OF_EACH_MECHANISM))
@@ -50,12 +57,15 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(family: str, tmp_p
         assert [entry.logprob for entry in answer.logprobs] == pytest.approx(chosen, abs=1e-3)
         assert [entry.top_ids for entry in answer.logprobs] == after.topk(3).indices.tolist()
         scored = [expected[i, token].item() for i, token in enumerate(prompt[1:])]
-        assert [entry.logprob for entry in answer.prompt_logprobs] == pytest.approx(scored, abs=1e-3)
+        assert [entry.logprob for entry in answer.prompt_logprobs] == pytest.approx(
+            scored, abs=1e-3
+        )
 
 
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     random_checkpoint("qwen2", tmp_path / "one")
     random_checkpoint("qwen2", tmp_path / "many", max_shard_size="100KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
-    one, many = convert(tmp_path / "one", tmp_path / "a"), convert(tmp_path / "many", tmp_path / "b")
+    one = convert(tmp_path / "one", tmp_path / "a")
+    many = convert(tmp_path / "many", tmp_path / "b")
     assert (one / "weights.safetensors").read_bytes() == (many / "weights.safetensors").read_bytes()

@@ -1,4 +1,5 @@
-"""Sequences that begin alike: what is copied of a partly filled block, when, and that nothing is read too early."""
+"""Sequences that begin alike: what is copied of a partly filled block, when, and that nothing is
+read too early."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ from tests.long_values import long_but
 
 MANY = 1 << 30
 CONFIG = EngineConfig(
-    block_size=BLOCK_SIZE, num_blocks=60, max_model_len=MAX_MODEL_LEN, max_num_seqs=12, max_num_batched_tokens=50
+    block_size=BLOCK_SIZE,
+    num_blocks=60,
+    max_model_len=MAX_MODEL_LEN,
+    max_num_seqs=12,
+    max_num_batched_tokens=50,
 )
 
 
@@ -32,7 +37,14 @@ def choices(
 ) -> list[NewRequest]:
     """The choices of one request."""
     sampling = SamplingParams(seed=4, max_tokens=max_tokens)
-    one = NewRequest(key=0, prompt_ids=list(range(prompt_len)), output_ids=[], sampling=sampling, forks=True, **fields)
+    one = NewRequest(
+        key=0,
+        prompt_ids=list(range(prompt_len)),
+        output_ids=[],
+        sampling=sampling,
+        forks=True,
+        **fields,
+    )
     return [replace(one, key=first_key + i, choice_index=i) for i in range(count)]
 
 
@@ -55,7 +67,11 @@ def test_choices_share_their_prompt_to_the_token(prompt_len: int, depth: int) ->
 
 @pytest.mark.parametrize("prompt_len", [16, 32, 96])
 def test_of_a_prompt_of_whole_blocks_all_but_the_last_token_is_shared(prompt_len: int) -> None:
-    assert run(Driver(CONFIG, late_polls=2), *choices(prompt_len, 3)) == [0, prompt_len - 1, prompt_len - 1]
+    assert run(Driver(CONFIG, late_polls=2), *choices(prompt_len, 3)) == [
+        0,
+        prompt_len - 1,
+        prompt_len - 1,
+    ]
 
 
 @pytest.mark.parametrize("prompt_len", [1, 17])
@@ -80,10 +96,13 @@ def test_a_longer_prompt_is_computed_in_chunks_before_its_forks_begin() -> None:
 def test_a_beam_goes_on_behind_the_token_that_its_last_step_computed() -> None:
     """Each step of a search is a request of its own, whose prompt is a token longer."""
     driver = Driver(CONFIG, late_polls=2)
-    prompt_ids, cached = list(range(21)), []
+    prompt_ids = list(range(21))
+    cached = []
     for key in range(20):
         sampling = SamplingParams(temperature=0.0, max_tokens=1)
-        request = NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, forks=True)
+        request = NewRequest(
+            key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, forks=True
+        )
         cached += run(driver, request)
         prompt_ids = [*prompt_ids, driver.streams[key].tokens[0]]
     assert cached == [0, *range(21, 40)]
@@ -91,7 +110,8 @@ def test_a_beam_goes_on_behind_the_token_that_its_last_step_computed() -> None:
 
 def test_namespaces_share_nothing() -> None:
     driver = Driver(CONFIG, late_polls=2)
-    one, other = choices(40, 1), choices(40, 1, first_key=1, namespace=b"b" * 16)
+    one = choices(40, 1)
+    other = choices(40, 1, first_key=1, namespace=b"b" * 16)
     assert run(driver, *one, *other) == [0, 0]
 
 
@@ -119,7 +139,8 @@ def test_forks_of_one_that_leaves_are_answered_all_the_same() -> None:
 
 @pytest.mark.parametrize("num_blocks", [9, 10, 12, 14, 18])
 def test_where_blocks_are_short_forks_wait_and_are_woken(num_blocks: int) -> None:
-    """A block that a step in flight copies is held a little longer than its row: what waits for it hears of it."""
+    """A block that a step in flight copies is held a little longer than its row: what waits for it
+    hears of it."""
     for depth in (1, 2, 4):
         driver = Driver(replace(CONFIG, num_blocks=num_blocks, async_depth=depth), late_polls=3)
         requests = [*choices(40, 4, max_tokens=1), *choices(70, 3, first_key=4, max_tokens=30)]
@@ -161,15 +182,22 @@ def test_a_model_on_a_cpu_answers_the_same_from_copies(folder: Path, prompt_len:
 
 
 def check_copies(alone: SmallEngine, together: SmallEngine, prompt_len: int) -> None:
-    """Four choices of a request are told the same where they are copied as where each is computed."""
+    """Four choices of a request are told the same where they are copied as where each is
+    computed."""
     prompt_ids = np.random.default_rng(prompt_len).integers(3, 512, prompt_len).tolist()
     sampling = SamplingParams(temperature=0.9, seed=2, max_tokens=20, num_logprobs=2)
-    known, told = [], []
+    known = []
+    told = []
     for small, forks, answers in ((alone, False, known), (together, True, told)):
         tokens: dict[int, list[int]] = {i: [] for i in range(4)}
         for i in range(4):
             new = NewRequest(
-                key=i, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, choice_index=i, forks=forks
+                key=i,
+                prompt_ids=prompt_ids,
+                output_ids=[],
+                sampling=sampling,
+                choice_index=i,
+                forks=forks,
             )
             small.engine.add(new)
             while not forks and small.engine.has_work():
@@ -191,13 +219,20 @@ def hear(small: SmallEngine, tokens: dict[int, list[int]]) -> None:
 def test_of_used_blocks_96_in_a_hundred_slots_stand_for_tokens_under_mixed_load() -> None:
     """Prompts of 20 to 900 tokens, answers of up to 200, some in four choices, in blocks of 16."""
     config = EngineConfig(
-        block_size=16, num_blocks=700, max_model_len=1200, max_num_seqs=32, max_num_batched_tokens=256
+        block_size=16,
+        num_blocks=700,
+        max_model_len=1200,
+        max_num_seqs=32,
+        max_num_batched_tokens=256,
     )
     rng = np.random.default_rng(11)
     engine = Engine(config, SimulatedExecutor(config, SimulatedModel(vocab_size=1000)))
-    key, shares = 0, []
+    key = 0
+    shares = []
     for _ in range(60):
-        prompt_ids = rng.integers(0, 1000, int(np.exp(rng.uniform(np.log(20), np.log(900))))).tolist()
+        prompt_ids = rng.integers(
+            0, 1000, int(np.exp(rng.uniform(np.log(20), np.log(900))))
+        ).tolist()
         sampling = SamplingParams(seed=key, max_tokens=int(rng.integers(10, 200)))
         count = 4 if rng.random() < 0.3 else 1
         for choice_index in range(count):

@@ -1,4 +1,5 @@
-"""Sequences that begin alike on a GPU: what is copied of a block is all that its models know of the tokens in it."""
+"""Sequences that begin alike on a GPU: what is copied of a block is all that its models know of the
+tokens in it."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def test_what_draft_heads_know_of_a_block_is_copied_with_it(folder: Path, tmp_pa
 
 def check(folder: Path, options: dict[str, Any]) -> None:
     for prompt_len in (9, 50, 64):
-        alone, together = SmallEngine(folder, **options), SmallEngine(folder, **options)
+        alone = SmallEngine(folder, **options)
+        together = SmallEngine(folder, **options)
         check_copies(alone, together, prompt_len)
         for small in (alone, together):
             small.close()

@@ -1,4 +1,5 @@
-"""Weights of e4m3 numbers that a CPU multiplies as they are, with activations in the model's type."""
+"""Weights of e4m3 numbers that a CPU multiplies as they are, with activations in the model's
+type."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ PROMPTS = [[5, 6, 7], list(range(3, 60)), [9]]
 def write(tmp_path: Path, form: str, dtype: str) -> Path:
     """The converted folder."""
     random_checkpoint("llama2", tmp_path / "hf")
-    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", BYTE_FORMS[form], DTYPES[dtype])
+    write_packed(
+        tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", BYTE_FORMS[form], DTYPES[dtype]
+    )
     return convert(tmp_path / "packed", tmp_path / "ours", dtype)
 
 
@@ -65,9 +68,12 @@ def test_layers_stay_packed_and_multiply_by_the_weights_of_the_file_expanded_to_
     folder = write(tmp_path, form, dtype)
     weights = stored(folder, DTYPES[dtype])
     ours = tiles_of(weights, folder)
-    assert {linear.kind for name, linear in ours.items() if name != "lm_head"} == {Fp8TileLinear.kind}
+    assert {linear.kind for name, linear in ours.items() if name != "lm_head"} == {
+        Fp8TileLinear.kind
+    }
     for name in ("layers.1.down", "layers.2.o", "layers.0.gate_up", "layers.0.qkv"):
-        linear, x = weights.linears[name], torch.randn(9, ours[name].in_features).to(DTYPES[dtype])
+        linear = weights.linears[name]
+        x = torch.randn(9, ours[name].in_features).to(DTYPES[dtype])
         assert isinstance(linear, ExpandableLinear)
         expected = expanded_linear(x, linear.expanded())
         assert torch.equal(fp8_linear(x, ours[name].tiles), expected)
@@ -76,9 +82,12 @@ def test_layers_stay_packed_and_multiply_by_the_weights_of_the_file_expanded_to_
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_answers_are_those_of_the_weights_expanded_but_for_the_order_of_sums(dtype: str, tmp_path: Path) -> None:
+def test_answers_are_those_of_the_weights_expanded_but_for_the_order_of_sums(
+    dtype: str, tmp_path: Path
+) -> None:
     folder = write(tmp_path, "fp8, blocks", dtype)
-    ours, expanded = log_probs(folder), log_probs(folder, activation_dtype="model")
+    ours = log_probs(folder)
+    expanded = log_probs(folder, activation_dtype="model")
     assert ours != expanded
     most = 1e-4 if dtype == "float32" else 0.1
     assert np.abs(np.subtract(ours, expanded)).mean() < most * np.std(expanded)
@@ -101,7 +110,10 @@ def test_an_answer_has_the_same_bits_alone_and_beside_others(dtype: str, tmp_pat
 
 def test_activations_of_the_model_have_weights_expanded(tmp_path: Path) -> None:
     folder = write(tmp_path, "fp8, one scale", "float32")
-    kinds = {each.kind for each in tiles_of(stored(folder, torch.float32), folder, expands_fp8=True).values()}
+    kinds = {
+        each.kind
+        for each in tiles_of(stored(folder, torch.float32), folder, expands_fp8=True).values()
+    }
     assert Fp8TileLinear.kind not in kinds
 
 
@@ -123,7 +135,9 @@ def test_engines_with_weights_packed_and_expanded_have_other_ids(tmp_path: Path)
 def test_tiles_take_at_most_3_percent_more_bytes_than_the_numbers(
     num_rows: int, num_inputs: int, group_size: int, is_shared: bool
 ) -> None:
-    layout = Fp8TileLayout.of(random_fp8(num_rows, num_inputs, group_size, is_shared=is_shared), torch.bfloat16)
+    layout = Fp8TileLayout.of(
+        random_fp8(num_rows, num_inputs, group_size, is_shared=is_shared), torch.bfloat16
+    )
     assert layout is not None
     assert layout.num_bytes < 1.03 * num_rows * num_inputs
 
@@ -143,5 +157,9 @@ def test_a_converted_folder_has_its_kernels_compiled(tmp_path: Path) -> None:
     """Before an engine waits for them."""
     weights = stored(write(tmp_path, "fp8, blocks", "float32"), torch.float32)
     packed = pack_linears(weights, None, lambda done, total: None)
-    formats = {linear.tiles.format for linear in packed.linears.values() if isinstance(linear, Fp8TileLinear)}
+    formats = {
+        linear.tiles.format
+        for linear in packed.linears.values()
+        if isinstance(linear, Fp8TileLinear)
+    }
     assert len(packed_kernels(packed)) == len(formats) > 0

@@ -1,5 +1,5 @@
-"""What is read of a Gemma 3, from `config.json` and from GGUF files, and what is refused. Its tokens are compared with
-those of transformers in `test_families`."""
+"""What is read of a Gemma 3, from `config.json` and from GGUF files, and what is refused. Its
+tokens are compared with those of transformers in `test_families`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ from headwater.engine_core.models import registry
 from headwater.engine_core.models.gemma3_config import Gemma3Config
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
-from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint, reference_greedy
+from tests.engine_core.small_models import (
+    SmallEngine,
+    convert,
+    greedy,
+    random_checkpoint,
+    reference_greedy,
+)
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -67,11 +73,15 @@ def test_a_config_that_says_little_is_that_of_the_paper() -> None:
 
 def test_old_and_new_configs_say_the_same_of_rotary_positions() -> None:
     scaling = {"rope_type": "linear", "factor": 8.0}
-    old = read(rope_theta=2e6, rope_local_base_freq=3e4, rope_scaling=scaling, sliding_window_pattern=2)
-    full, sliding = scaling | {"rope_theta": 2e6}, {"rope_type": "default", "rope_theta": 3e4}
+    old = read(
+        rope_theta=2e6, rope_local_base_freq=3e4, rope_scaling=scaling, sliding_window_pattern=2
+    )
+    full = scaling | {"rope_theta": 2e6}
+    sliding = {"rope_type": "default", "rope_theta": 3e4}
     kinds = ["sliding_attention", "full_attention"]
     new = read(
-        rope_parameters={"full_attention": full, "sliding_attention": sliding}, layer_types=[*(kinds * 3), kinds[0]]
+        rope_parameters={"full_attention": full, "sliding_attention": sliding},
+        layer_types=[*(kinds * 3), kinds[0]],
     )
     assert old == new
     assert (old.rope_theta, old.local_rope_theta, old.rope_scaling) == (2e6, 3e4, scaling)
@@ -79,16 +89,28 @@ def test_old_and_new_configs_say_the_same_of_rotary_positions() -> None:
 
 def test_bases_beside_nested_parameters_that_lack_them_are_those_of_transformers() -> None:
     bases = {"rope_theta": 7e5, "rope_local_base_freq": 3e4}
-    nested: dict[str, Any] = {kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")}
-    theirs = transformers.Gemma3TextConfig(**bases, rope_parameters=copy.deepcopy(nested)).rope_parameters
+    nested: dict[str, Any] = {
+        kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")
+    }
+    theirs = transformers.Gemma3TextConfig(
+        **bases, rope_parameters=copy.deepcopy(nested)
+    ).rope_parameters
     ours = read(**bases, rope_parameters=nested)
-    assert [ours.rope_theta, ours.local_rope_theta] == [theirs[kind]["rope_theta"] for kind in nested] == [7e5, 3e4]
+    assert (
+        [ours.rope_theta, ours.local_rope_theta]
+        == [theirs[kind]["rope_theta"] for kind in nested]
+        == [7e5, 3e4]
+    )
 
 
 def test_a_scaling_beside_nested_parameters_is_refused() -> None:
     """transformers would read it: it would be left out here."""
-    full, scaling = {"rope_type": "default", "rope_theta": 1e6}, {"rope_type": "linear", "factor": 8.0}
-    with pytest.raises(ConfigError, match=r"rope_scaling is .*; allowed: none beside rope_parameters.full_attention"):
+    full = {"rope_type": "default", "rope_theta": 1e6}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    with pytest.raises(
+        ConfigError,
+        match=r"rope_scaling is .*; allowed: none beside rope_parameters.full_attention",
+    ):
         read(rope_parameters={"full_attention": full}, rope_scaling=scaling)
 
 
@@ -125,7 +147,10 @@ def test_what_is_not_served_is_refused_by_name(name: str, value: object) -> None
 
 
 def test_the_model_that_sees_images_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"architectures is 'Gemma3ForConditionalGeneration'; allowed: .*Gemma3ForC"):
+    with pytest.raises(
+        ConfigError,
+        match=r"architectures is 'Gemma3ForConditionalGeneration'; allowed: .*Gemma3ForC",
+    ):
         read(architectures=["Gemma3ForConditionalGeneration"])
 
 
@@ -138,10 +163,16 @@ def test_float16_is_refused_by_name_before_weights_are_loaded(tmp_path: Path) ->
     assert not list((tmp_path / "half").iterdir())
     on_gpus = replace(cpu.capabilities, dtypes=("bfloat16", "float16", "float32"))
     with pytest.raises(ConfigError, match=allowed):
-        checked(ExecutorOptions(model_folder=folder, load_format="dummy", dtype="float16"), "cuda", on_gpus)
+        checked(
+            ExecutorOptions(model_folder=folder, load_format="dummy", dtype="float16"),
+            "cuda",
+            on_gpus,
+        )
 
 
-def test_a_checkpoint_in_float16_whose_hidden_states_exceed_it_is_served_in_a_wider_dtype(tmp_path: Path) -> None:
+def test_a_checkpoint_in_float16_whose_hidden_states_exceed_it_is_served_in_a_wider_dtype(
+    tmp_path: Path,
+) -> None:
     """Embeddings are multiplied by 8, the root of the hidden size."""
     model = random_checkpoint("gemma3", tmp_path / "hf")
     with torch.no_grad():
@@ -150,14 +181,18 @@ def test_a_checkpoint_in_float16_whose_hidden_states_exceed_it_is_served_in_a_wi
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "float16"
     prompts = [list(range(3, 60)), [5, 6, 7]]
     expected = [reference_greedy(model.float(), prompt, 4) for prompt in prompts]
-    assert SmallEngine(convert(tmp_path / "half", tmp_path / "ours")).tokens(prompts, greedy(4)) == expected
+    assert (
+        SmallEngine(convert(tmp_path / "half", tmp_path / "ours")).tokens(prompts, greedy(4))
+        == expected
+    )
     narrow = SmallEngine(convert(tmp_path / "half", tmp_path / "narrow", "bfloat16"))
     answers = narrow.answer(prompts, greedy(4, num_logprobs=1))
     assert all(-1e6 < entry.logprob <= 0 for answer in answers for entry in answer.logprobs)
 
 
 def write_gguf(path: Path, source: Path, **more: int) -> None:
-    """A checkpoint in Hugging Face's layout as llama.cpp's converter writes it: norms with the one that they add."""
+    """A checkpoint in Hugging Face's layout as llama.cpp's converter writes it: norms with the one
+    that they add."""
     config = json.loads((source / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "gemma3")
     writer.add_block_count(config["num_hidden_layers"])
@@ -173,9 +208,15 @@ def write_gguf(path: Path, source: Path, **more: int) -> None:
     writer.add_rope_scaling_factor(config["rope_parameters"]["full_attention"]["factor"])
     for key, value in more.items():
         writer.add_uint32(f"gemma3.attention.{key}", value)
-    names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    names = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+    }
     for i in range(config["num_hidden_layers"]):
-        names |= {f"model.layers.{i}.{hf}.weight": f"blk.{i}.{ours}.weight" for ours, hf in LAYER_NAMES.items()}
+        names |= {
+            f"model.layers.{i}.{hf}.weight": f"blk.{i}.{ours}.weight"
+            for ours, hf in LAYER_NAMES.items()
+        }
     for name, tensor in HuggingFaceFolder(source).tensors():
         writer.add_tensor(names[name], (tensor + 1 if "norm" in name else tensor).numpy())
     writer.write_header_to_file()
@@ -190,16 +231,23 @@ def test_a_gguf_file_is_the_checkpoint_that_it_was_made_of(tmp_path: Path) -> No
     folder = convert(tmp_path / "model.gguf", tmp_path / "ours")
     # A file keeps it in float32.
     same = replace(
-        registry.read_config(convert(tmp_path / "hf", tmp_path / "same")), rms_norm_eps=float(np.float32(1e-6))
+        registry.read_config(convert(tmp_path / "hf", tmp_path / "same")),
+        rms_norm_eps=float(np.float32(1e-6)),
     )
     assert registry.read_config(folder) == same
     prompts = [list(range(3, 130)), [5, 6, 7]]
     engine = SmallEngine(folder)
-    assert engine.tokens(prompts, greedy(8)) == [reference_greedy(model, prompt, 8) for prompt in prompts]
+    assert engine.tokens(prompts, greedy(8)) == [
+        reference_greedy(model, prompt, 8) for prompt in prompts
+    ]
 
 
-@pytest.mark.parametrize(("key", "value"), [("head_count", 0), ("head_count", 2**31), ("sliding_window", 0)])
-def test_a_gguf_file_that_claims_nonsense_is_refused_by_name(key: str, value: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [("head_count", 0), ("head_count", 2**31), ("sliding_window", 0)]
+)
+def test_a_gguf_file_that_claims_nonsense_is_refused_by_name(
+    key: str, value: int, tmp_path: Path
+) -> None:
     random_checkpoint("gemma3", tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     named = {"head_count": "num_attention_heads", "sliding_window": "sliding_window"}[key]
@@ -210,12 +258,15 @@ def test_a_gguf_file_that_claims_nonsense_is_refused_by_name(key: str, value: in
 
 
 def test_norms_are_what_transformers_makes_of_them_in_bfloat16(tmp_path: Path) -> None:
-    """One plus a weight has more digits than bfloat16: hidden states agree to the last but rounding."""
+    """One plus a weight has more digits than bfloat16: hidden states agree to the last but
+    rounding."""
     model = random_checkpoint("gemma3", tmp_path / "hf").bfloat16()
     model.save_pretrained(tmp_path / "narrow")
     engine = SmallEngine(convert(tmp_path / "narrow", tmp_path / "ours", "bfloat16"))
     ours = engine.executor._runner._decoder  # type: ignore[attr-defined]  # what an executor holds is its own
     for i, layer in enumerate(model.model.layers):
-        assert torch.equal(ours.layers[i].mlp_norm.weight, 1 + layer.post_feedforward_layernorm.weight.float())
+        assert torch.equal(
+            ours.layers[i].mlp_norm.weight, 1 + layer.post_feedforward_layernorm.weight.float()
+        )
     ids = torch.tensor([3, 99, 511])
     assert torch.equal(ours.embedding(ids), model.model.embed_tokens(ids))

@@ -41,7 +41,11 @@ def gguf_path() -> Path:
 def reference(gguf_path: Path) -> Any:
     file = GgufFile(gguf_path)
     left_out = ("architectures", "model_type")
-    config = {name: value for name, value in file.hf_config().items() if value is not None and name not in left_out}
+    config = {
+        name: value
+        for name, value in file.hf_config().items()
+        if value is not None and name not in left_out
+    }
     with torch.device("meta"):
         model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**config))
     # What is not in the file is computed from the configuration, not from nothing.
@@ -58,9 +62,13 @@ def test_greedy_answers_are_those_of_transformers(gguf_path: Path, reference: An
     folder = pull(GEMMA3_270M.name, cache_dir=default_cache_dir(), progress=silent, dtype="float32")
     tokenizer = load_text_model(folder, GEMMA3_270M.name, ServingChoices()).tokenizer
     prompts = [tokenizer.encode(text, add_special_tokens=True) for text in TEXTS]
-    engine = SmallEngine(folder, num_blocks=600, num_threads=2, max_model_len=4096, activation_dtype="model")
+    engine = SmallEngine(
+        folder, num_blocks=600, num_threads=2, max_model_len=4096, activation_dtype="model"
+    )
     answers = engine.answer(prompts, greedy(24, num_logprobs=0))
-    assert [engine.tokens([prompt], greedy(24))[0] for prompt in prompts] == [answer.token_ids for answer in answers]
+    assert [engine.tokens([prompt], greedy(24))[0] for prompt in prompts] == [
+        answer.token_ids for answer in answers
+    ]
     engine.close()
     for prompt, answer in zip(prompts, answers, strict=True):
         with torch.no_grad():

@@ -14,7 +14,9 @@ BLOCK_BYTES = 10 * 10**6
 
 
 def config(max_model_len: int) -> EngineConfig:
-    return EngineConfig(block_size=64, num_blocks=max_model_len // 64 + 1, max_model_len=max_model_len)
+    return EngineConfig(
+        block_size=64, num_blocks=max_model_len // 64 + 1, max_model_len=max_model_len
+    )
 
 
 def test_the_cache_gets_what_the_share_leaves() -> None:
@@ -28,7 +30,9 @@ def test_a_cache_that_holds_a_whole_context_is_taken() -> None:
 def test_a_context_that_does_not_fit_is_refused_with_what_would_do() -> None:
     with pytest.raises(ConfigError) as caught:
         check_cache(33, config(4096), MEMORY, BLOCK_BYTES, 0.25)
-    assert "max_model_len is 4096; allowed: at most 2048 in a KV cache of 0.3 GB" in str(caught.value)
+    assert "max_model_len is 4096; allowed: at most 2048 in a KV cache of 0.3 GB" in str(
+        caught.value
+    )
     assert "or gpu_memory_utilization from 0.253 on" in str(caught.value)
     assert "or more beside a max_num_seqs below 256" in str(caught.value)
     assert "weights and tables 16.0, largest step 4.0, others 1.0" in str(caught.value)
@@ -37,5 +41,7 @@ def test_a_context_that_does_not_fit_is_refused_with_what_would_do() -> None:
 def test_more_blocks_than_there_is_memory_for_are_refused_with_how_many_there_can_be() -> None:
     most = (119 * GB - SPARE_BYTES) // BLOCK_BYTES
     check_cache(most, config(4096), MEMORY, BLOCK_BYTES, 0.9)
-    with pytest.raises(ConfigError, match=f"num_blocks is {most + 1}; allowed: at most {most} blocks"):
+    with pytest.raises(
+        ConfigError, match=f"num_blocks is {most + 1}; allowed: at most {most} blocks"
+    ):
         check_cache(most + 1, config(4096), MEMORY, BLOCK_BYTES, 0.9)

@@ -28,12 +28,20 @@ def runs_of_eight(stream: Stream) -> list[int]:
 
 def driver(foretold: object, depth: int = 2, **more: object) -> Driver:
     config = EngineConfig(
-        block_size=BLOCK_SIZE, num_blocks=80, max_model_len=MAX_MODEL_LEN, max_num_seqs=8, async_depth=depth
+        block_size=BLOCK_SIZE,
+        num_blocks=80,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8,
+        async_depth=depth,
     )
-    return Driver(config, late_polls=0, foretold=foretold, **({"speculator": Undrafted(MAX_DRAFTS)} | more))  # type: ignore[arg-type]
+    return Driver(
+        config, late_polls=0, foretold=foretold, **({"speculator": Undrafted(MAX_DRAFTS)} | more)
+    )  # type: ignore[arg-type]
 
 
-def add(driver: Driver, key: int, speculation: Speculation = ANYTHING, *, has_grammar: bool = True) -> None:
+def add(
+    driver: Driver, key: int, speculation: Speculation = ANYTHING, *, has_grammar: bool = True
+) -> None:
     driver.add(
         NewRequest(
             key=key,
@@ -58,13 +66,16 @@ def test_what_is_forced_comes_in_whole_drafts_and_all_of_it_stands(depth: int) -
         add(each, 1)
         run(each)
     load = forced.engine.load()
-    # The first token comes from the prompt's step, the second from a step whose mask says what follows.
+    # The first token comes from the prompt's step, the second from a step whose mask says what
+    # follows.
     assert load.num_drafts == -(-(NUM_TOKENS - 2) // (MAX_DRAFTS + 1))
     assert load.num_accepted_tokens == load.num_draft_tokens >= NUM_TOKENS - 2 - load.num_drafts
     assert plain.engine.load().num_drafts == 0
 
 
-@pytest.mark.parametrize(("mask_delay", "most_steps"), [(0, 1), (4, 2)], ids=["before", "while it computes"])
+@pytest.mark.parametrize(
+    ("mask_delay", "most_steps"), [(0, 1), (4, 2)], ids=["before", "while it computes"]
+)
 def test_a_run_takes_a_step_where_it_is_known_before_its_first_token_is_computed_else_two(
     mask_delay: int, most_steps: int
 ) -> None:
@@ -87,7 +98,9 @@ def test_a_run_takes_a_step_where_it_is_known_before_its_first_token_is_computed
     ],
     ids=["auto", "two tokens", "more than the engine's", "off", "another drafter"],
 )
-def test_a_request_says_whether_and_how_much_is_drafted(speculation: Speculation, most: int) -> None:
+def test_a_request_says_whether_and_how_much_is_drafted(
+    speculation: Speculation, most: int
+) -> None:
     each = driver(whole_answer)
     add(each, 1, speculation)
     run(each)
@@ -103,7 +116,9 @@ def test_rows_without_a_grammar_do_not_wait_for_those_whose_tokens_are_forced() 
         table = each.engine._scheduler.table
         assert not (table.needs_result & ~table.held.has_grammar).any()
     each.check_ends()
-    assert all((stream.num_draft_tokens > 0) == (key % 2 == 0) for key, stream in each.streams.items())
+    assert all(
+        (stream.num_draft_tokens > 0) == (key % 2 == 0) for key, stream in each.streams.items()
+    )
 
 
 def test_a_run_that_turns_out_wrong_is_dropped_and_a_later_one_is_drafted() -> None:
@@ -132,7 +147,9 @@ def test_forced_tokens_come_before_those_of_drafters_and_drafters_guess_the_rest
         each.fill_masks(at_once=True)
         each.step()
         counts = each.executor.num_tokens_of_drafts
-        assert set(counts) <= {MAX_DRAFTS + 1}, "a guess of the drafter's was verified where tokens are forced"
+        assert set(counts) <= {MAX_DRAFTS + 1}, (
+            "a guess of the drafter's was verified where tokens are forced"
+        )
     before = each.engine.load().num_drafts
     run(each)
     load = each.engine.load()

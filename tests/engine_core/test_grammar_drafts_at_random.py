@@ -1,8 +1,8 @@
-"""The engine under random adds, cancels, credits and shortages, beside claims of forced tokens: true ones, false ones,
-too long ones, and ids that are no tokens.
+"""The engine under random adds, cancels, credits and shortages, beside claims of forced tokens:
+true ones, false ones, too long ones, and ids that are no tokens.
 
-What should be is what `test_engine_at_random` holds every engine to: no stream changes, every plan keeps the executor's
-contract, and when all is done nothing is held.
+What should be is what `test_engine_at_random` holds every engine to: no stream changes, every plan
+keeps the executor's contract, and when all is done nothing is held.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ NewSpeculator = Callable[[EngineConfig], HalfRightSpeculator | AdaptiveSpeculato
 
 
 class Foreteller:
-    """Says what follows in an answer, and more than that; a share of its tokens are others, or none at all."""
+    """Says what follows in an answer, and more than that; a share of its tokens are others, or none
+    at all."""
 
     def __init__(self, seed: int, wrong: float) -> None:
-        self._rng, self._wrong = np.random.default_rng(seed), wrong
+        self._rng = np.random.default_rng(seed)
+        self._wrong = wrong
 
     def __call__(self, stream: Stream) -> list[int]:
         rng = self._rng
@@ -115,8 +117,14 @@ def check_foretold(
     speculator = beside(config)
     driver = check_rounds(config, late_polls, mask_delay, rounds, speculator, foretold=foretold)
     counts = driver.executor.num_tokens_of_drafts
-    event(f"tokens of a row with drafts: {min(max(counts, default=0), 3)}, rolled back: {counts[1] > 0}")
+    event(
+        f"tokens of a row with drafts: {min(max(counts, default=0), 3)}, rolled back: "
+        f"{counts[1] > 0}"
+    )
     for stream in driver.streams.values():
-        wish, is_forced = stream.new.speculation, stream.new.has_grammar
-        if isinstance(speculator, Undrafted) and not (is_forced and wish.is_on and not wish.drafter):
+        wish = stream.new.speculation
+        is_forced = stream.new.has_grammar
+        if isinstance(speculator, Undrafted) and not (
+            is_forced and wish.is_on and not wish.drafter
+        ):
             assert stream.num_draft_tokens == 0

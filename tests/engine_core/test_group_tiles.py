@@ -1,4 +1,5 @@
-"""Weights of four and eight bits in groups that a CPU multiplies as they are: activations in 8 bits."""
+"""Weights of four and eight bits in groups that a CPU multiplies as they are: activations in 8
+bits."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ W8A8 = "int-quantized W8A8"
 def write(tmp_path: Path, form: Form, dtype: str = "float32") -> Path:
     """The converted folder; beside it `our expanded`, of the same weights expanded."""
     random_checkpoint("llama2", tmp_path / "hf")
-    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", form, getattr(torch, dtype))
+    write_packed(
+        tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", form, getattr(torch, dtype)
+    )
     convert(tmp_path / "expanded", tmp_path / "our expanded", dtype)
     return convert(tmp_path / "packed", tmp_path / "ours", dtype)
 
@@ -68,7 +71,8 @@ def log_probs(folder: Path, **options: Any) -> list[float]:
 def test_layers_stay_packed_and_their_products_are_close_to_those_of_the_weights_expanded(
     name: str, tmp_path: Path
 ) -> None:
-    ours, dense = served(write(tmp_path, ALL_FORMS[name])), served(tmp_path / "our expanded")
+    ours = served(write(tmp_path, ALL_FORMS[name]))
+    dense = served(tmp_path / "our expanded")
     kinds = {layer: linear.kind for layer, linear in ours.items()}
     assert kinds.pop("lm_head") == "packed"
     mixed = {f"layers.{i}.qkv" for i in range(3)} if "mixed" in name else set()
@@ -81,18 +85,24 @@ def test_layers_stay_packed_and_their_products_are_close_to_those_of_the_weights
 
 
 @pytest.mark.parametrize("dtype", long_but(("float32", "bfloat16"), "bfloat16"))
-@pytest.mark.parametrize("name", long_but(("gptq in act order", "gptq of 8 bits", W8A8), "gptq in act order"))
+@pytest.mark.parametrize(
+    "name", long_but(("gptq in act order", "gptq of 8 bits", W8A8), "gptq in act order")
+)
 def test_answers_are_close_to_those_of_the_weights_expanded_and_not_the_same(
     name: str, dtype: str, tmp_path: Path
 ) -> None:
-    """Random weights make logits of tens, so the log probabilities of a prompt differ by a tenth or two."""
+    """Random weights make logits of tens, so the log probabilities of a prompt differ by a tenth or
+    two."""
     folder = write(tmp_path, ALL_FORMS[name], dtype)
-    short, exact = log_probs(folder), log_probs(folder, activation_dtype="model")
+    short = log_probs(folder)
+    exact = log_probs(folder, activation_dtype="model")
     assert 0.001 < np.abs(np.subtract(short, exact)).mean() / np.std(exact) < 0.2
     assert exact == log_probs(tmp_path / "our expanded")
 
 
-def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(tmp_path: Path) -> None:
+def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
+    tmp_path: Path,
+) -> None:
     folder = write(tmp_path, ALL_FORMS["gptq in act order"], "bfloat16")
     prompts = [[5 + i, 6, 7, *range(3, 3 + 5 * i)] for i in range(20)]
 
@@ -107,9 +117,13 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(tmp
     assert together[7:8] == answers(prompts[7:8])
 
 
-def test_activations_of_w8a8_are_rounded_token_by_token_as_the_checkpoint_says(tmp_path: Path) -> None:
-    """Against products in float64 of activations that are rounded so: what is left is float32's rounding."""
-    ours, dense = served(write(tmp_path, ALL_FORMS[W8A8])), served(tmp_path / "our expanded")
+def test_activations_of_w8a8_are_rounded_token_by_token_as_the_checkpoint_says(
+    tmp_path: Path,
+) -> None:
+    """Against products in float64 of activations that are rounded so: what is left is float32's
+    rounding."""
+    ours = served(write(tmp_path, ALL_FORMS[W8A8]))
+    dense = served(tmp_path / "our expanded")
     x = torch.randn(20, 128)
     (rounded,) = read(quantize_tokens(x))
     whole = (rounded.values.double() * rounded.scale[..., None].double()).flatten(1)
@@ -125,9 +139,13 @@ def test_what_is_packed_beside_the_weights_is_as_small_as_the_checkpoint(
     bits: int, group_size: int, bound: float
 ) -> None:
 
-    matrix = IntMatrix.random("layer", 512, 1024, np.random.default_rng(0), bits=bits, group_size=group_size)
+    matrix = IntMatrix.random(
+        "layer", 512, 1024, np.random.default_rng(0), bits=bits, group_size=group_size
+    )
     tensors = gptq_tensors(matrix, 1)
-    packing = Packing(format="gptq", bits=bits, group_size=group_size, zero_offset=1, has_order=True)
+    packing = Packing(
+        format="gptq", bits=bits, group_size=group_size, zero_offset=1, has_order=True
+    )
     layout = TileLayout.of(gptq.unpack("layer", tensors, packing))
     assert layout is not None
     published = sum(tensor.nbytes for name, tensor in tensors.items() if name != "g_idx")
@@ -181,8 +199,11 @@ def test_a_fault_in_a_single_group_shows_in_the_answers(fault: str, tmp_path: Pa
         return tensors
 
     config = compressed("int-quantized", scheme(8, "group", group_size=32, symmetric=False))
-    make, found = partial(IntMatrix.random, group_size=32, symmetric=False), []
+    make = partial(IntMatrix.random, group_size=32, symmetric=False)
+    found = []
     for name, writer in (("sound", int_quantized_tensors), ("faulty", write_faulty)):
         (tmp_path / name).mkdir()
-        found.append(log_probs(write(tmp_path / name, Form(config=config, write=writer, make=make))))
+        found.append(
+            log_probs(write(tmp_path / name, Form(config=config, write=writer, make=make)))
+        )
     assert found[0] != found[1]

@@ -16,13 +16,16 @@ def held_rows() -> HeldRows:
 
 def hold(held: HeldRows, row: int, output_index: int, num_drafts: int) -> None:
     """Holds them; their masks are there at once."""
-    rows, outputs = np.array([row]), np.array([output_index], np.int32)
+    rows = np.array([row])
+    outputs = np.array([output_index], np.int32)
     held.hold(rows, outputs, np.array([num_drafts], np.int32))
     held.note(rows, held.tickets[rows], outputs, num_drafts + 1)
 
 
 def test_a_row_is_drawn_when_the_masks_of_all_its_drafts_are_there() -> None:
-    held, rows, outputs = held_rows(), np.array([2]), np.array([5], np.int32)
+    held = held_rows()
+    rows = np.array([2])
+    outputs = np.array([5], np.int32)
     # That of the next token may be there before it is known that there are drafts.
     held.note(rows, held.tickets[rows], outputs)
     held.hold(rows, outputs, np.array([3], np.int32))

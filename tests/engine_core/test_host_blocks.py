@@ -67,7 +67,9 @@ class Blocks:
 
 def chain_of(first_token: int, num_blocks: int) -> HashChain:
     chain = HashChain(b"n" * 16)
-    chain.cover(np.arange(first_token, first_token + num_blocks * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE)
+    chain.cover(
+        np.arange(first_token, first_token + num_blocks * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE
+    )
     return chain
 
 
@@ -90,14 +92,16 @@ def test_what_nobody_holds_is_copied_once_and_what_somebody_holds_is_not() -> No
 
 def test_where_slots_are_few_the_first_blocks_of_the_last_sequence_are_kept() -> None:
     blocks = Blocks(17, 3)
-    old, new = blocks.compute(0, 2), blocks.compute(1000, 5)
+    old = blocks.compute(0, 2)
+    new = blocks.compute(1000, 5)
     assert blocks.host.find(new.hashes) == 3
     assert blocks.host.find(old.hashes) == 0
 
 
 def test_the_tail_of_what_was_used_least_recently_goes_first() -> None:
     blocks = Blocks(17, 5)
-    first, second = blocks.compute(0, 2), blocks.compute(1000, 2)
+    first = blocks.compute(0, 2)
+    second = blocks.compute(1000, 2)
     held = blocks.cache.match(first, 2)
     blocks.pool.share(held)
     blocks.loads.release(held, first.hashes, first.owner)
@@ -116,7 +120,8 @@ def test_a_hash_is_told_lost_when_neither_has_it_and_stored_when_neither_had() -
     # The device lost the two last of the first, and so did host memory, to the second.
     assert sorted(events.removed) == sorted(first.hashes[2:])
     assert set(blocks.pool.cached_hashes()) == {*first.hashes[:2], *second.hashes}
-    # The device forgets all of it and computes some anew, while host memory has it: nobody learns anything.
+    # The device forgets all of it and computes some anew, while host memory has it: nobody learns
+    # anything.
     blocks.pool.release(blocks.pool.allocate(4))
     assert blocks.cache.match(second, 2) == []
     blocks.compute(1000, 2)
@@ -161,7 +166,8 @@ def test_neighbours_that_are_saved_and_loaded_are_one_plan_of_copies() -> None:
 def test_saves_of_one_launch_go_to_slots_in_their_order_the_last_one_of_a_slot_last() -> None:
     blocks = Blocks(17, 4)
     blocks.compute(0, 2)
-    old, new = blocks.compute(1000, 2), blocks.compute(2000, 3)
+    old = blocks.compute(1000, 2)
+    new = blocks.compute(2000, 3)
     plan = blocks.copies()
     assert plan is not None
     assert plan.out_slots.tolist() == [0, 0, 1, 1, 2, 3, 3]
@@ -171,7 +177,11 @@ def test_saves_of_one_launch_go_to_slots_in_their_order_the_last_one_of_a_slot_l
 
 
 def slots_of(blocks: Blocks, chain: HashChain) -> list[int]:
-    return [blocks.host._slot_of[block_hash] for block_hash in chain.hashes if block_hash in blocks.host.held]
+    return [
+        blocks.host._slot_of[block_hash]
+        for block_hash in chain.hashes
+        if block_hash in blocks.host.held
+    ]
 
 
 def test_slots_that_are_read_are_not_given_away() -> None:

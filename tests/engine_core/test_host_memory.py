@@ -35,14 +35,18 @@ CONFIG = EngineConfig(
 class Bench(DrivenEngine):
     def __init__(self, late_polls: int = 3, **changes: Any) -> None:
         config = replace(CONFIG, **changes)
-        executor = SimulatedExecutor(config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1)
+        executor = SimulatedExecutor(
+            config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1
+        )
         super().__init__(Engine(config, executor))
 
     def add(self, key: int, first_token: int, num_tokens: int = 200, max_tokens: int = 8) -> None:
         self.tokens[key] = []
         prompt_ids = prompt(first_token, num_tokens)
         sampling = SamplingParams(seed=key, max_tokens=max_tokens)
-        self.engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling))
+        self.engine.add(
+            NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling)
+        )
 
 
 def prompt(first_token: int, num_tokens: int) -> list[int]:
@@ -50,7 +54,9 @@ def prompt(first_token: int, num_tokens: int) -> list[int]:
 
 
 def expected(key: int, first_token: int, max_tokens: int = 8) -> list[int]:
-    return expected_tokens(MODEL, prompt(first_token, 200), SamplingParams(seed=key, max_tokens=max_tokens))
+    return expected_tokens(
+        MODEL, prompt(first_token, 200), SamplingParams(seed=key, max_tokens=max_tokens)
+    )
 
 
 def test_a_prompt_that_the_device_forgot_comes_back_with_the_same_answer() -> None:
@@ -63,7 +69,11 @@ def test_a_prompt_that_the_device_forgot_comes_back_with_the_same_answer() -> No
     load = bench.engine.load()
     assert load.num_swapped_in == 192
     assert load.num_swapped_out == 3 * 192
-    assert (load.num_used_blocks, load.num_used_host_blocks, load.num_total_host_blocks) == (0, 36, 64)
+    assert (load.num_used_blocks, load.num_used_host_blocks, load.num_total_host_blocks) == (
+        0,
+        36,
+        64,
+    )
 
 
 def test_without_host_memory_it_is_computed_again() -> None:
@@ -125,8 +135,12 @@ def test_an_engine_that_only_waits_for_blocks_says_so() -> None:
 
 def test_a_cpu_has_no_other_memory(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    options = ExecutorOptions(model_folder=tmp_path, device="cpu", load_format="dummy", kv_swap_memory=1 << 20)
-    with pytest.raises(ConfigError, match="kv_swap_memory is 1048576; allowed: 0 on the platform cpu"):
+    options = ExecutorOptions(
+        model_folder=tmp_path, device="cpu", load_format="dummy", kv_swap_memory=1 << 20
+    )
+    with pytest.raises(
+        ConfigError, match="kv_swap_memory is 1048576; allowed: 0 on the platform cpu"
+    ):
         build_executor(options, lambda phase, done, total: None)
 
 

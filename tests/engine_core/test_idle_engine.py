@@ -31,7 +31,15 @@ def test_a_free_answer_goes_on_beside_one_whose_mask_never_comes() -> None:
     engine = Engine(CONFIG, executor, clock=Clock(), masks=np.full((1, 4, 32), -1, np.int32))
     for key, has_grammar in ((1, False), (2, True)):
         sampling = SamplingParams(seed=key, max_tokens=50)
-        engine.add(NewRequest(key=key, prompt_ids=[1, 2, 3], output_ids=[], sampling=sampling, has_grammar=has_grammar))
+        engine.add(
+            NewRequest(
+                key=key,
+                prompt_ids=[1, 2, 3],
+                output_ids=[],
+                sampling=sampling,
+                has_grammar=has_grammar,
+            )
+        )
     said = 0
     while engine.has_work():
         if (output := engine.step()) is not None:

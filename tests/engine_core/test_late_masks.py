@@ -1,4 +1,5 @@
-"""Rows whose masks come apart are drawn together where the later ones come soon, and reported before all else."""
+"""Rows whose masks come apart are drawn together where the later ones come soon, and reported
+before all else."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class Bench:
     """Requests under masks that allow everything."""
 
     def __init__(self, *max_tokens: int, step_seconds: float = 0.0) -> None:
-        self.executor, self.reports = Recorded(SimulatedTiming(step_seconds=step_seconds)), list[MaskReport]()
+        self.executor = Recorded(SimulatedTiming(step_seconds=step_seconds))
+        self.reports = list[MaskReport]()
         self.engine = Engine(
             CONFIG,
             self.executor,
@@ -58,7 +60,9 @@ class Bench:
         )
         for key, most in enumerate(max_tokens):
             sampling = SamplingParams(max_tokens=most)
-            new = NewRequest(key=key, prompt_ids=[3, 4, 5], output_ids=[], sampling=sampling, has_grammar=True)
+            new = NewRequest(
+                key=key, prompt_ids=[3, 4, 5], output_ids=[], sampling=sampling, has_grammar=True
+            )
             self.engine.add(new)
         self.step()
         (report,) = self.reports
@@ -92,7 +96,9 @@ def test_rows_that_have_their_masks_go_alone_when_the_moment_is_over() -> None:
     assert bench.step() == [0]
 
 
-def test_an_engine_has_work_while_rows_wait_although_the_moment_ends_in_the_middle_of_a_step() -> None:
+def test_an_engine_has_work_while_rows_wait_although_the_moment_ends_in_the_middle_of_a_step() -> (
+    None
+):
     bench = Bench(9, 9)
     bench.fill(0)
     bench.executor.tick = 0.7 * PATIENCE_SECONDS
@@ -109,7 +115,12 @@ def test_tokens_are_reported_for_masks_but_those_of_answers_that_end() -> None:
     bench.fill(1)
     assert bench.step() == [0, 1]
     (report,) = bench.reports
-    assert (report.wanted, report.keys, report.num_tokens, len(report.token_ids)) == (None, [0], [1], 1)
+    assert (report.wanted, report.keys, report.num_tokens, len(report.token_ids)) == (
+        None,
+        [0],
+        [1],
+        1,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The hidden states that a decoder hands out are those that transformers computes, and cost a pass nothing else."""
+"""The hidden states that a decoder hands out are those that transformers computes, and cost a pass
+nothing else."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ from headwater.engine_core.platforms.cpu import CpuPlatform
 from headwater.engine_core.weights import model_file
 from tests.engine_core.small_models import FAMILIES, convert, random_checkpoint
 
-BLOCK_SIZE, LENGTHS = 16, [37, 5, 20]
-TOKENS = torch.randint(3, 512, (3, 64), generator=torch.Generator().manual_seed(4), dtype=torch.int32)
+BLOCK_SIZE = 16
+LENGTHS = [37, 5, 20]
+TOKENS = torch.randint(
+    3, 512, (3, 64), generator=torch.Generator().manual_seed(4), dtype=torch.int32
+)
 BLOCKS = torch.arange(1, 13, dtype=torch.int32).view(3, 4)
 
 
@@ -43,17 +47,22 @@ def batch_of(starts: list[int], counts: list[int], num_wanted: list[int]) -> For
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_inputs_of_layers_are_those_of_transformers_in_chunks_and_behind_drafts(family: str, tmp_path: Path) -> None:
+def test_inputs_of_layers_are_those_of_transformers_in_chunks_and_behind_drafts(
+    family: str, tmp_path: Path
+) -> None:
     model = random_checkpoint(family, tmp_path / "hf")
     decoder = decoder_of(convert(tmp_path / "hf", tmp_path / "ours"))
-    layers, cache = tuple(range(decoder.config.num_layers)), cache_of(decoder)
+    layers = tuple(range(decoder.config.num_layers))
+    cache = cache_of(decoder)
     parts: list[tuple[dict[int, torch.Tensor], torch.Tensor, list[int]]] = []
     for starts, counts in (([0, 0, 0], [30, 4, 1]), ([30, 4, 1], [7, 1, 19])):
         inputs = LayerInputs(layers)
         final = decoder.forward(batch_of(starts, counts, [1, 1, 1]), cache, inputs=inputs)
         parts.append((inputs.states, final, counts))
     for row, length in enumerate(LENGTHS):
-        expected = model(TOKENS[row : row + 1, :length].long(), output_hidden_states=True).hidden_states
+        expected = model(
+            TOKENS[row : row + 1, :length].long(), output_hidden_states=True
+        ).hidden_states
         for layer in layers:
             got = torch.cat([states[layer].split(counts)[row] for states, _, counts in parts])
             torch.testing.assert_close(got, expected[layer][0], atol=1e-3, rtol=1e-3)
@@ -63,14 +72,20 @@ def test_inputs_of_layers_are_those_of_transformers_in_chunks_and_behind_drafts(
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 @torch.inference_mode()
-def test_inputs_are_of_all_tokens_also_where_the_last_layer_computes_a_few(family: str, tmp_path: Path) -> None:
+def test_inputs_are_of_all_tokens_also_where_the_last_layer_computes_a_few(
+    family: str, tmp_path: Path
+) -> None:
     random_checkpoint(family, tmp_path / "hf")
     decoder = decoder_of(convert(tmp_path / "hf", tmp_path / "ours"))
-    batch, wanted = batch_of([0, 0, 0], LENGTHS, [1, 0, 3]), np.array([1, 0, 3], np.int32)
-    whole, few = LayerInputs((0, 2)), LayerInputs((0, 2))
+    batch = batch_of([0, 0, 0], LENGTHS, [1, 0, 3])
+    wanted = np.array([1, 0, 3], np.int32)
+    whole = LayerInputs((0, 2))
+    few = LayerInputs((0, 2))
     all_states = decoder.forward(batch, cache_of(decoder), inputs=whole)
     ends = decoder.forward(batch, cache_of(decoder), ends=decoder.ends(batch, wanted), inputs=few)
     assert few.states.keys() == {0, 2}
     assert all(torch.equal(few.states[layer], whole.states[layer]) for layer in (0, 2))
     assert torch.equal(ends, all_states[batch.sampled])
-    assert torch.equal(ends, decoder.forward(batch, cache_of(decoder), ends=decoder.ends(batch, wanted)))
+    assert torch.equal(
+        ends, decoder.forward(batch, cache_of(decoder), ends=decoder.ends(batch, wanted))
+    )

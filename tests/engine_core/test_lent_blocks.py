@@ -1,4 +1,5 @@
-"""When an engine lends blocks of prompts that it computes, and what it does while its device computes."""
+"""When an engine lends blocks of prompts that it computes, and what it does while its device
+computes."""
 
 from __future__ import annotations
 
@@ -18,12 +19,21 @@ from headwater.engine_core.kv.peer_link import LeaseRequest, Lent, PeerLink, ToL
 from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from tests.engine_core.pulling_pair import BLOCK, CHUNK_BLOCKS, HASHES, KEY, NAMESPACE, PROMPT, AtOnce
+from tests.engine_core.pulling_pair import (
+    BLOCK,
+    CHUNK_BLOCKS,
+    HASHES,
+    KEY,
+    NAMESPACE,
+    PROMPT,
+    AtOnce,
+)
 from tests.simulation.tier_faults import MODEL
 
 
 class LendingEngine:
-    """An engine that computes a prompt, a chunk of two blocks a step. A step takes a second, and two are in flight."""
+    """An engine that computes a prompt, a chunk of two blocks a step. A step takes a second, and
+    two are in flight."""
 
     def __init__(self, *, is_direct: bool) -> None:
         config = EngineConfig(
@@ -36,19 +46,26 @@ class LendingEngine:
             async_depth=2,
             shares_kv_cache=is_direct,
         )
-        self._now, self._is_direct = 0.0, is_direct
+        self._now = 0.0
+        self._is_direct = is_direct
         self._said: list[ToLink] = []
         timing = SimulatedTiming(step_seconds=1.0)
-        executor = SimulatedExecutor(config, MODEL, timing, clock=lambda: self._now, sleep=refuse_to_wait)
+        executor = SimulatedExecutor(
+            config, MODEL, timing, clock=lambda: self._now, sleep=refuse_to_wait
+        )
         records = np.zeros((64, HEADER_LEN + block_bytes_of(executor)), np.uint8)
-        self.engine = Engine(config, executor, peer_link=PeerLink(key=KEY, records=records, send=self._said.append))
+        self.engine = Engine(
+            config, executor, peer_link=PeerLink(key=KEY, records=records, send=self._said.append)
+        )
         sampling = SamplingParams(seed=1, max_tokens=3)
         self.engine.add(NewRequest(key=1, prompt_ids=PROMPT, output_ids=[], sampling=sampling))
 
     def ask(self, number: int) -> None:
-        """Another engine asks for the blocks of a chunk, from 1 on. The lease has the same number."""
+        """Another engine asks for the blocks of a chunk, from 1 on. The lease has the same
+        number."""
         first = (number - 1) * CHUNK_BLOCKS
-        hashes, parent = HASHES[first : first + CHUNK_BLOCKS], HASHES[first - 1] if first else b""
+        hashes = HASHES[first : first + CHUNK_BLOCKS]
+        parent = HASHES[first - 1] if first else b""
         wanted = Wanted(key=KEY, owner=Owner(NAMESPACE, ""), parent=parent, hashes=hashes)
         self.engine.take(LeaseRequest(lease=number, wanted=wanted, is_direct=self._is_direct))
 
@@ -97,7 +114,9 @@ def test_an_engine_that_lends_does_not_wait_for_its_device() -> None:
     assert (owner.engine.holds_back, owner.engine.awaits_device_alone) == (True, True)
     owner.ask(1)
     owner.engine.step()
-    assert owner.engine.awaits_device_alone is False, "the lease wants to be looked at when its step has ended"
+    assert owner.engine.awaits_device_alone is False, (
+        "the lease wants to be looked at when its step has ended"
+    )
     assert owner.lent == []
     owner.turn(at=1.0)
     assert owner.lent == [1]
@@ -108,8 +127,11 @@ def test_an_engine_that_lends_does_not_wait_for_its_device() -> None:
 
 
 @pytest.mark.parametrize("is_direct", [False, True])
-def test_blocks_that_a_tier_has_as_well_are_lent_when_they_are_computed_again(is_direct: bool) -> None:
-    """A tier that would take longer than computing is not read, and its blocks are nothing new to announce."""
+def test_blocks_that_a_tier_has_as_well_are_lent_when_they_are_computed_again(
+    is_direct: bool,
+) -> None:
+    """A tier that would take longer than computing is not read, and its blocks are nothing new to
+    announce."""
     owner = LendingEngine(is_direct=is_direct)
     owner.engine._scheduler.pool.elsewhere = frozenset(HASHES)
     owner.turn(at=0.0)

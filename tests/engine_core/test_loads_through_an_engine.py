@@ -1,4 +1,5 @@
-"""Loads from block sources through an engine: which requests wait, what is computed instead, what stays held."""
+"""Loads from block sources through an engine: which requests wait, what is computed instead, what
+stays held."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ BLOCK_SIZE = 16
 
 MODEL = SimulatedModel(vocab_size=1000)
 CONFIG = EngineConfig(
-    num_blocks=17, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=64, block_size=BLOCK_SIZE
+    num_blocks=17,
+    max_model_len=256,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    block_size=BLOCK_SIZE,
 )
 FORGOTTEN = 300
 """First token of a prompt that the cache has forgotten and the source holds."""
@@ -33,7 +38,9 @@ class Served(DrivenEngine):
     def __init__(self, config: EngineConfig = CONFIG, *, prefill_seconds: float = 0.0) -> None:
         self.now = 0.0
         timing = SimulatedTiming(seconds_per_prefill_token=prefill_seconds)
-        executor = SimulatedExecutor(config, MODEL, timing, verify_every=1, clock=lambda: self.now, sleep=self._sleep)
+        executor = SimulatedExecutor(
+            config, MODEL, timing, verify_every=1, clock=lambda: self.now, sleep=self._sleep
+        )
         self.source = ScriptedSource(executor._kv.reshape(-1, BLOCK_SIZE), seconds_per_block=0.5)
         sources: list[BlockSource] = [self.source]
         super().__init__(Engine(config, executor, clock=lambda: self.now, sources=sources))
@@ -46,8 +53,13 @@ class Served(DrivenEngine):
 
     def add(self, key: int, first_token: int, *, credit: int = 1 << 30) -> None:
         self.tokens[key] = []
-        sampling, prompt_ids = SamplingParams(seed=key, max_tokens=8), prompt(first_token)
-        self.engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, credit=credit))
+        sampling = SamplingParams(seed=key, max_tokens=8)
+        prompt_ids = prompt(first_token)
+        self.engine.add(
+            NewRequest(
+                key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, credit=credit
+            )
+        )
 
     def load_of(self, key: int) -> Ticket:
         """Adds a request for the forgotten prompt; the load that it waits for."""
@@ -62,7 +74,12 @@ class Served(DrivenEngine):
             sampling = SamplingParams(seed=key, max_tokens=8)
             assert self.tokens[key] == expected_tokens(MODEL, prompt(FORGOTTEN), sampling)
         load = self.engine.load()
-        assert (load.num_used_blocks, load.num_waiting, load.num_running, load.num_prefill_tokens) == (0, 0, 0, 0)
+        assert (
+            load.num_used_blocks,
+            load.num_waiting,
+            load.num_running,
+            load.num_prefill_tokens,
+        ) == (0, 0, 0, 0)
 
 
 def prompt(first_token: int) -> list[int]:
@@ -78,7 +95,9 @@ def test_a_source_beside_host_memory_serves_a_prompt_that_the_cache_forgot() -> 
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.CANCELLED])
-def test_what_a_source_does_not_load_is_computed_and_it_is_not_asked_again(outcome: Outcome) -> None:
+def test_what_a_source_does_not_load_is_computed_and_it_is_not_asked_again(
+    outcome: Outcome,
+) -> None:
     served = Served()
     served.source.end(served.load_of(2), outcome)
     served.step()
@@ -160,7 +179,8 @@ def test_a_request_does_not_wait_for_a_source_that_never_answers() -> None:
 
 
 def test_loads_under_way_neither_stop_nor_take_blocks_of_what_runs() -> None:
-    """The cache has 16 blocks, of which the load has 12: the other request has to wait for blocks, and gets them."""
+    """The cache has 16 blocks, of which the load has 12: the other request has to wait for blocks,
+    and gets them."""
     served = Served()
     ticket = served.load_of(2)
     served.add(3, FORGOTTEN + 1)
@@ -180,7 +200,9 @@ def test_a_request_that_lacks_blocks_goes_on_when_a_load_that_was_given_up_ends(
     served.now += 10 * 0.5 * 12
     for _ in range(5):
         served.step()
-    assert (served.source.cancelled, served.tokens[2]) == ([ticket], []), "the load still has 12 blocks of 16"
+    assert (served.source.cancelled, served.tokens[2]) == ([ticket], []), (
+        "the load still has 12 blocks of 16"
+    )
     served.source.end(ticket, Outcome.CANCELLED)
     served.run()
     served.check(2)
@@ -201,7 +223,11 @@ def test_a_request_that_was_preempted_asks_a_source_again_that_failed_it() -> No
     # The source holds what the other prompt had before, too.
     served.source.end(served.source.open[0])
     served.run()
-    assert (len(served.tokens[3]), served.engine.load().num_preemptions, served.source.open) == (8, 1, [])
+    assert (len(served.tokens[3]), served.engine.load().num_preemptions, served.source.open) == (
+        8,
+        1,
+        [],
+    )
     served.engine.add_credit(2, 100)
     served.step()
     (ticket,) = served.source.open

@@ -1,4 +1,5 @@
-"""Memory that a GPU reads is unlocked before it is given back, also where nobody says that it is needed no more."""
+"""Memory that a GPU reads is unlocked before it is given back, also where nobody says that it is
+needed no more."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ import torch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors import locked_memory
 from headwater.engine_core.executors.draw_buffers import DrawBuffers
-from headwater.engine_core.executors.locked_memory import LockedMemory, has_own_pages, is_mapped, mapped
+from headwater.engine_core.executors.locked_memory import (
+    LockedMemory,
+    has_own_pages,
+    is_mapped,
+    mapped,
+)
 from headwater.services.engine.mask_table import Int32Array, create_mask_memory, map_masks
 
 CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=4)

@@ -1,5 +1,5 @@
-"""Slots that ranks share: the parts of all ranks make the block of one process. No GPU is needed: copies are made by
-hand."""
+"""Slots that ranks share: the parts of all ranks make the block of one process. No GPU is needed:
+copies are made by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from tests.engine_core.test_locked_memory import Runtime, runtime
 from tests.kernels.row_driver import copied_by_hand
 
 __all__ = ["runtime"]
-NUM_SLOTS, NUM_PLANES, NUM_HEADS, HEAD_WORDS = 5, 8, 6, 32
+NUM_SLOTS = 5
+NUM_PLANES = 8
+NUM_HEADS = 6
+HEAD_WORDS = 32
 HEADS = [range(2), range(2, 4), range(4, 6)]
 LAYOUTS = {
     "all layers": ([range(8)], HEADS, 1),
@@ -47,9 +50,13 @@ def mapped_slots() -> UInt8Array:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_parts_of_ranks_make_whole_blocks_and_come_back(runtime: Runtime, layout: str, heights: list[int]) -> None:
+def test_parts_of_ranks_make_whole_blocks_and_come_back(
+    runtime: Runtime, layout: str, heights: list[int]
+) -> None:
     stages, parts, num_commands = LAYOUTS[layout]
-    blocks = torch.arange(3 * NUM_PLANES * NUM_HEADS * HEAD_WORDS, dtype=torch.int32).view(3, NUM_PLANES, NUM_HEADS, -1)
+    blocks = torch.arange(3 * NUM_PLANES * NUM_HEADS * HEAD_WORDS, dtype=torch.int32).view(
+        3, NUM_PLANES, NUM_HEADS, -1
+    )
     slots = mapped_slots()
     for planes in stages:
         for heads in parts:
@@ -81,4 +88,6 @@ def test_ranks_touch_every_page_once_between_them() -> None:
         before = int((memory == 0).sum())
         touch(memory, index, 3)
         assert int((memory == 0).sum()) - before in (3, 4)
-    assert torch.nonzero(memory == 0).flatten().tolist() == list(range(0, len(memory), PAGE_BYTES // 4))
+    assert torch.nonzero(memory == 0).flatten().tolist() == list(
+        range(0, len(memory), PAGE_BYTES // 4)
+    )

@@ -10,7 +10,14 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated_model import expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
-from tests.engine_core.recorded_engine import CONFIG, MODEL, Bench, RecordingExecutor, prompt, request
+from tests.engine_core.recorded_engine import (
+    CONFIG,
+    MODEL,
+    Bench,
+    RecordingExecutor,
+    prompt,
+    request,
+)
 
 
 def stalled_bench(config: EngineConfig) -> Bench:
@@ -27,7 +34,9 @@ def stalled_bench(config: EngineConfig) -> Bench:
     [replace(CONFIG, max_num_seqs=2), replace(CONFIG, num_blocks=6, max_model_len=80)],
     ids=["seats", "blocks"],
 )
-def test_who_stands_still_makes_room_for_who_waits_and_goes_on_with_the_same_tokens(config: EngineConfig) -> None:
+def test_who_stands_still_makes_room_for_who_waits_and_goes_on_with_the_same_tokens(
+    config: EngineConfig,
+) -> None:
     bench = stalled_bench(config)
     bench.add(3, prompt(20, first=3), max_tokens=9)
     bench.run()
@@ -38,7 +47,12 @@ def test_who_stands_still_makes_room_for_who_waits_and_goes_on_with_the_same_tok
     assert len(bench.tokens(3)) == 9
     # Only one had to leave; it waits without being prompt tokens that anyone could compute.
     load = bench.engine.load()
-    assert (load.num_running, load.num_waiting, load.num_preemptions, load.num_prefill_tokens) == (1, 1, 1, 0)
+    assert (load.num_running, load.num_waiting, load.num_preemptions, load.num_prefill_tokens) == (
+        1,
+        1,
+        1,
+        0,
+    )
     for key in (1, 2):
         bench.engine.add_credit(key, 100)
     bench.run()
@@ -56,7 +70,8 @@ def test_who_stands_still_keeps_seat_and_blocks_while_nobody_waits() -> None:
 
 
 def test_only_the_waiting_time_of_a_preempted_request_raises_its_tier() -> None:
-    now, config = 100.0, replace(CONFIG, max_num_seqs=1, policy="priority")
+    now = 100.0
+    config = replace(CONFIG, max_num_seqs=1, policy="priority")
     engine = Engine(config, RecordingExecutor(config), clock=lambda: now)
 
     def run() -> int:
@@ -104,7 +119,11 @@ def test_when_blocks_run_out_who_stands_still_leaves_before_who_computes() -> No
     bench.run()
     work = bench.finish(2).work
     assert work is not None
-    assert (len(bench.tokens(2)), work.num_preemptions, bench.engine.load().num_preemptions) == (80, 0, 1)
+    assert (len(bench.tokens(2)), work.num_preemptions, bench.engine.load().num_preemptions) == (
+        80,
+        0,
+        1,
+    )
 
 
 def test_when_blocks_run_out_the_latest_is_recomputed_later_and_its_tokens_stay_the_same() -> None:
@@ -126,7 +145,9 @@ def test_when_blocks_run_out_the_latest_is_recomputed_later_and_its_tokens_stay_
 
 
 def test_nobody_joins_in_a_step_that_preempts() -> None:
-    bench = Bench(replace(CONFIG, num_blocks=14, max_model_len=128, max_num_seqs=3, policy="priority"))
+    bench = Bench(
+        replace(CONFIG, num_blocks=14, max_model_len=128, max_num_seqs=3, policy="priority")
+    )
     for key in range(3):
         bench.add(key, prompt(30, first=key), max_tokens=60)
     bench.steps(1)
@@ -139,7 +160,14 @@ def test_nobody_joins_in_a_step_that_preempts() -> None:
 
 
 def test_a_prompt_is_scored_once_though_a_preemption_computes_it_twice() -> None:
-    config = replace(CONFIG, num_blocks=12, max_model_len=128, max_num_seqs=2, max_num_batched_tokens=3, policy="fcfs")
+    config = replace(
+        CONFIG,
+        num_blocks=12,
+        max_model_len=128,
+        max_num_seqs=2,
+        max_num_batched_tokens=3,
+        policy="fcfs",
+    )
     bench = Bench(config)
     bench.add(0, prompt(70), max_tokens=58)
     bench.add(1, prompt(80, first=100), max_tokens=1, num_prompt_logprobs=0)

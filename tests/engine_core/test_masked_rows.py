@@ -1,4 +1,5 @@
-"""Rows under masks beside rows without, on real models: what is drawn is allowed, and nobody else notices."""
+"""Rows under masks beside rows without, on real models: what is drawn is allowed, and nobody else
+notices."""
 
 from __future__ import annotations
 
@@ -47,16 +48,20 @@ def allowed(answer: list[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 class Guesser(FixedSpeculator):
-    """Knows the answers, and spoils every third guess or so: by a token that the mask allows, or by one that it never
-    does."""
+    """Knows the answers, and spoils every third guess or so: by a token that the mask allows, or by
+    one that it never does."""
 
     def __init__(self, answers: list[list[int]]) -> None:
         super().__init__(max_drafts=4)
         self.num_proposed = 0
-        self._answers, self._rng = answers, np.random.default_rng(0)
+        self._answers = answers
+        self._rng = np.random.default_rng(0)
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
-        num_drafts, draft_ids = np.zeros(len(rows), np.int32), np.zeros((len(rows), self.max_drafts), np.int32)
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array]:
+        num_drafts = np.zeros(len(rows), np.int32)
+        draft_ids = np.zeros((len(rows), self.max_drafts), np.int32)
         for i, row in enumerate(rows.tolist()):
             request = table.requests[row]
             assert request is not None
@@ -74,15 +79,25 @@ def run(
     folder: Path, device: str, masked: list[bool], depth: int, guesser: Guesser | None = None
 ) -> tuple[list[list[int]], list[int]]:
     """Answers, and how many log probabilities came of each."""
-    options = {"num_threads": 1, "num_blocks": 80, "block_size": 64, "max_num_batched_tokens": 256, "max_num_seqs": 32}
+    options = {
+        "num_threads": 1,
+        "num_blocks": 80,
+        "block_size": 64,
+        "max_num_batched_tokens": 256,
+        "max_num_seqs": 32,
+    }
     num_positions = 1
     if guesser is not None:
-        options["max_draft_tokens"], num_positions = guesser.max_drafts, guesser.max_drafts + 1
+        options["max_draft_tokens"] = guesser.max_drafts
+        num_positions = guesser.max_drafts + 1
     given = ExecutorOptions(model_folder=folder, device=device, async_depth=depth, **options)  # type: ignore[arg-type]
     executor, config, _ = build_executor(given, lambda phase, done, total: None)
     masks = np.zeros((num_positions, config.num_rows, VOCAB_SIZE // 32), np.int32)
-    speculator, reports = None if guesser is None else guesser.beside(config), list[MaskReport]()
-    engine = Engine(config, executor, masks=masks, speculator=speculator, report_masks=reports.append)
+    speculator = None if guesser is None else guesser.beside(config)
+    reports = list[MaskReport]()
+    engine = Engine(
+        config, executor, masks=masks, speculator=speculator, report_masks=reports.append
+    )
     answers: list[list[int]] = [[] for _ in masked]
     scored = [0] * len(masked)
     seats: dict[int, tuple[int, int]] = {}
@@ -90,12 +105,22 @@ def run(
         prompt_ids = [(key * 37 + i * 11) % VOCAB_SIZE for i in range(5 + 9 * key)]
         sampling = SAMPLINGS[key % len(SAMPLINGS)]
         engine.add(
-            NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, has_grammar=has_grammar)
+            NewRequest(
+                key=key,
+                prompt_ids=prompt_ids,
+                output_ids=[],
+                sampling=sampling,
+                has_grammar=has_grammar,
+            )
         )
     num_left = len(masked)
     while num_left:
         output = engine.step() or StepOutput(step=0)
-        keys = [key for key, num_tokens in zip(output.keys, output.num_tokens, strict=True) for _ in range(num_tokens)]
+        keys = [
+            key
+            for key, num_tokens in zip(output.keys, output.num_tokens, strict=True)
+            for _ in range(num_tokens)
+        ]
         for at, (key, token) in enumerate(zip(keys, output.token_ids, strict=True)):
             if masked[key]:
                 assert allowed(answers[key])[token]
@@ -103,7 +128,9 @@ def run(
             scored[key] += at in output.logprobs
         drafts: dict[int, list[int]] = {}
         for wanted in (report.wanted for report in reports if report.wanted is not None):
-            seats |= dict(zip(wanted.keys, zip(wanted.rows, wanted.tickets, strict=True), strict=True))
+            seats |= dict(
+                zip(wanted.keys, zip(wanted.rows, wanted.tickets, strict=True), strict=True)
+            )
             drafts |= dict(zip(wanted.keys, wanted.draft_ids, strict=True))
         reports.clear()
         num_left -= len(output.finishes)
@@ -120,7 +147,9 @@ def run(
     return answers, scored
 
 
-@pytest.mark.parametrize("depth", [*(pytest.param(depth, marks=LONG_INTERPRETED) for depth in (1, 2)), 4])
+@pytest.mark.parametrize(
+    "depth", [*(pytest.param(depth, marks=LONG_INTERPRETED) for depth in (1, 2)), 4]
+)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_masks_bind_their_own_rows_and_no_others(device: str, depth: int, folder: Path) -> None:
     mixed = [i % 2 == 0 for i in range(10)]
@@ -129,12 +158,16 @@ def test_masks_bind_their_own_rows_and_no_others(device: str, depth: int, folder
     bound, _ = run(folder, device, [True] * 10, depth)
     assert answers == [bound[i] if masked else free[i] for i, masked in enumerate(mixed)]
     assert all(len(answer) == 20 for answer in answers)
-    assert scored == [20 if SAMPLINGS[i % len(SAMPLINGS)].num_logprobs is not None else 0 for i in range(10)]
+    assert scored == [
+        20 if SAMPLINGS[i % len(SAMPLINGS)].num_logprobs is not None else 0 for i in range(10)
+    ]
 
 
 @pytest.mark.parametrize("depth", [pytest.param(1, marks=LONG_INTERPRETED), 3])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
-def test_drafts_under_masks_change_neither_tokens_nor_log_probabilities(device: str, depth: int, folder: Path) -> None:
+def test_drafts_under_masks_change_neither_tokens_nor_log_probabilities(
+    device: str, depth: int, folder: Path
+) -> None:
     mixed = [i % 3 != 0 for i in range(10)]
     plain, scored = run(folder, device, mixed, depth)
     assert run(folder, device, mixed, depth, Guesser(plain)) == (plain, scored)

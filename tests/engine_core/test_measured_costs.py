@@ -16,8 +16,8 @@ from headwater.engine_core.executors.simulated_model import SimulatedModel
 
 
 class TimedExecutor(SimulatedExecutor):
-    """Takes some seconds a step and more for each position, and at times a lot longer, on a clock of its own; a result
-    is there some seconds after the device is done."""
+    """Takes some seconds a step and more for each position, and at times a lot longer, on a clock
+    of its own; a result is there some seconds after the device is done."""
 
     def __init__(
         self,
@@ -34,9 +34,13 @@ class TimedExecutor(SimulatedExecutor):
         super().__init__(config, SimulatedModel(vocab_size=100))
         self.now = 0.0
         self.plans: list[StepPlan] = []
-        self._busy, self._busy_seconds = busy, busy_seconds
-        self._costs, self._late, self._hiccup_every = (step, position), result, hiccup_every
-        self._device_ends, self._ends = 0.0, deque[float]()
+        self._busy = busy
+        self._busy_seconds = busy_seconds
+        self._costs = (step, position)
+        self._late = result
+        self._hiccup_every = hiccup_every
+        self._device_ends = 0.0
+        self._ends = deque[float]()
 
     def submit(self, plan: StepPlan) -> int:
         step, position = self._costs
@@ -60,7 +64,9 @@ class TimedExecutor(SimulatedExecutor):
         return costs
 
 
-def config(max_num_seqs: int = 64, max_draft_tokens: int = 15, max_num_batched_tokens: int = 128) -> EngineConfig:
+def config(
+    max_num_seqs: int = 64, max_draft_tokens: int = 15, max_num_batched_tokens: int = 128
+) -> EngineConfig:
     return EngineConfig(
         num_blocks=40,
         max_model_len=256,
@@ -71,7 +77,9 @@ def config(max_num_seqs: int = 64, max_draft_tokens: int = 15, max_num_batched_t
 
 
 @pytest.mark.parametrize("hiccup_every", [1 << 30, 4])
-def test_a_step_costs_what_it_took_however_often_another_process_came_between(hiccup_every: int) -> None:
+def test_a_step_costs_what_it_took_however_often_another_process_came_between(
+    hiccup_every: int,
+) -> None:
     executor = TimedExecutor(config(), step=1e-3, position=1e-5, hiccup_every=hiccup_every)
     costs = executor.measure(config())
     assert {1, 16, 64} <= set(costs.sizes.tolist())
@@ -87,7 +95,9 @@ def test_a_machine_that_hardly_ever_computes_undisturbed_is_not_steady() -> None
 
 
 @pytest.mark.parametrize("size", [1, 16])
-def test_one_position_and_a_whole_draft_are_measured_until_neither_was_in_a_busy_moment(size: int) -> None:
+def test_one_position_and_a_whole_draft_are_measured_until_neither_was_in_a_busy_moment(
+    size: int,
+) -> None:
     executor = TimedExecutor(config(), step=1e-3, position=1e-5, busy=(size,), busy_seconds=0.1)
     costs = executor.measure(config())
     np.testing.assert_allclose(costs.of([1, 16]), [1.01e-3, 1.16e-3])
@@ -95,7 +105,9 @@ def test_one_position_and_a_whole_draft_are_measured_until_neither_was_in_a_busy
 
 def test_a_busy_moment_at_one_size_makes_no_larger_step_dear() -> None:
     executor = TimedExecutor(config(), step=1e-3, position=1e-5, busy=(2, 4), busy_seconds=9.0)
-    np.testing.assert_allclose(executor.measure(config()).of([1, 2, 4, 8, 16]), [1.01e-3, *[1.08e-3] * 3, 1.16e-3])
+    np.testing.assert_allclose(
+        executor.measure(config()).of([1, 2, 4, 8, 16]), [1.01e-3, *[1.08e-3] * 3, 1.16e-3]
+    )
 
 
 def test_a_result_that_comes_late_is_the_gap_of_a_plan_that_needs_it() -> None:
@@ -114,7 +126,9 @@ def test_a_slow_engine_measures_one_position_and_a_whole_draft_and_no_more() -> 
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 16])
-def test_a_whole_draft_is_measured_however_few_requests_an_engine_serves_at_once(max_num_seqs: int) -> None:
+def test_a_whole_draft_is_measured_however_few_requests_an_engine_serves_at_once(
+    max_num_seqs: int,
+) -> None:
     few = config(max_num_seqs)
     costs = TimedExecutor(few, step=1e-3, position=1e-6).measure(few)
     assert 16 in costs.sizes.tolist()

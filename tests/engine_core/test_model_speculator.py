@@ -23,7 +23,8 @@ from headwater.engine_core.scheduling.ahead_model_speculator import AheadModelSp
 from headwater.engine_core.scheduling.model_speculator import PROBE_STEPS, ModelSpeculator
 from headwater.engine_core.step_output import EngineLoad
 
-MODEL, MAX_DRAFTS = SimulatedModel(vocab_size=1000), 7
+MODEL = SimulatedModel(vocab_size=1000)
+MAX_DRAFTS = 7
 FLAT = StepCosts.measured([1, 1024], [1.0, 1.0])
 FREE = StepCosts.measured([1], [0.0])
 
@@ -37,7 +38,8 @@ def passes(seconds: float) -> StepCosts:
 
 
 def test_passes_go_on_as_long_as_the_next_one_brings_more_than_it_costs() -> None:
-    # With 80 % accepted, k tokens of a pass of 0.2 steps each bring (1 + 0.8 + … + 0.8^k) / (1 + 0.2 k).
+    # With 80 % accepted, k tokens of a pass of 0.2 steps each bring (1 + 0.8 + … + 0.8^k) / (1 +
+    # 0.2 k).
     rates = [(1 + sum(0.8**i for i in range(1, k + 1))) / (1 + 0.2 * k) for k in range(9)]
     found = choose_depth(stands(0.8), FLAT, passes(0.2), 1, 100)
     assert found.num_drafts.tolist() == [int(np.argmax(rates))] == [4]
@@ -52,7 +54,9 @@ def test_nothing_is_drafted_where_a_pass_costs_more_than_it_brings() -> None:
     assert choose_depth(stands(0.3), FLAT, passes(0.31), 1, 100) == (np.zeros(1, np.int32), 1.0)
 
 
-def test_a_row_whose_drafts_bring_less_than_their_positions_cost_is_left_out_of_passes_for_others() -> None:
+def test_a_row_whose_drafts_bring_less_than_their_positions_cost_is_left_out_of_passes_for_others() -> (
+    None
+):
     costs = StepCosts.measured([1, 1024], [1.0, 1.0 + 1023 * 0.3])
     assert choose_depth(stands(0.9, 0.05), costs, passes(0.01), 2, 100).num_drafts.tolist()[1] == 0
     assert choose_depth(stands(0.9, 0.05), costs, passes(0.01), 2, 100).num_drafts.tolist()[0] > 0
@@ -63,7 +67,12 @@ def test_no_more_is_drafted_than_a_step_has_room_for() -> None:
 
 
 def config(**more: int) -> EngineConfig:
-    given = {"num_blocks": 400, "max_model_len": 256, "max_num_seqs": 64, "max_draft_tokens": MAX_DRAFTS} | more
+    given = {
+        "num_blocks": 400,
+        "max_model_len": 256,
+        "max_num_seqs": 64,
+        "max_draft_tokens": MAX_DRAFTS,
+    } | more
     return EngineConfig(**given)
 
 
@@ -84,12 +93,16 @@ class KnowingDrafter:
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         del self._answers[row]
 
-    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
-        drafts, num_drafts = np.zeros((rows.size, MAX_DRAFTS), np.int32), np.zeros(rows.size, np.int32)
+    def propose(
+        self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
+    ) -> Proposal:
+        drafts = np.zeros((rows.size, MAX_DRAFTS), np.int32)
+        num_drafts = np.zeros(rows.size, np.int32)
         for i, row in enumerate(rows.tolist()):
             num_prompt, answer = self._answers[row]
             right = answer[num_known[i] - num_prompt :][: most[i]]
-            num_drafts[i], drafts[i, : len(right)] = len(right), right
+            num_drafts[i] = len(right)
+            drafts[i, : len(right)] = right
         return Proposal(drafts, num_drafts, 16 * np.minimum(num_drafts, 1))
 
 
@@ -120,7 +133,8 @@ def run(
     pass_seconds: float = 0.05,
     gap: float = 0.0,
 ) -> tuple[EngineLoad, int]:
-    """Checks answers beside a draft model of which 70 % is right; returns what became of drafts, and the steps."""
+    """Checks answers beside a draft model of which 70 % is right; returns what became of drafts,
+    and the steps."""
     executor = SimulatedExecutor(config(async_depth=depth), MODEL, draft_acceptance=0.7)
     sizes = {"num_rows": 64, "max_drafts": MAX_DRAFTS, "vocab_size": 1000}
     speculator = kind(drafters, replace(FLAT, gap=gap), passes(pass_seconds), **sizes)
@@ -133,7 +147,9 @@ def run(
         output = engine.step()
         num_steps += 1
         at = 0
-        for key, count in zip(output.keys, output.num_tokens, strict=True) if output is not None else ():
+        for key, count in (
+            zip(output.keys, output.num_tokens, strict=True) if output is not None else ()
+        ):
             tokens[key] += output.token_ids[at : at + count]
             at += count
     assert tokens == [expected(new) for new in asked]
@@ -143,7 +159,9 @@ def run(
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_answers_beside_a_simulated_draft_model_are_the_plain_ones_in_fewer_steps(depth: int) -> None:
+def test_answers_beside_a_simulated_draft_model_are_the_plain_ones_in_fewer_steps(
+    depth: int,
+) -> None:
     load, num_steps = run(requests(), [], depth=depth)
     assert load.num_accepted_by_position[0] / load.num_drafts == pytest.approx(0.7, abs=0.05)
     # Without drafts the longest answer takes 123 steps.
@@ -178,7 +196,9 @@ def test_rows_that_run_ahead_stop_waiting_when_look_up_finds_nothing_more() -> N
 
 
 def test_a_model_that_brings_nothing_is_tried_now_and_then_while_rows_run_ahead() -> None:
-    asked = [replace(requests()[0], sampling=SamplingParams(temperature=1.0, seed=1, max_tokens=200))]
+    asked = [
+        replace(requests()[0], sampling=SamplingParams(temperature=1.0, seed=1, max_tokens=200))
+    ]
     load, _ = run(asked, [], kind=AheadModelSpeculator, pass_seconds=1.0)
     assert load.num_draft_tokens == load.num_drafts == 200 // PROBE_STEPS
 
@@ -189,7 +209,9 @@ def test_look_up_drafts_where_it_promises_more_and_the_model_elsewhere() -> None
     by_model, most_steps = run(asked, [KnowingDrafter(asked, 0)])
     by_both, steps = run(asked, [KnowingDrafter(asked, 50)])
     by_look_up, fewest_steps = run(asked, [KnowingDrafter(asked, 1000)])
-    shares = [load.num_accepted_tokens / load.num_draft_tokens for load in (by_model, by_both, by_look_up)]
+    shares = [
+        load.num_accepted_tokens / load.num_draft_tokens for load in (by_model, by_both, by_look_up)
+    ]
     assert shares[0] < shares[1] < shares[2]
     assert shares[0] < 0.75
     assert shares[2] > 0.95
@@ -214,7 +236,8 @@ class PassExecutor(SimulatedExecutor):
     def __init__(self, limits: EngineConfig, begin: float = 0.0) -> None:
         """`begin`: seconds before the first pass."""
         super().__init__(limits, MODEL, draft_acceptance=0.5)
-        self.now, self._begin = 0.0, begin
+        self.now = 0.0
+        self._begin = begin
 
     def submit(self, plan: StepPlan) -> int:
         self.now += 1e-3 + 1e-5 * plan.num_tokens
@@ -226,13 +249,17 @@ class PassExecutor(SimulatedExecutor):
 
 def test_a_pass_of_the_draft_model_costs_what_steps_take_longer_with_it() -> None:
     executor = PassExecutor(config(max_num_seqs=64, max_num_batched_tokens=128))
-    found = measured_passes(executor, config(max_num_seqs=64, max_num_batched_tokens=128), lambda: executor.now)
+    found = measured_passes(
+        executor, config(max_num_seqs=64, max_num_batched_tokens=128), lambda: executor.now
+    )
     np.testing.assert_allclose(found.of([1, 20, 35]), [2.01e-4, 2.2e-4, 2.35e-4], rtol=1e-6)
 
 
 def test_passes_of_an_engine_of_one_row_are_measured_at_one_row() -> None:
     executor = PassExecutor(config(max_num_seqs=1, max_num_batched_tokens=4))
-    found = measured_passes(executor, config(max_num_seqs=1, max_num_batched_tokens=4), lambda: executor.now)
+    found = measured_passes(
+        executor, config(max_num_seqs=1, max_num_batched_tokens=4), lambda: executor.now
+    )
     assert found.sizes.tolist() == [1]
 
 
@@ -243,4 +270,6 @@ def test_what_a_step_takes_longer_whatever_it_guesses_is_no_part_of_a_pass() -> 
     assert found.gap == pytest.approx(5e-4)
     np.testing.assert_allclose(found.of([1, 35]), [2.01e-4, 2.35e-4], rtol=1e-6)
     assert choose_depth(stands(0.6), FLAT, passes(0.05), 1, 100).num_drafts.any()
-    assert not choose_depth(stands(0.6), FLAT, replace(passes(0.05), gap=2.0), 1, 100).num_drafts.any()
+    assert not choose_depth(
+        stands(0.6), FLAT, replace(passes(0.05), gap=2.0), 1, 100
+    ).num_drafts.any()

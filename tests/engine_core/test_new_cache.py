@@ -13,8 +13,10 @@ NUM_BYTES = 2 * 4 * 2 * 512 * 4 * 16 * 64
 
 
 def taken_bytes(cache: torch.Tensor) -> int:
-    """Bytes of the cache's pages that are in memory or swapped out. Other memory of this process does not count."""
-    first, end = cache.data_ptr() // mmap.PAGESIZE, -(-(cache.data_ptr() + cache.nbytes) // mmap.PAGESIZE)
+    """Bytes of the cache's pages that are in memory or swapped out. Other memory of this process
+    does not count."""
+    first = cache.data_ptr() // mmap.PAGESIZE
+    end = -(-(cache.data_ptr() + cache.nbytes) // mmap.PAGESIZE)
     with Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
         pages.seek(8 * first)
         words = np.frombuffer(pages.read(8 * (end - first)), np.uint64)

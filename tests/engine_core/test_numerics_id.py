@@ -1,4 +1,5 @@
-"""The numerics id changes with each source of the engine core and the kernels, the device, the driver, libraries."""
+"""The numerics id changes with each source of the engine core and the kernels, the device, the
+driver, libraries."""
 
 from __future__ import annotations
 
@@ -19,18 +20,32 @@ from headwater.bench.workloads import TINY
 from headwater.engine_core.numerics_id import ROOMS, numerics_id, source_files
 from headwater.kernels.environment import Environment
 
-H200 = Environment(device="H200", driver="570.124.06", libraries=(("torch", "2.9.0"), ("cublasLt", "12.8.4")))
+H200 = Environment(
+    device="H200", driver="570.124.06", libraries=(("torch", "2.9.0"), ("cublasLt", "12.8.4"))
+)
 KINDS = {
     "kernels": ("kernels/gemm.py", "kernels/hopper_attention.py", "kernels/cpu/attention.py"),
-    "models": ("engine_core/models/decoder.py", "engine_core/model_config.py", "engine_core/layers/rope.py"),
+    "models": (
+        "engine_core/models/decoder.py",
+        "engine_core/model_config.py",
+        "engine_core/layers/rope.py",
+    ),
     "platforms": ("engine_core/platforms/cuda.py", "engine_core/platforms/cpu.py"),
     "sampling": (
         "engine_core/sampling/sampler.py",
         "engine_core/executors/device_sampler.py",
         "engine_core/sampling/pooling.py",
     ),
-    "weights": ("engine_core/weights/model_file.py", "engine_core/weights/packed.py", "engine_core/weights/gguf.py"),
-    "executors": ("engine_core/executors/cuda.py", "engine_core/executors/build.py", "engine_core/executors/runner.py"),
+    "weights": (
+        "engine_core/weights/model_file.py",
+        "engine_core/weights/packed.py",
+        "engine_core/weights/gguf.py",
+    ),
+    "executors": (
+        "engine_core/executors/cuda.py",
+        "engine_core/executors/build.py",
+        "engine_core/executors/runner.py",
+    ),
     "shapes": (
         "engine_core/executors/step_shapes.py",
         "engine_core/executors/batch.py",
@@ -44,11 +59,16 @@ KINDS = {
 def rooms(tmp_path: Path) -> list[Path]:
     """Copies of the engine core and the kernels."""
     ignored = shutil.ignore_patterns("__pycache__")
-    return [Path(shutil.copytree(room.resolve(), tmp_path / room.name, ignore=ignored)) for room in ROOMS]
+    return [
+        Path(shutil.copytree(room.resolve(), tmp_path / room.name, ignore=ignored))
+        for room in ROOMS
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_change_of_any_source_changes_the_id(kind: str, rooms: list[Path], tmp_path: Path) -> None:
+def test_a_change_of_any_source_changes_the_id(
+    kind: str, rooms: list[Path], tmp_path: Path
+) -> None:
     seen = {numerics_id(H200, rooms=rooms)}
     for name in KINDS[kind]:
         path = tmp_path / name
@@ -62,7 +82,9 @@ def test_no_source_of_the_two_rooms_is_left_out(rooms: list[Path]) -> None:
     assert counted == {path for room in rooms for path in room.rglob("*") if path.is_file()}
 
 
-def test_files_that_come_go_or_swap_their_ends_change_the_id(rooms: list[Path], tmp_path: Path) -> None:
+def test_files_that_come_go_or_swap_their_ends_change_the_id(
+    rooms: list[Path], tmp_path: Path
+) -> None:
     (tmp_path / "kernels/tuned.json").write_text("{}")
     (tmp_path / "kernels/tuned.txt").write_text("")
     seen = {numerics_id(H200, rooms=rooms)}
@@ -86,12 +108,24 @@ def test_compiled_code_and_hidden_files_do_not_count(rooms: list[Path], tmp_path
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Environment)])
 def test_another_device_driver_or_library_changes_the_id(field: str) -> None:
-    others = {"device": "H100", "driver": "570.172.08", "libraries": (("torch", "2.9.0"), ("cublasLt", "12.8.5"))}
+    others = {
+        "device": "H100",
+        "driver": "570.172.08",
+        "libraries": (("torch", "2.9.0"), ("cublasLt", "12.8.5")),
+    }
     assert numerics_id(replace(H200, **{field: others[field]})) != numerics_id(H200)
 
 
 def test_other_weights_change_the_id() -> None:
-    assert len({numerics_id(H200, *what) for what in [(), ("a",), ("a", "bfloat16"), ("b", "bfloat16")]}) == 4
+    assert (
+        len(
+            {
+                numerics_id(H200, *what)
+                for what in [(), ("a",), ("a", "bfloat16"), ("b", "bfloat16")]
+            }
+        )
+        == 4
+    )
 
 
 def test_the_environment_of_a_cpu_names_the_libraries_that_compute_on_it() -> None:
@@ -142,12 +176,19 @@ print(json.dumps([*ids, announced()]))
 def test_an_engine_announces_the_id_of_the_sources_that_it_runs(tmp_path: Path) -> None:
     for room in ROOMS:
         shutil.copytree(
-            room.resolve(), tmp_path / "headwater" / room.name, ignore=shutil.ignore_patterns("__pycache__")
+            room.resolve(),
+            tmp_path / "headwater" / room.name,
+            ignore=shutil.ignore_patterns("__pycache__"),
         )
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(tmp_path)], env=env, capture_output=True, text=True, check=False, timeout=250
+        [sys.executable, "-c", BUILD, str(tmp_path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     first, again, other_sampler = json.loads(done.stdout)

@@ -1,4 +1,5 @@
-"""What a GPU drafts by itself changes no bit of an answer, with steps launched ahead of what it found."""
+"""What a GPU drafts by itself changes no bit of an answer, with steps launched ahead of what it
+found."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ pytestmark = pytest.mark.gpu
 EngineOf = Callable[..., SmallEngine]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=90)
 """A model of random weights repeats itself before long, so that drafts stand."""
-PLAIN = [GREEDY, *(SamplingParams(temperature=0.15 * i, seed=i, max_tokens=90) for i in range(1, 5))]
+PLAIN = [
+    GREEDY,
+    *(SamplingParams(temperature=0.15 * i, seed=i, max_tokens=90) for i in range(1, 5)),
+]
 
 
 def check_own_drafts(
@@ -57,7 +61,9 @@ def check_own_drafts(
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 40, 130])
 def test_answers_are_those_without_drafts(num_rows: int, engine_of: EngineOf) -> None:
     prompts = prompts_of([1 + i * 37 % 200 for i in range(num_rows)])
-    check_own_drafts(engine_of(max_num_batched_tokens=512), prompts, PLAIN if num_rows > 1 else [GREEDY])
+    check_own_drafts(
+        engine_of(max_num_batched_tokens=512), prompts, PLAIN if num_rows > 1 else [GREEDY]
+    )
 
 
 def test_ends_of_pages_and_of_splits_are_crossed(engine_of: EngineOf) -> None:
@@ -71,17 +77,22 @@ def test_rows_of_every_sampling_run_ahead_beside_each_other(engine_of: EngineOf)
 
 @pytest.mark.parametrize("num_rows", [1, 30])
 def test_edits_count_drafts_that_the_host_has_not_seen(num_rows: int, engine_of: EngineOf) -> None:
-    """Few allowed ids, so that answers repeat themselves: their bad words begin and end within drafts."""
+    """Few allowed ids, so that answers repeat themselves: their bad words begin and end within
+    drafts."""
     few = replace(GREEDY, allowed_token_ids=tuple(range(20, 26)), num_logprobs=4)
     samplings = [
         replace(few, bad_words=((20, 21), (22, 23, 24))),
         replace(few, frequency_penalty=0.05, presence_penalty=0.1),
-        replace(few, temperature=0.3, seed=3, repetition_penalty=1.05, logit_bias={21: 1.0, 25: -1.0}),
+        replace(
+            few, temperature=0.3, seed=3, repetition_penalty=1.05, logit_bias={21: 1.0, 25: -1.0}
+        ),
         replace(few, min_tokens=33, min_tokens_blocked_ids=(22,)),
     ]
     for first in range(len(samplings) if num_rows == 1 else 1):
         turned = samplings[first:] + samplings[:first]
-        check_own_drafts(engine_of(), prompts_of([5 + i * 37 % 200 for i in range(num_rows)]), turned)
+        check_own_drafts(
+            engine_of(), prompts_of([5 + i * 37 % 200 for i in range(num_rows)]), turned
+        )
 
 
 @pytest.mark.parametrize(
@@ -103,10 +114,13 @@ def test_however_an_engine_is_set(options: dict[str, Any], engine_of: EngineOf) 
 
 
 def test_stops_and_ends_of_answers_lie_anywhere_in_a_draft(engine_of: EngineOf) -> None:
-    small, prompts = engine_of(), prompts_of([5 + i for i in range(30)])
+    small = engine_of()
+    prompts = prompts_of([5 + i for i in range(30)])
     plain, _ = answers_of_a_new_engine(small, prompts, [GREEDY] * len(prompts))
     stops = [answer.token_ids[20 + i] for i, answer in enumerate(plain)]
-    samplings = [replace(GREEDY, max_tokens=30 + i, stop_token_ids=(stop,)) for i, stop in enumerate(stops)]
+    samplings = [
+        replace(GREEDY, max_tokens=30 + i, stop_token_ids=(stop,)) for i, stop in enumerate(stops)
+    ]
     check_own_drafts(small, prompts, samplings)
 
 
@@ -143,7 +157,9 @@ def check_many(engine_of: EngineOf, kv_cache_dtype: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
-def test_no_token_and_no_log_probability_of_many_requests_differs(kv_cache_dtype: str, engine_of: EngineOf) -> None:
+def test_no_token_and_no_log_probability_of_many_requests_differs(
+    kv_cache_dtype: str, engine_of: EngineOf
+) -> None:
     check_many(engine_of, kv_cache_dtype, 400)
 
 

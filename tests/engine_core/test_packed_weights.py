@@ -46,7 +46,9 @@ def test_packed_matrices_multiply_as_the_plain_ones(folder: Path) -> None:
     assert packed.linears.keys() == plain.linears.keys()
     for name, linear in plain.linears.items():
         x = torch.randn(5, linear.in_features)
-        torch.testing.assert_close(packed.linears[name].product(x), linear.product(x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            packed.linears[name].product(x), linear.product(x), rtol=1e-4, atol=1e-4
+        )
 
 
 def test_a_second_replica_maps_the_file_of_the_first(folder: Path) -> None:
@@ -76,7 +78,8 @@ def test_weights_from_nowhere_are_packed_into_memory(folder: Path) -> None:
 
 
 def test_a_matrix_alone_keeps_its_memory(folder: Path) -> None:
-    matrix, x = pack_linears(loaded(folder), None, ignore).linears["lm_head"], torch.randn(3, 64)
+    matrix = pack_linears(loaded(folder), None, ignore).linears["lm_head"]
+    x = torch.randn(3, 64)
     expected = loaded(folder).linears["lm_head"].product(x)
     torch.testing.assert_close(matrix.product(x), expected, rtol=1e-4, atol=1e-4)
 
@@ -85,12 +88,16 @@ def test_packed_matrices_are_on_the_disk_before_their_file_has_its_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named: list[bool] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: named.append(bool(list(folder.glob("packed-*.bin")))))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: named.append(bool(list(folder.glob("packed-*.bin"))))
+    )
     pack_linears(loaded(folder), folder, ignore)
     assert named == [False]
 
 
-def test_matrices_are_packed_into_memory_where_the_disk_is_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_are_packed_into_memory_where_the_disk_is_full(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def is_full(fd: int, offset: int, num_bytes: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,4 +1,5 @@
-"""GGUF's block formats as planes: the same bits, from a converted file, whole and in the parts of ranks."""
+"""GGUF's block formats as planes: the same bits, from a converted file, whole and in the parts of
+ranks."""
 
 from __future__ import annotations
 
@@ -39,8 +40,13 @@ def in_planes_of(folder: Path, shard: Shard) -> Weights:
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=lambda format: format.name)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_planes_of_parts_have_the_bits_of_the_blocks(format: BlockFormat, dtype: torch.dtype) -> None:
-    parts = tuple(pack(random_rows(each, rows, 256, seed=rows), each) for each, rows in ((format, 21), (Q5_0, 16)))
+def test_planes_of_parts_have_the_bits_of_the_blocks(
+    format: BlockFormat, dtype: torch.dtype
+) -> None:
+    parts = tuple(
+        pack(random_rows(each, rows, 256, seed=rows), each)
+        for each, rows in ((format, 21), (Q5_0, 16))
+    )
     tensors = in_planes(named(parts, ""))
     layer = PlanesLinear.load(tensors, dtype)
     assert (layer.out_features, layer.in_features) == (37, 256)
@@ -48,28 +54,40 @@ def test_planes_of_parts_have_the_bits_of_the_blocks(format: BlockFormat, dtype:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_in_planes_has_the_products_and_rows_of_the_file_expanded(kind: str, tmp_path: Path) -> None:
+def test_a_file_in_planes_has_the_products_and_rows_of_the_file_expanded(
+    kind: str, tmp_path: Path
+) -> None:
     folder = write(tmp_path, kind)
-    layout, tensors = layout_of(folder), model_file.load(folder, CPU, keeps=lambda name, weight: True)
+    layout, tensors = (
+        layout_of(folder),
+        model_file.load(folder, CPU, keeps=lambda name, weight: True),
+    )
     put_all_in_planes(tensors)
     assert not any(name.endswith(BLOCKS) for name in tensors)
     weights = load_weights(layout, tensors, torch.float32)
     expanded = load_weights(layout, model_file.load(folder, CPU), torch.float32)
     assert {linear.kind for linear in weights.linears.values()} == {PlanesLinear.kind}
-    x, ids = torch.randn(3, 64), torch.tensor([5, 0, 511, 5])
+    x = torch.randn(3, 64)
+    ids = torch.tensor([5, 0, 511, 5])
     for name, linear in weights.linears.items():
         rows = x if linear.in_features == 64 else torch.randn(3, linear.in_features)
         assert torch.equal(linear.product(rows), expanded.linears[name].product(rows)), name
-    assert torch.equal(Embedding(weights.table("embed"))(ids), Embedding(expanded.table("embed"))(ids))
+    assert torch.equal(
+        Embedding(weights.table("embed"))(ids), Embedding(expanded.table("embed"))(ids)
+    )
 
 
 def test_a_head_that_is_the_embedding_shares_its_memory(tmp_path: Path) -> None:
     folder = write(tmp_path, "Q8_0", family="smollm2")
-    layout, tensors = layout_of(folder), model_file.load(folder, CPU, keeps=lambda name, weight: True)
+    layout, tensors = (
+        layout_of(folder),
+        model_file.load(folder, CPU, keeps=lambda name, weight: True),
+    )
     assert layout["lm_head"].tied_to == "embed"
     put_all_in_planes(tensors)
     weights = load_weights(layout, tensors, torch.float32)
-    table, head = weights.table("embed"), weights.linears["lm_head"]
+    table = weights.table("embed")
+    head = weights.linears["lm_head"]
     assert isinstance(table, PlanesTable)
     assert isinstance(head, PlanesLinear)
     assert table.weight.words.data_ptr() == head.parts[0].words.data_ptr()
@@ -77,20 +95,27 @@ def test_a_head_that_is_the_embedding_shares_its_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_parts_of_ranks_have_the_bits_of_the_parts_expanded(kind: str, num_ranks: int, tmp_path: Path) -> None:
-    """What would be cut inside a block, as inputs of 4 ranks here, is expanded; the rest is in planes."""
+def test_parts_of_ranks_have_the_bits_of_the_parts_expanded(
+    kind: str, num_ranks: int, tmp_path: Path
+) -> None:
+    """What would be cut inside a block, as inputs of 4 ranks here, is expanded; the rest is in
+    planes."""
     folder = write(tmp_path, kind)
-    layout, seen = layout_of(folder), set()
+    layout = layout_of(folder)
+    seen = set()
     whole = model_file.load(folder, CPU)
     for index in range(num_ranks):
         shard = Shard(index, num_ranks)
-        weights, expanded = in_planes_of(folder, shard), load_weights(layout, whole, torch.float32, shard, CPU)
+        weights = in_planes_of(folder, shard)
+        expanded = load_weights(layout, whole, torch.float32, shard, CPU)
         for name, linear in weights.linears.items():
             seen.add(linear.kind)
             x = torch.randn(2, linear.in_features)
             assert torch.equal(linear.product(x), expanded.linears[name].product(x)), name
         ids = torch.arange(8)
-        assert torch.equal(Embedding(weights.table("embed"))(ids), Embedding(expanded.table("embed"))(ids))
+        assert torch.equal(
+            Embedding(weights.table("embed"))(ids), Embedding(expanded.table("embed"))(ids)
+        )
     assert seen == ({"planes"} if num_ranks == 2 else {"planes", "dense"})
 
 

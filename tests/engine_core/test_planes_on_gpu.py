@@ -1,4 +1,5 @@
-"""GGUF's block formats on a GPU: packed, embedding and head included, with the bits of the model expanded."""
+"""GGUF's block formats on a GPU: packed, embedding and head included, with the bits of the model
+expanded."""
 
 from __future__ import annotations
 
@@ -32,13 +33,17 @@ SETS = {format.name: (format,) for format in FORMATS.values()} | {
 
 def asked() -> list[list[int]]:
     torch.manual_seed(1)
-    return [torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)]
+    return [
+        torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)
+    ]
 
 
 def loaded(folder: Path) -> Weights:
     """The weights as an engine has them."""
     device = torch.device("cuda")
-    request = checked(ExecutorOptions(model_folder=folder, device="cuda"), "cuda", cuda.capabilities)
+    request = checked(
+        ExecutorOptions(model_folder=folder, device="cuda"), "cuda", cuda.capabilities
+    )
     keeps = partial(cuda._keeps, request, device)
     return load_weights(request, device, lambda *_: None, keeps=keeps, in_planes=True)
 

@@ -1,4 +1,5 @@
-"""No more plans are in flight than executors have places for, though draws follow one another without a step."""
+"""No more plans are in flight than executors have places for, though draws follow one another
+without a step."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.engine_core.checked_engine import NUM_WORDS, Driver
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN, CheckedExecutor
 from tests.engine_core.fixed_speculator import FixedSpeculator
 
-MAX_DRAFTS, NUM_PEER_BLOCKS = 7, 8
+MAX_DRAFTS = 7
+NUM_PEER_BLOCKS = 8
 NEVER = 1 << 30
 
 
@@ -32,7 +34,9 @@ class WholeDrafts(FixedSpeculator):
     def serves(self, request: RequestState) -> bool:
         return request.has_grammar
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array]:
         return most.astype(np.int32), np.full((len(rows), self.max_drafts), 5, np.int32)
 
 
@@ -46,14 +50,17 @@ class BusyExecutor(CheckedExecutor):
 
 
 class LendingDriver(Driver):
-    """Drives an engine that lends blocks, and so never waits for its device. Masks behind drafts come when they are
-    asked for all at once."""
+    """Drives an engine that lends blocks, and so never waits for its device. Masks behind drafts
+    come when they are asked for all at once."""
 
     def __post_init__(self) -> None:
         speculator = WholeDrafts(MAX_DRAFTS)
-        self.config = replace(self.config, max_draft_tokens=MAX_DRAFTS, num_peer_blocks=NUM_PEER_BLOCKS)
+        self.config = replace(
+            self.config, max_draft_tokens=MAX_DRAFTS, num_peer_blocks=NUM_PEER_BLOCKS
+        )
         self.executor: BusyExecutor = BusyExecutor(self.config, self.late_polls)
-        self.num_steps, self.wanted = 0, {}
+        self.num_steps = 0
+        self.wanted = {}
         self.masks = np.zeros((MAX_DRAFTS + 1, self.config.num_rows, NUM_WORDS), np.int32)
         assert self.executor.swapper is not None
         row_bytes = HEADER_LEN + self.executor.swapper.slots.shape[1]
@@ -65,7 +72,9 @@ class LendingDriver(Driver):
             masks=self.masks,
             speculator=speculator.beside(self.config),
             peer_link=PeerLink(
-                key=bytes(16), records=np.zeros((NUM_PEER_BLOCKS, row_bytes), np.uint8), send=lambda message: None
+                key=bytes(16),
+                records=np.zeros((NUM_PEER_BLOCKS, row_bytes), np.uint8),
+                send=lambda message: None,
             ),
             report_masks=self._hear_wanted,
         )
@@ -78,15 +87,27 @@ class LendingDriver(Driver):
     def ask(self, key: int, *, has_grammar: bool) -> None:
         sampling = SamplingParams(temperature=1.0, seed=key, max_tokens=20)
         self.add(
-            NewRequest(key=key, prompt_ids=[3 + key, 5, 6], output_ids=[], sampling=sampling, has_grammar=has_grammar)
+            NewRequest(
+                key=key,
+                prompt_ids=[3 + key, 5, 6],
+                output_ids=[],
+                sampling=sampling,
+                has_grammar=has_grammar,
+            )
         )
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
-def test_draws_that_masks_of_many_drafts_need_leave_as_many_places_to_steps_as_there_are(depth: int) -> None:
+def test_draws_that_masks_of_many_drafts_need_leave_as_many_places_to_steps_as_there_are(
+    depth: int,
+) -> None:
     num_rows = 4 * depth
     config = EngineConfig(
-        block_size=BLOCK_SIZE, num_blocks=200, max_model_len=MAX_MODEL_LEN, max_num_seqs=num_rows + 4, async_depth=depth
+        block_size=BLOCK_SIZE,
+        num_blocks=200,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=num_rows + 4,
+        async_depth=depth,
     )
     driver = LendingDriver(config, late_polls=0)
     for key in range(1, num_rows + 1):

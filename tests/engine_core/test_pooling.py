@@ -23,10 +23,14 @@ def embed(engine: SmallEngine, prompts: Sequence[Sequence[int]], pooling: str) -
     vectors: dict[int, np.ndarray] = {}
     sampling = SamplingParams(max_tokens=0, pooling=pooling)
     for key, prompt in enumerate(prompts):
-        engine.engine.add(NewRequest(key=key, prompt_ids=list(prompt), output_ids=[], sampling=sampling))
+        engine.engine.add(
+            NewRequest(key=key, prompt_ids=list(prompt), output_ids=[], sampling=sampling)
+        )
     while engine.engine.has_work():
         if (output := engine.engine.step()) is not None:
-            vectors |= {key: np.frombuffer(values, np.float32) for key, values in output.embeddings.items()}
+            vectors |= {
+                key: np.frombuffer(values, np.float32) for key, values in output.embeddings.items()
+            }
             assert {finish.key for finish in output.finishes} == output.embeddings.keys()
             assert all(finish.reason is FinishReason.LENGTH for finish in output.finishes)
             assert not output.token_ids
@@ -74,7 +78,10 @@ def test_a_prompt_becomes_what_its_pooling_says(pooling: str, device: str, tmp_p
     for _ in range(2):
         for vector, state in zip(embed(engine, prompts, pooling), states, strict=True):
             torch.testing.assert_close(
-                torch.from_numpy(vector.copy()), chosen[pooling](state), rtol=tolerance, atol=tolerance
+                torch.from_numpy(vector.copy()),
+                chosen[pooling](state),
+                rtol=tolerance,
+                atol=tolerance,
             )
     engine.close()
 
@@ -82,9 +89,13 @@ def test_a_prompt_becomes_what_its_pooling_says(pooling: str, device: str, tmp_p
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_step_may_overwrite_the_states_of_an_earlier_step(pooling: str) -> None:
     """A CUDA graph writes the states of every step to the same memory."""
-    pools, hidden = Pools(), torch.empty(2, 3)
-    params, ids = SamplingParams(max_tokens=0, pooling=pooling), np.zeros(4, np.int32)
-    pools.admit(AdmittedRow(row=0, token_ids=ids, num_prompt_tokens=4, sampling=params, choice_index=0))
+    pools = Pools()
+    hidden = torch.empty(2, 3)
+    params = SamplingParams(max_tokens=0, pooling=pooling)
+    ids = np.zeros(4, np.int32)
+    pools.admit(
+        AdmittedRow(row=0, token_ids=ids, num_prompt_tokens=4, sampling=params, choice_index=0)
+    )
     vectors: dict[int, torch.Tensor] = {}
     for value, start in ((1.0, 0), (3.0, 2)):
         vectors = pools.take(chunk(start, 2), hidden.fill_(value))
@@ -94,7 +105,9 @@ def test_a_step_may_overwrite_the_states_of_an_earlier_step(pooling: str) -> Non
 
 def test_a_mean_has_the_same_bits_alone_and_in_company(tmp_path: Path) -> None:
     random_checkpoint("qwen3", tmp_path / "source")
-    engine = SmallEngine(convert(tmp_path / "source", tmp_path / "model"), max_num_batched_tokens=64)
+    engine = SmallEngine(
+        convert(tmp_path / "source", tmp_path / "model"), max_num_batched_tokens=64
+    )
     prompts = [[(7 * i + j) % 500 for j in range(length)] for i, length in enumerate(LENGTHS)]
     together = embed(engine, prompts, "mean")
     alone = [embed(engine, [prompt], "mean")[0] for prompt in prompts]

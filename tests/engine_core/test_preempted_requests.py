@@ -1,4 +1,5 @@
-"""What becomes of preempted requests' keys and values: brought back from a tier where that is sooner than computing."""
+"""What becomes of preempted requests' keys and values: brought back from a tier where that is
+sooner than computing."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ class Bench:
             max_num_batched_tokens=64,
         )
         timing = SimulatedTiming(step_seconds=0.005, seconds_per_prefill_token=PREFILL_SECONDS)
-        executor = SimulatedExecutor(config, MODEL, timing, verify_every=1, clock=lambda: clock.now, sleep=clock.sleep)
+        executor = SimulatedExecutor(
+            config, MODEL, timing, verify_every=1, clock=lambda: clock.now, sleep=clock.sleep
+        )
         files = None if self.disk is None else BlockFiles.open(self.disk, b"k" * 16, 1 << 20)
         if executor.swapper is not None and self.disk is None:
             executor.swapper.seconds_per_block = self.seconds_per_block
@@ -69,9 +72,11 @@ class Bench:
         return load
 
     def _run(self, engine: Engine, disk: DiskBlocks | None) -> None:
-        writes, reads = ManualLane(), ManualLane()
+        writes = ManualLane()
+        reads = ManualLane()
         if disk is not None:
-            disk._writes, disk._reads = writes, reads
+            disk._writes = writes
+            disk._reads = reads
             disk._is_scanning = False
             disk._costs = FixedCosts(self.seconds_per_block)
         for key, prompt_ids in enumerate(PROMPTS):
@@ -116,13 +121,17 @@ def test_without_a_tier_they_are_computed_again() -> None:
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_they_come_back_from_a_tier_that_is_faster_than_computing(tier: str, tmp_path: Path) -> None:
+def test_they_come_back_from_a_tier_that_is_faster_than_computing(
+    tier: str, tmp_path: Path
+) -> None:
     bench = Bench(seconds_per_block=0.004)
     bench.num_host_blocks, bench.disk = (100, None) if tier == "host" else (0, tmp_path)
     load = bench.run()
     check_tokens(bench)
     assert load.num_preemptions > 0
-    assert load.num_resumed_loaded > load.num_resumed_computed > 0, "only what fills no block is computed"
+    assert load.num_resumed_loaded > load.num_resumed_computed > 0, (
+        "only what fills no block is computed"
+    )
     assert load.num_resumed_computed <= load.num_preemptions * 2 * BLOCK_SIZE
 
 

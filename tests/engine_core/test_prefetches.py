@@ -1,4 +1,5 @@
-"""Blocks that are pulled before their request comes, between two engines on the simulated executor."""
+"""Blocks that are pulled before their request comes, between two engines on the simulated
+executor."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def test_blocks_come_while_the_holder_computes_later_ones() -> None:
     while not pair.tokens[1]:
         pair.turn()
         seen.append(pair.num_cached)
-    # The first token: the blocks of the last chunk are missing, those of the others came one chunk after another.
+    # The first token: the blocks of the last chunk are missing, those of the others came one chunk
+    # after another.
     assert pair.num_cached == PROMPT_BLOCKS - CHUNK_BLOCKS
     assert {*seen} >= {*range(0, PROMPT_BLOCKS, CHUNK_BLOCKS)}
     assert pair.b.load().num_running == pair.b.load().num_waiting == 0
@@ -100,7 +102,10 @@ def test_what_running_and_waiting_requests_need_is_not_taken() -> None:
     pair.prefetch()
     while 2 not in pair.ended:
         pair.turn()
-        assert pair.prefetches.num_loading_blocks <= pair.b._scheduler.pool.num_usable // prefetches.SPARE_SHARE
+        assert (
+            pair.prefetches.num_loading_blocks
+            <= pair.b._scheduler.pool.num_usable // prefetches.SPARE_SHARE
+        )
     assert pair.b.load().num_preemptions == 0
     pair.until(lambda: pair.num_cached == PROMPT_BLOCKS)
 
@@ -124,7 +129,9 @@ def test_blocks_on_their_way_return_where_requests_lack_them() -> None:
     assert pair.b.load().num_used_blocks == 0
 
 
-def test_blocks_that_a_request_waited_for_return_where_others_lack_them_once_it_is_cancelled() -> None:
+def test_blocks_that_a_request_waited_for_return_where_others_lack_them_once_it_is_cancelled() -> (
+    None
+):
     pair = Pair(num_blocks=2 * PROMPT_BLOCKS)
     pair.add(pair.a, 1)
     pair.until(lambda: 1 in pair.ended)
@@ -157,12 +164,17 @@ def test_an_ended_prefetch_asks_no_more_and_holds_nothing(ended_at: int) -> None
     pair.until(lambda: 1 in pair.ended)
     # What was on its way still comes.
     assert num_cached <= pair.num_cached <= num_cached + prefetches.MOST_LOADS * CHUNK_BLOCKS
-    assert (len(pair.prefetches), pair.b.load().num_used_blocks, pair.b.idle_seconds) == (0, 0, None)
+    assert (len(pair.prefetches), pair.b.load().num_used_blocks, pair.b.idle_seconds) == (
+        0,
+        0,
+        None,
+    )
 
 
 def test_a_holder_that_has_nothing_is_asked_less_and_less_often_and_then_no_more() -> None:
     pair = Pair()
-    asked_at, send = list[float](), pair.link.send
+    asked_at = list[float]()
+    send = pair.link.send
 
     def note(sender: str, message: ToLink) -> None:
         if sender == "b":
@@ -254,8 +266,12 @@ def test_the_time_of_early_loads_tells_nothing_about_pulls() -> None:
     assert pair.b._tiers.peers.seconds_per_block == before
 
 
-@pytest.mark.parametrize(("is_direct", "most"), [(False, 3), (True, prefetches.MOST_LOADS * CHUNK_BLOCKS)])
-def test_half_of_the_slots_are_left_for_requests_and_direct_copies_need_none(is_direct: bool, most: int) -> None:
+@pytest.mark.parametrize(
+    ("is_direct", "most"), [(False, 3), (True, prefetches.MOST_LOADS * CHUNK_BLOCKS)]
+)
+def test_half_of_the_slots_are_left_for_requests_and_direct_copies_need_none(
+    is_direct: bool, most: int
+) -> None:
     pair = Pair(num_peer_blocks=12, is_direct=is_direct)
     pair.add(pair.a, 1)
     pair.until(lambda: 1 in pair.ended)

@@ -16,7 +16,9 @@ BLOCK_SIZE = 16
 
 def chain_of(num_blocks: int, *, first_token: int = 0) -> HashChain:
     chain = HashChain(NAMESPACE)
-    chain.cover(np.arange(first_token, first_token + num_blocks * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE)
+    chain.cover(
+        np.arange(first_token, first_token + num_blocks * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE
+    )
     return chain
 
 
@@ -31,7 +33,9 @@ def cache(pool: BlockPool) -> PrefixCache:
 
 
 @given(st.lists(st.integers(0, 100), max_size=100), st.data())
-def test_a_chain_that_grows_equals_one_made_at_once(token_ids: list[int], data: st.DataObject) -> None:
+def test_a_chain_that_grows_equals_one_made_at_once(
+    token_ids: list[int], data: st.DataObject
+) -> None:
     chain = HashChain(NAMESPACE)
     for end in sorted(data.draw(st.lists(st.integers(0, len(token_ids)), max_size=5))):
         chain.cover(np.array(token_ids[:end], np.int32), BLOCK_SIZE)
@@ -55,20 +59,32 @@ def test_two_namespaces_share_nothing(pool: BlockPool, cache: PrefixCache) -> No
     assert cache.match(other, max_blocks=2) == []
 
 
-def test_what_is_offered_piece_by_piece_is_told_as_one_chain_each(pool: BlockPool, cache: PrefixCache) -> None:
+def test_what_is_offered_piece_by_piece_is_told_as_one_chain_each(
+    pool: BlockPool, cache: PrefixCache
+) -> None:
     chain = chain_of(3)
-    assert cache.offer(chain, pool.allocate(2)) == [StoredChain(parent=b"", hashes=chain.hashes[:2])]
-    assert cache.offer(chain, pool.allocate(1)) == [StoredChain(parent=chain.hashes[1], hashes=chain.hashes[2:])]
+    assert cache.offer(chain, pool.allocate(2)) == [
+        StoredChain(parent=b"", hashes=chain.hashes[:2])
+    ]
+    assert cache.offer(chain, pool.allocate(1)) == [
+        StoredChain(parent=chain.hashes[1], hashes=chain.hashes[2:])
+    ]
     assert chain.num_cached == 3
 
 
-def test_a_block_that_is_cached_already_is_not_told_again(pool: BlockPool, cache: PrefixCache) -> None:
+def test_a_block_that_is_cached_already_is_not_told_again(
+    pool: BlockPool, cache: PrefixCache
+) -> None:
     cache.offer(chain_of(2), pool.allocate(2))
     again = chain_of(4)
-    assert cache.offer(again, pool.allocate(4)) == [StoredChain(parent=again.hashes[1], hashes=again.hashes[2:])]
+    assert cache.offer(again, pool.allocate(4)) == [
+        StoredChain(parent=again.hashes[1], hashes=again.hashes[2:])
+    ]
 
 
-def test_a_block_that_is_cached_in_the_middle_splits_what_is_told(pool: BlockPool, cache: PrefixCache) -> None:
+def test_a_block_that_is_cached_in_the_middle_splits_what_is_told(
+    pool: BlockPool, cache: PrefixCache
+) -> None:
     middle = chain_of(2)
     middle.num_cached = 1
     cache.offer(middle, pool.allocate(1))
@@ -92,7 +108,10 @@ def test_events_leave_once_and_only_what_was_announced(pool: BlockPool, cache: P
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "shared"), [(chain_of(3), chain_of(5), 3), (chain_of(3), chain_of(3, first_token=1), 0)]
+    ("ours", "theirs", "shared"),
+    [(chain_of(3), chain_of(5), 3), (chain_of(3), chain_of(3, first_token=1), 0)],
 )
-def test_shared_blocks_are_counted_from_the_front(ours: HashChain, theirs: HashChain, shared: int) -> None:
+def test_shared_blocks_are_counted_from_the_front(
+    ours: HashChain, theirs: HashChain, shared: int
+) -> None:
     assert ours.num_shared(theirs) == shared

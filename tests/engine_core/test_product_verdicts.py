@@ -1,4 +1,5 @@
-"""Verdicts on the library's products, in real files; what compares products is put in the place of a GPU."""
+"""Verdicts on the library's products, in real files; what compares products is put in the place of
+a GPU."""
 
 from __future__ import annotations
 
@@ -10,11 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.engine_core.platforms.product_verdicts import ProductVerdicts, RowCounts, own_products
+from headwater.engine_core.platforms.product_verdicts import (
+    ProductVerdicts,
+    RowCounts,
+    own_products,
+)
 from headwater.kernels.product_probe import Product
 
-FACTS = {"device": "H200", "driver": "570.1", "torch": "2.13", "cublaslt": "130200", "triton": "3.6", "sources": "ab"}
-QKV, HEAD = Product(6144, 4096, torch.bfloat16), Product(151_936, 4096, torch.bfloat16)
+FACTS = {
+    "device": "H200",
+    "driver": "570.1",
+    "torch": "2.13",
+    "cublaslt": "130200",
+    "triton": "3.6",
+    "sources": "ab",
+}
+QKV = Product(6144, 4096, torch.bfloat16)
+HEAD = Product(151_936, 4096, torch.bfloat16)
 ROWS = (17, 64, 8192)
 COUNTS: RowCounts = {QKV: ROWS, HEAD: (17, 64)}
 
@@ -60,7 +73,9 @@ def test_a_change_of_the_machine_or_of_a_library_has_products_probed_again(
     assert own_products(COUNTS, verdicts, Probe(QKV)) == set()
 
 
-def test_a_verdict_counts_for_its_shape_its_dtype_and_its_numbers_of_rows(verdicts: ProductVerdicts) -> None:
+def test_a_verdict_counts_for_its_shape_its_dtype_and_its_numbers_of_rows(
+    verdicts: ProductVerdicts,
+) -> None:
     own_products({QKV: ROWS}, verdicts, Probe())
     others = {QKV._replace(dtype=torch.float16): ROWS, QKV._replace(num_inputs=4104): ROWS}
     assert own_products(others, verdicts, Probe(*others)) == set(others)
@@ -91,7 +106,9 @@ def test_a_damaged_verdict_is_found_anew(
     assert len(probe.asked) == 1
 
 
-def test_engines_that_start_together_see_whole_verdicts_and_leave_nothing_else(verdicts: ProductVerdicts) -> None:
+def test_engines_that_start_together_see_whole_verdicts_and_leave_nothing_else(
+    verdicts: ProductVerdicts,
+) -> None:
     verdicts.keep(QKV, ROWS, True)
     seen: set[bool | None] = set()
 

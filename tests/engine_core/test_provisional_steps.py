@@ -34,10 +34,13 @@ class HeldLane:
 
 
 class Setting:
-    """Engine `b` waits for blocks of a prompt that `a` has computed, of which `num_left` are not copied yet."""
+    """Engine `b` waits for blocks of a prompt that `a` has computed, of which `num_left` are not
+    copied yet."""
 
     def __init__(self, prompt_ids: list[int] = PROMPT, num_left: int = 5) -> None:
-        self.pair, self.lane, self._prompt_ids = Pair(is_direct=True), HeldLane(), prompt_ids
+        self.pair = Pair(is_direct=True)
+        self.lane = HeldLane()
+        self._prompt_ids = prompt_ids
         peers = self.pair.b._tiers.peers
         assert peers is not None
         copies = peers._swapper.direct_copies
@@ -82,7 +85,9 @@ class Setting:
 
 def change_blocks(monkeypatch: pytest.MonkeyPatch, num_unchanged: int) -> None:
     """All blocks but the leading ones are handed out again while they are copied."""
-    monkeypatch.setattr(BlocksView, "num_unchanged", lambda view, found: min(num_unchanged, len(found.blocks)))
+    monkeypatch.setattr(
+        BlocksView, "num_unchanged", lambda view, found: min(num_unchanged, len(found.blocks))
+    )
 
 
 def test_a_step_is_launched_while_its_blocks_are_copied_and_said_when_they_are_good() -> None:
@@ -120,13 +125,16 @@ def test_a_step_that_read_wrong_blocks_is_computed_again(
 
 
 @pytest.mark.parametrize("num_unchanged", [0, 7, PROMPT_BLOCKS])
-def test_blocks_that_did_not_count_are_no_hits(num_unchanged: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_did_not_count_are_no_hits(
+    num_unchanged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = Setting()
     change_blocks(monkeypatch, num_unchanged)
     here.pair.turn()
     assert here.steps.is_open
     here.finish()
-    load, num_hit = here.b.load(), num_unchanged * BLOCK
+    load = here.b.load()
+    num_hit = num_unchanged * BLOCK
     assert here.pair.tiers[2] == ({"peer": num_hit} if num_hit else {})
     assert (load.prefix_queries, load.prefix_hits) == (len(PROMPT), num_hit)
     assert sum(load.hits_by_tier.values()) == num_hit

@@ -1,5 +1,6 @@
-"""Checkpoints that public tools wrote (`make_public_files.py`): perplexities of a text, against those that transformers
-computed of the same files, and against a plain reading of the files in float64."""
+"""Checkpoints that public tools wrote (`make_public_files.py`): perplexities of a text, against
+those that transformers computed of the same files, and against a plain reading of the files in
+float64."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ KINDS = {
     "llmcompressor-fp8-dynamic": {"f8a8"},
     "llmcompressor-fp8-static-kv": {"f8a8"},
 }
-"""Kinds of each file's layers: fp8 where a name says so, else four bits. In the file in blocks, `down` stays `fp8`: its
-192 inputs make no whole blocks of 128."""
+"""Kinds of each file's layers: fp8 where a name says so, else four bits. In the file in blocks,
+`down` stays `fp8`: its 192 inputs make no whole blocks of 128."""
 IN_CI = (
     "auto-round-awq",
     "auto-round-gptq-8",
@@ -53,7 +54,8 @@ IN_CI = (
 MOST = 0.003
 """By which a perplexity may differ from an oracle's."""
 ROUNDED_BY_OTHERS = {"llmcompressor-fp8-static-kv": 0.005}
-"""The same, of files of which transformers rounds activations and the key-value cache to fp8, and Headwater neither."""
+"""The same, of files of which transformers rounds activations and the key-value cache to fp8, and
+Headwater neither."""
 
 
 def served(name: str, folder: Path, **options: Any) -> list[float]:
@@ -81,7 +83,8 @@ def read_plainly(name: str) -> list[float]:
 @pytest.mark.parametrize("name", long_but(NAMES, *IN_CI))
 def test_a_file_has_the_perplexity_that_others_find(name: str, tmp_path: Path) -> None:
     """Of weights alone: transformers rounds activations where a file says so."""
-    ours, plain = served(name, tmp_path / "ours", activation_dtype="model"), read_plainly(name)
+    ours = served(name, tmp_path / "ours", activation_dtype="model")
+    plain = read_plainly(name)
     assert np.abs(np.subtract(ours, plain)).max() < 2e-3
     assert perplexity(ours) == pytest.approx(perplexity(plain), rel=1e-4)
     if EXPECTED["files"][name] is not None:
@@ -90,8 +93,12 @@ def test_a_file_has_the_perplexity_that_others_find(name: str, tmp_path: Path) -
         )
 
 
-@pytest.mark.parametrize("name", long_but(NAMES, *(name for name in IN_CI if name != "llmcompressor-mixed")))
-def test_a_file_is_served_on_a_cpu_with_about_the_same_perplexity(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", long_but(NAMES, *(name for name in IN_CI if name != "llmcompressor-mixed"))
+)
+def test_a_file_is_served_on_a_cpu_with_about_the_same_perplexity(
+    name: str, tmp_path: Path
+) -> None:
     """With activations in 8 bits where its weights are integers."""
     ours = served(name, tmp_path / "ours")
     assert perplexity(ours) == pytest.approx(perplexity(read_plainly(name)), rel=MOST)

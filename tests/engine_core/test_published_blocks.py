@@ -58,10 +58,15 @@ def test_leading_blocks_are_found_in_their_order() -> None:
 
 def test_a_hash_is_compared_as_a_whole() -> None:
     """Also where others begin or end as it does."""
-    owner, first, second = Owner(), b"1" * 8, b"2" * 8
+    owner = Owner()
+    first = b"1" * 8
+    second = b"2" * 8
     blocks = owner.cache(first + first, second + second, second + first)
     owner.published.advance(0)
-    assert owner.view.find([second + first, first + first, first + second]).blocks.tolist() == [blocks[2], blocks[0]]
+    assert owner.view.find([second + first, first + first, first + second]).blocks.tolist() == [
+        blocks[2],
+        blocks[0],
+    ]
     assert owner.view.find([first + second]).blocks.tolist() == []
 
 
@@ -119,8 +124,16 @@ def test_another_process_sees_what_is_published_and_what_changes() -> None:
     owner = Owner()
     blocks = owner.cache(*HASHES[:2])
     owner.published.advance(0)
-    command = [sys.executable, "-c", FIND, owner.published.handle.decode(), *(each.hex() for each in HASHES)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+    command = [
+        sys.executable,
+        "-c",
+        FIND,
+        owner.published.handle.decode(),
+        *(each.hex() for each in HASHES),
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == f"{blocks} [1, 1]\n"
         owner.pool.release(blocks)
@@ -139,7 +152,9 @@ def test_another_process_sees_what_is_published_and_what_changes() -> None:
         ({"process": 2**22 - 1}, "No such file"),
     ],
 )
-def test_memory_that_is_not_that_of_the_handle_is_refused(change: dict[str, object], says: str) -> None:
+def test_memory_that_is_not_that_of_the_handle_is_refused(
+    change: dict[str, object], says: str
+) -> None:
     owner = Owner()
     handle = json.loads(owner.published.handle) | change
     with pytest.raises(OSError, match=says):
@@ -151,7 +166,9 @@ def test_an_engine_that_publishes_nothing_has_no_view() -> None:
         BlocksView(b"")
 
 
-def test_nothing_is_published_where_stores_may_be_seen_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_published_where_stores_may_be_seen_in_another_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(published_blocks.platform, "machine", lambda: "aarch64")
     pool = BlockPool(4)
     assert PublishedBlocks.of(pool, Owner()) is None

@@ -1,4 +1,5 @@
-"""Blocks between two engines that compute a model on a CPU: the same bits as computed, whoever computed them."""
+"""Blocks between two engines that compute a model on a CPU: the same bits as computed, whoever
+computed them."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def same(answer: Answer, other: Answer) -> bool:
     return (answer.token_ids, answer.logprobs) == (other.token_ids, other.logprobs)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("float32", marks=pytest.mark.long), "bfloat16"]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp(request.param)
     random_checkpoint("qwen3", home / "hf")
@@ -45,7 +48,9 @@ def test_pulled_blocks_have_the_bits_of_computed_ones(folder: Path, way: str) ->
     alone = SmallEngine(folder, max_model_len=256)
     known = [alone.answer([prompt], SAMPLING)[0] for prompt in PROMPTS]
     link = DirectLink()
-    first, second = (SmallEngine(folder, link=link, address=each, kv_peer_direct=way, **SIZES) for each in "ab")
+    first, second = (
+        SmallEngine(folder, link=link, address=each, kv_peer_direct=way, **SIZES) for each in "ab"
+    )
     for prompt, expected in zip(PROMPTS, known, strict=True):
         [computed] = first.answer([prompt], SAMPLING)
         [pulled] = second.answer([prompt], SAMPLING, holder=at("a"))
@@ -58,7 +63,11 @@ def test_pulled_blocks_have_the_bits_of_computed_ones(folder: Path, way: str) ->
     assert pulls.num_direct == (pulls.num_pulled if way == "auto" else 0)
     load = first.engine.load()
     assert load.peers is not None
-    assert (load.peers.num_lent, load.peers.num_leases, load.num_used_blocks) == (3 * NUM_CACHED, 0, 0)
+    assert (load.peers.num_lent, load.peers.num_leases, load.num_used_blocks) == (
+        3 * NUM_CACHED,
+        0,
+        0,
+    )
     for engine in (first, second):
         engine.close()
 
@@ -67,7 +76,9 @@ def test_blocks_that_left_the_cache_are_lent_from_the_disk(folder: Path, tmp_pat
     alone = SmallEngine(folder, max_model_len=256)
     known = [alone.answer([prompt], SAMPLING)[0] for prompt in PROMPTS]
     link = DirectLink()
-    first = SmallEngine(folder, link=link, address="a", num_blocks=18, kv_disk_dir=tmp_path / "kv", **SIZES)
+    first = SmallEngine(
+        folder, link=link, address="a", num_blocks=18, kv_disk_dir=tmp_path / "kv", **SIZES
+    )
     second = SmallEngine(folder, link=link, address="b", **SIZES)
     for prompt in PROMPTS:
         first.answer([prompt], SAMPLING)
@@ -99,10 +110,15 @@ def test_an_engine_of_another_layout_lends_nothing(folder: Path) -> None:
 
 
 def test_a_hint_that_no_request_used_expires() -> None:
-    """The engine had these blocks itself. When it has evicted them, the other engine may be gone."""
-    now, hashes, owner = 0.0, [b"1" * 16, b"2" * 16], Owner(b"n" * 16)
+    """The engine had these blocks itself. When it has evicted them, the other engine may be
+    gone."""
+    now = 0.0
+    hashes = [b"1" * 16, b"2" * 16]
+    owner = Owner(b"n" * 16)
     swapper = SimulatedSwapper(np.zeros((4, 16), np.uint64), 4, late_polls=0)
-    link = PeerLink(key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=lambda _: None)
+    link = PeerLink(
+        key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=lambda _: None
+    )
     peers = PeerBlocks(swapper, link, 4, clock=lambda: now)
     peers.expect(hashes, owner, at("a"))
     assert peers.find(hashes) == 2
@@ -113,9 +129,12 @@ def test_a_hint_that_no_request_used_expires() -> None:
 
 
 def test_a_load_names_the_block_before_its_first_one() -> None:
-    hashes, asked = [bytes([number]) * 16 for number in range(1, 5)], list[ToLink]()
+    hashes = [bytes([number]) * 16 for number in range(1, 5)]
+    asked = list[ToLink]()
     swapper = SimulatedSwapper(np.zeros((4, 16), np.uint64), 4, late_polls=0)
-    link = PeerLink(key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=asked.append)
+    link = PeerLink(
+        key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=asked.append
+    )
     peers = PeerBlocks(swapper, link, 4)
     peers.expect(hashes, Owner(b"n" * 16), at("a"))
     # Another prompt begins in the same way, and is thought to be elsewhere.
@@ -125,17 +144,29 @@ def test_a_load_names_the_block_before_its_first_one() -> None:
     peers.launch()
     [request] = asked
     assert isinstance(request, PullRequest)
-    assert (request.wanted.parent, request.wanted.hashes, request.holder) == (hashes[1], hashes[2:], at("a"))
+    assert (request.wanted.parent, request.wanted.hashes, request.holder) == (
+        hashes[1],
+        hashes[2:],
+        at("a"),
+    )
 
 
 @pytest.mark.parametrize("is_early", [False, True], ids=["of a request", "early"])
 def test_blocks_of_a_load_that_was_given_up_do_not_count_as_discarded(is_early: bool) -> None:
-    hashes, asked, owner = [b"1" * 16, b"2" * 16], list[ToLink](), Owner(b"n" * 16)
+    hashes = [b"1" * 16, b"2" * 16]
+    asked = list[ToLink]()
+    owner = Owner(b"n" * 16)
     swapper = SimulatedSwapper(np.zeros((4, 16), np.uint64), 4, late_polls=0)
-    link = PeerLink(key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=asked.append)
+    link = PeerLink(
+        key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=asked.append
+    )
     peers = PeerBlocks(swapper, link, 4)
     peers.expect(hashes, owner, at("a"))
-    ticket = peers.load_early(hashes, [1, 2], owner, at("a"), b"") if is_early else peers.load(hashes, [1, 2])
+    ticket = (
+        peers.load_early(hashes, [1, 2], owner, at("a"), b"")
+        if is_early
+        else peers.load(hashes, [1, 2])
+    )
     peers.launch()
     [request] = asked
     assert isinstance(request, PullRequest)
@@ -148,6 +179,7 @@ def test_blocks_of_a_load_that_was_given_up_do_not_count_as_discarded(is_early: 
 
 def test_less_than_two_blocks_are_refused(folder: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"kv_peer_memory is 100; allowed: 0, or \d+ bytes .2 blocks, twice. and more"
+        ConfigError,
+        match=r"kv_peer_memory is 100; allowed: 0, or \d+ bytes .2 blocks, twice. and more",
     ):
         SmallEngine(folder, kv_peer_memory=100)

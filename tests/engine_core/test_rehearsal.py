@@ -1,4 +1,5 @@
-"""Steps that are computed before an engine serves: they touch what real ones touch, and leave nothing behind."""
+"""Steps that are computed before an engine serves: they touch what real ones touch, and leave
+nothing behind."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_answers_are_the_same_and_nothing_is_cached_after_it(folder: Path) -> None:
-    cold, warm = SmallEngine(folder), SmallEngine(folder)
+    cold = SmallEngine(folder)
+    warm = SmallEngine(folder)
     warm.executor.warm_up()
     assert warm.engine.load() == cold.engine.load()
     told = warm.answer(PROMPTS, SAMPLED)
@@ -40,7 +42,10 @@ def test_it_keeps_within_an_engines_limits_and_to_the_scratch_block(
     max_num_seqs: int, max_model_len: int, budget: int
 ) -> None:
     config = EngineConfig(
-        num_blocks=300, max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
+        num_blocks=300,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
     )
     seated: set[int] = set()
     for plan in warmup_plans(config, vocab_size=100):

@@ -1,4 +1,5 @@
-"""Steps that a CPU replays: tokens and log probabilities are those of steps whose kernels Python calls one by one."""
+"""Steps that a CPU replays: tokens and log probabilities are those of steps whose kernels Python
+calls one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from tests.engine_core.test_block_weights import write as write_blocks
 from tests.long_values import long_but
 
 FAMILIES = long_but(
-    ("smollm2", "llama3 with scaled rope", "qwen2", "qwen3", "mistral", "gemma3 whose last layer has a window"),
+    (
+        "smollm2",
+        "llama3 with scaled rope",
+        "qwen2",
+        "qwen3",
+        "mistral",
+        "gemma3 whose last layer has a window",
+    ),
     "qwen2",
     "gemma3 whose last layer has a window",
 )
@@ -44,9 +52,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     return made
 
 
-def answers(folder: Path, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any) -> list[Answer]:
+def answers(
+    folder: Path, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any
+) -> list[Answer]:
     """Answers of different lengths, so rows leave one by one."""
-    samplings = [SamplingParams(max_tokens=12 + 3 * i, **SAMPLINGS[KINDS[i % len(KINDS)]]) for i in range(len(prompts))]
+    samplings = [
+        SamplingParams(max_tokens=12 + 3 * i, **SAMPLINGS[KINDS[i % len(KINDS)]])
+        for i in range(len(prompts))
+    ]
     engine = SmallEngine(folder, **options)
     try:
         return engine.answer(prompts, *samplings)
@@ -54,7 +67,9 @@ def answers(folder: Path, prompts: Sequence[Sequence[int]] = PROMPTS, **options:
         engine.close()
 
 
-def plain(monkeypatch: pytest.MonkeyPatch, folder: Path, *prompts: Sequence[int], **options: Any) -> list[Answer]:
+def plain(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *prompts: Sequence[int], **options: Any
+) -> list[Answer]:
     """Answers of an engine that replays nothing."""
     with monkeypatch.context() as patched:
         patched.setattr(replayed_steps, "MAX_TOKENS", 0)
@@ -69,13 +84,21 @@ def q4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_answers_as_it_does_without_replays(
-    family: str, num_threads: int, tmp_path: Path, runs: list[Replay], monkeypatch: pytest.MonkeyPatch
+    family: str,
+    num_threads: int,
+    tmp_path: Path,
+    runs: list[Replay],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows of each way of sampling, of prompts on both sides of a block's and a window's end."""
     random_checkpoint(family, tmp_path / "hf")
     (tmp_path / "ours").mkdir()
     conversion.convert(
-        tmp_path / "hf", tmp_path / "ours", dtype="bfloat16", quantization="int8", progress=lambda done, total: None
+        tmp_path / "hf",
+        tmp_path / "ours",
+        dtype="bfloat16",
+        quantization="int8",
+        progress=lambda done, total: None,
     )
     expected = plain(monkeypatch, tmp_path / "ours", num_threads=num_threads)
     assert not runs
@@ -98,7 +121,9 @@ def test_each_format_answers_as_it_does_without_replays(
 def test_crowded_rows_answer_as_each_does_alone(q4: Path, runs: list[Replay]) -> None:
     """Preempted requests come back to other rows and blocks."""
     prompts = [[5 + i, 6, 7, *range(3, 3 + 4 * i)] for i in range(12)]
-    crowded = answers(q4, prompts, num_blocks=24, max_model_len=192, max_num_seqs=8, max_num_batched_tokens=48)
+    crowded = answers(
+        q4, prompts, num_blocks=24, max_model_len=192, max_num_seqs=8, max_num_batched_tokens=48
+    )
     assert len(runs) > 10
     alone = SmallEngine(q4)
     for i, prompt in enumerate(prompts):
@@ -116,7 +141,9 @@ def drafting(q4: Path) -> Iterator[SmallEngine]:
     engine.close()
 
 
-def test_steps_that_verify_drafts_are_replayed_too(drafting: SmallEngine, runs: list[Replay]) -> None:
+def test_steps_that_verify_drafts_are_replayed_too(
+    drafting: SmallEngine, runs: list[Replay]
+) -> None:
     """Drafts of five tokens: a step of one row then has one to six tokens."""
     samplings = [SamplingParams(max_tokens=48, **SAMPLINGS["seeded"])]
     expected, _ = answers_of_a_new_engine(drafting, PROMPTS[:1], samplings)
@@ -137,7 +164,9 @@ def test_recorded_steps_are_bounded_and_the_last_used_ones_are_kept(
     engine = SmallEngine(q4)
     steps = engine.executor._runner._forward
     assert isinstance(steps, ReplayedSteps)
-    samplings = [SamplingParams(max_tokens=12 + 3 * i, **SAMPLINGS[KINDS[i]]) for i in range(len(PROMPTS))]
+    samplings = [
+        SamplingParams(max_tokens=12 + 3 * i, **SAMPLINGS[KINDS[i]]) for i in range(len(PROMPTS))
+    ]
     assert engine.answer(PROMPTS, *samplings) == expected
     assert steps.num_kept == 2
     assert len(set(runs)) == len(PROMPTS)

@@ -33,7 +33,8 @@ from tests.shared_memory import shared_memory
 def ring() -> Iterator[tuple[RingWriter, RingReader]]:
     """1 KiB: a piece is at most 256 bytes."""
     writer_end, reader_end = create_ring(1024)
-    writer, reader = RingWriter(writer_end), RingReader(reader_end)
+    writer = RingWriter(writer_end)
+    reader = RingReader(reader_end)
     yield writer, reader
     writer.close()
     reader.close()
@@ -49,11 +50,15 @@ def read_all(reader: RingReader, count: int) -> list[bytes]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    messages=st.lists(st.binary(max_size=5000) | st.binary(max_size=20), max_size=60), capacity=st.integers(16, 4096)
+    messages=st.lists(st.binary(max_size=5000) | st.binary(max_size=20), max_size=60),
+    capacity=st.integers(16, 4096),
 )
-def test_messages_of_any_length_arrive_whole_and_in_order(messages: list[bytes], capacity: int) -> None:
+def test_messages_of_any_length_arrive_whole_and_in_order(
+    messages: list[bytes], capacity: int
+) -> None:
     writer_end, reader_end = create_ring(capacity)
-    writer, reader = RingWriter(writer_end), RingReader(reader_end)
+    writer = RingWriter(writer_end)
+    reader = RingReader(reader_end)
     writing = threading.Thread(target=lambda: [writer.write(message) for message in messages])
     writing.start()
     assert read_all(reader, len(messages)) == messages
@@ -66,7 +71,9 @@ def test_messages_of_any_length_arrive_whole_and_in_order(messages: list[bytes],
 def descriptors_from(number: int) -> Iterator[None]:
     """Takes all descriptors below a number, so that those of a ring lie above."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(number + 200, limits[1])), limits[1]))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(limits[0], min(number + 200, limits[1])), limits[1])
+    )
     with contextlib.ExitStack() as taken:
         taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         while (fd := os.open(os.devnull, os.O_RDONLY)) < number:
@@ -85,7 +92,8 @@ def test_very_many_small_messages_wait_for_their_reader(first_descriptor: int) -
         contextlib.ExitStack() as ends,
     ):
         writer_end, reader_end = create_ring(1024)
-        writer, reader = RingWriter(writer_end), RingReader(reader_end)
+        writer = RingWriter(writer_end)
+        reader = RingReader(reader_end)
         ends.callback(writer.close)
         ends.callback(reader.close)
         assert reader.fileno() >= first_descriptor
@@ -94,7 +102,9 @@ def test_very_many_small_messages_wait_for_their_reader(first_descriptor: int) -
         writing.result()
 
 
-def test_a_wait_of_less_than_a_millisecond_is_no_longer_than_that(ring: tuple[RingWriter, RingReader]) -> None:
+def test_a_wait_of_less_than_a_millisecond_is_no_longer_than_that(
+    ring: tuple[RingWriter, RingReader],
+) -> None:
     writer, reader = ring
     # The shortest of many: other processes lengthen some of them.
     assert min(timeit.repeat(lambda: reader.wait(0.0001), number=1, repeat=200)) < 0.0009
@@ -106,7 +116,8 @@ def test_a_wait_of_less_than_a_millisecond_is_no_longer_than_that(ring: tuple[Ri
 def test_nor_does_it_fail_where_select_would_refuse_the_descriptor() -> None:
     with descriptors_from(1024), contextlib.ExitStack() as ends:
         writer_end, reader_end = create_ring(1024)
-        writer, reader = RingWriter(writer_end), RingReader(reader_end)
+        writer = RingWriter(writer_end)
+        reader = RingReader(reader_end)
         ends.callback(writer.close)
         ends.callback(reader.close)
         reader.wait(0.0001)
@@ -118,7 +129,8 @@ def test_what_is_given_back_fits_the_smallest_pipe() -> None:
     writer_end, reader_end = create_ring()
     for pipe in (writer_end.release, writer_end.announce):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
-    writer, reader = RingWriter(writer_end), RingReader(reader_end)
+    writer = RingWriter(writer_end)
+    reader = RingReader(reader_end)
     # Nothing of it makes the writer ask for room.
     for _ in range(300):
         for _ in range(1024):
@@ -128,7 +140,9 @@ def test_what_is_given_back_fits_the_smallest_pipe() -> None:
     reader.close()
 
 
-def test_a_full_ring_takes_nothing_until_its_reader_has_read(ring: tuple[RingWriter, RingReader]) -> None:
+def test_a_full_ring_takes_nothing_until_its_reader_has_read(
+    ring: tuple[RingWriter, RingReader],
+) -> None:
     writer, reader = ring
     assert [writer.try_write(bytes(250)) for _ in range(5)] == [True, True, True, True, False]
     assert reader.read() == [bytes(250)] * 4
@@ -136,7 +150,9 @@ def test_a_full_ring_takes_nothing_until_its_reader_has_read(ring: tuple[RingWri
     assert reader.read() == [b"more"]
 
 
-def test_a_reader_hears_everything_and_then_that_the_writer_is_gone(ring: tuple[RingWriter, RingReader]) -> None:
+def test_a_reader_hears_everything_and_then_that_the_writer_is_gone(
+    ring: tuple[RingWriter, RingReader],
+) -> None:
     writer, reader = ring
     writer.write(b"last words")
     writer.close()
@@ -152,7 +168,9 @@ def test_a_writer_learns_that_its_reader_is_gone(ring: tuple[RingWriter, RingRea
         writer.write(b"hello")
 
 
-def test_a_writer_that_waits_for_room_learns_that_its_reader_is_gone(ring: tuple[RingWriter, RingReader]) -> None:
+def test_a_writer_that_waits_for_room_learns_that_its_reader_is_gone(
+    ring: tuple[RingWriter, RingReader],
+) -> None:
     writer, reader = ring
     gone = threading.Event()
 
@@ -213,7 +231,8 @@ def test_a_killed_writer_leaves_its_whole_messages_and_no_memory_behind() -> Non
 
 def test_every_reader_of_a_broadcast_reads_every_message_whatever_its_length() -> None:
     writers, readers = create_broadcast(3, 1 << 12)
-    writer, opened = BroadcastWriter(writers), [RingReader(end) for end in readers]
+    writer = BroadcastWriter(writers)
+    opened = [RingReader(end) for end in readers]
     sent = [bytes([i % 251]) * (i * 37 % 3000) for i in range(300)]
 
     def read_all(reader: RingReader) -> list[bytes]:
@@ -237,7 +256,8 @@ def test_every_reader_of_a_broadcast_reads_every_message_whatever_its_length() -
 
 def test_a_broadcast_whose_reader_is_gone_says_so() -> None:
     writers, readers = create_broadcast(2, 1 << 12)
-    writer, kept = BroadcastWriter(writers), RingReader(readers[0])
+    writer = BroadcastWriter(writers)
+    kept = RingReader(readers[0])
     readers[1].close()
     with pytest.raises(PeerGone):
         writer.write(b"one")

@@ -1,5 +1,5 @@
-"""Weights in blocks of 128 inputs, multiplied with tokens that are rounded by as many: what a platform makes of a
-file."""
+"""Weights in blocks of 128 inputs, multiplied with tokens that are rounded by as many: what a
+platform makes of a file."""
 
 from __future__ import annotations
 
@@ -46,8 +46,11 @@ def rounded(weights: Weights, name: str) -> RoundedLinear:
 
 
 @pytest.mark.parametrize("name", ["qkv", "o", "gate_up", "down"])
-def test_layers_round_tokens_by_blocks_and_stay_near_the_weights_of_the_file(folder: Path, name: str) -> None:
-    own, exact = rounded(loaded(folder), name), loaded(folder, rounds_tokens=False).linears[f"layers.1.{name}"]
+def test_layers_round_tokens_by_blocks_and_stay_near_the_weights_of_the_file(
+    folder: Path, name: str
+) -> None:
+    own = rounded(loaded(folder), name)
+    exact = loaded(folder, rounds_tokens=False).linears[f"layers.1.{name}"]
     assert own.rounds_to == ROUNDING
     assert isinstance(exact, OrderedLinear)
     x = torch.randn(5, own.in_features, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -62,7 +65,9 @@ def test_layers_round_tokens_by_blocks_and_stay_near_the_weights_of_the_file(fol
 
 
 @pytest.mark.parametrize("name", ["o", "down"])
-def test_ranks_that_divide_inputs_by_whole_blocks_round_as_one_process_does(folder: Path, name: str) -> None:
+def test_ranks_that_divide_inputs_by_whole_blocks_round_as_one_process_does(
+    folder: Path, name: str
+) -> None:
     whole = rounded(loaded(folder), name)
     parts = [rounded(loaded(folder, Shard(index, 2)), name) for index in range(2)]
     assert [part.in_features for part in parts] == [whole.in_features // 2] * 2
@@ -70,7 +75,8 @@ def test_ranks_that_divide_inputs_by_whole_blocks_round_as_one_process_does(fold
     tokens = [round_tokens_twin(each.contiguous(), ROUNDING) for each in x.chunk(2, dim=1)]
     expected = round_tokens_twin(x, ROUNDING)
     assert torch.equal(
-        torch.cat([each.values.view(torch.uint8) for each in tokens], 1), expected.values.view(torch.uint8)
+        torch.cat([each.values.view(torch.uint8) for each in tokens], 1),
+        expected.values.view(torch.uint8),
     )
     assert torch.equal(torch.cat([each.scales for each in tokens]), expected.scales)
     for suffix in ("values", "scales"):
@@ -91,15 +97,24 @@ def keeps_rounded(name: str, weight: ByteWeight | Parts) -> bool:
 
 
 @pytest.mark.parametrize(("size", "expanded"), [(1, set()), (2, set()), (4, {"down"})])
-def test_ranks_keep_what_all_of_them_multiply_as_it_is(folder: Path, size: int, expanded: set[str]) -> None:
+def test_ranks_keep_what_all_of_them_multiply_as_it_is(
+    folder: Path, size: int, expanded: set[str]
+) -> None:
     """Four ranks expand `down`: each has one and a half blocks of its inputs."""
     config = registry.read_config(folder)
     layout = model_class(config).layout(config)
     for index in range(size):
         shard = Shard(index, size)
-        tensors = model_file.load(folder, torch.device("cpu"), keeps=keeps_divided(layout, shard, keeps_rounded))
-        weights = load_weights(layout, {name: each.clone() for name, each in tensors.items()}, torch.bfloat16, shard)
-        kinds = {name: each.kind for name, each in order_linears(weights, rounds_tokens=True).linears.items()}
+        tensors = model_file.load(
+            folder, torch.device("cpu"), keeps=keeps_divided(layout, shard, keeps_rounded)
+        )
+        weights = load_weights(
+            layout, {name: each.clone() for name, each in tensors.items()}, torch.bfloat16, shard
+        )
+        kinds = {
+            name: each.kind
+            for name, each in order_linears(weights, rounds_tokens=True).linears.items()
+        }
         assert kinds.pop("lm_head") == "dense"
         others = {name.rpartition(".")[2] for name, kind in kinds.items() if kind != "rounded"}
         assert others == expanded

@@ -32,7 +32,9 @@ CPU = torch.device("cpu")
 
 def rounded(source: Path, folder: Path, kind: str, dtype: str = "float32") -> Converted:
     folder.mkdir()
-    return conversion.convert(source, folder, dtype=dtype, progress=lambda done, total: None, quantization=kind)
+    return conversion.convert(
+        source, folder, dtype=dtype, progress=lambda done, total: None, quantization=kind
+    )
 
 
 def log_probs(folder: Path, **options: Any) -> list[float]:
@@ -60,27 +62,37 @@ def test_a_weight_is_the_nearest_of_its_group(spread: float) -> None:
     assert eight is not None
     error = (byte_weights.expand(eight, torch.float32) - weight).view(48, 3, 64).abs().amax(2)
     assert (error <= 0.52 * groups.abs().amax(2) / 127 * 1.05 + 1e-5 * spread + 8e-6).all()
-    relative = (byte_weights.expand(round_fp8(weight), torch.float32) - weight).abs() / weight.abs().clamp(min=1e-30)
+    relative = (
+        byte_weights.expand(round_fp8(weight), torch.float32) - weight
+    ).abs() / weight.abs().clamp(min=1e-30)
     large = weight.abs() > weight.abs().amax(1, keepdim=True) / 1000
     assert relative[large].max() <= 1 / 16 + 1e-6
 
 
 @pytest.mark.parametrize(
-    ("kind", "layers", "most"), [("fp8", "f8a8", 0.04), ("int8", "int8", 0.01), ("int4", "int4", 0.15)]
+    ("kind", "layers", "most"),
+    [("fp8", "f8a8", 0.04), ("int8", "int8", 0.01), ("int4", "int4", 0.15)],
 )
-def test_a_model_is_rounded_when_it_is_converted(kind: str, layers: str, most: float, tmp_path: Path) -> None:
+def test_a_model_is_rounded_when_it_is_converted(
+    kind: str, layers: str, most: float, tmp_path: Path
+) -> None:
     random_checkpoint("smollm2", tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "plain")
     converted = rounded(tmp_path / "hf", tmp_path / "ours", kind)
     config = registry.read_config(tmp_path / "ours")
     tensors = model_file.load(tmp_path / "ours", CPU, keeps_packed=True)
     linears = load_weights(model_class(config).layout(config), tensors, torch.float32).linears
-    assert {name: linear.kind for name, linear in linears.items() if linear.kind != layers} == {"lm_head": "dense"}
+    assert {name: linear.kind for name, linear in linears.items() if linear.kind != layers} == {
+        "lm_head": "dense"
+    }
     assert converted.quantization == kind
     assert converted.rounding is not None
     # The file is as small as it was said to be, and weights are as far from those before.
     sizes = [
-        sum(each.nbytes for each in model_file.load(tmp_path / name, CPU, keeps_packed=True).values())
+        sum(
+            each.nbytes
+            for each in model_file.load(tmp_path / name, CPU, keeps_packed=True).values()
+        )
         for name in ("plain", "ours")
     ]
     assert [converted.rounding.bytes_before, converted.rounding.bytes_after] == sizes
@@ -88,9 +100,13 @@ def test_a_model_is_rounded_when_it_is_converted(kind: str, layers: str, most: f
     if kind != "int4":
         changes = [(after[name] - before[name]).double().square().sum() for name in before]
         whole = [
-            before[name].double().square().sum() for name in before if name.endswith(("qkv", "o", "gate_up", "down"))
+            before[name].double().square().sum()
+            for name in before
+            if name.endswith(("qkv", "o", "gate_up", "down"))
         ]
-        assert converted.rounding.relative_error == pytest.approx(float(sum(changes) / sum(whole)) ** 0.5)
+        assert converted.rounding.relative_error == pytest.approx(
+            float(sum(changes) / sum(whole)) ** 0.5
+        )
     assert 0 < converted.rounding.relative_error < most
     assert str(converted.rounding) == converted.cost
     assert converted.cost.startswith(f"rounded to {kind}: ")
@@ -104,7 +120,12 @@ def test_fewer_bits_take_answers_further_away(tmp_path: Path) -> None:
     gaps = {}
     for kind in KINDS:
         rounded(tmp_path / "hf", tmp_path / kind, kind)
-        gaps[kind] = (torch.tensor(log_probs(tmp_path / kind, activation_dtype="model")) - plain).abs().mean().item()
+        gaps[kind] = (
+            (torch.tensor(log_probs(tmp_path / kind, activation_dtype="model")) - plain)
+            .abs()
+            .mean()
+            .item()
+        )
     assert 0 < gaps["int8"] < gaps["fp8"] < gaps["int4"]
 
 
@@ -121,7 +142,9 @@ def test_kinds_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
         # Folders of one name.
         (tmp_path / kind).mkdir()
         rounded(tmp_path / "hf", tmp_path / kind / "ours", kind)
-        options = ExecutorOptions(model_folder=tmp_path / kind / "ours", num_threads=1, num_blocks=600)
+        options = ExecutorOptions(
+            model_folder=tmp_path / kind / "ours", num_threads=1, num_blocks=600
+        )
         executor, _, facts = build_executor(options, lambda phase, done, total: None)
         executor.close()
         ids.add(facts.numerics_id)
@@ -130,39 +153,67 @@ def test_kinds_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
 
 def packed(tmp_path: Path, form: str) -> Path:
     random_checkpoint("llama2", tmp_path / "hf")
-    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", (FORMS | BYTE_FORMS)[form], torch.float32)
+    write_packed(
+        tmp_path / "hf",
+        tmp_path / "packed",
+        tmp_path / "expanded",
+        (FORMS | BYTE_FORMS)[form],
+        torch.float32,
+    )
     return tmp_path / "packed"
 
 
 @pytest.mark.parametrize(
     ("form", "method"),
-    [("gptq", "gptq"), ("awq", "awq"), ("fp8, blocks", "fp8"), ("int-quantized W8A8", "compressed-tensors")],
+    [
+        ("gptq", "gptq"),
+        ("awq", "awq"),
+        ("fp8, blocks", "fp8"),
+        ("int-quantized W8A8", "compressed-tensors"),
+    ],
 )
 def test_a_methods_name_asserts_the_checkpoints(form: str, method: str, tmp_path: Path) -> None:
     source = packed(tmp_path, form)
     assert rounded(source, tmp_path / "asserted", method).quantization == method
     assert rounded(source, tmp_path / "ours", "auto").quantization == method
     for other in {"gptq", "awq", "int4", "fp8", "gguf"} - {method}:
-        told = f"quantization is '{other}'; allowed: auto or {method}, as the weights of the checkpoint are packed"
+        told = (
+            f"quantization is '{other}'; allowed: auto or {method}, as the weights of the "
+            "checkpoint are packed"
+        )
         with pytest.raises(ConfigError, match=told):
             rounded(source, tmp_path / f"as {other}", other)
     options = ExecutorOptions(model_folder=tmp_path / "ours", quantization=method)
     assert checked(options, cpu.name, cpu.capabilities).model.quantization is not None
     told = f"quantization is 'int8'; allowed: auto or {method}, as the weights of the model folder"
     with pytest.raises(ConfigError, match=told):
-        checked(ExecutorOptions(model_folder=tmp_path / "ours", quantization="int8"), cpu.name, cpu.capabilities)
+        checked(
+            ExecutorOptions(model_folder=tmp_path / "ours", quantization="int8"),
+            cpu.name,
+            cpu.capabilities,
+        )
 
 
-def test_a_method_of_weights_that_are_not_packed_is_refused_and_a_kind_by_an_engine_too(tmp_path: Path) -> None:
+def test_a_method_of_weights_that_are_not_packed_is_refused_and_a_kind_by_an_engine_too(
+    tmp_path: Path,
+) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     with pytest.raises(
-        ConfigError, match="quantization is 'awq'; allowed: auto: the weights of the checkpoint are not"
+        ConfigError,
+        match="quantization is 'awq'; allowed: auto: the weights of the checkpoint are not",
     ):
         rounded(tmp_path / "hf", tmp_path / "ours", "awq")
     folder = convert(tmp_path / "hf", tmp_path / "plain")
-    for chosen, told in (("int4", "auto: the weights of the model folder are not packed"), ("int3", "auto, fp8, int8")):
+    for chosen, told in (
+        ("int4", "auto: the weights of the model folder are not packed"),
+        ("int3", "auto, fp8, int8"),
+    ):
         with pytest.raises(ConfigError, match=f"quantization is '{chosen}'; allowed: {told}"):
-            checked(ExecutorOptions(model_folder=folder, quantization=chosen), cpu.name, cpu.capabilities)
+            checked(
+                ExecutorOptions(model_folder=folder, quantization=chosen),
+                cpu.name,
+                cpu.capabilities,
+            )
 
 
 def test_a_rounded_model_is_no_checkpoint_of_another_kind(tmp_path: Path) -> None:
@@ -173,7 +224,11 @@ def test_a_rounded_model_is_no_checkpoint_of_another_kind(tmp_path: Path) -> Non
     options = ExecutorOptions(model_folder=tmp_path / "ours", quantization="int4")
     assert checked(options, cpu.name, cpu.capabilities).activations == "int8"
     with pytest.raises(ConfigError, match="quantization is 'int8'; allowed: auto or int4"):
-        checked(ExecutorOptions(model_folder=tmp_path / "ours", quantization="int8"), cpu.name, cpu.capabilities)
+        checked(
+            ExecutorOptions(model_folder=tmp_path / "ours", quantization="int8"),
+            cpu.name,
+            cpu.capabilities,
+        )
 
 
 @pytest.mark.parametrize("fault", ["scales", "zeros", "int4"])

@@ -1,4 +1,5 @@
-"""Sampled drafts that are drawn with the noise of the draw that verifies them, beside the published rejection rule."""
+"""Sampled drafts that are drawn with the noise of the draw that verifies them, beside the published
+rejection rule."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ def drawn(logits: torch.Tensor, num_draws: int, seed: int = FIRST_SEED) -> Int32
     sampler = Sampler(1, CpuSampling(), CPU)
     sampling = SamplingParams(temperature=1.0, seed=seed)
     prompt = np.ones(1, np.int32)
-    sampler.admit(AdmittedRow(row=0, token_ids=prompt, num_prompt_tokens=1, sampling=sampling, choice_index=0))
-    rows, nothing = np.zeros(num_draws, np.int32), np.empty(0, np.int32)
+    sampler.admit(
+        AdmittedRow(row=0, token_ids=prompt, num_prompt_tokens=1, sampling=sampling, choice_index=0)
+    )
+    rows = np.zeros(num_draws, np.int32)
+    nothing = np.empty(0, np.int32)
     indices = np.arange(num_draws, dtype=np.int32)
     return sampler.draw(logits.repeat(num_draws, 1), rows, indices, lambda i: nothing)
 
@@ -40,9 +44,10 @@ def pair(kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", ["near", "far", "strange"])
 def test_as_many_are_accepted_as_the_bound_of_shared_noise_says(kind: str, seed: int) -> None:
-    """With a distance TV between two distributions the rejection rule accepts 1 − TV (Leviathan et al. 2023), whoever
-    draws. Two draws with one noise agree with probability at least (1 − TV) / (1 + TV) (Gumbel-max coupling, Daliri,
-    Musco, Suresh 2024), and never more often than the rule accepts."""
+    """With a distance TV between two distributions the rejection rule accepts 1 − TV (Leviathan et
+    al. 2023), whoever draws. Two draws with one noise agree with probability at least (1 − TV) / (1
+    + TV) (Gumbel-max coupling, Daliri, Musco, Suresh 2024), and never more often than the rule
+    accepts."""
     served, drafting = pair(kind, seed)
     rule = torch.minimum(served.softmax(0), drafting.softmax(0)).sum().item()
     bound = rule / (2 - rule)
@@ -52,7 +57,8 @@ def test_as_many_are_accepted_as_the_bound_of_shared_noise_says(kind: str, seed:
 
 
 def test_draws_with_noise_of_their_own_agree_less_often() -> None:
-    """The bound is one of shared noise: independent draws from two near distributions miss it by far."""
+    """The bound is one of shared noise: independent draws from two near distributions miss it by
+    far."""
     served, drafting = pair("near", 3)
     rule = torch.minimum(served.softmax(0), drafting.softmax(0)).sum().item()
     accepted = float((drawn(served, NUM_DRAWS) == drawn(drafting, NUM_DRAWS, seed=999)).mean())

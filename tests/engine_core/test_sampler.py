@@ -20,15 +20,27 @@ NO_IDS = np.empty(0, np.int32)
 
 
 def choose(
-    logits: list[float], *, outputs: list[int] | None = None, prompt: list[int] | None = None, **rules: Any
+    logits: list[float],
+    *,
+    outputs: list[int] | None = None,
+    prompt: list[int] | None = None,
+    **rules: Any,
 ) -> int:
     """The token that one row chooses."""
-    sampler, outputs = Sampler(1, CpuSampling(), torch.device("cpu")), outputs or []
+    sampler = Sampler(1, CpuSampling(), torch.device("cpu"))
+    outputs = outputs or []
     params = SamplingParams(**{"temperature": 0.0} | rules)
-    ids, known = np.array(prompt or [], np.int32), np.array(outputs, np.int32)
-    sampler.admit(AdmittedRow(row=0, token_ids=ids, num_prompt_tokens=len(ids), sampling=params, choice_index=0))
+    ids = np.array(prompt or [], np.int32)
+    known = np.array(outputs, np.int32)
+    sampler.admit(
+        AdmittedRow(
+            row=0, token_ids=ids, num_prompt_tokens=len(ids), sampling=params, choice_index=0
+        )
+    )
     index = np.array([len(outputs)], np.int32)
-    tokens, _ = sampler.sample(torch.tensor([logits]), np.zeros(1, np.int32), index, lambda i: known)
+    tokens, _ = sampler.sample(
+        torch.tensor([logits]), np.zeros(1, np.int32), index, lambda i: known
+    )
     return int(tokens[0])
 
 
@@ -78,11 +90,18 @@ def test_a_seed_gives_the_same_token_and_another_seed_other_ones() -> None:
 
 
 def test_samples_are_distributed_as_the_softmax() -> None:
-    logits, count = torch.tensor([2.0, 1.0, 0.0, -1.0]), 20_000
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    count = 20_000
     sampler = Sampler(1, CpuSampling(), torch.device("cpu"))
     params = SamplingParams(temperature=0.7, seed=5)
     sampler.admit(
-        AdmittedRow(row=0, token_ids=np.empty(0, np.int32), num_prompt_tokens=1, sampling=params, choice_index=0)
+        AdmittedRow(
+            row=0,
+            token_ids=np.empty(0, np.int32),
+            num_prompt_tokens=1,
+            sampling=params,
+            choice_index=0,
+        )
     )
     tokens, _ = sampler.sample(
         logits.expand(count, -1),
@@ -98,25 +117,40 @@ def test_samples_are_distributed_as_the_softmax() -> None:
     ("top_k", "top_p", "min_p"),
     [(5, 1.0, 0.0), (0, 0.3, 0.0), (0, 0.99, 0.0), (700, 0.9, 0.0), (0, 1.0, 0.2), (50, 0.7, 0.05)],
 )
-def test_candidates_give_the_token_that_sorting_everything_gives(top_k: int, top_p: float, min_p: float) -> None:
+def test_candidates_give_the_token_that_sorting_everything_gives(
+    top_k: int, top_p: float, min_p: float
+) -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(64, 3000, generator=generator) * torch.linspace(0.1, 6, 64)[:, None]
     rows = torch.arange(64, dtype=torch.int32)
-    draws = Draws(temperatures=torch.full((64,), 0.8), seeds=rows.long(), choice_indices=rows, output_indices=rows)
+    draws = Draws(
+        temperatures=torch.full((64,), 0.8),
+        seeds=rows.long(),
+        choice_indices=rows,
+        output_indices=rows,
+    )
     filters = Filters(
         top_ks=torch.full((64,), top_k, dtype=torch.int32),
         top_ps=torch.full((64,), top_p),
         min_ps=torch.full((64,), min_p),
     )
-    assert torch.equal(candidate_sample(logits, draws, filters), filtered_sample_twin(logits, draws, filters))
+    assert torch.equal(
+        candidate_sample(logits, draws, filters), filtered_sample_twin(logits, draws, filters)
+    )
 
 
 def test_a_row_with_a_nan_logit_has_nan_log_probabilities() -> None:
     sampler = Sampler(2, CpuSampling(), torch.device("cpu"))
     params = SamplingParams(temperature=0.0, num_logprobs=1)
     for row in range(2):
-        sampler.admit(AdmittedRow(row=row, token_ids=NO_IDS, num_prompt_tokens=0, sampling=params, choice_index=0))
+        sampler.admit(
+            AdmittedRow(
+                row=row, token_ids=NO_IDS, num_prompt_tokens=0, sampling=params, choice_index=0
+            )
+        )
     logits = torch.tensor([[1.0, np.nan, 3.0] * 20, [1.0, 2.0, 3.0] * 20])
-    _, scores = sampler.sample(logits, np.arange(2, dtype=np.int32), np.zeros(2, np.int32), lambda i: NO_IDS)
+    _, scores = sampler.sample(
+        logits, np.arange(2, dtype=np.int32), np.zeros(2, np.int32), lambda i: NO_IDS
+    )
     assert np.isnan(scores[0].logprob)
     assert scores[1].logprob == pytest.approx(3.0 - np.log(20 * np.exp([1.0, 2.0, 3.0]).sum()))

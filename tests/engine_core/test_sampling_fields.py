@@ -1,4 +1,5 @@
-"""No field of the sampling contract is passed over: what draws on a device, and what draws on a CPU, reads each."""
+"""No field of the sampling contract is passed over: what draws on a device, and what draws on a
+CPU, reads each."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from headwater.services.engine.requests import Limits, PendingAdd, requests_of
 
 CORE = Path(__file__).parents[2] / "engine_core"
 FIELDS = {field.name for field in dataclasses.fields(SamplingParams)}
-ABOVE_EXECUTORS = ["engine.py", *(f"scheduling/{path.name}" for path in sorted((CORE / "scheduling").glob("*.py")))]
+ABOVE_EXECUTORS = [
+    "engine.py",
+    *(f"scheduling/{path.name}" for path in sorted((CORE / "scheduling").glob("*.py"))),
+]
 """They end answers, and plan what is scored and pooled."""
 EXECUTORS = {
     "cpu": ["sampling/sampler.py", "sampling/edits.py", *ABOVE_EXECUTORS],
@@ -29,7 +33,8 @@ EXECUTORS = {
         *ABOVE_EXECUTORS,
     ],
 }
-"""Files that read the fields for each executor. A new field is read by one of each list, or refused by name where the
+"""Files that read the fields for each executor. A new field is read by one of each list, or refused
+by name where the
 request is taken: add it there, and to `is_plain` if it changes what is drawn."""
 PLAIN = {
     # Every way to draw has these.
@@ -37,8 +42,15 @@ PLAIN = {
     # They end an answer, or are read where a prompt is computed.
     *("max_tokens", "min_tokens", "stop_token_ids", "num_prompt_logprobs", "pooling"),
 }
-"""Fields that may differ from their defaults in a request whose tokens are drawn from the logits as they are."""
-SMALLEST = {"num_logprobs": 0, "num_prompt_logprobs": 0, "pooling": "cls", "logit_bias": {1: 1.0}, "top_k": 1}
+"""Fields that may differ from their defaults in a request whose tokens are drawn from the logits as
+they are."""
+SMALLEST = {
+    "num_logprobs": 0,
+    "num_prompt_logprobs": 0,
+    "pooling": "cls",
+    "logit_bias": {1: 1.0},
+    "top_k": 1,
+}
 """Values of fields whose default tells no type, or that mean nothing at half of it."""
 
 
@@ -47,7 +59,8 @@ def read_in(file: str) -> set[str]:
     return {
         node.attr
         for node in ast.walk(ast.parse((CORE / file).read_text()))
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] in ("params", "sampling")
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value).rpartition(".")[2] in ("params", "sampling")
     }
 
 
@@ -64,7 +77,9 @@ def other_value(field: dataclasses.Field[Any]) -> Any:
 def test_every_field_of_sampling_is_read_where_tokens_are_drawn(executor: str) -> None:
     read = set[str]().union(*map(read_in, EXECUTORS[executor]))
     unread = FIELDS - read
-    assert not unread, f"{unread} has no effect: read it as `params.NAME` in one of {EXECUTORS[executor][:4]}"
+    assert not unread, (
+        f"{unread} has no effect: read it as `params.NAME` in one of {EXECUTORS[executor][:4]}"
+    )
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(SamplingParams), ids=lambda field: field.name)
@@ -74,7 +89,8 @@ def test_a_field_that_changes_what_is_drawn_makes_a_request_one_that_is_not_plai
     params = dataclasses.replace(SamplingParams(), **{field.name: other_value(field)})
     assert params != SamplingParams()
     assert params.is_plain == (field.name in PLAIN), (
-        "name the field in SamplingParams.is_plain if the way plain tokens are drawn has no place for it, else in PLAIN"
+        "name the field in SamplingParams.is_plain if the way plain tokens are drawn has no "
+        "place for it, else in PLAIN"
     )
 
 
@@ -86,20 +102,33 @@ def test_every_field_comes_from_the_engines_requests() -> None:
         cache_namespace=bytes(HASH_LEN),
         eos_token_ids=[2],
         bad_word_ids=[TokenSequence(token_ids=[4])],
-        sampling=Sampling(stop_token_ids=[5], allowed_token_ids=[6], logit_bias={7: 1.0}, logprobs=True),
+        sampling=Sampling(
+            stop_token_ids=[5], allowed_token_ids=[6], logit_bias={7: 1.0}, logprobs=True
+        ),
     )
     for field in Sampling.DESCRIPTOR.fields:
         if field.has_presence and field.message_type is None and field.name != "logprobs":
             default = field.default_value
-            setattr(add.sampling, field.name, "left" if isinstance(default, str) else type(default)(1) or True)
+            setattr(
+                add.sampling,
+                field.name,
+                "left" if isinstance(default, str) else type(default)(1) or True,
+            )
     add.sampling.ClearField("ignore_eos")
     add.sampling.temperature = add.sampling.top_p = 0.5
     add.sampling.repetition_penalty = 2.0
     limits = Limits(vocab_size=10, max_model_len=10)
     [answer] = requests_of(PendingAdd(add, limits), limits, [1])
-    add.sampling.max_tokens, add.pooling = 0, POOLING_CLS
+    add.sampling.max_tokens = 0
+    add.pooling = POOLING_CLS
     [pooled] = requests_of(PendingAdd(add, limits), limits, [1])
     assert pooled.sampling.pooling == "cls"
     default = SamplingParams()
-    same = {name for name in FIELDS - {"pooling"} if getattr(answer.sampling, name) == getattr(default, name)}
-    assert not same, f"{same} of an Add do not reach the core: see _sampling_of in services/engine/requests.py"
+    same = {
+        name
+        for name in FIELDS - {"pooling"}
+        if getattr(answer.sampling, name) == getattr(default, name)
+    }
+    assert not same, (
+        f"{same} of an Add do not reach the core: see _sampling_of in services/engine/requests.py"
+    )

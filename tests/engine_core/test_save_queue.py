@@ -1,4 +1,5 @@
-"""Copies out are launched few at once and in their order, and nothing is overwritten before it is copied. No GPU is
+"""Copies out are launched few at once and in their order, and nothing is overwritten before it is
+copied. No GPU is
 needed: a device of the test's own ends copies when it is told to."""
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import pytest
 from headwater.engine_core.executors.save_queue import MOST_ON_WAY, Launched, SavePart, SaveQueue
 from tests.polling import holds_within
 
-NUM_BLOCKS, NUM_SLOTS = 30, 50
+NUM_BLOCKS = 30
+NUM_SLOTS = 50
 BROKEN = """
 import time
 import numpy as np
@@ -33,17 +35,20 @@ class Event:
     """An event on the device's only stream of copies."""
 
     def __init__(self, device: Device) -> None:
-        self.device, self.has_passed = device, threading.Event()
+        self.device = device
+        self.has_passed = threading.Event()
 
     def synchronize(self) -> None:
         self.has_passed.wait()
 
 
 class Device:
-    """Blocks and slots of one number each, and parts on their way, each of which goes on when it is told to."""
+    """Blocks and slots of one number each, and parts on their way, each of which goes on when it is
+    told to."""
 
     def __init__(self) -> None:
-        self.blocks, self.slots = np.arange(NUM_BLOCKS), np.zeros(NUM_SLOTS, int)
+        self.blocks = np.arange(NUM_BLOCKS)
+        self.slots = np.zeros(NUM_SLOTS, int)
         self.launched: list[tuple[SavePart, Launched]] = []
         self.most_on_way = 0
         self._waiting: deque[tuple[SavePart, Any]] = deque()
@@ -122,7 +127,9 @@ def queue(device: Device) -> Iterator[SaveQueue]:
         yield made
 
 
-def test_few_are_on_their_way_and_the_others_follow_though_nobody_asks(device: Device, queue: SaveQueue) -> None:
+def test_few_are_on_their_way_and_the_others_follow_though_nobody_asks(
+    device: Device, queue: SaveQueue
+) -> None:
     queue.add([device.part([number], [number]) for number in range(1, 8)])
     for number in range(7):
         num_launched = min(number + MOST_ON_WAY, 7)
@@ -134,7 +141,9 @@ def test_few_are_on_their_way_and_the_others_follow_though_nobody_asks(device: D
     assert device.most_on_way == MOST_ON_WAY
 
 
-def test_a_block_that_is_written_is_launched_and_nothing_behind_it(device: Device, queue: SaveQueue) -> None:
+def test_a_block_that_is_written_is_launched_and_nothing_behind_it(
+    device: Device, queue: SaveQueue
+) -> None:
     queue.add([device.part([number, number + 10], [number, number + 10]) for number in range(1, 8)])
     steps: Any = Stream()
     queue.let_wait_for_reads(steps, places(9, 20, 0))
@@ -187,7 +196,9 @@ def test_closing_drops_what_is_held_and_waits_for_what_is_on_its_way() -> None:
 
 
 def test_a_copy_that_cannot_be_launched_ends_the_process() -> None:
-    ended = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=60, check=False
+    )
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr
 
@@ -195,7 +206,9 @@ def test_a_copy_that_cannot_be_launched_ends_the_process() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_slots_have_what_blocks_had_when_they_were_saved(seed: int) -> None:
     """Steps write to any block and loads read any slot, while copies end now and then."""
-    rng, device, expected = np.random.default_rng(seed), Device(), np.zeros(NUM_SLOTS, int)
+    rng = np.random.default_rng(seed)
+    device = Device()
+    expected = np.zeros(NUM_SLOTS, int)
     stream: Any = Stream(is_prompt=True)
     with closing(SaveQueue(NUM_BLOCKS, NUM_SLOTS), device) as queue:
         num_added = 0

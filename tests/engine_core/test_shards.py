@@ -58,43 +58,57 @@ def part(folder: Path, index: int, size: int) -> Weights:
     return load_weights(layout_of(folder), tensors, torch.float32, Shard(index, size))
 
 
-def outputs_of(split: Split, x: torch.Tensor, parts: list[Linear], sizes: tuple[int, ...]) -> torch.Tensor:
+def outputs_of(
+    split: Split, x: torch.Tensor, parts: list[Linear], sizes: tuple[int, ...]
+) -> torch.Tensor:
     """The whole layer's product, made of the parts' products."""
     if split is Split.INPUTS:
         inputs = x.chunk(len(parts), dim=1)
-        return torch.stack([each.product(own) for each, own in zip(parts, inputs, strict=True)]).sum(0)
+        return torch.stack(
+            [each.product(own) for each, own in zip(parts, inputs, strict=True)]
+        ).sum(0)
     products = [each.product(x) for each in parts]
     if split is Split.VOCABULARY:
         return torch.cat(products, dim=1)
-    of_ranks = [product.split([size // len(parts) for size in sizes], dim=1) for product in products]
+    of_ranks = [
+        product.split([size // len(parts) for size in sizes], dim=1) for product in products
+    ]
     return torch.cat([own[i] for i in range(len(sizes)) for own in of_ranks], dim=1)
 
 
 def check_parts(folder: Path, size: int) -> None:
-    layout, whole = layout_of(folder), part(folder, 0, 1)
+    layout = layout_of(folder)
+    whole = part(folder, 0, 1)
     parts = [part(folder, index, size) for index in range(size)]
     for name, linear in whole.linears.items():
-        spec, x = layout[name], torch.randn(3, linear.in_features)
+        spec = layout[name]
+        x = torch.randn(3, linear.in_features)
         made = outputs_of(spec.split, x, [each.linears[name] for each in parts], spec.parts)
         torch.testing.assert_close(made, linear.product(x), rtol=2e-3, atol=2e-3)
     for name, tensor in whole.tensors.items():
         if layout[name].split is Split.VOCABULARY:
             assert torch.equal(torch.cat([each.tensors[name] for each in parts]), tensor)
         elif layout[name].split is Split.OUTPUTS:
-            pieces = [each.tensors[name].split([n // size for n in layout[name].parts]) for each in parts]
+            pieces = [
+                each.tensors[name].split([n // size for n in layout[name].parts]) for each in parts
+            ]
             assert torch.equal(torch.cat([own[i] for i in range(3) for own in pieces]), tensor)
         else:
             assert all(torch.equal(each.tensors[name], tensor) for each in parts)
     ids = torch.arange(layout["embed"].shape[0])
     for name, table in whole.tables.items():
         assert torch.equal(
-            torch.cat([each.tables[name].rows(ids[: each.tables[name].weight.num_rows]) for each in parts]),
+            torch.cat(
+                [each.tables[name].rows(ids[: each.tables[name].weight.num_rows]) for each in parts]
+            ),
             table.rows(ids),
         )
 
 
 @pytest.mark.parametrize("family", DIVIDED)
-def test_the_parts_of_two_ranks_make_the_whole_layers_of_each_family(family: str, tmp_path: Path) -> None:
+def test_the_parts_of_two_ranks_make_the_whole_layers_of_each_family(
+    family: str, tmp_path: Path
+) -> None:
     random_checkpoint(family, tmp_path / "hf")
     check_parts(convert(tmp_path / "hf", tmp_path / "ours"), 2)
 
@@ -104,7 +118,9 @@ def test_the_parts_of_four_bit_layers_make_the_whole_ones(form: str, tmp_path: P
     test_int4_weights.write(tmp_path, form)
     folder = convert(tmp_path / "packed", tmp_path / "ours")
     check_parts(folder, 2)
-    with pytest.raises(ConfigError, match=r"inputs of a rank of layers\.0\.o is 16; allowed: multiples of 32"):
+    with pytest.raises(
+        ConfigError, match=r"inputs of a rank of layers\.0\.o is 16; allowed: multiples of 32"
+    ):
         part(folder, 0, 4)
 
 
@@ -116,28 +132,42 @@ def test_the_parts_of_eight_bit_layers_make_the_whole_ones(form: str, tmp_path: 
         check_parts(folder, 2)
         return
     # A token is rounded with one scale, which no rank could know.
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size of layers\.0\.\w+ is 2; allowed: 1 with weights"):
-        part(folder, 0, 2)
-    options = ExecutorOptions(model_folder=folder, device="cpu", max_model_len=64, tensor_parallel_size=2)
     with pytest.raises(
-        ConfigError, match="tensor_parallel_size is 2; allowed: 1 with weights whose tokens are rounded"
+        ConfigError, match=r"tensor_parallel_size of layers\.0\.\w+ is 2; allowed: 1 with weights"
+    ):
+        part(folder, 0, 2)
+    options = ExecutorOptions(
+        model_folder=folder, device="cpu", max_model_len=64, tensor_parallel_size=2
+    )
+    with pytest.raises(
+        ConfigError,
+        match="tensor_parallel_size is 2; allowed: 1 with weights whose tokens are rounded",
     ):
         checked(options, cpu.name, cpu.capabilities)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0"])
-def test_the_parts_of_weights_in_block_formats_make_the_whole_ones(kind: str, tmp_path: Path) -> None:
+def test_the_parts_of_weights_in_block_formats_make_the_whole_ones(
+    kind: str, tmp_path: Path
+) -> None:
     check_parts(test_block_weights.write(tmp_path, kind), 2)
 
 
 def test_a_unit_of_a_block_format_stays_whole(tmp_path: Path) -> None:
     folder = test_block_weights.write(tmp_path, "Q8_0")
-    with pytest.raises(ConfigError, match=r"inputs of a rank of layers\.0\.o is 16; allowed: multiples of 32, as q8_0"):
+    with pytest.raises(
+        ConfigError,
+        match=r"inputs of a rank of layers\.0\.o is 16; allowed: multiples of 32, as q8_0",
+    ):
         part(folder, 1, 4)
 
 
 def test_a_vocabulary_that_the_ranks_do_not_divide_leaves_the_last_one_fewer_tokens() -> None:
-    assert [Shard(index, 3).vocabulary(512) for index in range(3)] == [range(192), range(192, 384), range(384, 512)]
+    assert [Shard(index, 3).vocabulary(512) for index in range(3)] == [
+        range(192),
+        range(192, 384),
+        range(384, 512),
+    ]
 
 
 @pytest.mark.skipif(not can_pack(torch.float32), reason="not on this CPU")
@@ -150,7 +180,9 @@ def test_packed_files_of_ranks_are_their_own_though_their_shapes_are_equal(tmp_p
             packed = pack_linears(plain, folder, lambda done, total: None, part=f"{index} of 2")
             for name, linear in plain.linears.items():
                 x = torch.randn(5, linear.in_features)
-                torch.testing.assert_close(packed.linears[name].product(x), linear.product(x), rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(
+                    packed.linears[name].product(x), linear.product(x), rtol=1e-4, atol=1e-4
+                )
     assert len(list(folder.glob("packed-*"))) == 2
 
 
@@ -171,17 +203,28 @@ for size in map(int, sys.argv[2:]):
     print(sum(int(each.split("Rss:")[1].split()[0]) for each in maps), flush=True)
     os._exit(0)
 """
-"""Prints how many KiB of the weights' pages the first rank of so many has read, each in a process of its own."""
+"""Prints how many KiB of the weights' pages the first rank of so many has read, each in a process
+of its own."""
 
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_rank_reads_the_pages_of_its_part_alone(tmp_path: Path) -> None:
     """Outputs and rows of tokens; a share of the inputs lies on every row's pages."""
-    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 8}
-    folder = random_folder(tmp_path, sizes | {"vocab_size": 16384, "head_dim": 64, "num_hidden_layers": 1})
+    sizes = {
+        "hidden_size": 512,
+        "intermediate_size": 4096,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+    }
+    folder = random_folder(
+        tmp_path, sizes | {"vocab_size": 16384, "head_dim": 64, "num_hidden_layers": 1}
+    )
     command = [sys.executable, "-c", READ, str(folder), "1", "4"]
-    read = [int(size) for size in subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.split()]
+    read = [
+        int(size)
+        for size in subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.split()
+    ]
     total = (folder / model_file.WEIGHTS_NAME).stat().st_size // 1024
     assert read[0] > 0.95 * total
     assert read[1] < 0.5 * total
@@ -211,11 +254,18 @@ def test_a_size_that_does_not_divide_the_model_is_refused_with_those_that_do() -
         ):
             check_layout(ParallelLayout(tensor=size), QWEN3, size_multiple=16)
     with pytest.raises(ConfigError, match="allowed: 1 or 3, which divide"):
-        check_layout(ParallelLayout(tensor=2), replace(QWEN3, intermediate_size=48), size_multiple=16)
+        check_layout(
+            ParallelLayout(tensor=2), replace(QWEN3, intermediate_size=48), size_multiple=16
+        )
     with pytest.raises(ConfigError, match="pipeline_parallel_size is 4; allowed: 1…3 for 3 layers"):
         check_layout(ParallelLayout(pipeline=4), QWEN3, size_multiple=16)
 
 
 def test_the_layers_of_a_rank_have_its_share_of_the_heads() -> None:
     local = local_config(QWEN3, Shard(1, 3))
-    assert (local.num_heads, local.num_kv_heads, local.intermediate_size, local.vocab_size) == (4, 2, 64, 512)
+    assert (local.num_heads, local.num_kv_heads, local.intermediate_size, local.vocab_size) == (
+        4,
+        2,
+        64,
+        512,
+    )

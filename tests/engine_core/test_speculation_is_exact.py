@@ -1,5 +1,5 @@
-"""Speculation against no speculation on a CPU: the same answers request by request, the same distribution over seeds,
-and as many accepted drafts as rejection sampling would accept."""
+"""Speculation against no speculation on a CPU: the same answers request by request, the same
+distribution over seeds, and as many accepted drafts as rejection sampling would accept."""
 
 from __future__ import annotations
 
@@ -45,7 +45,12 @@ def roomy(folder: Path) -> Iterator[SmallEngine]:
 
 @pytest.fixture
 def crowded(folder: Path) -> Iterator[SmallEngine]:
-    options = {"num_blocks": 20, "max_model_len": 256, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": 64}
+    options = {
+        "num_blocks": 20,
+        "max_model_len": 256,
+        "max_num_seqs": MAX_SEQS,
+        "max_num_batched_tokens": 64,
+    }
     engine = SmallEngine(folder, max_draft_tokens=MAX_DRAFTS, **options)
     yield engine
     engine.close()
@@ -53,8 +58,14 @@ def crowded(folder: Path) -> Iterator[SmallEngine]:
 
 @pytest.fixture
 def modelled(folder: Path, tmp_path: Path) -> Iterator[SmallEngine]:
-    """As `crowded`, with a draft model that is the served one, rounded: it guesses right more often than not."""
-    options = {"num_blocks": 20, "max_model_len": 256, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": 64}
+    """As `crowded`, with a draft model that is the served one, rounded: it guesses right more often
+    than not."""
+    options = {
+        "num_blocks": 20,
+        "max_model_len": 256,
+        "max_num_seqs": MAX_SEQS,
+        "max_num_batched_tokens": 64,
+    }
     draft = convert(folder.parent / "hf", tmp_path / "draft", dtype="bfloat16")
     engine = SmallEngine(folder, draft_model=draft, max_draft_tokens=MAX_DRAFTS, **options)
     yield engine
@@ -62,7 +73,9 @@ def modelled(folder: Path, tmp_path: Path) -> Iterator[SmallEngine]:
 
 
 @pytest.mark.long
-def test_a_draft_model_changes_none_of_many_requests(roomy: SmallEngine, modelled: SmallEngine) -> None:
+def test_a_draft_model_changes_none_of_many_requests(
+    roomy: SmallEngine, modelled: SmallEngine
+) -> None:
     load = check_equality(roomy, modelled, 40, has_draft_model=True)
     assert 200 < load.num_accepted_tokens < load.num_draft_tokens
     assert load.num_preemptions > 0
@@ -71,9 +84,16 @@ def test_a_draft_model_changes_none_of_many_requests(roomy: SmallEngine, modelle
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
-def test_draft_heads_change_none_of_many_requests(folder: Path, roomy: SmallEngine, tmp_path: Path, kind: str) -> None:
+def test_draft_heads_change_none_of_many_requests(
+    folder: Path, roomy: SmallEngine, tmp_path: Path, kind: str
+) -> None:
     heads = publish(tmp_path / "heads", CONFIGS[kind], random_heads(kind))
-    options = {"num_blocks": 20, "max_model_len": 256, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": 64}
+    options = {
+        "num_blocks": 20,
+        "max_model_len": 256,
+        "max_num_seqs": MAX_SEQS,
+        "max_num_batched_tokens": 64,
+    }
     headed = SmallEngine(folder, draft_heads=heads, max_draft_tokens=MAX_DRAFTS, **options)
     load = check_equality(roomy, headed, 50, has_draft_model=True, name="draft_heads")
     headed.close()
@@ -84,7 +104,9 @@ def test_draft_heads_change_none_of_many_requests(folder: Path, roomy: SmallEngi
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_no_token_and_no_log_probability_of_many_requests_differs(roomy: SmallEngine, crowded: SmallEngine) -> None:
+def test_no_token_and_no_log_probability_of_many_requests_differs(
+    roomy: SmallEngine, crowded: SmallEngine
+) -> None:
     load = check_equality(roomy, crowded, 100)
     assert load.num_accepted_tokens > 200
     assert load.num_preemptions > 0
@@ -102,7 +124,8 @@ def test_no_token_and_no_log_probability_of_ten_thousand_requests_differs(
 
 
 PROMPT = list(range(20, 32))
-NUM_SEEDS, AT_ONCE = 1800, 30
+NUM_SEEDS = 1800
+AT_ONCE = 30
 
 
 class OneTokenSpeculator(FixedSpeculator):
@@ -112,10 +135,14 @@ class OneTokenSpeculator(FixedSpeculator):
         super().__init__(max_drafts=1)
         self._guesses = guesses
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array]:
         is_second = (table.num_known[rows] == len(PROMPT) + 1) & (most > 0)
         last = table.token_ids[rows, table.num_known[rows] - 1].tolist()
-        return is_second.astype(np.int32), np.array([[self._guesses[token]] for token in last], np.int32)
+        return is_second.astype(np.int32), np.array(
+            [[self._guesses[token]] for token in last], np.int32
+        )
 
 
 @dataclass
@@ -128,7 +155,10 @@ class Acceptances:
     """Of each guess, by the model."""
 
 
-@pytest.fixture(scope="module", params=long_but(("likeliest token", "third likeliest token"), "third likeliest token"))
+@pytest.fixture(
+    scope="module",
+    params=long_but(("likeliest token", "third likeliest token"), "third likeliest token"),
+)
 def guessed(request: pytest.FixtureRequest, roomy: SmallEngine) -> Acceptances:
     place = {"likeliest token": 0, "third likeliest token": 2}[request.param]
     after, _ = answers_of_a_new_engine(
@@ -137,11 +167,15 @@ def guessed(request: pytest.FixtureRequest, roomy: SmallEngine) -> Acceptances:
     entries = [answer.logprobs[0] for answer in after]
     guesses = {token: entry.top_ids[place] for token, entry in enumerate(entries)}
     speculator = OneTokenSpeculator(guesses).beside(roomy.config)
-    drafting, samplings, answers = new_engine(roomy, speculator), of_seeds(0), []
+    drafting = new_engine(roomy, speculator)
+    samplings = of_seeds(0)
+    answers = []
     # With all seats taken a step has no room for a guess of each row.
     for first in range(0, NUM_SEEDS, AT_ONCE):
         answers += drafting.answer([PROMPT] * AT_ONCE, *samplings[first : first + AT_ONCE])
-    probabilities = [math.exp(entries[answer.token_ids[0]].top_logprobs[place]) for answer in answers]
+    probabilities = [
+        math.exp(entries[answer.token_ids[0]].top_logprobs[place]) for answer in answers
+    ]
     return Acceptances(answers, drafting.engine.load(), probabilities)
 
 
@@ -152,13 +186,18 @@ def plain(roomy: SmallEngine) -> list[Answer]:
 
 
 def of_seeds(first: int) -> list[SamplingParams]:
-    return [SamplingParams(temperature=1.0, seed=seed, max_tokens=3) for seed in range(first, first + NUM_SEEDS)]
+    return [
+        SamplingParams(temperature=1.0, seed=seed, max_tokens=3)
+        for seed in range(first, first + NUM_SEEDS)
+    ]
 
 
 @pytest.mark.long
-def test_a_guess_is_accepted_as_often_as_rejection_sampling_accepts_it(guessed: Acceptances) -> None:
-    """That rule takes a guess with the probability that the model gives it (Leviathan et al. 2023, a draft's
-    distribution being one token)."""
+def test_a_guess_is_accepted_as_often_as_rejection_sampling_accepts_it(
+    guessed: Acceptances,
+) -> None:
+    """That rule takes a guess with the probability that the model gives it (Leviathan et al. 2023,
+    a draft's distribution being one token)."""
     chances = np.array(guessed.probabilities)
     error = math.sqrt(float((chances * (1 - chances)).sum()))
     assert guessed.load.num_drafts == NUM_SEEDS
@@ -167,9 +206,13 @@ def test_a_guess_is_accepted_as_often_as_rejection_sampling_accepts_it(guessed: 
 
 
 @pytest.mark.long
-def test_tokens_of_other_seeds_come_as_often_with_guesses_as_without(guessed: Acceptances, plain: list[Answer]) -> None:
+def test_tokens_of_other_seeds_come_as_often_with_guesses_as_without(
+    guessed: Acceptances, plain: list[Answer]
+) -> None:
     for index in range(3):
-        ours, theirs = ([answer.token_ids[index] for answer in answers] for answers in (guessed.answers, plain))
+        ours, theirs = (
+            [answer.token_ids[index] for answer in answers] for answers in (guessed.answers, plain)
+        )
         assert equality_of_distributions(ours, theirs) > 1e-4, index
     # The test tells distributions apart: of the second token from the third one's, say.
     second, third = ([answer.token_ids[index] for answer in plain] for index in (0, 1))
@@ -177,7 +220,8 @@ def test_tokens_of_other_seeds_come_as_often_with_guesses_as_without(guessed: Ac
 
 
 def equality_of_distributions(ours: Sequence[int], theirs: Sequence[int], least: int = 20) -> float:
-    """The p-value of Pearson's chi-square test; tokens that came fewer than `least` times count as one."""
+    """The p-value of Pearson's chi-square test; tokens that came fewer than `least` times count as
+    one."""
     together = Counter([*ours, *theirs])
     kinds = [token for token, count in together.items() if count >= least]
     tables = []
@@ -188,5 +232,8 @@ def equality_of_distributions(ours: Sequence[int], theirs: Sequence[int], least:
     table = np.array(tables, np.float64)
     table = table[:, table.sum(axis=0) > 0]
     expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
-    statistic, freedom = ((table - expected) ** 2 / expected).sum(), table.shape[1] - 1
-    return float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2.0)))
+    statistic = ((table - expected) ** 2 / expected).sum()
+    freedom = table.shape[1] - 1
+    return float(
+        torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2.0))
+    )

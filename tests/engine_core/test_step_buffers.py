@@ -14,14 +14,18 @@ from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.step_buffers import NUM_UPDATES, StepBuffers
 from headwater.engine_core.executors.step_shapes import FEW, NO_TILES, StepShapes
 
-CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=100, max_num_batched_tokens=4096)
+CONFIG = EngineConfig(
+    num_blocks=600, max_model_len=4096, max_num_seqs=100, max_num_batched_tokens=4096
+)
 
 
 class Tiles:
     """What shapes ask of a platform: tiles of 16 tokens."""
 
     def list_tiles(self, counts: Any, starts: Any) -> Any:
-        tiles = [(i, first) for i, count in enumerate(counts.tolist()) for first in range(0, count, 16)]
+        tiles = [
+            (i, first) for i, count in enumerate(counts.tolist()) for first in range(0, count, 16)
+        ]
         return np.array(tiles, np.int32)
 
     def max_tiles(self, num_tokens: int, num_chunks: int) -> int:
@@ -32,7 +36,9 @@ SHAPES = StepShapes(CONFIG, Tiles())  # type: ignore[arg-type]  # no GPU here
 LIKELY = set(SHAPES.likely())
 
 
-def step(*spans: tuple[int, int, int], samples: list[bool] | None = None, step: int = 1) -> StepPlan:
+def step(
+    *spans: tuple[int, int, int], samples: list[bool] | None = None, step: int = 1
+) -> StepPlan:
     """Of (row, start, count)."""
     rows, starts, counts = np.array(spans, np.int32).reshape(-1, 3).T
     nothing = np.empty(0, np.int32)
@@ -97,18 +103,33 @@ def test_a_step_with_prompt_tokens_is_padded_where_launches_would_show(
     spans: list[tuple[int, int, int]], num_tokens: int, num_decodes: int, num_ends: int
 ) -> None:
     shape, tiles = SHAPES.of(step(*spans))
-    assert (shape.num_tokens, shape.num_decodes, shape.num_ends) == (num_tokens, num_decodes, num_ends)
+    assert (shape.num_tokens, shape.num_decodes, shape.num_ends) == (
+        num_tokens,
+        num_decodes,
+        num_ends,
+    )
     assert shape.num_tiles >= len(tiles)
     assert SHAPES.recurs(shape) == (num_tokens != 3001)
 
 
 def test_a_step_arrives_whole_and_the_rest_of_its_shape_is_padding() -> None:
     buffers = StepBuffers(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5)
-    plan = step((5, 40, 1), (2, 7, 1), (9, 100, 20), (4, 0, 3), (8, 6, 1), samples=[True, True, False, True, True])
+    plan = step(
+        (5, 40, 1),
+        (2, 7, 1),
+        (9, 100, 20),
+        (4, 0, 3),
+        (8, 6, 1),
+        samples=[True, True, False, True, True],
+    )
     shape, tiles = SHAPES.of(plan)
     for number in (1, 2, 3, 4, 5, 6):
         updates = buffers.send(
-            step((1, 1, 1), step=number), *SHAPES.of(step((1, 1, 1))), 1, np.empty((2, 0), np.int32), 0
+            step((1, 1, 1), step=number),
+            *SHAPES.of(step((1, 1, 1))),
+            1,
+            np.empty((2, 0), np.int32),
+            0,
         )
         assert updates is None
     sent = buffers.send(plan, shape, tiles, 16, np.array([[3, 4, 5], [7, 8, 9]], np.int32), 640)
@@ -151,7 +172,8 @@ def test_of_a_prompt_step_only_the_last_tokens_come_out_unless_others_are_looked
 
 
 def test_more_changes_than_there_is_room_for_travel_by_themselves() -> None:
-    buffers, plan = StepBuffers(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5), step((1, 1, 1))
+    buffers = StepBuffers(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5)
+    plan = step((1, 1, 1))
     shape, tiles = SHAPES.of(plan)
     assert buffers.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES), np.int32), 0) is not None
     assert buffers.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES + 1), np.int32), 0) is None

@@ -20,7 +20,9 @@ def places(*numbers: int) -> Any:
 
 
 def test_neighbours_are_one_copy() -> None:
-    assert [(at.start, at.stop, run.start, run.stop) for at, run in _runs(places(5, 6, 7, 2, 9, 10))] == [
+    assert [
+        (at.start, at.stop, run.start, run.stop) for at, run in _runs(places(5, 6, 7, 2, 9, 10))
+    ] == [
         (0, 3, 5, 8),
         (3, 4, 2, 3),
         (4, 6, 9, 11),
@@ -35,14 +37,20 @@ def limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_more_than_a_container_may_have_is_refused_by_name(limit: Path) -> None:
     limit.write_text("4000\n")
-    with pytest.raises(ConfigError, match="kv_swap_memory is 4096; allowed: at most 4000 bytes, the limit of this"):
+    with pytest.raises(
+        ConfigError, match="kv_swap_memory is 4096; allowed: at most 4000 bytes, the limit of this"
+    ):
         OwnSlots((2, 512))
 
 
-def test_more_than_the_host_has_is_refused_by_name(limit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_host_has_is_refused_by_name(
+    limit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(locked_slots, "_host_memory", lambda: 5000)
     check_room(5000)
-    with pytest.raises(ConfigError, match="kv_swap_memory is 5001; allowed: at most 5000 bytes, the memory of this"):
+    with pytest.raises(
+        ConfigError, match="kv_swap_memory is 5001; allowed: at most 5000 bytes, the memory of this"
+    ):
         check_room(5001)
 
 

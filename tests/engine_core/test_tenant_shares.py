@@ -1,4 +1,5 @@
-"""Seats and prompt tokens among tenants: by weight while several want them, all to one who is alone."""
+"""Seats and prompt tokens among tenants: by weight while several want them, all to one who is
+alone."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from headwater.engine_core.scheduling.tenant_shares import CLAIM_SECONDS, split
 WEIGHTS = st.sampled_from([0.5, 1.0, 2.0, 7.0])
 
 
-@given(st.integers(0, 500), st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(0, 200), WEIGHTS)))
+@given(
+    st.integers(0, 500),
+    st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(0, 200), WEIGHTS)),
+)
 def test_a_split_wastes_nothing_and_who_gets_less_than_it_wants_gets_its_weight(
     budget: int, wants: dict[str, tuple[int, float]]
 ) -> None:
@@ -30,10 +34,13 @@ def test_a_split_wastes_nothing_and_who_gets_less_than_it_wants_gets_its_weight(
     assert sum(parts.values()) == min(budget, sum(demands.values()))
     for name, part in parts.items():
         assert 0 <= part <= demands[name]
-        # A part is whole tokens: two tenants may be a token of the heavier one apart, for each rounding.
+        # A part is whole tokens: two tenants may be a token of the heavier one apart, for each
+        # rounding.
         if part < demands[name]:
             level = (part + len(parts)) / wants[name][1]
-            assert all(level >= (parts[other] - len(parts)) / wants[other][1] - 1e-9 for other in parts)
+            assert all(
+                level >= (parts[other] - len(parts)) / wants[other][1] - 1e-9 for other in parts
+            )
 
 
 class Bench:
@@ -49,7 +56,9 @@ class Bench:
         step_seconds: float = 1.0,
         spare_rows: int = 0,
     ) -> None:
-        self.now, self.num_added, self.step_seconds = 0.0, 0, step_seconds
+        self.now = 0.0
+        self.num_added = 0
+        self.step_seconds = step_seconds
         self.config = EngineConfig(
             num_blocks=num_blocks,
             max_model_len=1024,
@@ -59,15 +68,24 @@ class Bench:
             async_depth=depth,
             policy="priority",
         )
-        executor = SimulatedExecutor(self.config, SimulatedModel(vocab_size=1000), SimulatedTiming(late_polls=1 << 30))
+        executor = SimulatedExecutor(
+            self.config, SimulatedModel(vocab_size=1000), SimulatedTiming(late_polls=1 << 30)
+        )
         self.engine = Engine(self.config, executor, clock=lambda: self.now)
         self.tenants: dict[int, str] = {}
-        self.tokens, self.first_step = Counter[str](), dict[int, int]()
+        self.tokens = Counter[str]()
+        self.first_step = dict[int, int]()
         self.num_steps = 0
         self.open: Counter[str] = Counter()
 
     def add(
-        self, tenant: str, *, prompt_len: int = 20, answer_len: int = 30, weight: float = 1.0, time: float = 0.0
+        self,
+        tenant: str,
+        *,
+        prompt_len: int = 20,
+        answer_len: int = 30,
+        weight: float = 1.0,
+        time: float = 0.0,
     ) -> int:
         key = self.num_added
         self.num_added += 1
@@ -110,7 +128,9 @@ class Bench:
         return Counter(request.tenant for request in self.engine._scheduler.running.values())
 
 
-def test_one_who_is_alone_takes_every_seat_again_when_the_others_have_been_gone_for_a_while() -> None:
+def test_one_who_is_alone_takes_every_seat_again_when_the_others_have_been_gone_for_a_while() -> (
+    None
+):
     bench = Bench()
     for _ in range(40):
         bench.add("abuser", answer_len=100)
@@ -137,9 +157,12 @@ def test_whoever_comes_beside_an_abuser_starts_at_once(depth: int, spare_rows: i
         bench.step()
     # With the virtual time at which the abuser stands, as gateways lift who comes back.
     bench.add("eve", answer_len=400, time=9.0)
-    waits = [bench.steps_to_first_token(bench.add(name, answer_len=400, time=9.0)) for name in ("bob", "ada", "fay")]
-    # The first takes the seat that is kept; the others that of an abuser's request, when no step in flight lists it, or
-    # at once where there are rows to spare.
+    waits = [
+        bench.steps_to_first_token(bench.add(name, answer_len=400, time=9.0))
+        for name in ("bob", "ada", "fay")
+    ]
+    # The first takes the seat that is kept; the others that of an abuser's request, when no step in
+    # flight lists it, or at once where there are rows to spare.
     assert max(waits) <= alone + (1 if spare_rows else 2 * depth)
     assert not spare_rows or waits[1:] == [alone, alone]
     assert bench.seats()["abuser"] in (3, 4), "one may be free again"
@@ -147,7 +170,9 @@ def test_whoever_comes_beside_an_abuser_starts_at_once(depth: int, spare_rows: i
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("num_seats", [8, 32])
-def test_all_who_come_in_one_step_beside_an_abuser_start_in_the_next(num_seats: int, depth: int) -> None:
+def test_all_who_come_in_one_step_beside_an_abuser_start_in_the_next(
+    num_seats: int, depth: int
+) -> None:
     bench = Bench(num_seats, depth=depth, spare_rows=8)
     alone = bench.steps_to_first_token(bench.add("ada"))
     for _ in range(100):
@@ -155,10 +180,14 @@ def test_all_who_come_in_one_step_beside_an_abuser_start_in_the_next(num_seats: 
     for _ in range(5):
         bench.step()
     keys = [bench.add(name, time=9.0) for name in ("ada", "bob", "eve")]
-    assert [bench.steps_to_first_token(key) for key in keys] == [alone, 0, 0], "fewer seats are kept than come"
+    assert [bench.steps_to_first_token(key) for key in keys] == [alone, 0, 0], (
+        "fewer seats are kept than come"
+    )
 
 
-@pytest.mark.parametrize("weights", [{"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 2.0, "c": 5.0}])
+@pytest.mark.parametrize(
+    "weights", [{"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 2.0, "c": 5.0}]
+)
 def test_all_who_want_more_than_there_is_are_given_it_by_weight(weights: dict[str, float]) -> None:
     bench = Bench(num_seats=16)
     for name, weight in weights.items():
@@ -216,9 +245,12 @@ def test_beside_an_abuser_nine_others_wait_no_longer_for_a_first_token_than_alon
 
 def _waits(num_abusing: int, seed: int, cost: float = 96.0) -> list[int]:
     """Steps to the first tokens of all but the abuser's requests."""
-    bench, dice = Bench(num_seats=32, step_seconds=0.02), random.Random(seed)
-    now, times = 0.0, defaultdict[str, float](float)
-    begun, starts = dict[int, int](), dict[int, float]()
+    bench = Bench(num_seats=32, step_seconds=0.02)
+    dice = random.Random(seed)
+    now = 0.0
+    times = defaultdict[str, float](float)
+    begun = dict[int, int]()
+    starts = dict[int, float]()
 
     def ask(tenant: str) -> None:
         times[tenant] = max(times[tenant], now)
@@ -235,4 +267,8 @@ def _waits(num_abusing: int, seed: int, cost: float = 96.0) -> list[int]:
             ask("abuser")
         bench.step()
         now = max((starts.pop(key) for key in bench.first_step.keys() & starts.keys()), default=now)
-    return [step - begun[key] for key, step in bench.first_step.items() if bench.tenants[key] != "abuser"]
+    return [
+        step - begun[key]
+        for key, step in bench.first_step.items()
+        if bench.tenants[key] != "abuser"
+    ]

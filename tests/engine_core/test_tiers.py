@@ -1,5 +1,5 @@
-"""Tiers behind the device's cache with a model on a CPU: the same bits, whatever was written, kept over a restart or
-damaged."""
+"""Tiers behind the device's cache with a model on a CPU: the same bits, whatever was written, kept
+over a restart or damaged."""
 
 from __future__ import annotations
 
@@ -66,11 +66,15 @@ def test_answers_are_the_same_bits_from_the_disk_also_after_a_restart(
         engine.close()
 
 
-def test_damaged_files_are_computed_and_never_served(folder: Path, expected: list[Answer], tmp_path: Path) -> None:
+def test_damaged_files_are_computed_and_never_served(
+    folder: Path, expected: list[Answer], tmp_path: Path
+) -> None:
     engine = SmallEngine(folder, kv_disk_dir=tmp_path, **FEW_BLOCKS)
     for number in range(4):
         asked(engine, number)
-    for i, path in enumerate(sorted(path for path in tmp_path.glob("*/*/*/*") if path.name != "tenants")):
+    for i, path in enumerate(
+        sorted(path for path in tmp_path.glob("*/*/*/*") if path.name != "tenants")
+    ):
         if i % 3 == 0:
             os.truncate(path, path.stat().st_size // 2)
         elif i % 3 == 1:
@@ -85,10 +89,13 @@ def test_damaged_files_are_computed_and_never_served(folder: Path, expected: lis
     engine.close()
 
 
-def test_preempted_requests_go_on_from_the_disk_with_the_same_tokens(folder: Path, tmp_path: Path) -> None:
+def test_preempted_requests_go_on_from_the_disk_with_the_same_tokens(
+    folder: Path, tmp_path: Path
+) -> None:
     """The cache holds a part of what six requests need at once."""
     prompts = [RNG.integers(3, 512, 60).tolist() for _ in range(6)]
-    alone, sampling = SmallEngine(folder, max_model_len=256), greedy(60)
+    alone = SmallEngine(folder, max_model_len=256)
+    sampling = greedy(60)
     known = [alone.tokens([prompt], sampling)[0] for prompt in prompts]
     engine = SmallEngine(folder, kv_disk_dir=tmp_path, num_blocks=26, max_model_len=256)
     assert engine.tokens(prompts, sampling) == known
@@ -111,7 +118,9 @@ def test_blocks_of_another_model_are_not_found(folder: Path, tmp_path: Path) -> 
 
 
 def test_less_than_a_block_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"kv_disk_memory is 100; allowed: .* bytes .a block. and more"):
+    with pytest.raises(
+        ConfigError, match=r"kv_disk_memory is 100; allowed: .* bytes .a block. and more"
+    ):
         SmallEngine(folder, kv_disk_dir=tmp_path, kv_disk_memory=100)
 
 
@@ -125,10 +134,14 @@ def test_the_swapper_of_a_cpu_copies_every_plane_of_every_cache() -> None:
     swapper = MemorySwapper.of(caches, 4)
     none = np.empty(0, np.int32)
     words = lambda *values: np.array(values, np.int32)  # noqa: E731
-    swapper.swap(SwapPlan(out_blocks=words(3, 5), out_slots=words(2, 0), in_slots=none, in_blocks=none))
+    swapper.swap(
+        SwapPlan(out_blocks=words(3, 5), out_slots=words(2, 0), in_slots=none, in_blocks=none)
+    )
     for cache in caches:
         cache.zero_()
-    swapper.swap(SwapPlan(out_blocks=none, out_slots=none, in_slots=words(0, 2), in_blocks=words(8, 1)))
+    swapper.swap(
+        SwapPlan(out_blocks=none, out_slots=none, in_slots=words(0, 2), in_blocks=words(8, 1))
+    )
     assert (swapper.num_saved, swapper.num_loaded) == (2, 2)
     for cache, old in zip(caches, before, strict=True):
         assert torch.equal(cache[:, :, 1], old[:, :, 3])
@@ -138,7 +151,8 @@ def test_the_swapper_of_a_cpu_copies_every_plane_of_every_cache() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Requests of many lengths that have parts of their prompts in common, and what each is told alone."""
+    """Requests of many lengths that have parts of their prompts in common, and what each is told
+    alone."""
 
     prompts: list[list[int]]
     samplings: list[SamplingParams]
@@ -154,14 +168,23 @@ def mixed(folder: Path) -> Mixed:
     rng = np.random.default_rng(8)
     lead = rng.integers(3, 512, 40).tolist()
     prompts = [
-        [*lead[: rng.integers(0, 41)], *rng.integers(3, 512, rng.integers(1, 90)).tolist()] for _ in range(NUM_MIXED)
+        [*lead[: rng.integers(0, 41)], *rng.integers(3, 512, rng.integers(1, 90)).tolist()]
+        for _ in range(NUM_MIXED)
     ]
     samplings = [
-        SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=16 + i % 50, presence_penalty=0.3 * (i % 3 == 0))
+        SamplingParams(
+            temperature=0.8 * (i % 2),
+            seed=i,
+            max_tokens=16 + i % 50,
+            presence_penalty=0.3 * (i % 3 == 0),
+        )
         for i in range(NUM_MIXED)
     ]
     alone = SmallEngine(folder, max_model_len=224)
-    known = [alone.tokens([prompt], sampling)[0] for prompt, sampling in zip(prompts, samplings, strict=True)]
+    known = [
+        alone.tokens([prompt], sampling)[0]
+        for prompt, sampling in zip(prompts, samplings, strict=True)
+    ]
     alone.close()
     return Mixed(prompts, samplings, known)
 
@@ -172,7 +195,9 @@ def test_many_mixed_requests_in_a_tenth_of_the_memory_are_what_they_are_alone(
     folder: Path, mixed: Mixed, tmp_path: Path, has_disk: bool
 ) -> None:
     where = {"kv_disk_dir": tmp_path} if has_disk else {}
-    engine = SmallEngine(folder, max_model_len=224, num_blocks=1 + mixed.num_blocks() // 10, **where)
+    engine = SmallEngine(
+        folder, max_model_len=224, num_blocks=1 + mixed.num_blocks() // 10, **where
+    )
     assert engine.tokens(mixed.prompts, *mixed.samplings) == mixed.known
     engine.settle()
     load = engine.engine.load()

@@ -1,4 +1,5 @@
-"""A model and a kind of weights come from outside: an entry point, and no file of Headwater's is touched."""
+"""A model and a kind of weights come from outside: an entry point, and no file of Headwater's is
+touched."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ NUM_TOKENS = 10
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A random checkpoint in Hugging Face's layout, of an architecture that a distribution brings."""
+    """A random checkpoint in Hugging Face's layout, of an architecture that a distribution
+    brings."""
     installed = tmp_path / "site" / "toy-1.0.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
@@ -55,16 +57,24 @@ def answers(folder: Path) -> list[list[int]]:
     return found
 
 
-def test_an_architecture_from_an_entry_point_is_converted_and_served(checkpoint: Path, tmp_path: Path) -> None:
+def test_an_architecture_from_an_entry_point_is_converted_and_served(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     folder = convert(checkpoint, tmp_path / "ours")
-    tensors = {name: tensor.double() for name, tensor in model_file.load(folder, torch.device("cpu")).items()}
+    tensors = {
+        name: tensor.double()
+        for name, tensor in model_file.load(folder, torch.device("cpu")).items()
+    }
     assert answers(folder) == [_reference(tensors, prompt) for prompt in PROMPTS]
 
 
-def test_layers_take_the_kind_that_their_tensors_belong_to(checkpoint: Path, tmp_path: Path) -> None:
+def test_layers_take_the_kind_that_their_tensors_belong_to(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     folder = convert(checkpoint, tmp_path / "ours")
     tensors = model_file.load(folder, torch.device("cpu"))
-    signed, widened = {}, {}
+    signed = {}
+    widened = {}
     for name, tensor in tensors.items():
         if name.endswith(("qkv", "down")):
             scales = tensor.abs().mean(1)
@@ -72,16 +82,22 @@ def test_layers_take_the_kind_that_their_tensors_belong_to(checkpoint: Path, tmp
             signed |= {f"{name}.signs": signs, f"{name}.scales": scales}
             widened[name] = signs.double() * scales.double()[:, None]
         else:
-            signed[name], widened[name] = tensor, tensor.double()
+            signed[name] = tensor
+            widened[name] = tensor.double()
     layout = Toy.layout(registry.read_config(folder))
-    kinds = {name: linear.kind for name, linear in load_weights(layout, signed, torch.float32).linears.items()}
+    kinds = {
+        name: linear.kind
+        for name, linear in load_weights(layout, signed, torch.float32).linears.items()
+    }
     assert kinds["layers.0.qkv"] == SignLinear.kind
     assert kinds["layers.0.o"] == "dense"
     (folder / model_file.WEIGHTS_NAME).unlink()
     model_file.save(signed, folder)
     found = answers(folder)
     assert found == [_reference(widened, prompt) for prompt in PROMPTS]
-    assert found != [_reference({n: t.double() for n, t in tensors.items()}, prompt) for prompt in PROMPTS]
+    assert found != [
+        _reference({n: t.double() for n, t in tensors.items()}, prompt) for prompt in PROMPTS
+    ]
 
 
 def test_a_tensor_of_a_wrong_type_is_refused_by_its_name(checkpoint: Path, tmp_path: Path) -> None:
@@ -92,10 +108,14 @@ def test_a_tensor_of_a_wrong_type_is_refused_by_its_name(checkpoint: Path, tmp_p
     with pytest.raises(ConfigError, match=r"without layers\.1\.o"):
         load_weights(layout, tensors, torch.float32)
     tensors |= {"layers.1.o.signs": weight, "layers.1.o.scales": weight[:, 0].contiguous()}
-    with pytest.raises(ConfigError, match=r"dtype of tensor layers\.1\.o\.signs is torch\.float32.*torch\.int8"):
+    with pytest.raises(
+        ConfigError, match=r"dtype of tensor layers\.1\.o\.signs is torch\.float32.*torch\.int8"
+    ):
         load_weights(layout, tensors, torch.float32)
     tensors["layers.1.o.signs"] = weight[:5].to(torch.int8)
-    with pytest.raises(ConfigError, match=r"tensor layers\.1\.o\.signs is \(5, 64\); allowed: \(64, 64\)"):
+    with pytest.raises(
+        ConfigError, match=r"tensor layers\.1\.o\.signs is \(5, 64\); allowed: \(64, 64\)"
+    ):
         load_weights(layout, tensors, torch.float32)
 
 
@@ -108,13 +128,19 @@ def _reference(weights: dict[str, torch.Tensor], prompt: list[int]) -> list[int]
 
 
 def _logits(weights: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    heads, kv_heads, dim, eps = 4, 2, 16, CONFIG["rms_norm_eps"]
+    heads = 4
+    kv_heads = 2
+    dim = 16
+    eps = CONFIG["rms_norm_eps"]
 
     def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 
-    angles = torch.outer(torch.arange(len(ids)).double(), 10_000.0 ** -(torch.arange(0, dim, 2).double() / dim))
-    cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    angles = torch.outer(
+        torch.arange(len(ids)).double(), 10_000.0 ** -(torch.arange(0, dim, 2).double() / dim)
+    )
+    cos = angles.cos().repeat(1, 2)
+    sin = angles.sin().repeat(1, 2)
 
     def turned(x: torch.Tensor) -> torch.Tensor:
         first, second = x.chunk(2, dim=-1)
@@ -125,13 +151,13 @@ def _logits(weights: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor
         own = {name.removeprefix(f"layers.{i}."): weight for name, weight in weights.items()}
         x = normed(hidden, own["input_norm"])
         q, k, v = (x @ own["qkv"].T).split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
-        queries, keys = (
-            turned(q.view(-1, heads, dim).transpose(0, 1)),
-            turned(k.view(-1, kv_heads, dim).transpose(0, 1)),
-        )
+        queries = turned(q.view(-1, heads, dim).transpose(0, 1))
+        keys = turned(k.view(-1, kv_heads, dim).transpose(0, 1))
         shared = (keys, v.view(-1, kv_heads, dim).transpose(0, 1))
         keys, values = (each.repeat_interleave(heads // kv_heads, dim=0) for each in shared)
-        attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True
+        )
         gates, ups = (x @ own["gate_up"].T).chunk(2, dim=1)
         gated = (torch.nn.functional.silu(gates) * ups) @ own["down"].T
         hidden = hidden + attended.transpose(0, 1).flatten(1) @ own["o"].T + gated

@@ -11,7 +11,9 @@ from headwater.engine_core.scheduling.request_state import Rank, RequestState
 from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
 
 
-def request(key: int, *, rank: Rank | None = None, credit: int = 1, num_uncached: int = 10) -> RequestState:
+def request(
+    key: int, *, rank: Rank | None = None, credit: int = 1, num_uncached: int = 10
+) -> RequestState:
     return RequestState(
         key=key,
         rank=rank or (0, 0.0, key),
@@ -77,7 +79,8 @@ def test_a_follower_is_held_until_its_leader_has_scheduled_what_they_share() -> 
 
 
 def test_a_follower_that_is_removed_does_not_come_back() -> None:
-    leader, follower = request(9), request(0)
+    leader = request(9)
+    follower = request(0)
     queue = queue_of(follower)
     queue.follow(leader, follower, 1)
     queue.remove(follower)
@@ -87,7 +90,9 @@ def test_a_follower_that_is_removed_does_not_come_back() -> None:
 
 
 def test_a_request_that_is_removed_waits_for_no_load_any_more() -> None:
-    removed, other, ticket = request(0), request(1), Ticket([b"h" * 16], [1])
+    removed = request(0)
+    other = request(1)
+    ticket = Ticket([b"h" * 16], [1])
     removed.token_ids = np.arange(removed.num_prompt_tokens + 1, dtype=np.int32)
     queue = queue_of(removed, other)
     queue.await_load(removed, ticket)
@@ -103,15 +108,20 @@ def test_a_request_that_is_removed_waits_for_no_load_any_more() -> None:
 
 @given(
     st.sets(st.sampled_from("abc")),
-    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["push", "pop", "remove"]), st.integers(0, 50))),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["push", "pop", "remove"]), st.integers(0, 50))
+    ),
 )
-def test_it_pops_in_order_whatever_is_removed_between(full: set[str], steps: list[tuple[int, str, int]]) -> None:
+def test_it_pops_in_order_whatever_is_removed_between(
+    full: set[str], steps: list[tuple[int, str, int]]
+) -> None:
     """`full` have their share: the others of a tier go first."""
 
     def turn(each: RequestState) -> tuple[int, bool, Rank]:
         return each.rank[0], each.tenant in full, each.rank
 
-    queue, model = WaitingQueue(lambda each: each.tenant in full), list[RequestState]()
+    queue = WaitingQueue(lambda each: each.tenant in full)
+    model = list[RequestState]()
     for arrival, (tier, verb, choice) in enumerate(steps):
         if verb == "push":
             model.append(request(arrival, rank=(tier, 0.0, arrival), num_uncached=choice))
@@ -130,7 +140,8 @@ def test_it_pops_in_order_whatever_is_removed_between(full: set[str], steps: lis
 
 
 def test_who_waits_long_rises_a_tier_at_a_time_and_never_past_the_first() -> None:
-    low, first = request(0, rank=(2, 0.0, 0)), request(1, rank=(0, 9.0, 1))
+    low = request(0, rank=(2, 0.0, 0))
+    first = request(1, rank=(0, 9.0, 1))
     middle = request(2, rank=(1, 1.0, 2))
     middle.added_at = 20.0
     queue = queue_of(low, first, middle)

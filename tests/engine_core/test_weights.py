@@ -43,8 +43,9 @@ def write_gguf(
     others: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
     without: str = "",
 ) -> None:
-    """Writes a checkpoint in Hugging Face's layout as the GGUF file that converters make of it. `numbers` are added
-    metadata, `others` are added tensors, and `without` names a tensor that is left out."""
+    """Writes a checkpoint in Hugging Face's layout as the GGUF file that converters make of it.
+    `numbers` are added metadata, `others` are added tensors, and `without` names a tensor that is
+    left out."""
     config = json.loads((source / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config["num_hidden_layers"])
@@ -90,10 +91,18 @@ def _names(num_layers: int) -> dict[str, str]:
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
     }
-    names = {f"blk.{i}.{g}.weight": f"model.layers.{i}.{h}.weight" for i in range(num_layers) for g, h in stems.items()}
+    names = {
+        f"blk.{i}.{g}.weight": f"model.layers.{i}.{h}.weight"
+        for i in range(num_layers)
+        for g, h in stems.items()
+    }
     whole = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
     stems = {f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"}
-    biases = {f"blk.{i}.{g}.bias": f"model.layers.{i}.{h}.bias" for i in range(num_layers) for g, h in stems.items()}
+    biases = {
+        f"blk.{i}.{g}.bias": f"model.layers.{i}.{h}.bias"
+        for i in range(num_layers)
+        for g, h in stems.items()
+    }
     return names | biases | {f"{g}.weight": f"{h}.weight" for g, h in whole.items()}
 
 
@@ -114,7 +123,8 @@ def test_a_gguf_file_holds_the_checkpoint_up_to_its_precision(kind: str, tmp_pat
     quantisation, tolerance = KINDS[kind]
     random_checkpoint("llama2", tmp_path / "hf")
     write_gguf(tmp_path / "model.gguf", tmp_path / "hf", quantisation)
-    hf, ours = convert(tmp_path / "hf", tmp_path / "a"), convert(tmp_path / "model.gguf", tmp_path / "b")
+    hf = convert(tmp_path / "hf", tmp_path / "a")
+    ours = convert(tmp_path / "model.gguf", tmp_path / "b")
     expected, loaded = (model_file.load(folder, torch.device("cpu")) for folder in (hf, ours))
     for name, tensor in expected.items():
         assert torch.dist(loaded[name], tensor) <= tolerance * tensor.norm(), name
@@ -128,14 +138,20 @@ def test_biases_of_queries_and_keys_are_in_the_order_of_their_rows(tmp_path: Pat
     random_checkpoint("qwen2", tmp_path / "hf")
     write_gguf(tmp_path / "model.gguf", tmp_path / "hf", gguf.GGMLQuantizationType.F32)
     found = dict(GgufFile(tmp_path / "model.gguf").tensors())
-    biases = {name: bias for name, bias in HuggingFaceFolder(tmp_path / "hf").tensors() if name.endswith(".bias")}
+    biases = {
+        name: bias
+        for name, bias in HuggingFaceFolder(tmp_path / "hf").tensors()
+        if name.endswith(".bias")
+    }
     assert len(biases) == 9
     for name, bias in biases.items():
         assert torch.equal(found[name], bias), name
 
 
 @pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
-def test_a_factor_without_a_type_is_linear_scaling_as_older_converters_write_it(key: str, tmp_path: Path) -> None:
+def test_a_factor_without_a_type_is_linear_scaling_as_older_converters_write_it(
+    key: str, tmp_path: Path
+) -> None:
     """As llama.cpp reads it, which takes the second name for an older one of the first."""
     random_checkpoint("llama2", tmp_path / "hf")
     f32 = gguf.GGMLQuantizationType.F32
@@ -162,14 +178,18 @@ def test_rope_factors_of_llama_3_are_those_of_transformers(tmp_path: Path) -> No
     assert factors.max() > 31
     assert len(set(factors.tolist())) > 2
     others = {"rope_freqs.weight": factors.numpy()}
-    write_gguf(tmp_path / "model.gguf", tmp_path / "hf", gguf.GGMLQuantizationType.F32, others=others)
+    write_gguf(
+        tmp_path / "model.gguf", tmp_path / "hf", gguf.GGMLQuantizationType.F32, others=others
+    )
     ours = registry.read_config(convert(tmp_path / "model.gguf", tmp_path / "ours"))
     table = cos_sin_table(ours, 64)
     torch.testing.assert_close(table[:, :8], torch.outer(torch.arange(64.0), scaled).cos())
 
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ4_XS", "IQ2_XXS", "TQ1_0"])
-def test_types_of_a_gguf_file_that_are_not_served_are_refused_by_tensor_and_type(kind: str, tmp_path: Path) -> None:
+def test_types_of_a_gguf_file_that_are_not_served_are_refused_by_tensor_and_type(
+    kind: str, tmp_path: Path
+) -> None:
     quantisation = gguf.GGMLQuantizationType[kind]
     rows = np.zeros((8, gguf.GGML_QUANT_SIZES[quantisation][1]), np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
@@ -179,21 +199,25 @@ def test_types_of_a_gguf_file_that_are_not_served_are_refused_by_tensor_and_type
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(
-        ConfigError, match=f"type of tensor blk.0.ffn_up.weight is '{kind}'; allowed: BF16, F16, F32, Q4_0"
+        ConfigError,
+        match=f"type of tensor blk.0.ffn_up.weight is '{kind}'; allowed: BF16, F16, F32, Q4_0",
     ):
         GgufFile(tmp_path / "k.gguf")
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_k_quants_are_dequantised_by_their_formula(kind: str, tmp_path: Path) -> None:
-    """The `gguf` package writes no k-quants: the blocks are random bits, read by it and by the published formula."""
+    """The `gguf` package writes no k-quants: the blocks are random bits, read by it and by the
+    published formula."""
     quantisation = gguf.GGMLQuantizationType[kind]
     block, num_bytes = gguf.GGML_QUANT_SIZES[quantisation]
     rows = np.random.default_rng(0).integers(0, 256, (8, num_bytes * 2), np.uint8)
     scales = {"Q4_K": slice(0, 4), "Q6_K": slice(num_bytes - 2, num_bytes)}[kind]
     for start in (0, num_bytes):
         count = (scales.stop - scales.start) // 2
-        rows[:, start + scales.start : start + scales.stop] = np.full((8, count), 0.01, np.float16).view(np.uint8)
+        rows[:, start + scales.start : start + scales.stop] = np.full(
+            (8, count), 0.01, np.float16
+        ).view(np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
     writer.add_tensor("blk.0.ffn_up.weight", rows, raw_dtype=quantisation)
     writer.write_header_to_file()
@@ -201,7 +225,9 @@ def test_k_quants_are_dequantised_by_their_formula(kind: str, tmp_path: Path) ->
     writer.write_tensors_to_file()
     writer.close()
     ((name, tensor),) = GgufFile(tmp_path / "k.gguf").tensors()
-    expected = np.concatenate([_dequantise(kind, rows[:, :num_bytes]), _dequantise(kind, rows[:, num_bytes:])], axis=1)
+    expected = np.concatenate(
+        [_dequantise(kind, rows[:, :num_bytes]), _dequantise(kind, rows[:, num_bytes:])], axis=1
+    )
     assert isinstance(tensor, BlockWeight)
     assert (name, tensor.shape) == ("model.layers.0.mlp.up_proj.weight", (8, 2 * block))
     np.testing.assert_allclose(expand(tensor, torch.float32).numpy(), expected, rtol=1e-6)
@@ -214,11 +240,13 @@ def _dequantise(kind: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _q4_k(row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     d, dmin = row[:4].view(np.float16).astype(np.float32)
-    scales, values = row[4:16].astype(int), row[16:].astype(int)
+    scales = row[4:16].astype(int)
+    values = row[16:].astype(int)
     out = np.empty(256, np.float32)
     for j in range(8):
         if j < 4:
-            scale, low = scales[j] & 63, scales[j + 4] & 63
+            scale = scales[j] & 63
+            low = scales[j + 4] & 63
         else:
             scale = (scales[j + 4] & 15) | (scales[j - 4] >> 6) << 4
             low = (scales[j + 4] >> 4) | (scales[j] >> 6) << 4
@@ -228,7 +256,9 @@ def _q4_k(row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _q6_k(row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    low, high, scales = row[:128].astype(int), row[128:192].astype(int), row[192:208].view(np.int8).astype(int)
+    low = row[:128].astype(int)
+    high = row[128:192].astype(int)
+    scales = row[192:208].view(np.int8).astype(int)
     d = float(row[208:210].view(np.float16)[0])
     out = np.empty(256, np.float32)
     for half in range(2):
@@ -253,17 +283,23 @@ def test_packed_weights_are_refused_by_their_method_before_any_tensor_is_read(
 ) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {key: {"bits": 4, "quant_method": method}}))
+    (tmp_path / "hf" / "config.json").write_text(
+        json.dumps(config | {key: {"bits": 4, "quant_method": method}})
+    )
     # Nothing that could be read as a tensor.
     (tmp_path / "hf" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match=f"{key}.quant_method is {method!r}; allowed: gptq, awq, auto-round, "):
+    with pytest.raises(
+        ConfigError, match=f"{key}.quant_method is {method!r}; allowed: gptq, awq, auto-round, "
+    ):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
 def test_a_checkpoint_without_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     tensors = HuggingFaceFolder(tmp_path / "hf").tensors()
-    kept = {name: tensor for name, tensor in tensors if name != "model.layers.1.mlp.down_proj.weight"}
+    kept = {
+        name: tensor for name, tensor in tensors if name != "model.layers.1.mlp.down_proj.weight"
+    }
     from safetensors.torch import save_file  # noqa: PLC0415 (this test alone writes one)
 
     save_file(kept, tmp_path / "hf" / "model.safetensors")
@@ -276,7 +312,11 @@ def test_a_second_process_shares_the_pages_of_the_weights(tmp_path: Path) -> Non
     random_checkpoint("llama2", tmp_path / "hf")
     folder = convert(tmp_path / "hf", tmp_path / "ours")
     loaded = model_file.load(folder, torch.device("cpu"))
-    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+    mapped = [
+        line.split()
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if str(folder) in line
+    ]
     spans = [tuple(int(part, 16) for part in line[0].split("-")) for line in mapped]
     for name, tensor in loaded.items():
         assert any(start <= tensor.data_ptr() < end for start, end in spans), name

@@ -27,8 +27,12 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("program", [LANE, STAGE_WRITER], ids=["job of a lane", "message to another stage"])
+@pytest.mark.parametrize(
+    "program", [LANE, STAGE_WRITER], ids=["job of a lane", "message to another stage"]
+)
 def test_an_error_in_a_thread_that_others_wait_for_ends_the_process(program: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr

@@ -1,7 +1,8 @@
-"""An architecture and a kind of weights that Headwater does not know, as a distribution of its own would bring them.
+"""An architecture and a kind of weights that Headwater does not know, as a distribution of its own
+would bring them.
 
-Attention and gate read the same norm side by side, as in GPT-J. Weights of kind "signs" are a sign for each number and
-a scale for each output.
+Attention and gate read the same norm side by side, as in GPT-J. Weights of kind "signs" are a sign
+for each number and a scale for each output.
 """
 
 from __future__ import annotations
@@ -39,16 +40,29 @@ class SignLinear(StoredLinear):
 
     def __init__(self, signs: torch.Tensor, scales: torch.Tensor) -> None:
         """signs int8 [N, K], scales [N]"""
-        self.signs, self.scales = signs, scales
+        self.signs = signs
+        self.scales = scales
         self.out_features, self.in_features = signs.shape
 
     @classmethod
     def parameters(
-        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+        cls,
+        out_features: int,
+        in_features: int,
+        dtype: torch.dtype,
+        stored: Mapping[str, torch.Tensor],
     ) -> tuple[Parameter, ...]:
         return (
-            Parameter(suffix=".signs", shape=(out_features, in_features), dtype=torch.int8, out_axis=0, in_axis=1),
-            Parameter(suffix=".scales", shape=(out_features,), dtype=dtype, out_axis=0, in_axis=None),
+            Parameter(
+                suffix=".signs",
+                shape=(out_features, in_features),
+                dtype=torch.int8,
+                out_axis=0,
+                in_axis=1,
+            ),
+            Parameter(
+                suffix=".scales", shape=(out_features,), dtype=dtype, out_axis=0, in_axis=None
+            ),
         )
 
     @classmethod
@@ -58,7 +72,11 @@ class SignLinear(StoredLinear):
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Row by row, so that a row's bits are its own."""
         signs = self.signs.to(x.dtype)
-        return torch.stack([(signs @ row) * self.scales for row in x]) if len(x) else x.new_empty(0, self.out_features)
+        return (
+            torch.stack([(signs @ row) * self.scales for row in x])
+            if len(x)
+            else x.new_empty(0, self.out_features)
+        )
 
 
 kinds.register(SignLinear)
@@ -66,7 +84,11 @@ kinds.register(SignLinear)
 
 class Toy:
     names = CheckpointNames(
-        model={"model.embed_tokens.weight": "embed", "model.norm.weight": "final_norm", "lm_head.weight": "lm_head"},
+        model={
+            "model.embed_tokens.weight": "embed",
+            "model.norm.weight": "final_norm",
+            "lm_head.weight": "lm_head",
+        },
         layer={
             "input_layernorm.weight": "input_norm",
             "self_attn.qkv_proj.weight": "qkv",
@@ -77,9 +99,14 @@ class Toy:
         fused={},
     )
 
-    def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
-        self.config, self._platform = config, platform
-        linears, tensors, eps = weights.linears, weights.tensors, config.rms_norm_eps
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
+    ) -> None:
+        self.config = config
+        self._platform = platform
+        linears = weights.linears
+        tensors = weights.tensors
+        eps = config.rms_norm_eps
         cos_sin = cos_sin_table(config, max_model_len).to(platform.device)
         self.embedding = Embedding(tensors["embed"])
         self.dtype = tensors["embed"].dtype
@@ -99,7 +126,9 @@ class Toy:
             )
             for prefix in prefixes
         ]
-        self.mlps = [Mlp(platform, linears[p + "gate_up"], linears[p + "down"], "silu") for p in prefixes]
+        self.mlps = [
+            Mlp(platform, linears[p + "gate_up"], linears[p + "down"], "silu") for p in prefixes
+        ]
         self.lm_head = LMHead(platform, linears["lm_head"])
 
     @staticmethod
@@ -116,7 +145,11 @@ class Toy:
             "embed": table(config.vocab_size, hidden),
             "final_norm": norm(hidden),
             "lm_head": linear(config.vocab_size, hidden),
-            **{f"layers.{i}.{name}": spec for i in range(config.num_layers) for name, spec in layer.items()},
+            **{
+                f"layers.{i}.{name}": spec
+                for i in range(config.num_layers)
+                for name, spec in layer.items()
+            },
         }
 
     def forward(

@@ -1,4 +1,5 @@
-"""A real line for the gateway's tests: processor, output processor and a simulated engine, as processes."""
+"""A real line for the gateway's tests: processor, output processor and a simulated engine, as
+processes."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def text_folder(demo_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def behind(text_folder: Path) -> Iterator[Behind]:
     """What the tests share that leave it as they found it."""
-    processor, output_processor = processor_stage(text_folder), output_processor_stage(text_folder)
+    processor = processor_stage(text_folder)
+    output_processor = output_processor_stage(text_folder)
     engine = engine_stage()
     with started(processor, output_processor, engine):
         yield Behind(processor.address, output_processor.address, (engine.address,))
@@ -83,18 +85,31 @@ def slow_gateway(slow_behind: Behind, start_gateway: GatewayStarter) -> Iterator
 
 
 @pytest.fixture(scope="session")
-def thinking_behind(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
-    """Stages whose model thinks and calls tools; their engine, though simulated, follows grammars."""
-    folder = make_thinking_folder(text_folder, tmp_path_factory.mktemp("models") / THINKER, name=THINKER)
-    processor, output_processor = processor_stage(folder), output_processor_stage(folder)
-    flags = ("--executor=simulated", f"--served-model-name={THINKER}", f"--model-folder={folder}", "--num-blocks=2048")
+def thinking_behind(
+    text_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Behind]:
+    """Stages whose model thinks and calls tools; their engine, though simulated, follows
+    grammars."""
+    folder = make_thinking_folder(
+        text_folder, tmp_path_factory.mktemp("models") / THINKER, name=THINKER
+    )
+    processor = processor_stage(folder)
+    output_processor = output_processor_stage(folder)
+    flags = (
+        "--executor=simulated",
+        f"--served-model-name={THINKER}",
+        f"--model-folder={folder}",
+        "--num-blocks=2048",
+    )
     engine = Stage("headwater.services.engine", *flags, *QUIET)
     with started(processor, output_processor, engine):
         yield Behind(processor.address, output_processor.address, (engine.address,))
 
 
 @pytest.fixture(scope="session")
-def thinker(thinking_behind: Behind, start_gateway: GatewayStarter, shared_redis_url: str) -> Iterator[Gateway]:
+def thinker(
+    thinking_behind: Behind, start_gateway: GatewayStarter, shared_redis_url: str
+) -> Iterator[Gateway]:
     """A gateway of a model that thinks and calls tools. It keeps responses."""
     with start_gateway(thinking_behind, f"--redis-url={shared_redis_url}") as gateway:
         yield gateway

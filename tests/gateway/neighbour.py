@@ -48,7 +48,9 @@ class Neighbour:
 
     def ask(self) -> float:
         began = time.monotonic()
-        reply = self._client.post("/v1/chat/completions", json=chat_body(max_tokens=8, temperature=0))
+        reply = self._client.post(
+            "/v1/chat/completions", json=chat_body(max_tokens=8, temperature=0)
+        )
         assert reply.status_code == 200, (reply.status_code, reply.text)
         self.answers.add(str(reply.json()["choices"]))
         assert len(self.answers) == 1, self.answers
@@ -64,7 +66,8 @@ class Neighbour:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
-        """First alone, then beside what is done in this scope; every answer is good, the same, and in time."""
+        """First alone, then beside what is done in this scope; every answer is good, the same, and
+        in time."""
         with contextlib.closing(self._client):
             self.ask()
             self.alone = [self.ask() for _ in range(NUM_ALONE)]
@@ -82,9 +85,12 @@ class Neighbour:
 
     @property
     def told(self) -> str:
-        alone, beside = statistics.median(self.alone), statistics.median(self.beside)
+        alone = statistics.median(self.alone)
+        beside = statistics.median(self.beside)
         most = sorted(self.beside)[-max(1, len(self.beside) // 100)]
         return (
-            f"{len(self.beside)} answers, p50 {alone * 1e3:.0f} ms alone and {beside * 1e3:.0f} ms beside "
-            f"({beside / alone:.1f} times), p99 {most * 1e3:.0f} ms, most {max(self.beside) * 1e3:.0f} ms"
+            f"{len(self.beside)} answers, p50 {alone * 1e3:.0f} ms alone and {beside * 1e3:.0f} "
+            "ms beside "
+            f"({beside / alone:.1f} times), p99 {most * 1e3:.0f} ms, most "
+            f"{max(self.beside) * 1e3:.0f} ms"
         )

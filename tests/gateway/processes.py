@@ -25,9 +25,14 @@ THINKER = "thinking"
 """A model that thinks and calls tools."""
 QUIET = ("--metrics-port=-1", "--log-level=warning")
 UNDRAFTED: dict[str, Any] = {"speculative": {"mode": "off"}}
-"""Turns drafts off. An answer that was given before is otherwise drafted, many tokens a step, and ends too early for
-tests that need it to run."""
-ENGINE_FLAGS = ("--executor=simulated", f"--served-model-name={MODEL}", "--max-model-len=8192", "--num-blocks=8192")
+"""Turns drafts off. An answer that was given before is otherwise drafted, many tokens a step, and
+ends too early for tests that need it to run."""
+ENGINE_FLAGS = (
+    "--executor=simulated",
+    f"--served-model-name={MODEL}",
+    "--max-model-len=8192",
+    "--num-blocks=8192",
+)
 
 
 ReadT = TypeVar("ReadT")
@@ -40,7 +45,9 @@ class Stage:
         ready_read, ready_write = os.pipe()
         watched, self._supervisor = os.pipe()
         self._log = StageLog(module)
-        self.process = start(module, *flags, stderr=self._log.file, **{READY_FD: ready_write, PARENT_FD: watched})
+        self.process = start(
+            module, *flags, stderr=self._log.file, **{READY_FD: ready_write, PARENT_FD: watched}
+        )
         os.close(ready_write)
         os.close(watched)
         self._ready = os.fdopen(ready_read)
@@ -119,7 +126,9 @@ def engine_stage(*flags: str) -> Stage:
 
 
 def gateway_stage(*flags: str, start: Callable[..., Any] = ForkedStage) -> Stage:
-    return Stage("headwater.gateway", "--port=0", "--grpc-port=0", "--log-level=warning", *flags, start=start)
+    return Stage(
+        "headwater.gateway", "--port=0", "--grpc-port=0", "--log-level=warning", *flags, start=start
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +149,8 @@ class Gateway:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.rest, self.grpc = f"http://{stage.addresses['rest']}", stage.addresses["grpc"]
+        self.rest = f"http://{stage.addresses['rest']}"
+        self.grpc = stage.addresses["grpc"]
         self.client = httpx.Client(base_url=self.rest, timeout=30)
 
     def __enter__(self) -> Gateway:
@@ -165,7 +175,10 @@ class Gateway:
 
     def wait_for_replicas(self, count: int) -> None:
         """Returns when the gateway knows so many engines."""
-        self.first(lambda: self.client.get("/admin/replicas").json()["data"], lambda known: len(known) == count)
+        self.first(
+            lambda: self.client.get("/admin/replicas").json()["data"],
+            lambda known: len(known) == count,
+        )
 
     def is_ready(self) -> bool:
         return self.client.get("/ready").status_code == 200
@@ -211,7 +224,12 @@ class Gateway:
 
 
 def chat_body(text: str = "Tell me of a river.", **more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0} | more
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 8,
+        "temperature": 0,
+    } | more
 
 
 def completion_body(prompt: Any = "Once upon a time", **more: Any) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""An output processor, and engines, that say what a test tells them to: what stands behind a real gateway."""
+"""An output processor, and engines, that say what a test tells them to: what stands behind a real
+gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from headwater.proto import engine_pb2_grpc, events_pb2, output_processor_pb2_grpc, processor_pb2, processor_pb2_grpc
+from headwater.proto import (
+    engine_pb2_grpc,
+    events_pb2,
+    output_processor_pb2_grpc,
+    processor_pb2,
+    processor_pb2_grpc,
+)
 from headwater.proto.common_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH, LossCause
 from headwater.proto.engine_pb2 import KvSnapshotPart, Start, Work
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch, Member
@@ -26,7 +33,9 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
         self._outgoing: asyncio.Queue[OutputFrame | None] = asyncio.Queue()
         self._heard = asyncio.Condition()
 
-    async def Session(self, request_iterator: AsyncIterator[GatewayFrame], context: Any) -> AsyncIterator[OutputFrame]:
+    async def Session(
+        self, request_iterator: AsyncIterator[GatewayFrame], context: Any
+    ) -> AsyncIterator[OutputFrame]:
         reading = asyncio.create_task(self._read(request_iterator))
         try:
             while (frame := await self._outgoing.get()) is not None:
@@ -39,7 +48,9 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
             self.cancels.update({cancel.stream_id: cancel.reason for cancel in frame.cancels})
             self.opens += frame.opens
             for part in frame.parts:
-                opened = next(each for each in reversed(self.opens) if part.stream_id in each.add.stream_ids)
+                opened = next(
+                    each for each in reversed(self.opens) if part.stream_id in each.add.stream_ids
+                )
                 opened.add.output_ids.extend(part.output_ids)
             async with self._heard:
                 self._heard.notify_all()
@@ -57,7 +68,8 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
         await self.hears(
             lambda: (
                 len(self.opens) > number
-                and len(self.opens[number].add.output_ids) == self.opens[number].add.num_output_tokens
+                and len(self.opens[number].add.output_ids)
+                == self.opens[number].add.num_output_tokens
             )
         )
         return self.opens[number]
@@ -65,9 +77,17 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
     def start(self, stream_id: int) -> None:
         self._outgoing.put_nowait(OutputFrame(starts=[Start(stream_id=stream_id)]))
 
-    def tokens(self, stream_id: int, first: int, token_ids: Sequence[int], text: str, offset: int) -> None:
-        columns: dict[str, Any] = {"first_index": [first], "num_tokens": [len(token_ids)], "text_offset": [offset]}
-        self._outgoing.put_nowait(OutputFrame(stream_ids=[stream_id], token_ids=token_ids, texts=[text], **columns))
+    def tokens(
+        self, stream_id: int, first: int, token_ids: Sequence[int], text: str, offset: int
+    ) -> None:
+        columns: dict[str, Any] = {
+            "first_index": [first],
+            "num_tokens": [len(token_ids)],
+            "text_offset": [offset],
+        }
+        self._outgoing.put_nowait(
+            OutputFrame(stream_ids=[stream_id], token_ids=token_ids, texts=[text], **columns)
+        )
 
     def leave(self) -> None:
         """Ends the session; the gateway comes again as if to another one."""
@@ -75,12 +95,17 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
 
     def end(self, stream_id: int, num_output_tokens: int, work: Work | None = None) -> None:
         finish = OutputFinish(
-            stream_id=stream_id, reason=FINISH_REASON_LENGTH, num_output_tokens=num_output_tokens, work=work
+            stream_id=stream_id,
+            reason=FINISH_REASON_LENGTH,
+            num_output_tokens=num_output_tokens,
+            work=work,
         )
         self._outgoing.put_nowait(OutputFrame(finishes=[finish]))
 
     def lose(self, stream_id: int, cause: LossCause.ValueType) -> None:
-        finish = OutputFinish(stream_id=stream_id, reason=FINISH_REASON_ERROR, retriable=True, cause=cause)
+        finish = OutputFinish(
+            stream_id=stream_id, reason=FINISH_REASON_ERROR, retriable=True, cause=cause
+        )
         self._outgoing.put_nowait(OutputFrame(finishes=[finish]))
 
 
@@ -114,8 +139,12 @@ async def scripted_stages(
     """The output processor, its address, and those of engines of the processor's model."""
     async with grpc.aio.insecure_channel(processor) as channel:
         stub: Any = processor_pb2_grpc.ProcessorStub(channel)
-        (model,) = (await stub.ListModels(processor_pb2.ProcessorModelsRequest(), wait_for_ready=True)).models
-    script, servers, engines = ScriptedOutputProcessor(), [grpc.aio.server()], list[str]()
+        (model,) = (
+            await stub.ListModels(processor_pb2.ProcessorModelsRequest(), wait_for_ready=True)
+        ).models
+    script = ScriptedOutputProcessor()
+    servers = [grpc.aio.server()]
+    engines = list[str]()
     output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(script, servers[0])
     healthy = health.aio.HealthServicer()
     await healthy.set(SERVICES[Kind.OUTPUT_PROCESSOR], health_pb2.HealthCheckResponse.SERVING)
@@ -124,7 +153,9 @@ async def scripted_stages(
     for number in range(num_engines):
         servers.append(grpc.aio.server())
         engines.append(f"127.0.0.1:{servers[-1].add_insecure_port('127.0.0.1:0')}")
-        engine_pb2_grpc.add_EngineServicer_to_server(NamedEngine(f"e{number}", engines[-1], model), servers[-1])
+        engine_pb2_grpc.add_EngineServicer_to_server(
+            NamedEngine(f"e{number}", engines[-1], model), servers[-1]
+        )
     for server in servers:
         await server.start()
     try:

@@ -1,5 +1,5 @@
-"""Values of buckets, some of which are deleted while they are read; sentences that clients get while storage in NATS is
-out of reach."""
+"""Values of buckets, some of which are deleted while they are read; sentences that clients get
+while storage in NATS is out of reach."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ from headwater.services.runtime.errors import Unavailable
 SENTENCES = [
     (TimeoutError(), "durable storage in NATS does not answer: no reply in time"),
     (nats.errors.TimeoutError(), "durable storage in NATS does not answer: nats: timeout"),
-    (ConnectionRefusedError(111, "refused"), "durable storage in NATS does not answer: [Errno 111] refused"),
+    (
+        ConnectionRefusedError(111, "refused"),
+        "durable storage in NATS does not answer: [Errno 111] refused",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("failure", "sentence"), SENTENCES, ids=[row[1][-12:] for row in SENTENCES])
-def test_storage_that_does_not_answer_is_named_with_the_reason(failure: Exception, sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("failure", "sentence"), SENTENCES, ids=[row[1][-12:] for row in SENTENCES]
+)
+def test_storage_that_does_not_answer_is_named_with_the_reason(
+    failure: Exception, sentence: str
+) -> None:
     with pytest.raises(Unavailable) as caught, or_unavailable():
         raise failure
     assert (caught.value.message, caught.value.code) == (sentence, "storage_unavailable")
@@ -63,9 +70,13 @@ async def test_values_that_are_deleted_after_they_were_counted_are_not_awaited(
 async def test_a_server_that_is_slow_to_answer_is_asked_again(
     nats_url: str, monkeypatch: pytest.MonkeyPatch, late: type[Exception]
 ) -> None:
-    name, fetch, num_late = f"test-{uuid.uuid4().hex}", JetStreamContext.PullSubscription.fetch, 0
+    name = f"test-{uuid.uuid4().hex}"
+    fetch = JetStreamContext.PullSubscription.fetch
+    num_late = 0
 
-    async def late_once(messages: JetStreamContext.PullSubscription, batch: int, timeout: float) -> list[Msg]:
+    async def late_once(
+        messages: JetStreamContext.PullSubscription, batch: int, timeout: float
+    ) -> list[Msg]:
         nonlocal num_late
         num_late += 1
         if num_late == 1:
@@ -82,7 +93,9 @@ async def test_a_server_that_is_slow_to_answer_is_asked_again(
     assert num_late == 2
 
 
-async def test_marks_of_deleted_values_are_left_out_and_many_values_come_in_order(nats_url: str) -> None:
+async def test_marks_of_deleted_values_are_left_out_and_many_values_come_in_order(
+    nats_url: str,
+) -> None:
     name = f"test-{uuid.uuid4().hex}"
     async with Bus.open(nats_url) as bus:
         js = bus.jetstream()

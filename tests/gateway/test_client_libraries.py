@@ -1,7 +1,7 @@
 """Libraries that are no dependency of the project, unchanged, each in an environment of its own.
 
-What they send stands word for word in `openai/test_sent_bodies.py`; here they send it, in their newest releases.
-docs/clients.md says which releases were seen.
+What they send stands word for word in `openai/test_sent_bodies.py`; here they send it, in their
+newest releases. docs/clients.md says which releases were seen.
 """
 
 from __future__ import annotations
@@ -35,11 +35,19 @@ def test_instructor_makes_objects_in_every_mode(thinker: Gateway, tmp_path: Path
     python = python_with(tmp_path / "env", "instructor", "openai")
     said = told(python, str(CLIENTS / "instructor_client.py"), f"{thinker.rest}/v1", THINKER)
     print("instructor", said["version"])
-    assert said["made"].keys() == {"TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "FUNCTIONS", "RESPONSES_TOOLS"}
+    assert said["made"].keys() == {
+        "TOOLS",
+        "TOOLS_STRICT",
+        "JSON_SCHEMA",
+        "FUNCTIONS",
+        "RESPONSES_TOOLS",
+    }
     assert all(trip.keys() == {"city", "days"} for trip in said["made"].values())
 
 
-def test_an_agent_calls_the_tool_that_it_must_and_ends_with_its_type(thinker: Gateway, tmp_path: Path) -> None:
+def test_an_agent_calls_the_tool_that_it_must_and_ends_with_its_type(
+    thinker: Gateway, tmp_path: Path
+) -> None:
     python = python_with(tmp_path / "env", "openai-agents")
     said = told(python, str(CLIENTS / "openai_agents_client.py"), f"{thinker.rest}/v1", THINKER)
     print("openai-agents", said["version"])
@@ -49,12 +57,19 @@ def test_an_agent_calls_the_tool_that_it_must_and_ends_with_its_type(thinker: Ga
 
 
 @pytest.fixture
-def unthinking(text_folder: Path, start_gateway: GatewayStarter, tmp_path: Path) -> Iterator[Gateway]:
+def unthinking(
+    text_folder: Path, start_gateway: GatewayStarter, tmp_path: Path
+) -> Iterator[Gateway]:
     """As `thinker`, for a client that cannot ask for no thoughts: what it writes is its answer."""
     folder = make_thinking_folder(text_folder, tmp_path / THINKER, name=THINKER)
     processor = processor_stage(folder, "--reasoning-parser=none")
     output_processor = output_processor_stage(folder)
-    flags = ("--executor=simulated", f"--served-model-name={THINKER}", f"--model-folder={folder}", "--num-blocks=2048")
+    flags = (
+        "--executor=simulated",
+        f"--served-model-name={THINKER}",
+        f"--model-folder={folder}",
+        "--num-blocks=2048",
+    )
     engine = Stage("headwater.services.engine", *flags, *QUIET)
     with started(processor, output_processor, engine):
         behind = Behind(processor.address, output_processor.address, (engine.address,))
@@ -72,7 +87,9 @@ def test_guidance_holds_a_model_to_its_grammars(unthinking: Gateway, tmp_path: P
     assert json.loads(said["trip"]).keys() == {"city"}
 
 
-def test_vercels_ai_sees_an_enforced_call_and_no_empty_part(thinker: Gateway, tmp_path: Path) -> None:
+def test_vercels_ai_sees_an_enforced_call_and_no_empty_part(
+    thinker: Gateway, tmp_path: Path
+) -> None:
     folder = node_with(tmp_path / "node", "ai", "@ai-sdk/openai", "zod")
     shutil.copy(CLIENTS / "vercel_client.mjs", folder)
     said = told("node", "vercel_client.mjs", f"{thinker.rest}/v1", THINKER, cwd=folder)

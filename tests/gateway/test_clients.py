@@ -1,4 +1,5 @@
-"""The clients that people use, unchanged, each in a process of its own: LangChain, LiteLLM, OpenAI's for JavaScript."""
+"""The clients that people use, unchanged, each in a process of its own: LangChain, LiteLLM,
+OpenAI's for JavaScript."""
 
 from __future__ import annotations
 
@@ -19,10 +20,16 @@ CLIENTS = Path(__file__).parent / "clients"
 def told(*command: str, cwd: Path | None = None, **variables: str) -> dict[str, Any]:
     """What a client printed."""
     # Neither asks the network for prices or reports on its users.
-    env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGCHAIN_TRACING_V2": "false"} | variables
+    env = (
+        os.environ
+        | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGCHAIN_TRACING_V2": "false"}
+        | variables
+    )
     # Packages of the project's own environment are none of the client's.
     env.pop("PYTHONPATH", None)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env, cwd=cwd)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=env, cwd=cwd
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -53,7 +60,9 @@ def test_litellm_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
     assert "temperature is 7.0; allowed: 0…2" in said["refused"]
 
 
-def test_openais_client_for_javascript_chats_streams_calls_tools_and_embeds(thinker: Gateway, js_folder: Path) -> None:
+def test_openais_client_for_javascript_chats_streams_calls_tools_and_embeds(
+    thinker: Gateway, js_folder: Path
+) -> None:
     said = told("node", str(js_folder / "openai_client.js"), f"{thinker.rest}/v1", THINKER)
     assert said["streamed"] == said["whole"] == said["response"]
     assert said["usage"] == 12

@@ -1,4 +1,5 @@
-"""Stages that share a token, attacked by a process that does not have it: every inner call over real gRPC."""
+"""Stages that share a token, attacked by a process that does not have it: every inner call over
+real gRPC."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def token_flag(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def guarded(text_folder: Path, token_flag: str) -> Iterator[Behind]:
-    processor, output = processor_stage(text_folder, token_flag), output_processor_stage(text_folder, token_flag)
+    processor = processor_stage(text_folder, token_flag)
+    output = output_processor_stage(text_folder, token_flag)
     engine = engine_stage(token_flag)
     with started(processor, output, engine):
         yield Behind(processor.address, output.address, (engine.address,))
@@ -60,14 +62,18 @@ def test_a_line_of_stages_that_share_a_token_answers(guarded: Behind, token_flag
     with started(stage), Gateway(stage) as gateway:
         gateway.wait_until(gateway.is_ready)
         assert gateway.chat()["usage"]["completion_tokens"] == 8
-        reply = gateway.client.post("/tokenize", json={"model": "smollm2-135m-instruct", "prompt": "a river"})
+        reply = gateway.client.post(
+            "/tokenize", json={"model": "smollm2-135m-instruct", "prompt": "a river"}
+        )
         assert reply.status_code == 200, reply.text
 
 
 def test_a_gateway_without_the_token_gets_nothing(guarded: Behind) -> None:
     stage = gateway_stage(*guarded.flags())
     with started(stage), Gateway(stage) as gateway:
-        reply = gateway.client.post("/v1/completions", json={"model": "smollm2-135m-instruct", "prompt": "a"})
+        reply = gateway.client.post(
+            "/v1/completions", json={"model": "smollm2-135m-instruct", "prompt": "a"}
+        )
         assert reply.status_code == 503
         assert not gateway.is_ready()
 
@@ -77,7 +83,10 @@ CALLS: dict[str, Callable[[Behind], tuple[str, Callable[[grpc.Channel], Any]]]] 
         b.replicas[0],
         lambda c: engine_pb2_grpc.EngineStub(c).Drain(engine_pb2.DrainRequest(limit_ms=1)),
     ),
-    "engine Info": lambda b: (b.replicas[0], lambda c: engine_pb2_grpc.EngineStub(c).Info(engine_pb2.InfoRequest())),
+    "engine Info": lambda b: (
+        b.replicas[0],
+        lambda c: engine_pb2_grpc.EngineStub(c).Info(engine_pb2.InfoRequest()),
+    ),
     "engine Session": lambda b: (
         b.replicas[0],
         lambda c: next(engine_pb2_grpc.EngineStub(c).Session(iter([engine_pb2.ClientFrame()]))),
@@ -100,18 +109,24 @@ CALLS: dict[str, Callable[[Behind], tuple[str, Callable[[grpc.Channel], Any]]]] 
     ),
     "processor PrepareSession": lambda b: (
         b.processor,
-        lambda c: next(processor_pb2_grpc.ProcessorStub(c).PrepareSession(iter([pp.PrepareFrame()]))),
+        lambda c: next(
+            processor_pb2_grpc.ProcessorStub(c).PrepareSession(iter([pp.PrepareFrame()]))
+        ),
     ),
     "output processor Session": lambda b: (
         b.output_processor,
         lambda c: next(
-            output_processor_pb2_grpc.OutputProcessorStub(c).Session(iter([output_processor_pb2.GatewayFrame()]))
+            output_processor_pb2_grpc.OutputProcessorStub(c).Session(
+                iter([output_processor_pb2.GatewayFrame()])
+            )
         ),
     ),
     "output processor FindStream": lambda b: (
         b.output_processor,
         lambda c: next(
-            output_processor_pb2_grpc.OutputProcessorStub(c).FindStream(output_processor_pb2.FindStreamRequest())
+            output_processor_pb2_grpc.OutputProcessorStub(c).FindStream(
+                output_processor_pb2.FindStreamRequest()
+            )
         ),
     ),
 }
@@ -124,7 +139,9 @@ def test_a_stranger_s_call_is_refused_and_health_stays_open(name: str, guarded: 
         with pytest.raises(grpc.RpcError) as refused:
             call(channel)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+        reply = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=30
+        )
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -146,7 +163,8 @@ class Models(processor_pb2_grpc.ProcessorServicer):
 @contextlib.asynccontextmanager
 async def models_served(key: ClusterKey | None) -> AsyncIterator[tuple[str, Models]]:
     with cluster_key.using(key):
-        listener, servicer = Listener("127.0.0.1", 0), Models()
+        listener = Listener("127.0.0.1", 0)
+        servicer = Models()
         processor_pb2_grpc.add_ProcessorServicer_to_server(servicer, listener.server)
         await listener.start()
     try:
@@ -167,7 +185,9 @@ async def refusal(address: str, *metadata: tuple[str, str]) -> str:
     return str(refused.value.details())
 
 
-async def test_a_proof_is_good_once_for_one_method_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proof_is_good_once_for_one_method_and_not_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     key = ClusterKey([TOKEN])
     async with models_served(key) as (address, servicer):
         ours = Proof.new(LIST_MODELS).metadata(key)
@@ -175,8 +195,12 @@ async def test_a_proof_is_good_once_for_one_method_and_not_for_long(monkeypatch:
             stub: Any = processor_pb2_grpc.ProcessorStub(channel)
             await stub.ListModels(pp.ProcessorModelsRequest(), metadata=(ours,))
         assert "replayed" in await refusal(address, ours)
-        assert "forged" in await refusal(address, Proof.new("/headwater.v1.Engine/Drain").metadata(key))
-        assert "forged" in await refusal(address, Proof.new(LIST_MODELS).metadata(ClusterKey(["x" * 32])))
+        assert "forged" in await refusal(
+            address, Proof.new("/headwater.v1.Engine/Drain").metadata(key)
+        )
+        assert "forged" in await refusal(
+            address, Proof.new(LIST_MODELS).metadata(ClusterKey(["x" * 32]))
+        )
         late = Proof.new(LIST_MODELS).metadata(key)
         now = freshness.now_ms()
         monkeypatch.setattr(freshness, "now_ms", lambda: now + 61_000)
@@ -191,7 +215,9 @@ async def test_a_message_without_a_proof_is_not_even_parsed() -> None:
     method = grpc.unary_unary_rpc_method_handler(None, request_deserializer=parsed.append)
     with cluster_key.using(ClusterKey([TOKEN])):
         listener = Listener("127.0.0.1", 0)
-    listener.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", {"Say": method}),))
+    listener.server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("test.Echo", {"Say": method}),)
+    )
     await listener.start()
     try:
         async with grpc.aio.insecure_channel(listener.address) as channel:
@@ -213,7 +239,8 @@ async def test_who_answers_at_a_stage_s_address_without_the_token_is_found_out()
 
 
 async def test_a_token_is_rotated_while_stages_run() -> None:
-    old, new = "o" * 32, "n" * 32
+    old = "o" * 32
+    new = "n" * 32
     both = ClusterKey([old, new])
     async with models_served(both) as (address, _), asyncio.timeout(30):
         for key in (ClusterKey([old, new]), ClusterKey([new, old])):

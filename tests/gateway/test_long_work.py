@@ -31,15 +31,21 @@ with ThreadPoolExecutor(8) as pool:
 
 
 def test_the_first_long_bodies_of_a_gateway_may_come_at_the_same_moment() -> None:
-    """Without `build_decoders` the process ends by a segmentation fault, most times (msgspec 0.22)."""
+    """Without `build_decoders` the process ends by a segmentation fault, most times (msgspec
+    0.22)."""
     program = DECODE_IN_THREADS.format(build="build_decoders(*app.LONG_BODIES)")
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
 
 
-async def test_long_work_of_many_requests_is_done_in_one_thread_and_short_work_need_not_wait_for_it() -> None:
-    long_work, has_begun, may_end, threads = LongWork(), threading.Event(), threading.Event(), []
+async def test_long_work_of_many_requests_is_done_in_one_thread_and_short_work_need_not_wait_for_it() -> (
+    None
+):
+    long_work = LongWork()
+    has_begun = threading.Event()
+    may_end = threading.Event()
+    threads = []
 
     def work(number: int) -> tuple[int, object]:
         threads.append(threading.current_thread())
@@ -53,7 +59,10 @@ async def test_long_work_of_many_requests_is_done_in_one_thread_and_short_work_n
 
     asked = [asyncio.create_task(ask(number)) for number in range(8)]
     await asyncio.to_thread(has_begun.wait, 60)
-    assert await long_work.by_size(LONG_BODY_BYTES - 1, threading.current_thread) is threading.current_thread()
+    assert (
+        await long_work.by_size(LONG_BODY_BYTES - 1, threading.current_thread)
+        is threading.current_thread()
+    )
     may_end.set()
     assert await asyncio.gather(*asked) == [(number, f"r{number}") for number in range(8)]
     assert len(threads) == 8
@@ -63,7 +72,10 @@ async def test_long_work_of_many_requests_is_done_in_one_thread_and_short_work_n
 
 
 async def test_what_a_client_that_has_left_asked_for_is_not_begun() -> None:
-    long_work, has_begun, may_end, begun = LongWork(), threading.Event(), threading.Event(), []
+    long_work = LongWork()
+    has_begun = threading.Event()
+    may_end = threading.Event()
+    begun = []
 
     def work(name: str) -> None:
         begun.append(name)
@@ -72,7 +84,10 @@ async def test_what_a_client_that_has_left_asked_for_is_not_begun() -> None:
 
     first = asyncio.create_task(long_work.by_size(LONG_BODY_BYTES, work, "first"))
     await asyncio.to_thread(has_begun.wait, 60)
-    left, last = (asyncio.create_task(long_work.by_size(LONG_BODY_BYTES, work, name)) for name in ("left", "last"))
+    left, last = (
+        asyncio.create_task(long_work.by_size(LONG_BODY_BYTES, work, name))
+        for name in ("left", "last")
+    )
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.wait({left})

@@ -1,4 +1,5 @@
-"""The gateway as a process: how it starts, what it shares a port with, what a browser finds at its door."""
+"""The gateway as a process: how it starts, what it shares a port with, what a browser finds at its
+door."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ def test_it_is_there_in_moments_even_with_nothing_behind() -> None:
         assert time.monotonic() - began < 60
         assert gateway.client.get("/health").json() == {"status": "ok"}
         ready = gateway.client.get("/ready")
-        assert (ready.status_code, ready.json()["missing"]) == (503, ["processor", "output processor", "engine"])
+        assert (ready.status_code, ready.json()["missing"]) == (
+            503,
+            ["processor", "output processor", "engine"],
+        )
         reply = gateway.client.post("/v1/chat/completions", json={"model": "m", "messages": []})
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "processor_unavailable")
         stage.terminate()
@@ -27,8 +31,12 @@ def test_it_is_there_in_moments_even_with_nothing_behind() -> None:
 
 
 def test_an_engine_that_requests_would_wait_for_is_told_by_ready(behind: Behind) -> None:
-    without_engine = [*Behind(behind.processor, behind.output_processor, ()).flags(), "--cold-start-timeout=60"]
-    patient, strict = gateway_stage(*without_engine), gateway_stage(*without_engine, "--ready-needs-engine")
+    without_engine = [
+        *Behind(behind.processor, behind.output_processor, ()).flags(),
+        "--cold-start-timeout=60",
+    ]
+    patient = gateway_stage(*without_engine)
+    strict = gateway_stage(*without_engine, "--ready-needs-engine")
     with started(patient, strict), Gateway(patient) as gateway, Gateway(strict) as other:
         gateway.wait_until(gateway.is_ready)
         told = gateway.client.get("/ready").json()
@@ -43,7 +51,10 @@ def test_a_body_without_its_content_type_is_told_how_to_send_one(gateway: Gatewa
     for headers, found in ((form, "'application/x-www-form-urlencoded'"), ({}, "missing")):
         reply = gateway.client.post("/v1/chat/completions", content=b"{}", headers=headers)
         assert reply.status_code == 415
-        message = f"content-type is {found}; allowed: application/json; send -H 'content-type: application/json'"
+        message = (
+            f"content-type is {found}; allowed: application/json; send -H 'content-type: "
+            "application/json'"
+        )
         assert reply.json()["error"]["message"] == message
 
 
@@ -51,7 +62,9 @@ def test_several_share_a_port(behind: Behind) -> None:
     first = gateway_stage(*behind.flags(), "--reuse-port")
     with started(first):
         ports = [first.addresses[name].rpartition(":")[2] for name in ("rest", "grpc")]
-        second = gateway_stage(*behind.flags(), "--reuse-port", f"--port={ports[0]}", f"--grpc-port={ports[1]}")
+        second = gateway_stage(
+            *behind.flags(), "--reuse-port", f"--port={ports[0]}", f"--grpc-port={ports[1]}"
+        )
         with started(second), Gateway(second) as gateway:
             assert second.addresses == first.addresses
             first.terminate()
@@ -64,21 +77,31 @@ def test_what_cannot_be_is_said_in_a_sentence_and_ends_it() -> None:
     command = [sys.executable, "-m", "headwater.gateway", "--host=0.0.0.0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("headwater gateway: --host is '0.0.0.0'; allowed: a loopback address")
+    assert done.stderr.startswith(
+        "headwater gateway: --host is '0.0.0.0'; allowed: a loopback address"
+    )
 
 
 def test_a_browser_finds_a_chat_page_that_loads_nothing_from_elsewhere(gateway: Gateway) -> None:
     page = gateway.client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     policy = page.headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
+    assert policy.startswith(
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
+    )
     for file, media_type in (("console.css", "text/css"), ("app.js", "text/javascript")):
         assert f"console/{file}" in page.text
         reply = gateway.client.get(f"/console/{file}")
         assert (reply.status_code, reply.headers["content-type"]) == (200, media_type)
         assert "://" not in reply.text
     long = f"/console/{'a' * 300}.js"
-    for path in ("/console/nothing.js", "/console/..%2fapp.py", "/console/%2e%2e/app.py", "/console/%00.js", long):
+    for path in (
+        "/console/nothing.js",
+        "/console/..%2fapp.py",
+        "/console/%2e%2e/app.py",
+        "/console/%00.js",
+        long,
+    ):
         assert gateway.client.get(path).status_code == 404
 
 
@@ -95,7 +118,9 @@ def test_what_is_served_is_described(gateway: Gateway) -> None:
     assert card["max_model_len"] == 8192
 
 
-def test_without_a_supervisor_models_are_not_loaded_and_the_answer_says_so(gateway: Gateway) -> None:
+def test_without_a_supervisor_models_are_not_loaded_and_the_answer_says_so(
+    gateway: Gateway,
+) -> None:
     reply = gateway.client.post("/admin/models", json={"model": "smollm2-135m-instruct"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_supervisor")
     assert "where `headwater up` runs it" in reply.json()["error"]["message"]
@@ -104,14 +129,24 @@ def test_without_a_supervisor_models_are_not_loaded_and_the_answer_says_so(gatew
 def test_metrics_count_what_happened(gateway: Gateway) -> None:
     before = {
         name: gateway.metric(name)
-        for name in ("headwater_generation_tokens_total", "headwater_e2e_request_latency_seconds_count")
+        for name in (
+            "headwater_generation_tokens_total",
+            "headwater_e2e_request_latency_seconds_count",
+        )
     }
     gateway.chat(max_tokens=5)
-    assert gateway.metric("headwater_generation_tokens_total") == before["headwater_generation_tokens_total"] + 5
+    assert (
+        gateway.metric("headwater_generation_tokens_total")
+        == before["headwater_generation_tokens_total"] + 5
+    )
     assert gateway.metric("headwater_e2e_request_latency_seconds_count") == (
         before["headwater_e2e_request_latency_seconds_count"] + 1
     )
-    for name in ("time_to_first_token_seconds", "inter_token_latency_seconds", "request_queue_time_seconds"):
+    for name in (
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "request_queue_time_seconds",
+    ):
         assert gateway.metric(f"headwater_{name}_count") > 0
 
 

@@ -74,9 +74,13 @@ def test_a_new_knob_is_a_decision() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "example.org"])
 def test_listening_past_loopback_without_keys_is_refused(host: str) -> None:
-    with pytest.raises(SettingError, match=r"--host is '.*'; allowed: a loopback address, unless --api-key-file"):
+    with pytest.raises(
+        SettingError, match=r"--host is '.*'; allowed: a loopback address, unless --api-key-file"
+    ):
         read_settings(GatewaySettings, [f"--host={host}"], {})
-    assert read_settings(GatewaySettings, [f"--host={host}", "--api-key-file=keys"], {}).host == host
+    assert (
+        read_settings(GatewaySettings, [f"--host={host}", "--api-key-file=keys"], {}).host == host
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

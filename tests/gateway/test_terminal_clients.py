@@ -1,4 +1,5 @@
-"""What the commands of a terminal say of a gateway: missing keys, models by name, the server that is driven."""
+"""What the commands of a terminal say of a gateway: missing keys, models by name, the server that
+is driven."""
 
 from __future__ import annotations
 
@@ -58,7 +59,13 @@ def test_a_benchmark_finds_the_deployment_of_this_machine(
 ) -> None:
     monkeypatch.setenv("HEADWATER_STATE_DIR", str(tmp_path))
     record = ClusterRecord(
-        pid=gateway.stage.process.pid, model="", rest=gateway.rest, grpc="", nats_url="", redis_url="", stages=()
+        pid=gateway.stage.process.pid,
+        model="",
+        rest=gateway.rest,
+        grpc="",
+        nats_url="",
+        redis_url="",
+        stages=(),
     )
     record.write(tmp_path)
     assert find_server(None, None) == (gateway.rest, MODEL)
@@ -66,7 +73,9 @@ def test_a_benchmark_finds_the_deployment_of_this_machine(
 
 
 def test_a_benchmark_that_nobody_answers_says_so_in_a_sentence() -> None:
-    with pytest.raises(ServerNotFound, match=r"no server answers at http://127\.0\.0\.1:1; start a deployment with"):
+    with pytest.raises(
+        ServerNotFound, match=r"no server answers at http://127\.0\.0\.1:1; start a deployment with"
+    ):
         find_server("http://127.0.0.1:1", "mine")
 
 

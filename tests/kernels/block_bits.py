@@ -1,5 +1,5 @@
-"""Compares products with block weights with their twin, for the first so many of the formats that between them have all
-parts; run with another processor's features."""
+"""Compares products with block weights with their twin, for the first so many of the formats that
+between them have all parts; run with another processor's features."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ if __name__ == "__main__":
         x = torch.randn(11, 768, generator=torch.Generator().manual_seed(3))
         x[::2, 70] = 100
         for num_rows in (1, 3, 11):
-            assert torch.equal(block_linear(x[:num_rows], [weight]), twin(x[:num_rows], [weight])), format.name
+            assert torch.equal(
+                block_linear(x[:num_rows], [weight]), twin(x[:num_rows], [weight])
+            ), format.name
         ids = torch.tensor([36, 3])
-        assert torch.equal(block_rows(weight, ids, torch.float32), expand(weight, torch.float32)[ids]), format.name
+        assert torch.equal(
+            block_rows(weight, ids, torch.float32), expand(weight, torch.float32)[ids]
+        ), format.name
         print(format.name)

@@ -1,4 +1,5 @@
-"""Kernel tests run on the GPU where there is one, and under Triton's interpreter at small shapes elsewhere."""
+"""Kernel tests run on the GPU where there is one, and under Triton's interpreter at small shapes
+elsewhere."""
 
 from __future__ import annotations
 

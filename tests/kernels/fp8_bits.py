@@ -1,4 +1,5 @@
-"""Compares products of e4m3 weights with their twin in a process of its own; prints each format that agrees."""
+"""Compares products of e4m3 weights with their twin in a process of its own; prints each format
+that agrees."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Compares products with weights in the first so many formats of groups with their twin; run with another processor's
-features."""
+"""Compares products with weights in the first so many formats of groups with their twin; run with
+another processor's features."""
 
 from __future__ import annotations
 
@@ -18,5 +18,7 @@ if __name__ == "__main__":
         x = torch.randn(11, 256, generator=torch.Generator().manual_seed(3))
         x[::2, 70] = 100
         for num_rows in (1, 3, 11):
-            assert torch.equal(group_linear(x[:num_rows], weight), twin(x[:num_rows], weight)), format
+            assert torch.equal(group_linear(x[:num_rows], weight), twin(x[:num_rows], weight)), (
+                format
+            )
         print(number)

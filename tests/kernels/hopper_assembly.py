@@ -1,4 +1,5 @@
-"""Prints the PTX of kernels as a Hopper GPU gets it, as JSON; compiled here, so that no GPU is needed.
+"""Prints the PTX of kernels as a Hopper GPU gets it, as JSON; compiled here, so that no GPU is
+needed.
 
 A program of its own: in a process of tests kernels are interpreted.
 """
@@ -43,7 +44,16 @@ from headwater.kernels.hopper_w8a8_rows import RowsTiles
 from headwater.kernels.online_softmax import HALF, SPLIT, TILE
 from headwater.kernels.wide_tiles import TEAM_TILES, TeamTiles
 
-INTS = ("p_table", "p_table_row", "p_seq_len", "p_count", "p_item", "p_tail", "p_first_partial", "p_arrived")
+INTS = (
+    "p_table",
+    "p_table_row",
+    "p_seq_len",
+    "p_count",
+    "p_item",
+    "p_tail",
+    "p_first_partial",
+    "p_arrived",
+)
 SCALARS = {"qk_scale": "fp32", "stride_table": "i32", "num_rows": "i32"}
 TYPES = dict.fromkeys(INTS, "*i32") | dict.fromkeys(("p_q", "p_out"), "*bf16") | SCALARS
 TYPES |= dict.fromkeys(("p_partial_acc", "p_partial_ml"), "*fp32")
@@ -54,7 +64,9 @@ HEADS = ((1, 64), (1, 128), (2, 128))
 """Key heads of attention for any GPU, and their size."""
 
 
-def compiled(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], source: Any, **options: Any) -> str:
+def compiled(
+    kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], source: Any, **options: Any
+) -> str:
     """PTX. Arguments without a type are constants; pointers are aligned."""
     return str(built(kernel, types, constants, source, **options).asm["ptx"])
 
@@ -99,26 +111,46 @@ def descriptor(name: str, dtype: Any, *block: int) -> str:
 def with_rings(kernel: Any, keys_per_copy: int, constants: Mapping[str, Any], head_dim: int) -> str:
     """A constant that is a type is the type of that argument."""
     ring = described(keys_per_copy, head_dim)
-    types = TYPES | {"k": ring, "v": ring} | {name: each for name, each in constants.items() if isinstance(each, str)}
+    types = (
+        TYPES
+        | {"k": ring, "v": ring}
+        | {name: each for name, each in constants.items() if isinstance(each, str)}
+    )
     values = SHAPE | {"NUM_KV_HEADS": 3, "HEAD_DIM": head_dim} | constants
-    return compiled(kernel, types, {name: values[name] for name in values.keys() - types.keys()}, GluonASTSource)
+    return compiled(
+        kernel, types, {name: values[name] for name in values.keys() - types.keys()}, GluonASTSource
+    )
 
 
 def any_gpu(num_kv_heads: int, head_dim: int, *, folds: bool = False) -> str:
     unused = dict.fromkeys(("p_k_scale", "p_v_scale"), "*i32")
-    caches = dict.fromkeys(("p_k", "p_v"), "*bf16") | dict.fromkeys(("stride_block", "stride_head"), "i32")
+    caches = dict.fromkeys(("p_k", "p_v"), "*bf16") | dict.fromkeys(
+        ("stride_block", "stride_head"), "i32"
+    )
     values = SHAPE | {"NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim, "stride_slot": head_dim}
-    values |= {"TILE": TILE, "HALF": HALF, "FP8": False, "MAX_SPLITS": 8, "WINDOW": 0, "DIRECT": False, "ON_GPU": True}
+    values |= {
+        "TILE": TILE,
+        "HALF": HALF,
+        "FP8": False,
+        "MAX_SPLITS": 8,
+        "WINDOW": 0,
+        "DIRECT": False,
+        "ON_GPU": True,
+    }
     types = TYPES | unused | caches | ({"p_folded": "*i32"} if folds else {})
     values |= {} if folds else {"p_folded": None}
     registers = decode_attention.MAX_REGISTERS
-    return compiled(decode_attention._decode_splits, types, values, ASTSource, num_stages=2, maxnreg=registers)
+    return compiled(
+        decode_attention._decode_splits, types, values, ASTSource, num_stages=2, maxnreg=registers
+    )
 
 
 def many_rows(tiles: TeamTiles) -> dict[str, Any]:
     """PTX and bytes of shared memory of a product by teams."""
     values = hopper_wide_gemm.constants(tiles)
-    return by_teams(hopper_wide_gemm._hopper_wide_gemm, tiles, partial(described, num_columns=64), {}, values)
+    return by_teams(
+        hopper_wide_gemm._hopper_wide_gemm, tiles, partial(described, num_columns=64), {}, values
+    )
 
 
 def many_rounded_rows(tiles: TeamTiles, *, in_blocks: bool) -> dict[str, Any]:
@@ -129,9 +161,14 @@ def many_rounded_rows(tiles: TeamTiles, *, in_blocks: bool) -> dict[str, Any]:
 
 
 def by_teams(
-    kernel: Any, tiles: TeamTiles, tiled: Callable[[int], str], more: Mapping[str, str], values: Mapping[str, Any]
+    kernel: Any,
+    tiles: TeamTiles,
+    tiled: Callable[[int], str],
+    more: Mapping[str, str],
+    values: Mapping[str, Any],
 ) -> dict[str, Any]:
-    rows, rest_n = tiles.team_rows, tiles.block_n - tiles.first_n
+    rows = tiles.team_rows
+    rest_n = tiles.block_n - tiles.first_n
     types = dict.fromkeys(("m", "n", "k"), "i32") | more
     types |= {"x": tiled(rows), "weight": tiled(tiles.first_n), "out": described(rows, tiles.chunk)}
     types |= {"weight_rest": tiled(rest_n)} if rest_n else {}
@@ -144,14 +181,22 @@ def by_teams(
 def rounded() -> dict[str, str]:
     """Kernels that round tokens to e4m3, by name."""
     most = {"MOST": 448.0, "SHARED": 0, "DEPENDENT": True, "EARLY": True}
-    sizes = dict.fromkeys(("stride", "stride_in", "width", "k", "num_tokens", "hidden"), "i32") | {"eps": "fp32"}
-    sizes |= dict.fromkeys(("stride_x", "stride_residual", "stride_out"), "i32") | {"p_values": "*fp8e4nv"}
-    sizes |= dict.fromkeys(("p_x", "p_residual", "p_weight", "p_gate_up"), "*bf16") | {"p_scales": "*fp32"}
+    sizes = dict.fromkeys(("stride", "stride_in", "width", "k", "num_tokens", "hidden"), "i32") | {
+        "eps": "fp32"
+    }
+    sizes |= dict.fromkeys(("stride_x", "stride_residual", "stride_out"), "i32") | {
+        "p_values": "*fp8e4nv"
+    }
+    sizes |= dict.fromkeys(("p_x", "p_residual", "p_weight", "p_gate_up"), "*bf16") | {
+        "p_scales": "*fp32"
+    }
     norm = most | {"BLOCK": 1024, "HAS_RESIDUAL": True}
     return {
         "tokens": compiled(token_rounding._round_tokens, sizes, most | {"BLOCK": 1024}, ASTSource),
         "norm": compiled(rms_norm._rms_norm, sizes | {"p_out": "*fp8e4nv"}, norm, ASTSource),
-        "gate": compiled(silu_mul._activate_mul_round, sizes, most | {"BLOCK": 1024, "GELU": True}, ASTSource),
+        "gate": compiled(
+            silu_mul._activate_mul_round, sizes, most | {"BLOCK": 1024, "GELU": True}, ASTSource
+        ),
         "tokens by groups": compiled(
             token_rounding._round_tokens, sizes, most | {"BLOCK": 1024, "SHARED": 128}, ASTSource
         ),
@@ -161,17 +206,32 @@ def rounded() -> dict[str, str]:
 def few_rounded_rows(tiles: RowsTiles, *, in_blocks: bool) -> str:
     """A product of few tokens in e4m3."""
     types = dict.fromkeys(("m", "n", "k"), "i32") | TOKEN_SCALES | {"p_out": "*bf16"}
-    types |= {"x": e4m3(tiles.block_m, tiles.block_k), "weight": e4m3(hopper_w8a8_rows.BLOCK_N, tiles.block_k)}
-    values = {"IN_BLOCKS": in_blocks, "SUM_K": hopper_w8a8_rows.SUM_K, "STAGES": tiles.num_stages, "DEPENDENT": True}
+    types |= {
+        "x": e4m3(tiles.block_m, tiles.block_k),
+        "weight": e4m3(hopper_w8a8_rows.BLOCK_N, tiles.block_k),
+    }
+    values = {
+        "IN_BLOCKS": in_blocks,
+        "SUM_K": hopper_w8a8_rows.SUM_K,
+        "STAGES": tiles.num_stages,
+        "DEPENDENT": True,
+    }
     registers = hopper_w8a8_rows.REGISTERS_IN_BLOCKS if in_blocks else hopper_w8a8_rows.REGISTERS
     return compiled(hopper_w8a8_rows._w8a8_rows, types, values, GluonASTSource, maxnreg=registers)
 
 
 def few_rows(num_rows: int, *, gates: bool) -> dict[str, Any]:
     """PTX and bytes of shared memory of a product of 1,024 inputs."""
-    tiles, block_k = FewRowTiles(32), hopper_few_rows_gemm.BLOCK_K.value
+    tiles = FewRowTiles(32)
+    block_k = hopper_few_rows_gemm.BLOCK_K.value
     size = max(num_rows, hopper_few_rows_gemm.ROW_SIZE.value)
-    types = {"weight": described(tiles.block_n, block_k), "p_x": "*bf16", "p_out": "*bf16", "m": "i32", "n": "i32"}
+    types = {
+        "weight": described(tiles.block_n, block_k),
+        "p_x": "*bf16",
+        "p_out": "*bf16",
+        "m": "i32",
+        "n": "i32",
+    }
     values: dict[str, Any] = {"K": 1024, "NUM_ROWS": size, "GATES": gates, "DEPENDENT": True}
     if num_rows > 1:
         types |= {"x": described(size, block_k)}
@@ -183,8 +243,8 @@ def few_rows(num_rows: int, *, gates: bool) -> dict[str, Any]:
 
 
 def order_of_sums() -> dict[str, str]:
-    """The inputs that a thread sums by itself in a norm of 4,096, by what the norm is stored as: the layout of the
-    first reduction."""
+    """The inputs that a thread sums by itself in a norm of 4,096, by what the norm is stored as:
+    the layout of the first reduction."""
     strides = ("stride_x", "stride_residual", "stride_out", "hidden")
     types = dict.fromkeys(("num_tokens", *strides), "i32") | {"eps": "fp32"}
     types |= dict.fromkeys(("p_x", "p_residual", "p_weight"), "*bf16")
@@ -195,7 +255,9 @@ def order_of_sums() -> dict[str, str]:
         scales = {"p_scales": "*fp32"} if most else {}
         values = constants | {"MOST": most, "SHARED": shared} | ({} if most else {"p_scales": None})
         given = types | scales | {"p_out": f"*{out}"}
-        code = built(rms_norm._rms_norm, given, values, ASTSource, strides, num_warps=8).asm["ttgir"]
+        code = built(rms_norm._rms_norm, given, values, ASTSource, strides, num_warps=8).asm[
+            "ttgir"
+        ]
         summed = re.search(r"tt\.reduce.*?: \(tensor<4096xf32, (#\w+)>\)", code, re.DOTALL)
         assert summed is not None
         layout = re.search(rf"^{summed[1]} = (.*)$", code, re.MULTILINE)
@@ -205,24 +267,38 @@ def order_of_sums() -> dict[str, str]:
 
 
 def packed(
-    bits: int, num_rows: int, *, has_zeros: bool, num_outputs: int = hopper_packed_gemm.BLOCK_N, scale: str = "fp16"
+    bits: int,
+    num_rows: int,
+    *,
+    has_zeros: bool,
+    num_outputs: int = hopper_packed_gemm.BLOCK_N,
+    scale: str = "fp16",
 ) -> str:
     """A product of packed weights in groups of 32 inputs, two tiles in a stage."""
-    block_k, of_a_group = 2 * 512 // bits, max(num_outputs, hopper_packed_gemm.BLOCK_N)
+    block_k = 2 * 512 // bits
+    of_a_group = max(num_outputs, hopper_packed_gemm.BLOCK_N)
     words = gl.NVMMASharedLayout(64, 32, 2)
     types = dict.fromkeys(("m", "n", "k"), "i32") | {"p_out": "*bf16"}
-    types |= {"x": described(num_rows, block_k), "scales": descriptor(scale, SCALES[scale], of_a_group)}
+    types |= {
+        "x": described(num_rows, block_k),
+        "scales": descriptor(scale, SCALES[scale], of_a_group),
+    }
     types |= {"words": f"tensordesc<i32[{num_outputs}, 32],{words!r}>"}
-    types |= {"zeros": descriptor("u8", gl.uint8, 2 * hopper_packed_gemm.BLOCK_N)} if has_zeros else {}
+    types |= (
+        {"zeros": descriptor("u8", gl.uint8, 2 * hopper_packed_gemm.BLOCK_N)} if has_zeros else {}
+    )
     values = {"BITS": bits, "GROUP": 32, "GROUP_SIZE": 32, "STAGES": 3, "DEPENDENT": True}
     values |= {} if has_zeros else {"zeros": None}
     options = {} if num_outputs > hopper_packed_gemm.BLOCK_N else {"maxnreg": 128}
-    return compiled(hopper_packed_gemm._hopper_packed_gemm, types, values, GluonASTSource, **options)
+    return compiled(
+        hopper_packed_gemm._hopper_packed_gemm, types, values, GluonASTSource, **options
+    )
 
 
 def in_blocks(format: BlockFormat, num_rows: int) -> str:
     """A product of weights in a block format, two tiles in a stage."""
-    block_k, shapes = 2 * hopper_block_gemm.tile_inputs(format.bits), plane_shapes(format, 64, 512)
+    block_k = 2 * hopper_block_gemm.tile_inputs(format.bits)
+    shapes = plane_shapes(format, 64, 512)
     words = gl.NVMMASharedLayout(64, 32, 2)
     types = dict.fromkeys(("m", "n", "k", "stride_out"), "i32") | {"p_out": "*bf16"}
     types |= {"x": described(num_rows, block_k), "words": f"tensordesc<i32[64, 32],{words!r}>"}
@@ -234,7 +310,9 @@ def in_blocks(format: BlockFormat, num_rows: int) -> str:
         types |= {"factors": descriptor(name, dtype, hopper_block_gemm.CHUNK)}
     values = constants(format) | {"STAGES": 3, "DEPENDENT": True}
     values |= {name: None for name in ("high", "factors") if name not in types}
-    return compiled(hopper_block_gemm._hopper_block_gemm, types, values, GluonASTSource, maxnreg=128)
+    return compiled(
+        hopper_block_gemm._hopper_block_gemm, types, values, GluonASTSource, maxnreg=128
+    )
 
 
 def edits() -> dict[str, str]:
@@ -244,7 +322,10 @@ def edits() -> dict[str, str]:
     types |= dict.fromkeys(("stride_table", "stride_address", "stride_logit", "vocab_size"), "i32")
     kernels = {
         "clear": (edit_logits._clear_marks, {"BLOCK": edit_logits.BLOCK}),
-        "mark": (edit_logits._mark, {"BLOCK": edit_logits.LIST_BLOCK, "COUNTERS": edit_logits.COUNTERS}),
+        "mark": (
+            edit_logits._mark,
+            {"BLOCK": edit_logits.LIST_BLOCK, "COUNTERS": edit_logits.COUNTERS},
+        ),
         "edit": (edit_logits._edit, {"BLOCK": edit_logits.BLOCK}),
         "forbid": (edit_logits._forbid, {"BLOCK": edit_logits.LIST_BLOCK}),
     }
@@ -258,7 +339,11 @@ def edits() -> dict[str, str]:
 def drafts() -> dict[str, str]:
     """The kernels of `draft_rows` by name, as it launches them."""
     sizes = {"PLACE_BITS": draft_rows._PLACE_BITS, "SPLITS": draft_rows._SPLITS}
-    matches = sizes | {"MIN": draft_rows.MIN_MATCH, "MAX": draft_rows.MAX_MATCH, "BLOCK": draft_rows._BLOCK}
+    matches = sizes | {
+        "MIN": draft_rows.MIN_MATCH,
+        "MAX": draft_rows.MAX_MATCH,
+        "BLOCK": draft_rows._BLOCK,
+    }
     width = {"WIDTH": draft_rows._WIDTH}
     kernels = {
         "match": (draft_rows._find_matches, matches),
@@ -269,7 +354,11 @@ def drafts() -> dict[str, str]:
     return {
         name: compiled(
             kernel,
-            {each: "*i32" if each.startswith("p_") else "i32" for each in kernel.arg_names if each not in constants},
+            {
+                each: "*i32" if each.startswith("p_") else "i32"
+                for each in kernel.arg_names
+                if each not in constants
+            },
             constants,
             ASTSource,
         )
@@ -279,7 +368,8 @@ def drafts() -> dict[str, str]:
 
 def pull() -> str:
     """The kernel of `pull_blocks` as it is launched for blocks of a multiple of 16 words."""
-    kernel, constants = pull_blocks._pull, {"BLOCK": pull_blocks.BLOCK}
+    kernel = pull_blocks._pull
+    constants = {"BLOCK": pull_blocks.BLOCK}
     pointers = [name for name in kernel.arg_names if name.startswith("p_")]
     integers = [name for name in kernel.arg_names if name not in (*pointers, *constants, "address")]
     types = dict.fromkeys(pointers, "*i32") | dict.fromkeys(integers, "i32") | {"address": "i64"}
@@ -289,7 +379,8 @@ def pull() -> str:
 
 
 def main() -> None:
-    splits, rows = hopper_decode_splits, hopper_decode_attention
+    splits = hopper_decode_splits
+    rows = hopper_decode_attention
     ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES}
     direct = {"HALF": HALF, "MAX_SPLITS": 16, "STAGES": rows.NUM_STAGES}
     rings = {
@@ -323,10 +414,16 @@ def main() -> None:
     }
     products |= {"int4, symmetric": packed(4, 8, has_zeros=False, scale="bf16")}
     teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
-    many, few = w8a8.TEAM_TILES[0], (hopper_w8a8_rows.TILES[8], hopper_w8a8_rows.TILES[64])
-    teams |= {f"{many} of e4m3{kind}": many_rounded_rows(many, in_blocks=bool(kind)) for kind in ("", " in blocks")}
+    many = w8a8.TEAM_TILES[0]
+    few = (hopper_w8a8_rows.TILES[8], hopper_w8a8_rows.TILES[64])
+    teams |= {
+        f"{many} of e4m3{kind}": many_rounded_rows(many, in_blocks=bool(kind))
+        for kind in ("", " in blocks")
+    }
     rows = {
-        f"{tiles}{kind}": few_rounded_rows(tiles, in_blocks=bool(kind)) for tiles in few for kind in ("", " in blocks")
+        f"{tiles}{kind}": few_rounded_rows(tiles, in_blocks=bool(kind))
+        for tiles in few
+        for kind in ("", " in blocks")
     }
     print(
         json.dumps(
@@ -335,7 +432,9 @@ def main() -> None:
                 "others": others,
                 "teams": teams,
                 "few rows": {
-                    f"{num_rows} rows{' and gates' if gates else ''}": few_rows(num_rows, gates=gates)
+                    f"{num_rows} rows{' and gates' if gates else ''}": few_rows(
+                        num_rows, gates=gates
+                    )
                     for num_rows in (1, 16)
                     for gates in (False, True)
                 },

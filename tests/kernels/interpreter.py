@@ -39,7 +39,9 @@ def _mend_products_of_bfloat16() -> None:
     def widen(handle: Any) -> Any:
         if handle.dtype.scalar != tl.bfloat16:
             return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+        return interpreter.TensorHandle(
+            (handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32
+        )
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return multiply(self, widen(a), widen(b), *rest)
@@ -50,7 +52,10 @@ def _mend_products_of_bfloat16() -> None:
 def _mend_rounding() -> None:
     """The interpreter cuts digits off where a GPU rounds to nearest."""
     builder = interpreter.InterpreterBuilder
-    narrow_types = {tl.bfloat16: (torch.bfloat16, np.uint16), tl.float8e4nv: (torch.float8_e4m3fn, np.uint8)}
+    narrow_types = {
+        tl.bfloat16: (torch.bfloat16, np.uint16),
+        tl.float8e4nv: (torch.float8_e4m3fn, np.uint8),
+    }
 
     def rounded(cast: Any) -> Any:
         def round_or_cast(self: Any, source: Any, target: Any, *rest: Any) -> Any:
@@ -68,7 +73,8 @@ def _mend_rounding() -> None:
 
 
 def _mend_waiting() -> None:
-    """A rank that waits for another looks at a counter again and again, on a core that the other one may need."""
+    """A rank that waits for another looks at a counter again and again, on a core that the other
+    one may need."""
     add = interpreter.InterpreterBuilder.create_atomic_rmw
 
     def add_and_yield(*given: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Keeps what Triton 3.6's interpreter would make again for each operation and each call of a function on the device.
+"""Keeps what Triton 3.6's interpreter would make again for each operation and each call of a
+function on the device.
 
 It was three quarters of the interpreter's time (2026-11-26). Results are the same.
 """
@@ -27,8 +28,9 @@ def quicken() -> None:
 
 
 def _patch_language_once() -> None:
-    """A launch replaces 400 functions of `triton.language`, and so does each call of a function on the device, such as
-    `tl.sum`. Here they are replaced once and stay: a process that interprets kernels compiles none."""
+    """A launch replaces 400 functions of `triton.language`, and so does each call of a function on
+    the device, such as `tl.sum`. Here they are replaced once and stay: a process that interprets
+    kernels compiles none."""
     patch = interpreter._patch_lang
     patched: set[int] = set()
 
@@ -48,12 +50,16 @@ def _patch_language_once() -> None:
 
 
 def _keep_sizes_of_blocks() -> None:
-    """Types of blocks, and tensors, hold their sizes as tuples of Triton's, which are made once for equal sizes."""
+    """Types of blocks, and tensors, hold their sizes as tuples of Triton's, which are made once for
+    equal sizes."""
 
     def constants_of(shape: Any) -> tuple[Any, Any]:
-        return core.constexpr(math.prod(shape)), core.tuple([core.constexpr(size) for size in shape])
+        return core.constexpr(math.prod(shape)), core.tuple(
+            [core.constexpr(size) for size in shape]
+        )
 
-    # Sizes of another type, such as 2.0, are refused: they are not looked up as those that are equal to them.
+    # Sizes of another type, such as 2.0, are refused: they are not looked up as those that are
+    # equal to them.
     @lru_cache(maxsize=None, typed=True)
     def sizes_of(*sizes: int) -> tuple[Any, str, int, tuple[Any, Any]]:
         if not sizes:
@@ -64,13 +70,17 @@ def _keep_sizes_of_blocks() -> None:
     def init_block(self: Any, element_ty: Any, shape: Any) -> None:
         assert isinstance(shape, list | core.tuple)
         self.element_ty = element_ty
-        self.shape, text, self.numel, self.constants = sizes_of(*map(core._unwrap_if_constexpr, shape))
+        self.shape, text, self.numel, self.constants = sizes_of(
+            *map(core._unwrap_if_constexpr, shape)
+        )
         self.name = f"<{text}, {element_ty}>"
 
     of_a_scalar = constants_of(())
 
     def init_tensor(self: Any, handle: Any, type: Any) -> None:
-        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.handle = handle
+        self.type = type
+        self.dtype = type.scalar
         self.numel, self.shape = type.constants if type.is_block() else of_a_scalar
 
     core.block_type.__init__ = init_block
@@ -83,7 +93,9 @@ def _compare_sizes_alone() -> None:
 
     def is_equal_to(self: Any, other: Any) -> Any:
         if isinstance(other, list | tuple | core.tuple):
-            return core.constexpr(self.values == [core._unwrap_if_constexpr(each) for each in other])
+            return core.constexpr(
+                self.values == [core._unwrap_if_constexpr(each) for each in other]
+            )
         return is_equal(self, other)
 
     core.tuple.__eq__ = is_equal_to
@@ -91,7 +103,8 @@ def _compare_sizes_alone() -> None:
 
 def _keep_types_of_arrays() -> None:
     """The table from Triton's types to numpy's is made once, and not for each look into it."""
-    numpy_type, address = cache(interpreter._get_np_dtype), interpreter._get_np_dtype(core.pointer_type(tl.int8))
+    numpy_type = cache(interpreter._get_np_dtype)
+    address = interpreter._get_np_dtype(core.pointer_type(tl.int8))
 
     def numpy_type_of(type: Any) -> Any:
         scalar = type.scalar
@@ -101,7 +114,8 @@ def _keep_types_of_arrays() -> None:
 
 
 def _look_for_no_overflow() -> None:
-    """Turns checks of integer overflow off unless `debug` is on: without it Triton computes them and asserts none."""
+    """Turns checks of integer overflow off unless `debug` is on: without it Triton computes them
+    and asserts none."""
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
 

@@ -31,7 +31,12 @@ IN_CI = {(16, True), (64, False)}
 def formats(*block_sizes: int) -> list[Any]:
     """Parameters `block_size` and `fp8`: each size in bf16 and in fp8."""
     return [
-        pytest.param(size, fp8, id=f"{size}-{'fp8' if fp8 else 'bf16'}", marks=() if (size, fp8) in IN_CI else LONG)
+        pytest.param(
+            size,
+            fp8,
+            id=f"{size}-{'fp8' if fp8 else 'bf16'}",
+            marks=() if (size, fp8) in IN_CI else LONG,
+        )
         for size in block_sizes
         for fp8 in (False, True)
     ]
@@ -42,13 +47,15 @@ def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """To the bit on a GPU; the interpreter multiplies with numpy, whose rows depend a little on one another."""
+    """To the bit on a GPU; the interpreter multiplies with numpy, whose rows depend a little on one
+    another."""
     return torch.equal(a, b) if a.is_cuda else relative_error(a, b) < 2e-3
 
 
 @dataclass(slots=True)
 class PagedBatch:
-    """Sequences over one shuffled cache; `share` names how many first blocks each has in common with sequence 0."""
+    """Sequences over one shuffled cache; `share` names how many first blocks each has in common
+    with sequence 0."""
 
     seq_lens: list[int]
     num_q_heads: int
@@ -69,30 +76,39 @@ class PagedBatch:
     def __post_init__(self) -> None:
         device = self.generator.device
         counts = [-(-n // self.block_size) for n in self.seq_lens]
-        num_blocks, num_seqs = sum(counts) + 3, len(counts)
+        num_blocks = sum(counts) + 3
+        num_seqs = len(counts)
         shape = (num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
         k, v = (torch.randn(shape, generator=self.generator, device=device) for _ in range(2))
         if self.fp8:
             self.k_scale, self.v_scale = (
-                torch.rand(self.num_kv_heads, generator=self.generator, device=device) * 0.02 + 0.01 for _ in range(2)
+                torch.rand(self.num_kv_heads, generator=self.generator, device=device) * 0.02 + 0.01
+                for _ in range(2)
             )
             self.k_cache, self.v_cache = (
                 (x / scale[:, None, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
                 for x, scale in ((k, self.k_scale), (v, self.v_scale))
             )
         else:
-            self.k_cache, self.v_cache = k.bfloat16(), v.bfloat16()
+            self.k_cache = k.bfloat16()
+            self.v_cache = v.bfloat16()
         # One more table row than sequences, in another order, so that a confusion of rows shows.
         ids = (torch.randperm(num_blocks - 1, generator=self.generator, device=device) + 1).int()
-        self.block_tables = torch.zeros(num_seqs + 1, max(counts) + 2, dtype=torch.int32, device=device)
-        self.table_rows = torch.randperm(num_seqs + 1, generator=self.generator, device=device)[:num_seqs].int()
+        self.block_tables = torch.zeros(
+            num_seqs + 1, max(counts) + 2, dtype=torch.int32, device=device
+        )
+        self.table_rows = torch.randperm(num_seqs + 1, generator=self.generator, device=device)[
+            :num_seqs
+        ].int()
         taken = 0
         for i, count in enumerate(counts):
             self.block_tables[self.table_rows[i], :count] = ids[taken : taken + count]
             taken += count
             if i < len(self.share):
                 shared = min(self.share[i], count, counts[0])
-                self.block_tables[self.table_rows[i], :shared] = self.block_tables[self.table_rows[0], :shared]
+                self.block_tables[self.table_rows[i], :shared] = self.block_tables[
+                    self.table_rows[0], :shared
+                ]
 
     @property
     def device(self) -> torch.device:
@@ -106,17 +122,24 @@ class PagedBatch:
 
     def wide_caches(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Both caches in float64, unscaled."""
-        k, v = self.k_cache.double(), self.v_cache.double()
+        k = self.k_cache.double()
+        v = self.v_cache.double()
         if self.k_scale is not None and self.v_scale is not None:
-            k, v = unpaired_twin(k), unpaired_twin(v)
-            k, v = k * self.k_scale[:, None, None], v * self.v_scale[:, None, None]
+            k = unpaired_twin(k)
+            v = unpaired_twin(v)
+            k = k * self.k_scale[:, None, None]
+            v = v * self.v_scale[:, None, None]
         return k, v
 
     def queries(self, num_tokens: int) -> torch.Tensor:
-        """Every third token's are eight times as large, so that maxima of tiles differ little and widely."""
+        """Every third token's are eight times as large, so that maxima of tiles differ little and
+        widely."""
         shape = (num_tokens, self.num_q_heads, self.head_dim)
         factors = 1 + 7 * (torch.arange(num_tokens, device=self.device) % 3 == 1)
-        return (torch.randn(shape, generator=self.generator, device=self.device) * factors[:, None, None]).bfloat16()
+        return (
+            torch.randn(shape, generator=self.generator, device=self.device)
+            * factors[:, None, None]
+        ).bfloat16()
 
 
 def decode(
@@ -130,10 +153,13 @@ def decode(
     scale: float | None = None,
     fold: bool = False,
 ) -> torch.Tensor:
-    """Decode attention of these sequences of the batch (all by default), poisoned outputs first; of several layers that
-    one plan serves, the last."""
-    chosen = torch.tensor(list(range(len(batch.seq_lens))) if rows is None else rows, device=batch.device)
-    seq_lens, table_rows = batch.lengths()[chosen], batch.table_rows[chosen]
+    """Decode attention of these sequences of the batch (all by default), poisoned outputs first; of
+    several layers that one plan serves, the last."""
+    chosen = torch.tensor(
+        list(range(len(batch.seq_lens))) if rows is None else rows, device=batch.device
+    )
+    seq_lens = batch.lengths()[chosen]
+    table_rows = batch.table_rows[chosen]
     plan = DecodePlan.allocate(
         max_rows=len(chosen),
         max_seq_len=max(*batch.seq_lens, SPLIT),
@@ -146,7 +172,9 @@ def decode(
     plan.partial_acc.fill_(POISON)
     plan.partial_ml.fill_(POISON)
     q, out = q[chosen].contiguous(), torch.full_like(q[chosen], POISON)
-    plan_decode(plan, seq_lens, table_rows, batch.block_tables, batch.block_size, share=share, window=window)
+    plan_decode(
+        plan, seq_lens, table_rows, batch.block_tables, batch.block_size, share=share, window=window
+    )
     caches = (batch.k_cache, batch.v_cache, seq_lens, table_rows, batch.block_tables, plan, out)
     for _ in range(layers):
         out.fill_(POISON)
@@ -166,7 +194,8 @@ def prefill(
     window: int = 0,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Prefill attention of the last `counts` tokens of each sequence, whose cached lengths may be cut short."""
+    """Prefill attention of the last `counts` tokens of each sequence, whose cached lengths may be
+    cut short."""
     lengths = batch.seq_lens if seq_lens is None else seq_lens
     ints = {"dtype": torch.int32, "device": batch.device}
     bounds = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], **ints)

@@ -1,8 +1,11 @@
 """A rank of a test of kernels over peer memory: a process that computes what its parent asks for.
 
-Each has a GPU of its own where there are as many, else all share one; they map one another's memory by IPC handles, or
-host memory that they share. Without a GPU kernels are interpreted over memory that the processes share, and the server
-of forks starts them: to import torch and Triton takes a new interpreter four seconds of a core (2026-11-26).
+Each has a GPU of its own where there are as many, else all share one; they map one another's memory
+by IPC handles, or
+host memory that they share. Without a GPU kernels are interpreted over memory that the processes
+share, and the server
+of forks starts them: to import torch and Triton takes a new interpreter four seconds of a core
+(2026-11-26).
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ class PeerRanks:
         return len(self._pipes)
 
     def __call__(self, work: Work, *given: Any) -> list[Any]:
-        """What the ranks return, in their order; the i-th of each thing that is given goes to rank i."""
+        """What the ranks return, in their order; the i-th of each thing that is given goes to rank
+        i."""
         for rank, pipe in enumerate(self._pipes):
             send(pipe, (work, tuple(each[rank] for each in given)))
         return [received(pipe) for pipe in self._pipes]
@@ -73,7 +77,8 @@ def received(pipe: Connection) -> Any:
 
 @contextmanager
 def peer_ranks(size: int, slot_bytes: int, *, is_host: bool = False) -> Iterator[PeerRanks]:
-    """`is_host`: they exchange over host memory, as GPUs that do not reach one another's memory do."""
+    """`is_host`: they exchange over host memory, as GPUs that do not reach one another's memory
+    do."""
     memory = os.memfd_create("peers")
     os.ftruncate(memory, size * memory_bytes(size, slot_bytes))
     pairs = [Pipe() for _ in range(size)]
@@ -96,9 +101,14 @@ def peer_ranks(size: int, slot_bytes: int, *, is_host: bool = False) -> Iterator
 
 def started(ends: list[Connection], given: list[int]) -> list[subprocess.Popen[bytes]]:
     """Interpreters of the ranks at these ends: the driver of a GPU does not outlive a fork."""
-    module, files = [sys.executable, "-m", "tests.kernels.peer_rank"], [end.fileno() for end in ends]
+    module = [sys.executable, "-m", "tests.kernels.peer_rank"]
+    files = [end.fileno() for end in ends]
     return [
-        subprocess.Popen([*module, *map(str, [rank, len(ends), *given, file])], cwd=ROOT, pass_fds=(given[1], file))
+        subprocess.Popen(
+            [*module, *map(str, [rank, len(ends), *given, file])],
+            cwd=ROOT,
+            pass_fds=(given[1], file),
+        )
         for rank, file in enumerate(files)
     ]
 
@@ -109,11 +119,16 @@ def forked(ends: list[Connection], given: list[int]) -> list[ForkedPeer]:
 
 
 class ForkedPeer(ForkServerProcess):
-    """A rank's process whose kernels are interpreted, with those methods of `subprocess.Popen` that are used here."""
+    """A rank's process whose kernels are interpreted, with those methods of `subprocess.Popen` that
+    are used here."""
 
-    def __init__(self, rank: int, size: int, slot_bytes: int, shared: int, is_host: int, end: int) -> None:
+    def __init__(
+        self, rank: int, size: int, slot_bytes: int, shared: int, is_host: int, end: int
+    ) -> None:
         super().__init__(name=f"peer {rank}", daemon=True)
-        self._sizes, self._is_host, self._numbers = (rank, size, slot_bytes), is_host, (shared, end)
+        self._sizes = (rank, size, slot_bytes)
+        self._is_host = is_host
+        self._numbers = (shared, end)
         self.start()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,11 +164,15 @@ def main(rank: int, size: int, slot_bytes: int, shared: int, is_host: int, end: 
     serve(pipe, memory)
 
 
-def interpreted(rank: int, size: int, slot_bytes: int, whole: torch.Tensor, *, is_host: bool) -> PeerMemory:
+def interpreted(
+    rank: int, size: int, slot_bytes: int, whole: torch.Tensor, *, is_host: bool
+) -> PeerMemory:
     piece = memory_bytes(size, slot_bytes)
     bases = torch.tensor([whole.data_ptr() + i * piece for i in range(size)])
     host = whole if is_host else None
-    return PeerMemory(index=rank, bases=bases, numbers=new_numbers("cpu"), slot_bytes=slot_bytes, host=host)
+    return PeerMemory(
+        index=rank, bases=bases, numbers=new_numbers("cpu"), slot_bytes=slot_bytes, host=host
+    )
 
 
 def over_host_memory(rank: int, size: int, slot_bytes: int, shared: int) -> PeerMemory:

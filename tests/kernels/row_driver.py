@@ -1,4 +1,5 @@
-"""The driver's copy of rows, made by hand: as CUDA's documentation says, over memory of the host."""
+"""The driver's copy of rows, made by hand: as CUDA's documentation says, over memory of the
+host."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ def copied_by_hand(copy: _Copy, stream: int) -> int:
         return 1
     for row in range(copy.height):
         ctypes.memmove(
-            copy.target.host + row * copy.target.pitch, copy.source.host + row * copy.source.pitch, copy.width
+            copy.target.host + row * copy.target.pitch,
+            copy.source.host + row * copy.source.pitch,
+            copy.width,
         )
     return 0

@@ -20,7 +20,9 @@ def test_an_expanded_weight_has_the_bits_that_the_gguf_package_computes(
     format: BlockFormat, num_rows: int, num_inputs: int
 ) -> None:
     rows = random_rows(format, num_rows, num_inputs)
-    expected = torch.from_numpy(gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType(format.type_id)))
+    expected = torch.from_numpy(
+        gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType(format.type_id))
+    )
     weight = pack(rows, format)
     assert weight.shape == (num_rows, num_inputs)
     assert torch.equal(expand(weight, torch.float32), expected)
@@ -37,7 +39,9 @@ def test_a_tile_takes_the_bytes_that_its_rows_take_in_the_file(format: BlockForm
 
 @formats
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_that_are_looked_up_are_those_of_the_expanded_table(format: BlockFormat, dtype: torch.dtype) -> None:
+def test_rows_that_are_looked_up_are_those_of_the_expanded_table(
+    format: BlockFormat, dtype: torch.dtype
+) -> None:
     weight = pack(random_rows(format, 45, 512), format)
     ids = torch.tensor([44, 0, 17, 17, 15, 16, 31])
     expected = expand(weight, dtype)[ids]

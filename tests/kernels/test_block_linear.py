@@ -1,5 +1,5 @@
-"""Products of block weights with activations in 8 bits: the bits of the plain twin, at every number of rows, whatever
-instructions the machine has; and how close they are to products in float."""
+"""Products of block weights with activations in 8 bits: the bits of the plain twin, at every number
+of rows, whatever instructions the machine has; and how close they are to products in float."""
 
 from __future__ import annotations
 
@@ -42,8 +42,15 @@ OTHER_MACHINES = {
     "SSE2": ("x86-64", "+sse2"),
 }
 """Name and features of a processor, as LLVM knows them."""
-IN_CI = {Q4_0: torch.float32, Q5_1: torch.bfloat16, Q8_0: torch.float32, Q5_K: torch.bfloat16, Q6_K: torch.float32}
-"""Formats that between them have all parts, each with the type whose products `make test` computes."""
+IN_CI = {
+    Q4_0: torch.float32,
+    Q5_1: torch.bfloat16,
+    Q8_0: torch.float32,
+    Q5_K: torch.bfloat16,
+    Q6_K: torch.float32,
+}
+"""Formats that between them have all parts, each with the type whose products `make test`
+computes."""
 
 
 def activations(num_rows: int, num_inputs: int, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
@@ -66,7 +73,8 @@ def threads() -> Iterator[None]:
 @dtypes
 def test_activations_in_8_bits_have_the_bits_of_the_twin(dtype: torch.dtype) -> None:
     x = activations(40, 1536, dtype)
-    rows, expected = quantize(x), block_activations.quantize(x)
+    rows = quantize(x)
+    expected = block_activations.quantize(x)
     has_rest = block_activations.read(expected)[1].counts
     assert 13 <= has_rest.sum() < 40
     assert torch.equal(rows[:, 0], expected[:, 0])
@@ -89,7 +97,8 @@ def test_what_rounding_takes_from_a_block_with_an_outlier_is_its_rest() -> None:
     x[0, :5] = torch.tensor([2.54, 0.01, -1.0, 0.025, 0.0101])
     # Of numbers in 127ths, the sum of the squares is 20,593 and 21,368.
     x[0, 32:] = 1.0
-    x[0, 32], x[0, 64] = 10.6, 10.0
+    x[0, 32] = 10.6
+    x[0, 64] = 10.0
     _, rest = block_activations.read(quantize(x))
     assert rest.counts.tolist() == [[True, True, False]]
     # A step is a 254th of 0.02: 0.5 is rounded to 0, 1.25 to 1.
@@ -100,7 +109,8 @@ def test_what_rounding_takes_from_a_block_with_an_outlier_is_its_rest() -> None:
 
 @formats
 def test_an_outlier_takes_nothing_from_the_inputs_beside_it(format: BlockFormat) -> None:
-    """As others are rounded without it: to 0.4 % in place of the 10 % that a step of the outlier's would cost."""
+    """As others are rounded without it: to 0.4 % in place of the 10 % that a step of the outlier's
+    would cost."""
     x = torch.randn(16, 1536, generator=torch.Generator().manual_seed(2))
     weight = pack(random_rows(format, 64, 1536), format)
     expanded = expand(weight, torch.float32).double()
@@ -127,7 +137,8 @@ def test_a_product_has_the_bits_of_the_twin_at_every_number_of_rows_and_threads(
     x = activations(40, 768, dtype)
     for num_outputs in (37, 96):
         weight = pack(random_rows(format, num_outputs, 768), format)
-        product, expected = block_product([weight]), twin(x, [weight])
+        product = block_product([weight])
+        expected = twin(x, [weight])
         for num_rows in ROW_COUNTS:
             for num_threads in (1, 2):
                 torch.set_num_threads(num_threads)
@@ -137,19 +148,25 @@ def test_a_product_has_the_bits_of_the_twin_at_every_number_of_rows_and_threads(
 
 def test_more_rows_than_a_group_and_parts_of_several_formats_change_no_bit() -> None:
     x = activations(150, 512, torch.bfloat16)
-    parts = [pack(random_rows(*each), each[0]) for each in ((Q4_K, 40, 512), (Q8_0, 5, 512), (Q6_K, 33, 512))]
+    parts = [
+        pack(random_rows(*each), each[0])
+        for each in ((Q4_K, 40, 512), (Q8_0, 5, 512), (Q6_K, 33, 512))
+    ]
     out = block_linear(x, parts)
     assert torch.equal(out, twin(x, parts))
     assert torch.equal(out[77:78], block_linear(x[77:78], parts))
 
 
-# To compile the kernels of all formats anew takes half a minute. AVX2 lies between SSE2, which has no fused
-# multiply-add, and AVX-512.
+# To compile the kernels of all formats anew takes half a minute. AVX2 lies between SSE2, which has
+# no fused multiply-add, and AVX-512.
 @pytest.mark.parametrize(
     ("machine", "num_formats"),
     [
         ("SSE2", 1),
-        *(pytest.param(each, len(block_bits.FORMATS), marks=pytest.mark.long) for each in OTHER_MACHINES),
+        *(
+            pytest.param(each, len(block_bits.FORMATS), marks=pytest.mark.long)
+            for each in OTHER_MACHINES
+        ),
     ],
 )
 def test_other_machines_instructions_give_the_same_bits(machine: str, num_formats: int) -> None:
@@ -169,7 +186,8 @@ def test_other_machines_instructions_give_the_same_bits(machine: str, num_format
 
 @formats
 def test_a_product_is_as_close_to_that_in_float64_as_8_bits_allow(format: BlockFormat) -> None:
-    """Of standard normal activations a 127th of a block's largest is about 0.017, so its rounding errs by 0.005."""
+    """Of standard normal activations a 127th of a block's largest is about 0.017, so its rounding
+    errs by 0.005."""
     x = torch.randn(16, 1536, generator=torch.Generator().manual_seed(2))
     weight = pack(random_rows(format, 64, 1536), format)
     exact = x.double() @ expand(weight, torch.float32).double().t()
@@ -185,20 +203,35 @@ def changed(weight: BlockWeight, byte: int) -> BlockWeight:
 
 @pytest.mark.parametrize(
     ("format", "byte"),
-    [(Q4_0, 6), (Q4_1, 6), (Q4_1, 38), (Q4_0, 40), (Q4_K, 70), (Q4_K, 200), (Q6_K, 40), (Q6_K, 300), (Q6_K, 1400)],
+    [
+        (Q4_0, 6),
+        (Q4_1, 6),
+        (Q4_1, 38),
+        (Q4_0, 40),
+        (Q4_K, 70),
+        (Q4_K, 200),
+        (Q6_K, 40),
+        (Q6_K, 300),
+        (Q6_K, 1400),
+    ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_one_wrong_bit_of_a_scale_a_minimum_or_a_weight_shows(format: BlockFormat, byte: int) -> None:
+def test_one_wrong_bit_of_a_scale_a_minimum_or_a_weight_shows(
+    format: BlockFormat, byte: int
+) -> None:
     """The comparisons above would be worthless if it did not."""
-    x, weight = activations(5, 768, torch.float32), pack(random_rows(format, 64, 768), format)
-    out, faulty = block_linear(x, [weight]), block_linear(x, [changed(weight, byte)])
+    x = activations(5, 768, torch.float32)
+    weight = pack(random_rows(format, 64, 768), format)
+    out = block_linear(x, [weight])
+    faulty = block_linear(x, [changed(weight, byte)])
     assert (out != faulty).any()
     assert (out[:, :16] == faulty[:, :16]).all()
     assert torch.equal(faulty, twin(x, [changed(weight, byte)]))
 
 
 def test_nibbles_in_another_order_show() -> None:
-    x, weight = activations(5, 768, torch.float32), pack(random_rows(Q4_1, 64, 768), Q4_1)
+    x = activations(5, 768, torch.float32)
+    weight = pack(random_rows(Q4_1, 64, 768), Q4_1)
     tiles = weight.tiles.clone()
     tiles[:, :, 64:] = tiles[:, :, 64:] >> 4 | tiles[:, :, 64:] << 4
     swapped = BlockWeight(format=Q4_1, tiles=tiles, num_rows=64)

@@ -1,4 +1,5 @@
-"""GGUF's block formats as planes: the same weights, to the bit, in as many bytes as in a file or a few more."""
+"""GGUF's block formats as planes: the same weights, to the bit, in as many bytes as in a file or a
+few more."""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ def made(kind: str, n: int, k: int, num_groups: int, generator: torch.Generator)
         values = torch.randn(n, k, generator=generator, device=generator.device)
         return Fp8Weight(values=values.to(torch.float8_e4m3fn), scales=scales)
     integers, zeros = (
-        torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device=generator.device)
+        torch.randint(
+            0, 256, shape, dtype=torch.uint8, generator=generator, device=generator.device
+        )
         for shape in ((n, k), (num_groups, n))
     )
     return Int8Weight(values=integers, scales=scales.to(getattr(torch, kind)), zeros=zeros)
@@ -33,7 +35,9 @@ def made(kind: str, n: int, k: int, num_groups: int, generator: torch.Generator)
 def packed(weight: ByteWeight) -> PackedWords:
     """The packed weight; the one given stays as it is."""
     zeros = weight.zeros if isinstance(weight, Int8Weight) else None
-    return PackedWords(words=byte_layout.ordered(weight.values), scales=weight.scales, zeros=zeros, bits=8)
+    return PackedWords(
+        words=byte_layout.ordered(weight.values), scales=weight.scales, zeros=zeros, bits=8
+    )
 
 
 def test_a_word_has_the_inputs_that_one_thread_multiplies() -> None:
@@ -43,7 +47,9 @@ def test_a_word_has_the_inputs_that_one_thread_multiplies() -> None:
 
 
 def test_ordered_bytes_are_restored(generator: torch.Generator) -> None:
-    values = torch.randint(0, 256, (5, 192), dtype=torch.uint8, generator=generator, device=generator.device)
+    values = torch.randint(
+        0, 256, (5, 192), dtype=torch.uint8, generator=generator, device=generator.device
+    )
     assert torch.equal(byte_layout.restored(byte_layout.ordered(values), torch.uint8), values)
 
 
@@ -64,12 +70,17 @@ def test_an_expanded_matrix_has_the_bits_of_its_specification(
 
 @pytest.mark.parametrize("kind", ["fp8", "float16"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_every_type_of_rows_is_served(kind: str, dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_every_type_of_rows_is_served(
+    kind: str, dtype: torch.dtype, generator: torch.Generator
+) -> None:
     weight = made(kind, 64, 128, 2, generator)
     x = torch.randn(3, 128, generator=generator, device=generator.device).to(dtype)
     out = byte_linear(x, packed(weight))
     assert out.dtype == dtype
-    assert relative_error(out, linear_twin(x.double(), byte_weights.expand(weight, dtype).double())) < 3e-3
+    assert (
+        relative_error(out, linear_twin(x.double(), byte_weights.expand(weight, dtype).double()))
+        < 3e-3
+    )
 
 
 @pytest.mark.parametrize("fault", ["scale", "zero", "order"])
@@ -96,14 +107,20 @@ def test_weights_that_the_copy_engine_cannot_read_do_not_fit(generator: torch.Ge
     by_input = made("float16", 48, 128, 2, generator)
     assert isinstance(by_input, Int8Weight)
     groups = torch.arange(128).int() % 2
-    assert not fits(Int8Weight(values=by_input.values, scales=by_input.scales, zeros=by_input.zeros, groups=groups))
+    assert not fits(
+        Int8Weight(
+            values=by_input.values, scales=by_input.scales, zeros=by_input.zeros, groups=groups
+        )
+    )
 
 
-def test_few_rows_are_multiplied_in_registers_and_many_as_a_matrix(generator: torch.Generator) -> None:
+def test_few_rows_are_multiplied_in_registers_and_many_as_a_matrix(
+    generator: torch.Generator,
+) -> None:
     weight = packed(made("fp8", 64, 128, 1, generator))
-    assert [choose(m, *weight.shape, weight.bits) is not None for m in (1, 8, 9, 64, 2048, 2049)] == [True] * 5 + [
-        False
-    ]
+    assert [
+        choose(m, *weight.shape, weight.bits) is not None for m in (1, 8, 9, 64, 2048, 2049)
+    ] == [True] * 5 + [False]
 
 
 @GPU
@@ -116,12 +133,16 @@ def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
     configure_blas()
     weight = made(kind, n, k, 1 if group_size == -1 else k // group_size, generator)
     x = torch.randn(max(ROWS), k, generator=generator, device=generator.device).bfloat16()
-    matrix, words = byte_weights.expand(weight, torch.bfloat16), packed(weight)
+    matrix = byte_weights.expand(weight, torch.bfloat16)
+    words = packed(weight)
     assert torch.equal(expanded(words, torch.bfloat16), matrix)
     for m in ROWS:
         expected = linear(x[:m], matrix, is_own=True)
         for dependent in (False, True):
-            assert torch.equal(byte_linear(x[:m], words, dependent=dependent), expected), (m, dependent)
+            assert torch.equal(byte_linear(x[:m], words, dependent=dependent), expected), (
+                m,
+                dependent,
+            )
 
 
 @GPU

@@ -1,4 +1,5 @@
-"""Kernels are compiled by Triton for a GPU that is not there; what would bring them to it and run them takes notes."""
+"""Kernels are compiled by Triton for a GPU that is not there; what would bring them to it and run
+them takes notes."""
 
 from __future__ import annotations
 
@@ -20,20 +21,23 @@ from triton.runtime.jit import JITFunction
 
 from headwater.kernels.compile_ahead import CompileAhead
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="puts things in the place of a GPU")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="puts things in the place of a GPU"
+)
 CPU = torch.device("cpu")
 TOO_LARGE = tl.constexpr(64)
 
 
 def _nothing(p_x, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton compiles it
-    # NOTE: no operation of the language: the interpreter, once it ran in this process, has put its own in their place.
+    # NOTE: no operation of the language: the interpreter, once it ran in this process, has put its
+    # own in their place.
     if SIZE == TOO_LARGE:
         this_is_not_defined(p_x)  # type: ignore[name-defined]  # noqa: F821
 
 
 class NoGpu:
-    """What was compiled by which thread, and the sizes that were launched, into graphs and otherwise. No compilation
-    ends before `may_compile` is set."""
+    """What was compiled by which thread, and the sizes that were launched, into graphs and
+    otherwise. No compilation ends before `may_compile` is set."""
 
     def __init__(self) -> None:
         self.is_capturing = False
@@ -68,7 +72,8 @@ class NoGpu:
 def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> NoGpu:
     nothing = NoGpu()
     graph = SimpleNamespace(
-        capture_begin=lambda **options: nothing.capture(True), capture_end=lambda: nothing.capture(False)
+        capture_begin=lambda **options: nothing.capture(True),
+        capture_end=lambda: nothing.capture(False),
     )
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(driver, "_active", nothing.driver)
@@ -80,7 +85,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> NoGpu:
 
 
 def test_kernels_are_compiled_once_by_threads_and_launched_only_afterwards(no_gpu: NoGpu) -> None:
-    kernel, x = JITFunction(_nothing), torch.zeros(64)
+    kernel = JITFunction(_nothing)
+    x = torch.zeros(64)
     with CompileAhead(CPU, num_cores=2) as ahead:
         for size in (16, 32, 16):
             assert ahead.note(lambda size=size: kernel[1,](x, SIZE=size)) is None
@@ -95,7 +101,8 @@ def test_kernels_are_compiled_once_by_threads_and_launched_only_afterwards(no_gp
 
 
 def test_a_kernel_that_is_compiled_by_then_is_launched_into_a_graph(no_gpu: NoGpu) -> None:
-    kernel, x = JITFunction(_nothing), torch.zeros(64)
+    kernel = JITFunction(_nothing)
+    x = torch.zeros(64)
     no_gpu.may_compile.set()
     with CompileAhead(CPU, num_cores=2) as ahead:
         ahead.note(lambda: kernel[1,](x, SIZE=16))
@@ -108,7 +115,8 @@ def test_a_kernel_that_is_compiled_by_then_is_launched_into_a_graph(no_gpu: NoGp
 def test_what_does_not_compile_says_so_ahead_and_where_it_is_launched(
     no_gpu: NoGpu, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kernel, x = JITFunction(_nothing), torch.zeros(64)
+    kernel = JITFunction(_nothing)
+    x = torch.zeros(64)
     with CompileAhead(CPU, num_cores=2) as ahead:
         ahead.note(lambda: kernel[1,](x, SIZE=TOO_LARGE.value))
     assert "a kernel did not compile ahead: " in caplog.text

@@ -17,13 +17,23 @@ assert compilers_ahead.NUMBA_START in sys.modules
 
 
 def test_a_process_has_the_hash_of_triton_and_a_started_numba_afterwards() -> None:
-    done = subprocess.run([sys.executable, "-c", PROBE], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], check=False, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_process_that_imports_the_hash_of_triton_has_it_when_its_threads_have_ended() -> None:
     probe = "import threading, headwater.kernels.triton_hash\n"
-    probe += "for thread in threading.enumerate()[1:]:\n    assert not thread.daemon\n    thread.join()\n"
-    probe += "from triton.runtime.cache import triton_key\nassert triton_key.cache_info().currsize == 1\n"
-    done = subprocess.run([sys.executable, "-c", probe], check=False, capture_output=True, text=True)
+    probe += (
+        "for thread in threading.enumerate()[1:]:\n    assert not thread.daemon\n    "
+        "thread.join()\n"
+    )
+    probe += (
+        "from triton.runtime.cache import triton_key\nassert "
+        "triton_key.cache_info().currsize == 1\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], check=False, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,9 +10,13 @@ from tests.kernels.paging import GPU, POISON
 SHAPES = [(2, 9, 3, 16, 64), (1, 5, 1, 128, 128), pytest.param((36, 64, 8, 64, 128), marks=GPU)]
 
 
-def random_cache(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+def random_cache(
+    shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype
+) -> torch.Tensor:
     layers, num_blocks, *rest = shape
-    return torch.randn(layers, 2, num_blocks, *rest, generator=generator, device=generator.device).to(dtype)
+    return torch.randn(
+        layers, 2, num_blocks, *rest, generator=generator, device=generator.device
+    ).to(dtype)
 
 
 def ids(generator: torch.Generator, *blocks: int) -> torch.Tensor:
@@ -26,19 +30,24 @@ def test_copied_blocks_equal_their_sources_and_others_stay(
 ) -> None:
     source, target = (as_planes(random_cache(shape, generator, dtype)) for _ in range(2))
     expected = target.clone()
-    sources, targets = ids(generator, 1, 3, 1), ids(generator, 0, 4, 2)
+    sources = ids(generator, 1, 3, 1)
+    targets = ids(generator, 0, 4, 2)
     copy_blocks(source, target, sources, targets)
     copy_blocks_twin(source, expected, sources, targets)
     assert torch.equal(target, expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_blocks_that_leave_come_back_elsewhere_unchanged(shape: tuple[int, ...], generator: torch.Generator) -> None:
+def test_blocks_that_leave_come_back_elsewhere_unchanged(
+    shape: tuple[int, ...], generator: torch.Generator
+) -> None:
     cache = as_planes(random_cache(shape, generator, torch.bfloat16))
     before = cache.clone()
     num_planes, _, num_words = cache.shape
     # As it crosses to the host: a block's planes one after another.
-    staging = torch.full((3, num_planes, num_words), int(POISON), dtype=torch.int32, device=cache.device)
+    staging = torch.full(
+        (3, num_planes, num_words), int(POISON), dtype=torch.int32, device=cache.device
+    )
     copy_blocks(cache, staging.transpose(0, 1), ids(generator, 4, 0), ids(generator, 0, 1))
     assert torch.equal(staging[:2], before[:, [4, 0]].transpose(0, 1))
     assert (staging[2] == int(POISON)).all()

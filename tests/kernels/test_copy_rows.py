@@ -31,7 +31,9 @@ def apart(shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.usefixtures("host")
-def test_rows_that_lie_apart_are_copied_both_ways_and_nothing_beside_them(shape: tuple[int, int]) -> None:
+def test_rows_that_lie_apart_are_copied_both_ways_and_nothing_beside_them(
+    shape: tuple[int, int],
+) -> None:
     whole, rows = apart(shape)
     near = torch.zeros(shape, dtype=torch.int32)
     copy_rows(rows, near)
@@ -51,7 +53,9 @@ def test_no_rows_are_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("host")
 def test_what_the_driver_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_launch", lambda copy, stream: 700)
-    with pytest.raises(OSError, match="a copy of 2 rows of 12 bytes failed with error 700 of the GPU's driver"):
+    with pytest.raises(
+        OSError, match="a copy of 2 rows of 12 bytes failed with error 700 of the GPU's driver"
+    ):
         copy_rows(torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int32))
 
 
@@ -66,7 +70,8 @@ def test_the_structure_is_as_large_as_the_drivers() -> None:
 def test_rows_cross_to_a_gpu_and_back(shape: tuple[int, int]) -> None:
     _, rows = apart(shape)
     memory = mapped((shape[0], 2 * shape[1] + 5))
-    locked, own = LockedMemory(memory), memory[:, 3 : 3 + shape[1]]
+    locked = LockedMemory(memory)
+    own = memory[:, 3 : 3 + shape[1]]
     copy_rows(rows.contiguous().cuda(), own)
     torch.cuda.synchronize()
     assert torch.equal(own, rows)
@@ -83,7 +88,8 @@ def test_rows_cross_to_a_gpu_and_back(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("is_out", [True, False], ids=["out", "in"])
 def test_a_copy_waits_for_its_stream_and_the_caller_does_not(is_out: bool) -> None:
     memory = mapped((256, 8192))
-    locked, own = LockedMemory(memory), memory[:, :4096]
+    locked = LockedMemory(memory)
+    own = memory[:, :4096]
     near = torch.ones(256, 4096, dtype=torch.int32, device="cuda")
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -91,7 +97,8 @@ def test_a_copy_waits_for_its_stream_and_the_caller_does_not(is_out: bool) -> No
         torch.cuda._sleep(DELAY_CYCLES)
         begin = time.perf_counter()
         copy_rows(*((near, own) if is_out else (own, near)))
-        seconds, event = time.perf_counter() - begin, stream.record_event()
+        seconds = time.perf_counter() - begin
+        event = stream.record_event()
     assert not event.query()
     assert seconds < 0.05
     event.synchronize()

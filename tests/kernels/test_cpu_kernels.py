@@ -40,13 +40,21 @@ def by_dimension(keys: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 37, 700])
-def test_rms_norm_is_its_twin_with_and_without_a_residual(num_rows: int, dtype: torch.dtype) -> None:
-    x, residual, weight = (torch.randn(shape).to(dtype) for shape in ((num_rows, 96), (num_rows, 96), (96,)))
-    assert relative_error(rms_norm(x, weight, 1e-5), rms_norm_twin(x.double(), weight.double(), 1e-5)) < bound(dtype)
+def test_rms_norm_is_its_twin_with_and_without_a_residual(
+    num_rows: int, dtype: torch.dtype
+) -> None:
+    x, residual, weight = (
+        torch.randn(shape).to(dtype) for shape in ((num_rows, 96), (num_rows, 96), (96,))
+    )
+    assert relative_error(
+        rms_norm(x, weight, 1e-5), rms_norm_twin(x.double(), weight.double(), 1e-5)
+    ) < bound(dtype)
     expected_sum = residual + x
     normed = add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(residual, expected_sum)
-    assert relative_error(normed, rms_norm_twin(expected_sum.double(), weight.double(), 1e-5)) < bound(dtype)
+    assert relative_error(
+        normed, rms_norm_twin(expected_sum.double(), weight.double(), 1e-5)
+    ) < bound(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -56,15 +64,24 @@ def test_activations_are_their_twins_at_gates_of_any_size(kernel: Any, dtype: to
     gate_up = torch.randn(300, 192).to(dtype)
     gate_up[:, :96] *= torch.logspace(-3, 3, 96)
     assert relative_error(kernel(gate_up), twin(gate_up.double())) < bound(dtype)
-    extremes = torch.tensor([[-1e30, -100.0, -0.0, 0.0, 100.0, 1e30] + [1.0] * 10 + [1.0] * 16], dtype=dtype)
+    extremes = torch.tensor(
+        [[-1e30, -100.0, -0.0, 0.0, 100.0, 1e30] + [1.0] * 10 + [1.0] * 16], dtype=dtype
+    )
     assert torch.equal(kernel(extremes)[0, :6].abs() > 1, torch.tensor([False] * 4 + [True] * 2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_norm", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["unbiased", "biased"])
-def test_queries_are_rotated_and_keys_and_values_stored(dtype: torch.dtype, has_norm: bool, has_bias: bool) -> None:
-    num_tokens, num_q_heads, num_kv_heads, head_dim, block_size, num_blocks = 21, 6, 2, 64, 16, 5
+def test_queries_are_rotated_and_keys_and_values_stored(
+    dtype: torch.dtype, has_norm: bool, has_bias: bool
+) -> None:
+    num_tokens = 21
+    num_q_heads = 6
+    num_kv_heads = 2
+    head_dim = 64
+    block_size = 16
+    num_blocks = 5
     qkv = torch.randn(num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim).to(dtype)
     bias = torch.randn(qkv.shape[1]).to(dtype) if has_bias else None
     q_norm, k_norm = (torch.randn(head_dim).to(dtype) if has_norm else None for _ in range(2))
@@ -75,29 +92,49 @@ def test_queries_are_rotated_and_keys_and_values_stored(dtype: torch.dtype, has_
     given = {"bias": bias, "q_norm": q_norm, "k_norm": k_norm, "eps": 1e-6}
     q = qk_norm_rope_store_kv(qkv, positions, slots, cos_sin, kv_cache, **given)
     wide = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-    expected = qk_norm_rope_twin(qkv.double(), positions, cos_sin.double(), num_q_heads, num_kv_heads, **wide)
-    keys = by_dimension(kv_cache[0].view(num_blocks, num_kv_heads, head_dim, block_size)).view_as(kv_cache[0])
+    expected = qk_norm_rope_twin(
+        qkv.double(), positions, cos_sin.double(), num_q_heads, num_kv_heads, **wide
+    )
+    keys = by_dimension(kv_cache[0].view(num_blocks, num_kv_heads, head_dim, block_size)).view_as(
+        kv_cache[0]
+    )
     stored = [cache[slots // block_size, :, slots % block_size] for cache in (keys, kv_cache[1])]
     for ours, twin in zip((q, *stored), expected, strict=True):
         assert relative_error(ours, twin) < bound(dtype)
-    assert int((kv_cache == 300).sum()) == 2 * (num_blocks * block_size - num_tokens) * num_kv_heads * head_dim
+    assert (
+        int((kv_cache == 300).sum())
+        == 2 * (num_blocks * block_size - num_tokens) * num_kv_heads * head_dim
+    )
 
 
 def test_norms_take_weights_in_float32() -> None:
     """Weights near one, as `1 + w` is, lose digits in bfloat16: kernels take them as they are."""
-    x, weight = torch.randn(37, 96).bfloat16(), torch.randn(96).bfloat16()
+    x = torch.randn(37, 96).bfloat16()
+    weight = torch.randn(96).bfloat16()
     assert torch.equal(rms_norm(x, weight.float(), 1e-5), rms_norm(x, weight, 1e-5))
     wide = 1 + torch.randn(96) * 2e-3
-    assert relative_error(rms_norm(x, wide, 1e-5), rms_norm_twin(x.double(), wide.double(), 1e-5)) < 4e-3
+    assert (
+        relative_error(rms_norm(x, wide, 1e-5), rms_norm_twin(x.double(), wide.double(), 1e-5))
+        < 4e-3
+    )
     assert not torch.equal(rms_norm(x, wide, 1e-5), rms_norm(x, wide.bfloat16(), 1e-5))
-    residual, other = x.clone(), x.clone()
-    assert torch.equal(add_rms_norm(x, residual, weight.float(), 1e-5), add_rms_norm(x, other, weight, 1e-5))
-    qkv, positions, cos_sin = torch.randn(5, 4 * 64).bfloat16(), torch.arange(5), torch.randn(5, 64)
+    residual = x.clone()
+    other = x.clone()
+    assert torch.equal(
+        add_rms_norm(x, residual, weight.float(), 1e-5), add_rms_norm(x, other, weight, 1e-5)
+    )
+    qkv = torch.randn(5, 4 * 64).bfloat16()
+    positions = torch.arange(5)
+    cos_sin = torch.randn(5, 64)
     norms = [torch.randn(64).bfloat16() for _ in range(2)]
     caches = torch.zeros(2, 2, 1, 1, 16, 64, dtype=torch.bfloat16).unbind()
     narrow, widened = (
-        qk_norm_rope_store_kv(qkv, positions, positions, cos_sin, cache, q_norm=q_norm, k_norm=k_norm, eps=1e-6)
-        for cache, (q_norm, k_norm) in zip(caches, (norms, [norm.float() for norm in norms]), strict=True)
+        qk_norm_rope_store_kv(
+            qkv, positions, positions, cos_sin, cache, q_norm=q_norm, k_norm=k_norm, eps=1e-6
+        )
+        for cache, (q_norm, k_norm) in zip(
+            caches, (norms, [norm.float() for norm in norms]), strict=True
+        )
     )
     assert torch.equal(narrow, widened)
     assert torch.equal(*caches)
@@ -123,8 +160,11 @@ def test_norms_take_weights_in_float32() -> None:
 def test_attention_gives_a_position_the_same_bits_in_any_chunk(
     num_kv_heads: int, group: int, head_dim: int, block_size: int, window: int, dtype: torch.dtype
 ) -> None:
-    length, num_blocks = 700, 700 // block_size + 4
-    k_cache, v_cache = (torch.randn(num_blocks, num_kv_heads, block_size, head_dim).to(dtype) for _ in range(2))
+    length = 700
+    num_blocks = 700 // block_size + 4
+    k_cache, v_cache = (
+        torch.randn(num_blocks, num_kv_heads, block_size, head_dim).to(dtype) for _ in range(2)
+    )
     kv_cache = torch.stack((by_dimension(k_cache), v_cache))
     q = torch.randn(length, num_kv_heads * group, head_dim).to(dtype)
     table = torch.randperm(num_blocks - 1).int()[None, : -(-length // block_size)] + 1
@@ -136,10 +176,15 @@ def test_attention_gives_a_position_the_same_bits_in_any_chunk(
     whole = attend([0], [length], q)
     for chunk in (1, 7, 128, 300):
         starts = list(range(0, length, chunk))
-        assert torch.equal(attend(starts, [min(chunk, length - start) for start in starts], q), whole), chunk
+        assert torch.equal(
+            attend(starts, [min(chunk, length - start) for start in starts], q), whole
+        ), chunk
     positions = [3, 255, 256, 699]
     assert torch.equal(attend(positions, [1] * 4, q[positions]), whole[positions])
-    keys, values = (c[table[0].long()].transpose(1, 2).flatten(0, 1)[:length].double() for c in (k_cache, v_cache))
+    keys, values = (
+        c[table[0].long()].transpose(1, 2).flatten(0, 1)[:length].double()
+        for c in (k_cache, v_cache)
+    )
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.double().transpose(0, 1),
         keys.repeat_interleave(group, 1).transpose(0, 1),
@@ -152,7 +197,9 @@ def test_attention_gives_a_position_the_same_bits_in_any_chunk(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_window_reads_no_block_that_lies_wholly_before_it(dtype: torch.dtype) -> None:
     """Not even infinities there are met, which would leave no number of a row."""
-    length, window, head_dim = 900, 200, 64
+    length = 900
+    window = 200
+    head_dim = 64
     kv_cache = torch.randn(2, 60, 1, 16, head_dim).to(dtype)
     q = torch.randn(length, 2, head_dim).to(dtype)
     plan = plan_attention([length - 1], [1], torch.arange(1, 58).int()[None], 2)
@@ -173,7 +220,9 @@ def test_draws_are_those_of_the_twin_and_greedy_rows_get_the_first_of_the_likeli
     temperatures[::5] = 0
     rows = torch.arange(num_rows).int()
     seeds = torch.randint(-(2**62), 2**62, (num_rows,))
-    draws = Draws(temperatures=temperatures, seeds=seeds, choice_indices=rows % 3, output_indices=rows)
+    draws = Draws(
+        temperatures=temperatures, seeds=seeds, choice_indices=rows % 3, output_indices=rows
+    )
     expected = scores_twin(logits, draws).argmax(1).int()
     is_greedy = temperatures == 0
     wide = logits.float()
@@ -195,7 +244,9 @@ def test_a_mask_leaves_a_draw_only_what_it_allows(vocab_size: int, dtype: torch.
     rows = torch.arange(num_rows).int()
     temperatures = torch.rand(num_rows)
     temperatures[::3] = 0
-    draws = Draws(temperatures=temperatures, seeds=rows.long(), choice_indices=rows, output_indices=rows)
+    draws = Draws(
+        temperatures=temperatures, seeds=rows.long(), choice_indices=rows, output_indices=rows
+    )
     tokens = draw(logits, draws, masks)
     assert torch.equal(tokens, scores_twin(mask_tokens_twin(logits, masks), draws).argmax(1).int())
     assert allowed.gather(1, tokens[:, None].long()).all()
@@ -204,15 +255,23 @@ def test_a_mask_leaves_a_draw_only_what_it_allows(vocab_size: int, dtype: torch.
 
 def test_a_row_of_many_equal_winners_is_drawn_as_the_twin_does() -> None:
     rows = torch.zeros(2).int()
-    draws = Draws(temperatures=torch.ones(2), seeds=torch.ones(2).long(), choice_indices=rows, output_indices=rows)
+    draws = Draws(
+        temperatures=torch.ones(2),
+        seeds=torch.ones(2).long(),
+        choice_indices=rows,
+        output_indices=rows,
+    )
     # Noise is less than what such numbers are rounded to.
     logits = torch.full((2, 512), 1e9)
     logits[:, :100] = 0
-    assert draw(logits, draws).tolist() == scores_twin(logits, draws).argmax(1).tolist() == [100, 100]
+    assert (
+        draw(logits, draws).tolist() == scores_twin(logits, draws).argmax(1).tolist() == [100, 100]
+    )
 
 
 def test_threads_change_no_bit() -> None:
-    q, kv_cache = torch.randn(200, 6, 64), torch.randn(2, 14, 2, 16, 64)
+    q = torch.randn(200, 6, 64)
+    kv_cache = torch.randn(2, 14, 2, 16, 64)
     plan = plan_attention([0], [200], torch.arange(1, 14).int()[None], 3)
     before = torch.get_num_threads()
     results = []
@@ -245,7 +304,8 @@ def test_of_processes_that_start_together_one_compiles_at_a_time_and_keeps_the_c
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine_code, "_cache_folder", lambda: tmp_path)
-    cfunc, is_kept = compiled.cfunc, []
+    cfunc = compiled.cfunc
+    is_kept = []
 
     def compile_now(signature: str, *, cache: bool) -> Any:
         is_kept.append(cache)
@@ -264,7 +324,11 @@ def test_of_processes_that_start_together_one_compiles_at_a_time_and_keeps_the_c
 def test_weights_of_a_row_are_exact_and_add_up_in_any_slices(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 5003).mul(4).to(dtype)
     logits[1, 7] = -torch.inf
-    bounds = logits.amax(1).float(), torch.tensor([0.5, 1.0, 2.0]), torch.tensor([-torch.inf, -1.0, 0.0])
+    bounds = (
+        logits.amax(1).float(),
+        torch.tensor([0.5, 1.0, 2.0]),
+        torch.tensor([-torch.inf, -1.0, 0.0]),
+    )
     weights = row_weights(logits, *bounds)
     highests, temperatures, leasts = (each.double()[:, None] for each in bounds)
     exact = (((logits.double() - highests) / temperatures).exp() * (logits >= leasts)).sum(1)

@@ -5,14 +5,26 @@ import torch
 
 from headwater.kernels.decode_attention import decode_attention_twin
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, PagedBatch, decode, formats, relative_error, same_bits
+from tests.kernels.paging import (
+    GPU,
+    LONG,
+    LONG_INTERPRETED,
+    PagedBatch,
+    decode,
+    formats,
+    relative_error,
+    same_bits,
+)
 
 BOUND = 5e-3
 """Weights are rounded to bfloat16 before they meet the values, and so is the output: 2 to 4e-3."""
 SMALL = [1, 64, 511, 512, 513, 1100]
 LARGE = [1, 3, 511, 512, 513, 1024, 1025, 4097, 30_000, 700, 64, 65, 31, 32, 33, 95, 97, 129]
 """As many as a GPU computes another way than a single row, or the many below."""
-HEADS = [pytest.param(4, 2, 64, id="group-2"), pytest.param(3, 1, 128, id="group-3", marks=LONG_INTERPRETED)]
+HEADS = [
+    pytest.param(4, 2, 64, id="group-2"),
+    pytest.param(3, 1, 128, id="group-3", marks=LONG_INTERPRETED),
+]
 GPU_HEADS = [
     pytest.param(32, 8, 128, id="qwen3-8b", marks=GPU),
     pytest.param(16, 8, 128, id="qwen3-0.6b", marks=GPU),
@@ -40,7 +52,9 @@ def lengths(device: torch.device) -> list[int]:
 def test_decode_attention_agrees_with_float64(
     num_q: int, num_kv: int, head_dim: int, block_size: int, fp8: bool, generator: torch.Generator
 ) -> None:
-    batch = PagedBatch(lengths(generator.device), num_q, num_kv, head_dim, block_size, generator, fp8=fp8)
+    batch = PagedBatch(
+        lengths(generator.device), num_q, num_kv, head_dim, block_size, generator, fp8=fp8
+    )
     q = batch.queries(len(batch.seq_lens))
     twin = decode_attention_twin(
         q.double(), *batch.wide_caches(), batch.lengths(), batch.table_rows, batch.block_tables
@@ -51,7 +65,9 @@ def test_decode_attention_agrees_with_float64(
 
 
 @pytest.mark.parametrize(("num_q", "num_kv", "head_dim"), [HEADS[1], *GPU_HEADS])
-def test_a_sequence_has_the_same_bits_alone(num_q: int, num_kv: int, head_dim: int, generator: torch.Generator) -> None:
+def test_a_sequence_has_the_same_bits_alone(
+    num_q: int, num_kv: int, head_dim: int, generator: torch.Generator
+) -> None:
     batch = PagedBatch(lengths(generator.device), num_q, num_kv, head_dim, 64, generator)
     q = batch.queries(len(batch.seq_lens))
     together = decode(batch, q)
@@ -66,7 +82,11 @@ def test_programs_that_draw_many_items_give_the_bits_of_few_in_every_layer(
 ) -> None:
     on_gpu = generator.device.type == "cuda"
     seq_lens = torch.randint(
-        1, 3000 if on_gpu else 600, (90 if on_gpu else 3,), generator=generator, device=generator.device
+        1,
+        3000 if on_gpu else 600,
+        (90 if on_gpu else 3,),
+        generator=generator,
+        device=generator.device,
     )
     batch = PagedBatch(seq_lens.tolist(), num_q, num_kv, head_dim, 64, generator, fp8=fp8)
     q = batch.queries(len(seq_lens))
@@ -102,7 +122,9 @@ def test_a_window_hides_all_keys_before_it_from_a_few_rows_and_from_many(
 
 
 @pytest.mark.parametrize("num_rows", [1, pytest.param(5, marks=LONG_INTERPRETED)])
-def test_a_window_reads_no_tile_that_lies_wholly_before_it(num_rows: int, generator: torch.Generator) -> None:
+def test_a_window_reads_no_tile_that_lies_wholly_before_it(
+    num_rows: int, generator: torch.Generator
+) -> None:
     """Not even numbers that are none are met there, which would leave no number of a row."""
     batch = PagedBatch([900] * num_rows, 2, 1, 64, 64, generator)
     q = batch.queries(num_rows)
@@ -113,11 +135,17 @@ def test_a_window_reads_no_tile_that_lies_wholly_before_it(num_rows: int, genera
 
 
 @pytest.mark.parametrize(("window", "items"), [(0, [0, 1]), (2000, [0, 1]), (512, [1]), (70, [])])
-def test_splits_before_a_window_are_no_work(window: int, items: list[int], generator: torch.Generator) -> None:
+def test_splits_before_a_window_are_no_work(
+    window: int, items: list[int], generator: torch.Generator
+) -> None:
     device = generator.device
-    plan = DecodePlan.allocate(max_rows=8, max_seq_len=2048, num_q_heads=4, num_kv_heads=2, head_dim=64, device=device)
+    plan = DecodePlan.allocate(
+        max_rows=8, max_seq_len=2048, num_q_heads=4, num_kv_heads=2, head_dim=64, device=device
+    )
     ints = {"dtype": torch.int32, "device": device}
     tables = torch.arange(5, **ints), torch.arange(5 * 32, **ints).view(5, 32)
-    plan_decode(plan, torch.tensor([0, 1100, 0, 0, 0], **ints), *tables, 64, share=False, window=window)
+    plan_decode(
+        plan, torch.tensor([0, 1100, 0, 0, 0], **ints), *tables, 64, share=False, window=window
+    )
     assert sorted((plan.items[: plan.counts[0]] & 0xFFFF).tolist()) == items
     assert (plan.tails[: plan.counts[1]] & 0xFFFF).tolist() == [2]

@@ -25,7 +25,12 @@ def ints(values: list[int], device: torch.device) -> torch.Tensor:
 
 
 def planned(
-    seq_lens: list[int], device: torch.device, num_kv_heads: int = 2, *, fold: bool = True, is_beside: bool = False
+    seq_lens: list[int],
+    device: torch.device,
+    num_kv_heads: int = 2,
+    *,
+    fold: bool = True,
+    is_beside: bool = False,
 ) -> DecodePlan:
     plan = DecodePlan.allocate(
         max_rows=len(seq_lens),
@@ -38,7 +43,9 @@ def planned(
     )
     plan = plan.beside() if is_beside else plan
     rows = ints(list(range(len(seq_lens))), device)
-    plan_decode(plan, ints(seq_lens, device), rows, rows[:, None].repeat(1, 1 << 10), 64, share=False)
+    plan_decode(
+        plan, ints(seq_lens, device), rows, rows[:, None].repeat(1, 1 << 10), 64, share=False
+    )
     return plan
 
 
@@ -50,11 +57,14 @@ def test_programs_are_as_many_as_attention_launches() -> None:
 @pytest.mark.parametrize(
     ("num_splits", "walks_list", "expected"),
     [
-        # Six programs compute two heads: a wave is three rows. Of whole rows a program's share is seven splits.
+        # Six programs compute two heads: a wave is three rows. Of whole rows a program's share is
+        # seven splits.
         pytest.param([7, 7, 7], False, [7, 7, 7], id="whole rows"),
         pytest.param([4, 4, 4, 4, 5], False, [4, 4, 2, 2, 5], id="a second wave"),
         pytest.param([4, 4, 4, 4, 5], True, [4, 4, 3, 3, 4], id="equal folds of a second wave"),
-        pytest.param([2, 3, 9, 3], True, [1, 3, 3, 3], id="a second wave that few programs would have"),
+        pytest.param(
+            [2, 3, 9, 3], True, [1, 3, 3, 3], id="a second wave that few programs would have"
+        ),
         pytest.param([20, 1], False, [7, 1], id="a long row"),
         pytest.param([20, 1], True, [1, 1], id="a long row that few programs would have"),
         pytest.param([1.3] * 6, False, [2] * 6, id="last splits that are not whole"),
@@ -72,24 +82,34 @@ def test_folds_of_all_waves_are_no_longer_than_a_programs_share(
 
 
 @pytest.mark.parametrize("num_rows", [8, 40, pytest.param(200, marks=GPU)])
-def test_every_split_is_folded_or_an_item_of_its_own(num_rows: int, generator: torch.Generator) -> None:
+def test_every_split_is_folded_or_an_item_of_its_own(
+    num_rows: int, generator: torch.Generator
+) -> None:
     device = generator.device
     seq_lens = torch.randint(0, 5000, (num_rows,), generator=generator, device=device).tolist()
     plan = planned(seq_lens, device)
     assert plan.folded is not None
-    folded, counts = plan.folded.tolist(), plan.counts.tolist()
+    folded = plan.folded.tolist()
+    counts = plan.counts.tolist()
     listed = plan.items[: counts[0]].tolist() + plan.tails[: counts[1]].tolist()
     found = Counter[tuple[int, int]]()
     for item in listed:
-        row, split = item >> 16, item & 0xFFFF
-        found.update((row, i) for i in range(split, max(split + 1, folded[row] if split == 0 else 0)))
+        row = item >> 16
+        split = item & 0xFFFF
+        found.update(
+            (row, i) for i in range(split, max(split + 1, folded[row] if split == 0 else 0))
+        )
     whole = {(row, i) for row, length in enumerate(seq_lens) for i in range(-(-length // SPLIT))}
     assert found == Counter(whole)
-    lengths = [folded[item >> 16] if item & 0xFFFF == 0 else 1 for item in plan.items[: counts[0]].tolist()]
+    lengths = [
+        folded[item >> 16] if item & 0xFFFF == 0 else 1 for item in plan.items[: counts[0]].tolist()
+    ]
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_rows_of_one_split_come_in_the_order_of_plans_without_folds(generator: torch.Generator) -> None:
+def test_rows_of_one_split_come_in_the_order_of_plans_without_folds(
+    generator: torch.Generator,
+) -> None:
     device = generator.device
     seq_lens = torch.randint(0, SPLIT, (40,), generator=generator, device=device).tolist()
     lists = []
@@ -106,9 +126,15 @@ def test_a_plan_beside_another_has_folds_of_its_own(device: torch.device) -> Non
 
 
 def test_plans_without_lists_and_of_too_many_rows_fold_nothing(device: torch.device) -> None:
-    sizes: dict[str, Any] = {"max_seq_len": SPLIT, "num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+    sizes: dict[str, Any] = {
+        "max_seq_len": SPLIT,
+        "num_q_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 64,
+    }
     folds = {
-        n: DecodePlan.allocate(max_rows=n, device=device, fold=True, **sizes).folded for n in (1, 4, 5, 4096, 4097)
+        n: DecodePlan.allocate(max_rows=n, device=device, fold=True, **sizes).folded
+        for n in (1, 4, 5, 4096, 4097)
     }
     assert [n for n, folded in folds.items() if folded is not None] == [5, 4096]
 
@@ -131,23 +157,28 @@ def test_folds_change_no_bit(
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_q", [32, 16])
 def test_folds_of_some_dozen_rows_change_no_bit(num_q: int, generator: torch.Generator) -> None:
-    seq_lens = torch.randint(1, 4000, (FEW_ROWS[-1],), generator=generator, device=generator.device).tolist()
+    seq_lens = torch.randint(
+        1, 4000, (FEW_ROWS[-1],), generator=generator, device=generator.device
+    ).tolist()
     batch = PagedBatch(seq_lens, num_q, 8, 128, 64, generator)
     q = batch.queries(len(seq_lens))
     assert torch.equal(decode(batch, q, fold=True, layers=3), decode(batch, q))
 
 
 def merged(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """`online_softmax.merge_states` of states [rows, 2 + D] of a maximum, a sum and values, in float32 with fused
-    products and sums."""
+    """`online_softmax.merge_states` of states [rows, 2 + D] of a maximum, a sum and values, in
+    float32 with fused products and sums."""
     m = torch.maximum(first[:, :1], second[:, :1])
     shift = torch.where(m.isneginf(), 0.0, m)
-    old, new = torch.exp2(first[:, :1] - shift), torch.exp2(second[:, :1] - shift)
+    old = torch.exp2(first[:, :1] - shift)
+    new = torch.exp2(second[:, :1] - shift)
     rest = (first[:, 1:].double() * old.double() + (second[:, 1:] * new).double()).float()
     return torch.cat([m, rest], dim=1)
 
 
-def test_a_merge_that_goes_on_from_folded_splits_has_its_bits_and_one_of_later_folds_has_others() -> None:
+def test_a_merge_that_goes_on_from_folded_splits_has_its_bits_and_one_of_later_folds_has_others() -> (
+    None
+):
     generator = torch.Generator().manual_seed(0)
     empty = torch.tensor([float("-inf"), *[0.0] * 65]).expand(500, -1)
     splits = [torch.randn(500, 66, generator=generator) for _ in range(6)]

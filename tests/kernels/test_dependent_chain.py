@@ -1,4 +1,5 @@
-"""A chain of layers whose kernels all start early, many times: each result has the bits of kernels that run apart."""
+"""A chain of layers whose kernels all start early, many times: each result has the bits of kernels
+that run apart."""
 
 from __future__ import annotations
 
@@ -20,9 +21,37 @@ from headwater.kernels.silu_mul import silu_mul
 
 pytestmark = pytest.mark.gpu
 
-HEAD_DIM, INTERMEDIATE = 64, 1536
-NUM_LAYERS, BLOCK_SIZE, NUM_REPLAYS = 6, 64, 300
-LENGTHS = [1, 5, 12, 9, 14, 107, 201, 460, 6, 5, 8, 300, 12, 30, 31, 45, 66, 384, 128, 129, 64, 65, 2, 510]
+HEAD_DIM = 64
+INTERMEDIATE = 1536
+NUM_LAYERS = 6
+BLOCK_SIZE = 64
+NUM_REPLAYS = 300
+LENGTHS = [
+    1,
+    5,
+    12,
+    9,
+    14,
+    107,
+    201,
+    460,
+    6,
+    5,
+    8,
+    300,
+    12,
+    30,
+    31,
+    45,
+    66,
+    384,
+    128,
+    129,
+    64,
+    65,
+    2,
+    510,
+]
 POISON = 7.0
 
 
@@ -33,7 +62,8 @@ class Sizes:
     num_kv_heads: int
     num_rows: int
     packed: bool = False
-    """Whether weights have four bits: their products fill rings before the kernel before has inputs of its own."""
+    """Whether weights have four bits: their products fill rings before the kernel before has inputs
+    of its own."""
 
     @property
     def qkv(self) -> int:
@@ -82,7 +112,9 @@ def weight(n: int, k: int, packed: bool) -> torch.Tensor | PackedWords:
     return PackedWords(words=words, scales=scales, zeros=zeros, bits=4)
 
 
-def product(x: torch.Tensor, weight: torch.Tensor | PackedWords, out: torch.Tensor, *, dependent: bool) -> None:
+def product(
+    x: torch.Tensor, weight: torch.Tensor | PackedWords, out: torch.Tensor, *, dependent: bool
+) -> None:
     if isinstance(weight, PackedWords):
         tiles = packed_tiles.choose(len(x), *weight.shape, weight.bits)
         assert tiles is not None
@@ -92,7 +124,8 @@ def product(x: torch.Tensor, weight: torch.Tensor | PackedWords, out: torch.Tens
 
 
 def layer(sizes: Sizes) -> Layer:
-    heads, cache = sizes.num_q_heads * HEAD_DIM, (100, sizes.num_kv_heads, BLOCK_SIZE, HEAD_DIM)
+    heads = sizes.num_q_heads * HEAD_DIM
+    cache = (100, sizes.num_kv_heads, BLOCK_SIZE, HEAD_DIM)
     shapes = (sizes.qkv, sizes.hidden), (sizes.hidden, heads), (2 * INTERMEDIATE, sizes.hidden)
     weights = [weight(n, k, sizes.packed) for n, k in (*shapes, (sizes.hidden, INTERMEDIATE))]
     return Layer(*weights, randn(sizes.hidden), randn(*cache), randn(*cache))
@@ -100,7 +133,10 @@ def layer(sizes: Sizes) -> Layer:
 
 def results(sizes: Sizes) -> Results:
     widths = {"qkv": sizes.qkv, "gate_up": 2 * INTERMEDIATE, "activated": INTERMEDIATE}
-    shapes = {field.name: (sizes.num_rows, widths.get(field.name, sizes.hidden)) for field in fields(Results)}
+    shapes = {
+        field.name: (sizes.num_rows, widths.get(field.name, sizes.hidden))
+        for field in fields(Results)
+    }
     heads = dict.fromkeys(("q", "attention"), (sizes.num_rows, sizes.num_q_heads, HEAD_DIM))
     return Results(**{name: randn(*shape) for name, shape in (shapes | heads).items()})
 
@@ -117,7 +153,8 @@ class Chain:
         table = torch.zeros(sizes.num_rows, 64, dtype=torch.int32)
         for row, width in enumerate(widths):
             table[row, :width] = torch.arange(sum(widths[:row]), sum(widths[: row + 1])) + 1
-        self.table, self.rows = table.to(device), torch.arange(sizes.num_rows, dtype=torch.int32, device=device)
+        self.table = table.to(device)
+        self.rows = torch.arange(sizes.num_rows, dtype=torch.int32, device=device)
         self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
         self.positions = (self.seq_lens - 1).clamp(min=0)
         blocks = self.table.gather(1, (self.positions // BLOCK_SIZE)[:, None].long())[:, 0]
@@ -131,17 +168,22 @@ class Chain:
             head_dim=HEAD_DIM,
             device=device,
         )
-        self.cos_sin, self.x = torch.randn(4096, HEAD_DIM, device=device), randn(sizes.num_rows, sizes.hidden)
-        self.sizes, self.layers = sizes, [layer(sizes) for _ in range(NUM_LAYERS)]
+        self.cos_sin = torch.randn(4096, HEAD_DIM, device=device)
+        self.x = randn(sizes.num_rows, sizes.hidden)
+        self.sizes = sizes
+        self.layers = [layer(sizes) for _ in range(NUM_LAYERS)]
 
     def launch(self, places: list[Results], residual: torch.Tensor, *, dependent: bool) -> None:
-        x, early = self.x, {"dependent": dependent}
+        x = self.x
+        early = {"dependent": dependent}
         at_once: dict[str, Any] = early | {"early": self.sizes.packed}
         plan_decode(self.plan, self.seq_lens, self.rows, self.table, BLOCK_SIZE, share=False)
         for own, at in zip(self.layers, places, strict=True):
             product(x, own.qkv, at.qkv, **early)
             cache = own.k_cache, own.v_cache
-            qk_norm_rope_store_kv(at.qkv, self.positions, self.slots, self.cos_sin, *cache, at.q, **early)
+            qk_norm_rope_store_kv(
+                at.qkv, self.positions, self.slots, self.cos_sin, *cache, at.q, **early
+            )
             where = self.seq_lens, self.rows, self.table, self.plan, at.attention
             if decode_attention(at.q, *cache, *where, **early):
                 reduce_splits(self.seq_lens, self.plan, at.attention, **at_once)
@@ -155,9 +197,12 @@ class Chain:
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_a_kernel_that_starts_early_changes_nothing_that_an_earlier_one_computes(sizes: Sizes) -> None:
+def test_a_kernel_that_starts_early_changes_nothing_that_an_earlier_one_computes(
+    sizes: Sizes,
+) -> None:
     torch.manual_seed(0)
-    chain, first = Chain(sizes), randn(sizes.num_rows, sizes.hidden)
+    chain = Chain(sizes)
+    first = randn(sizes.num_rows, sizes.hidden)
     expected, found = ([results(sizes) for _ in range(NUM_LAYERS)] for _ in range(2))
     chain.launch(expected, first.clone(), dependent=False)
     residual = first.clone()
@@ -174,5 +219,7 @@ def test_a_kernel_that_starts_early_changes_nothing_that_an_earlier_one_computes
         graph.replay()
         for i, (own, others) in enumerate(zip(found, expected, strict=True)):
             for field in fields(Results):
-                got, want = (getattr(places, field.name)[: len(chain.lengths)] for places in (own, others))
+                got, want = (
+                    getattr(places, field.name)[: len(chain.lengths)] for places in (own, others)
+                )
                 assert torch.equal(got, want), f"{field.name} of layer {i} in replay {replay}"

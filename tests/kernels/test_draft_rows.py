@@ -3,10 +3,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.draft_rows import MAX_MATCH, StepWords, draft_rows, draft_twin, match_scratch, store_drafted
+from headwater.kernels.draft_rows import (
+    MAX_MATCH,
+    StepWords,
+    draft_rows,
+    draft_twin,
+    match_scratch,
+    store_drafted,
+)
 from tests.kernels.paging import GPU
 
-NUM_ROWS, WIDTH = 7, 3000
+NUM_ROWS = 7
+WIDTH = 3000
 """Of the tables."""
 
 
@@ -24,32 +32,50 @@ class Step:
         has_ends: bool = False,
         draws_from: int = 0,
     ) -> None:
-        """`known`: tokens by table row; `behind`: of how many of them the words do not know that they are missing, so
-        many too many; −1: the row does not follow. Draws before `draws_from` are another's."""
+        """`known`: tokens by table row; `behind`: of how many of them the words do not know that
+        they are missing, so many too many; −1: the row does not follow. Draws before `draws_from`
+        are another's."""
         device = generator.device
-        self.rows, self.known, self.most, self.behind = list(known), known, most, behind
-        self.table = torch.randint(vocab_size, (NUM_ROWS, WIDTH), generator=generator, device=device).int()
+        self.rows = list(known)
+        self.known = known
+        self.most = most
+        self.behind = behind
+        self.table = torch.randint(
+            vocab_size, (NUM_ROWS, WIDTH), generator=generator, device=device
+        ).int()
         self.num_tokens = sum(most) + len(most) + 5
         first = [sum(most[:i]) + i for i in range(len(most))]
-        self.first, self.draws_from = first, draws_from
+        self.first = first
+        self.draws_from = draws_from
         follows = [int(each >= 0) for each in behind]
         padding = [[-1] * 2, [0] * 2, [0] * 2, [0] * 2, [-1] * 2]
         columns = [self.rows, first, most, follows, [each + draws_from for each in first]]
-        self.steps = self.ints([[*some, *more] for some, more in zip(columns, padding, strict=True)], device)
+        self.steps = self.ints(
+            [[*some, *more] for some, more in zip(columns, padding, strict=True)], device
+        )
         # Rows that follow are known here; the others' words are right.
         self.known_words = torch.full((NUM_ROWS,), -77, dtype=torch.int32, device=device)
         for i, row in enumerate(self.rows):
             if follows[i]:
                 self.known_words[row] = known[row]
-        rows, positions = [-1] * self.num_tokens, [0] * self.num_tokens
+        rows = [-1] * self.num_tokens
+        positions = [0] * self.num_tokens
         for i, row in enumerate(self.rows):
             for j in range(most[i] + 1):
-                rows[first[i] + j], positions[first[i] + j] = row, known[row] - 1 + max(behind[i], 0) + j
+                rows[first[i] + j] = row
+                positions[first[i] + j] = known[row] - 1 + max(behind[i], 0) + j
         words = self.ints(
-            [rows, positions, [p + 1 if r >= 0 else 0 for r, p in zip(rows, positions, strict=True)]], device
+            [
+                rows,
+                positions,
+                [p + 1 if r >= 0 else 0 for r, p in zip(rows, positions, strict=True)],
+            ],
+            device,
         )
         draws = torch.full((4, self.num_tokens + draws_from), -5, dtype=torch.int32, device=device)
-        draws[0, draws_from:], draws[1, draws_from:], draws[2, draws_from:] = words[0], words[1], 1000 + words[1]
+        draws[0, draws_from:] = words[0]
+        draws[1, draws_from:] = words[1]
+        draws[2, draws_from:] = 1000 + words[1]
         end_lens = words[2].clone() if has_ends else None
         self.words = StepWords(*words, end_lens, draws)
         self.num_drafts = torch.full((len(self.rows) + 2,), -9, dtype=torch.int32, device=device)
@@ -73,11 +99,23 @@ CASES = {
 
 @pytest.mark.parametrize("vocab_size", [2, 5, 1000])
 @pytest.mark.parametrize("case", CASES)
-def test_drafts_are_what_followed_the_longest_match(case: str, vocab_size: int, generator: torch.Generator) -> None:
+def test_drafts_are_what_followed_the_longest_match(
+    case: str, vocab_size: int, generator: torch.Generator
+) -> None:
     known, most, behind = CASES[case]
-    step = Step(generator, known, most, behind, vocab_size=vocab_size, has_ends=case == "several", draws_from=3)
-    before, expected = step.table.clone(), step.table.clone()
-    draws, words = step.words.draws.clone(), step.words.rows.clone()
+    step = Step(
+        generator,
+        known,
+        most,
+        behind,
+        vocab_size=vocab_size,
+        has_ends=case == "several",
+        draws_from=3,
+    )
+    before = step.table.clone()
+    expected = step.table.clone()
+    draws = step.words.draws.clone()
+    words = step.words.rows.clone()
     step.draft()
     for i, row in enumerate(step.rows):
         n = known[row]
@@ -88,7 +126,8 @@ def test_drafts_are_what_followed_the_longest_match(case: str, vocab_size: int, 
         untouched = not most[i] and behind[i] < 0
         assert untouched or step.known_words[row] == n
         for j in range(most[i] + 1):
-            at, is_live = step.first[i] + j, j <= len(drafts)
+            at = step.first[i] + j
+            is_live = j <= len(drafts)
             position, length = (n - 1 + j, n + j) if is_live else (0, 0)
             assert step.words.rows[at] == (row if is_live else -1)
             assert (step.words.positions[at], step.words.seq_lens[at]) == (position, length)
@@ -96,7 +135,9 @@ def test_drafts_are_what_followed_the_longest_match(case: str, vocab_size: int, 
                 assert step.words.end_lens[at] == length
             drawn = step.words.draws[:, at + step.draws_from]
             assert (drawn[0], drawn[1]) == (row if is_live else -1, position)
-            assert drawn[2] == (1000 + position if is_live else 0), "the output index goes with the position"
+            assert drawn[2] == (1000 + position if is_live else 0), (
+                "the output index goes with the position"
+            )
     assert torch.equal(step.table, expected), "nothing else is written"
     assert torch.equal(step.words.draws[:, : step.draws_from], draws[:, : step.draws_from])
     assert torch.equal(step.words.rows[-5:], words[-5:])
@@ -131,7 +172,9 @@ def test_a_match_is_compared_no_further_than_is_known(generator: torch.Generator
 
 
 @pytest.mark.parametrize("num_right", [0, 1, 4, 15])
-def test_a_row_gains_up_to_the_first_draft_that_differs(num_right: int, generator: torch.Generator) -> None:
+def test_a_row_gains_up_to_the_first_draft_that_differs(
+    num_right: int, generator: torch.Generator
+) -> None:
     step = Step(generator, {3: 400, 5: 60}, [15, 2], [3, -1], vocab_size=2, draws_from=2)
     step.draft()
     assert step.num_drafts[:2].tolist() == [15, 2]
@@ -144,7 +187,15 @@ def test_a_row_gains_up_to_the_first_draft_that_differs(num_right: int, generato
     gains = torch.zeros(3, 9, dtype=torch.int32, device=table.device)
     first = torch.tensor([2 * 4 * 64, 9], dtype=torch.int32, device=table.device)
     store_drafted(
-        step.steps, step.known_words, step.table, step.words.draws, step.num_drafts, sampled, results, gains, first
+        step.steps,
+        step.known_words,
+        step.table,
+        step.words.draws,
+        step.num_drafts,
+        sampled,
+        results,
+        gains,
+        first,
     )
     num_gained = num_right + 1
     table[3, 400 : 400 + num_gained] = sampled[2 : 2 + num_gained]

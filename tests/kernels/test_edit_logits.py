@@ -50,18 +50,28 @@ class Row:
     prompt: Sequence[int] = ()
 
 
-def row(edited: dict[str, Any] | None, outputs: Sequence[int], num_outputs: Sequence[int], prompt: Any = PROMPT) -> Row:
+def row(
+    edited: dict[str, Any] | None,
+    outputs: Sequence[int],
+    num_outputs: Sequence[int],
+    prompt: Any = PROMPT,
+) -> Row:
     ids = np.array(prompt, np.int32)
-    return Row(None if edited is None else Edits(prompt_ids=ids, **edited), outputs, num_outputs, prompt)
+    return Row(
+        None if edited is None else Edits(prompt_ids=ids, **edited), outputs, num_outputs, prompt
+    )
 
 
 def check(rows: Sequence[Row], logits: torch.Tensor, *, padding: int = 0) -> torch.Tensor:
-    """Compares each position of each row, and returns what the kernels wrote. Padding stands behind the positions."""
+    """Compares each position of each row, and returns what the kernels wrote. Padding stands behind
+    the positions."""
     device, (num_positions, vocab_size) = logits.device, logits.shape
     longest = max(len(each.prompt) + len(each.outputs) for each in rows)
     table = torch.full((len(rows), longest + 1), 3, dtype=torch.int32)
-    packed, addresses = [], torch.zeros(len(rows), 2, dtype=torch.int64)
-    positions, expected = [], []
+    packed = []
+    addresses = torch.zeros(len(rows), 2, dtype=torch.int64)
+    positions = []
+    expected = []
     for i, each in enumerate(rows):
         known = [*each.prompt, *each.outputs]
         table[i, : len(known)] = torch.tensor(known)
@@ -71,11 +81,15 @@ def check(rows: Sequence[Row], logits: torch.Tensor, *, padding: int = 0) -> tor
         for count in each.num_outputs:
             edited = logits[len(expected)].float().clone()
             if each.edits is not None:
-                edit_twin(edited, each.edits, count, torch.tensor(each.outputs[:count], device=device))
+                edit_twin(
+                    edited, each.edits, count, torch.tensor(each.outputs[:count], device=device)
+                )
             positions.append((i, len(each.prompt) + count - 1, count))
             expected.append(edited)
     assert len(positions) + padding == num_positions
-    columns = torch.tensor([*positions, *[(-1, 0, 0)] * padding], dtype=torch.int32, device=device).T.contiguous()
+    columns = torch.tensor(
+        [*positions, *[(-1, 0, 0)] * padding], dtype=torch.int32, device=device
+    ).T.contiguous()
     out = torch.full((num_positions, vocab_size), POISON, device=device)
     edit_logits(logits, *columns, table.to(device), addresses.to(device), out)
     given = torch.stack([*expected, *logits[len(expected) :].float()])
@@ -85,14 +99,20 @@ def check(rows: Sequence[Row], logits: torch.Tensor, *, padding: int = 0) -> tor
 
 
 def random_logits(num_positions: int, vocab_size: int, generator: torch.Generator) -> torch.Tensor:
-    logits = torch.randn(num_positions, vocab_size, generator=generator, device=generator.device).bfloat16() * 4
+    logits = (
+        torch.randn(
+            num_positions, vocab_size, generator=generator, device=generator.device
+        ).bfloat16()
+        * 4
+    )
     logits[:, ::17] = 0.0
     logits[:, 1::29] = -0.0
     return logits
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(each, marks=LONG_INTERPRETED if each in SIMILAR_KINDS else ()) for each in KINDS]
+    "kind",
+    [pytest.param(each, marks=LONG_INTERPRETED if each in SIMILAR_KINDS else ()) for each in KINDS],
 )
 def test_each_edit_has_the_bits_of_the_twin(kind: str, generator: torch.Generator) -> None:
     rows = [row(None, OUTPUTS, [6]), row(KINDS[kind], OUTPUTS, range(7))]
@@ -100,16 +120,22 @@ def test_each_edit_has_the_bits_of_the_twin(kind: str, generator: torch.Generato
 
 
 def test_logits_of_float32_are_edited_too(generator: torch.Generator) -> None:
-    check([row(EVERYTHING, OUTPUTS, [6])], torch.randn(1, 100, generator=generator, device=generator.device))
+    check(
+        [row(EVERYTHING, OUTPUTS, [6])],
+        torch.randn(1, 100, generator=generator, device=generator.device),
+    )
 
 
 @pytest.mark.parametrize("vocab_size", [100, 1000, 49_152])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cpu_edits_the_positions_of_a_row_together_with_the_same_bits(kind: str, vocab_size: int) -> None:
+def test_a_cpu_edits_the_positions_of_a_row_together_with_the_same_bits(
+    kind: str, vocab_size: int
+) -> None:
     generator = torch.Generator()
     print("seed", generator.seed())
     logits = random_logits(7, vocab_size, generator).float()
-    expected, edits = logits.clone(), Edits(prompt_ids=np.array(PROMPT, np.int32), **KINDS[kind])
+    expected = logits.clone()
+    edits = Edits(prompt_ids=np.array(PROMPT, np.int32), **KINDS[kind])
     for count in range(7):
         edit_twin(expected[count], edits, count, torch.tensor(OUTPUTS[:count]))
     for first, end in ((0, 1), (1, 6), (6, 7)):
@@ -119,15 +145,23 @@ def test_a_cpu_edits_the_positions_of_a_row_together_with_the_same_bits(kind: st
 
 
 @pytest.mark.parametrize(
-    "vocab_size", [1000, pytest.param(49_152, marks=LONG_INTERPRETED), pytest.param(151_936, marks=GPU)]
+    "vocab_size",
+    [1000, pytest.param(49_152, marks=LONG_INTERPRETED), pytest.param(151_936, marks=GPU)],
 )
 def test_rows_of_every_kind_stand_side_by_side(vocab_size: int, generator: torch.Generator) -> None:
     rng = np.random.default_rng(vocab_size)
-    far = {"biases": {vocab_size - 1: 2.0, 4096 % vocab_size: -1.0}, "allowed_ids": (vocab_size - 1, 1)}
+    far = {
+        "biases": {vocab_size - 1: 2.0, 4096 % vocab_size: -1.0},
+        "allowed_ids": (vocab_size - 1, 1),
+    }
     rows = [row({**far, **PENALTIES}, OUTPUTS, [5]), row(None, [], [0])]
     for i in range(2):
-        prompt, outputs = (rng.integers(0, vocab_size // (1 + 9 * i), n).tolist() for n in (700, 1 + 5000 * i))
-        rows.append(row(EVERYTHING if i else PENALTIES, [*outputs, vocab_size - 1], [len(outputs)], prompt))
+        prompt, outputs = (
+            rng.integers(0, vocab_size // (1 + 9 * i), n).tolist() for n in (700, 1 + 5000 * i)
+        )
+        rows.append(
+            row(EVERYTHING if i else PENALTIES, [*outputs, vocab_size - 1], [len(outputs)], prompt)
+        )
     check(rows, random_logits(4, vocab_size, generator))
 
 
@@ -145,10 +179,14 @@ def test_a_prompt_is_seen_and_not_counted(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("num_outputs", [0, 1, 2, 3, 4])
-def test_a_bad_word_ends_behind_its_own_tokens_in_the_answer_alone(num_outputs: int, device: torch.device) -> None:
+def test_a_bad_word_ends_behind_its_own_tokens_in_the_answer_alone(
+    num_outputs: int, device: torch.device
+) -> None:
     """The prompt ends in the beginning of the word; drafts complete it."""
     edited = {"bad_words": ((5, 6, 7), (6, 9), (30,), tuple(range(10, 30)))}
-    out = check([row(edited, [6, 5, 6, 7], [num_outputs], [5, 5])], torch.zeros(1, 64, device=device))
+    out = check(
+        [row(edited, [6, 5, 6, 7], [num_outputs], [5, 5])], torch.zeros(1, 64, device=device)
+    )
     forbidden = torch.isneginf(out[0]).nonzero().flatten().tolist()
     assert forbidden == {0: [30], 1: [9, 30], 2: [30], 3: [7, 9, 30], 4: [30]}[num_outputs]
 

@@ -22,7 +22,11 @@ FILTERS = {
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize(
     ("rows", "vocab"),
-    [pytest.param(2, 100, marks=LONG_INTERPRETED), (3, 9000), *(pytest.param(r, 151_936, marks=GPU) for r in (1, 256))],
+    [
+        pytest.param(2, 100, marks=LONG_INTERPRETED),
+        (3, 9000),
+        *(pytest.param(r, 151_936, marks=GPU) for r in (1, 256)),
+    ],
 )
 def test_the_drawn_token_is_the_best_of_those_kept(
     rows: int, vocab: int, name: str, generator: torch.Generator

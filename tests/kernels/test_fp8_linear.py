@@ -1,5 +1,5 @@
-"""Products of e4m3 weights with activations in the model's type: the bits of the weights expanded, at every number of
-rows, whatever instructions the machine has."""
+"""Products of e4m3 weights with activations in the model's type: the bits of the weights expanded,
+at every number of rows, whatever instructions the machine has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tests.kernels.random_fp8 import random_fp8, tiles_of
 from tests.kernels.test_block_linear import OTHER_MACHINES, ROW_COUNTS, activations
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-shared = pytest.mark.parametrize("is_shared", [False, True], ids=["a scale for each output", "a scale for a tile"])
+shared = pytest.mark.parametrize(
+    "is_shared", [False, True], ids=["a scale for each output", "a scale for a tile"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +54,8 @@ def test_a_product_has_the_bits_of_the_weights_expanded_at_every_number_of_rows_
     x = activations(40, 384, dtype)
     for num_outputs, group_size in ((37, 32), (96, 384)):
         weight = random_fp8(num_outputs, 384, group_size, is_shared=is_shared)
-        expected, tiles = expanded_linear(x, expand(weight, dtype)), tiles_of(weight)
+        expected = expanded_linear(x, expand(weight, dtype))
+        tiles = tiles_of(weight)
         for num_threads in (1, 2):
             torch.set_num_threads(num_threads)
             for num_rows in ROW_COUNTS:
@@ -61,23 +64,32 @@ def test_a_product_has_the_bits_of_the_weights_expanded_at_every_number_of_rows_
 
 
 def test_the_twin_rounds_a_product_and_its_sum_once() -> None:
-    """Against exact fractions; among the sums are some that lie by less than float64 sees beside a middle of two
-    float32 numbers."""
+    """Against exact fractions; among the sums are some that lie by less than float64 sees beside a
+    middle of two float32 numbers."""
     generator = np.random.default_rng(0)
-    total = (generator.standard_normal(400) * 2.0 ** generator.integers(-12, 12, 400)).astype(np.float32)
+    total = (generator.standard_normal(400) * 2.0 ** generator.integers(-12, 12, 400)).astype(
+        np.float32
+    )
     x, weight = (generator.standard_normal(400).astype(np.float32) for _ in range(2))
-    total[0], x[0], weight[0] = 1 + 2**-23, 2**-24 * (1 + 2**-23), 1 - 2**-23
-    total[1], x[1], weight[1] = 1 + 2**-23, 2**-24 * (1 + 2**-23), 1 + 2**-22
+    total[0] = 1 + 2**-23
+    x[0] = 2**-24 * (1 + 2**-23)
+    weight[0] = 1 - 2**-23
+    total[1] = 1 + 2**-23
+    x[1] = 2**-24 * (1 + 2**-23)
+    weight[1] = 1 + 2**-22
     found = _add_product(total, x.astype(np.float64), weight.astype(np.float64))
     for out, a, b, c in zip(found, x, weight, total, strict=True):
         exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
         near = (np.nextafter(out, np.float32(side)) for side in (-np.inf, np.inf))
-        assert all(abs(Fraction(float(out)) - exact) <= abs(Fraction(float(each)) - exact) for each in near)
+        assert all(
+            abs(Fraction(float(out)) - exact) <= abs(Fraction(float(each)) - exact) for each in near
+        )
 
 
 @dtypes
 def test_a_product_is_as_close_to_that_in_float64_as_its_type_allows(dtype: torch.dtype) -> None:
-    x, weight = activations(16, 1536, dtype), random_fp8(64, 1536, 128, is_shared=True)
+    x = activations(16, 1536, dtype)
+    weight = random_fp8(64, 1536, 128, is_shared=True)
     expected = x.double() @ expand(weight, dtype).double().t()
     error = (fp8_linear(x, tiles_of(weight)).double() - expected).norm() / expected.norm()
     assert error < (1e-6 if dtype == torch.float32 else 3e-3)
@@ -101,11 +113,13 @@ def test_other_machines_instructions_give_the_same_bits(machine: str) -> None:
 
 @pytest.mark.parametrize("byte", [2, 70, -1], ids=["a scale", "a number", "the last number"])
 def test_one_wrong_bit_shows_in_its_outputs_alone(byte: int) -> None:
-    x, weight = activations(5, 384, torch.float32), tiles_of(random_fp8(64, 384, 128, is_shared=False))
+    x = activations(5, 384, torch.float32)
+    weight = tiles_of(random_fp8(64, 384, 128, is_shared=False))
     tiles = weight.tiles.clone()
     tiles[1, 2, byte] ^= 0x20
     changed = Fp8Tiles(format=weight.format, tiles=tiles, num_rows=64, group_size=128)
-    out, faulty = fp8_linear(x, weight), fp8_linear(x, changed)
+    out = fp8_linear(x, weight)
+    faulty = fp8_linear(x, changed)
     assert (out != faulty).any()
     assert torch.equal(out[:, :TILE_ROWS], faulty[:, :TILE_ROWS])
     assert torch.equal(out[:, 2 * TILE_ROWS :], faulty[:, 2 * TILE_ROWS :])

@@ -41,17 +41,24 @@ LINEARS = [
 
 @pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 96, 256), (3, 70, 576), (13, 64, 100), pytest.param(61, 4100, 4096, marks=GPU)]
+    ("m", "n", "k"),
+    [(1, 96, 256), (3, 70, 576), (13, 64, 100), pytest.param(61, 4100, 4096, marks=GPU)],
 )
-def test_skinny_gemm_agrees_with_float64(m: int, n: int, k: int, tiles: Tiles, generator: torch.Generator) -> None:
-    x, weight = (torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (m, n))
+def test_skinny_gemm_agrees_with_float64(
+    m: int, n: int, k: int, tiles: Tiles, generator: torch.Generator
+) -> None:
+    x, weight = (
+        torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (m, n)
+    )
     out = x.new_full((m, n), POISON)
     skinny_gemm(x, weight, out, tiles)
     assert relative_error(out, linear_twin(x.double(), weight.double())) < 3e-3
 
 
 @pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 96, 512), (13, 64, 100), pytest.param(32, 2048, 4096, marks=GPU)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 96, 512), (13, 64, 100), pytest.param(32, 2048, 4096, marks=GPU)]
+)
 def test_a_product_of_four_byte_weights_agrees_with_float64(
     m: int, n: int, k: int, tiles: Tiles, generator: torch.Generator
 ) -> None:
@@ -63,17 +70,23 @@ def test_a_product_of_four_byte_weights_agrees_with_float64(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("tiles", [*ALL_TILES, GATED], ids=str)
-def test_tiles_fit_in_shared_memory_for_any_number_of_inputs(tiles: Tiles, dtype: torch.dtype) -> None:
+def test_tiles_fit_in_shared_memory_for_any_number_of_inputs(
+    tiles: Tiles, dtype: torch.dtype
+) -> None:
     columns = tiles.block_n * (2 if tiles is GATED else 1)
     for k in (100, 576, 2048, 4096):
         block_k = tile_inputs(torch.empty(1, k, dtype=dtype), tiles)
         assert k % block_k == 0 or k == 100
-        assert (tiles.block_m + columns) * block_k * dtype.itemsize * tiles.num_stages <= SHARED_BYTES
+        assert (
+            tiles.block_m + columns
+        ) * block_k * dtype.itemsize * tiles.num_stages <= SHARED_BYTES
 
 
 @GPU
 @pytest.mark.parametrize(("n", "k"), LINEARS)
-def test_every_batch_size_gives_a_row_the_same_bits(n: int, k: int, generator: torch.Generator) -> None:
+def test_every_batch_size_gives_a_row_the_same_bits(
+    n: int, k: int, generator: torch.Generator
+) -> None:
     configure_blas()
     weight = torch.randn(n, k, generator=generator, device=generator.device).bfloat16()
     x = torch.randn(2048, k, generator=generator, device=generator.device).bfloat16()
@@ -113,18 +126,33 @@ def test_every_batch_size_gives_a_row_the_same_bits(n: int, k: int, generator: t
         assert all(torch.equal(out[place], alone[i]) for i, place in enumerate(at)), m
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 96, 256), (13, 64, 100), pytest.param(16, 4096, 4096, marks=GPU)])
-def test_skinny_gated_gemm_agrees_with_float64(m: int, n: int, k: int, generator: torch.Generator) -> None:
-    x, weight = (torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (m, 2 * n))
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 96, 256), (13, 64, 100), pytest.param(16, 4096, 4096, marks=GPU)]
+)
+def test_skinny_gated_gemm_agrees_with_float64(
+    m: int, n: int, k: int, generator: torch.Generator
+) -> None:
+    x, weight = (
+        torch.randn(s, k, generator=generator, device=generator.device).bfloat16()
+        for s in (m, 2 * n)
+    )
     out = x.new_full((m, n), POISON)
     skinny_gated_gemm(x, weight * k**-0.5, out)
     # The product is rounded before it is gated, as one that is stored.
-    assert relative_error(out, silu_mul_twin(linear_twin(x.double(), (weight * k**-0.5).double()))) < 6e-3
+    assert (
+        relative_error(out, silu_mul_twin(linear_twin(x.double(), (weight * k**-0.5).double())))
+        < 6e-3
+    )
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(300, 256, 128), pytest.param(8192, 12288, 4096, marks=GPU)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(300, 256, 128), pytest.param(8192, 12288, 4096, marks=GPU)]
+)
 def test_gated_gemm_agrees_with_float64(m: int, n: int, k: int, generator: torch.Generator) -> None:
-    x, weight = (torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (m, 2 * n))
+    x, weight = (
+        torch.randn(s, k, generator=generator, device=generator.device).bfloat16()
+        for s in (m, 2 * n)
+    )
     out = x.new_full((m, n), POISON)
     gated_gemm(x, weight * k**-0.5, out)
     product = linear_twin(x.double(), (weight * k**-0.5).double())
@@ -133,9 +161,13 @@ def test_gated_gemm_agrees_with_float64(m: int, n: int, k: int, generator: torch
 
 @GPU
 @pytest.mark.parametrize(("n", "k"), [(12288, 4096), (3072, 1024)])
-def test_a_row_is_gated_to_the_same_bits_in_every_batch(n: int, k: int, generator: torch.Generator) -> None:
+def test_a_row_is_gated_to_the_same_bits_in_every_batch(
+    n: int, k: int, generator: torch.Generator
+) -> None:
     configure_blas()
-    weight = torch.randn(2 * n, k, generator=generator, device=generator.device).bfloat16() * k**-0.5
+    weight = (
+        torch.randn(2 * n, k, generator=generator, device=generator.device).bfloat16() * k**-0.5
+    )
     x = torch.randn(3000, k, generator=generator, device=generator.device).bfloat16()
     together = silu_mul(linear(x, weight))
     for m in (1, 2, 8, 9, 16, 17, 64, 100, 128, 192, 200, 256, 1024, 1500, 2048, 3000):
@@ -144,7 +176,9 @@ def test_a_row_is_gated_to_the_same_bits_in_every_batch(n: int, k: int, generato
 
 @GPU
 @pytest.mark.parametrize(("key", "tiles"), ROW_TILES.items(), ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), [(9, 128, 256), (64, 6144, 1024), (100, 4096, 1024), (256, 1024, 3072)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(9, 128, 256), (64, 6144, 1024), (100, 4096, 1024), (256, 1024, 3072)]
+)
 def test_rows_gemm_has_the_bits_of_the_library(
     key: tuple[int, str], tiles: RowTiles, m: int, n: int, k: int, generator: torch.Generator
 ) -> None:
@@ -152,7 +186,9 @@ def test_rows_gemm_has_the_bits_of_the_library(
         pytest.skip("for Hopper")
     configure_blas()
     gates = key[1] == "gates"
-    x, weight = (torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (m, n))
+    x, weight = (
+        torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (m, n)
+    )
     product = torch.mm(x, weight.t())
     expected = silu_mul(product) if gates else product
     for dependent in (False, True):
@@ -178,7 +214,9 @@ def test_few_rows_gemm_has_the_bits_of_the_library(
         pytest.skip("for Hopper")
     configure_blas()
     tiles = FewRowTiles(block_n)
-    rows, weight = (torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (16, n))
+    rows, weight = (
+        torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (16, n)
+    )
     together = torch.mm(rows, weight.t())
     for m in (1, 2, 3, 7, 8, 9, 15, 16):
         expected = silu_mul(together[:m]) if gates else together[:m]
@@ -191,14 +229,22 @@ def test_few_rows_gemm_has_the_bits_of_the_library(
 @GPU
 @pytest.mark.parametrize("gates", [False, True])
 def test_rows_beside_others_change_no_bit_of_a_row(gates: bool, generator: torch.Generator) -> None:
-    """Not even where shared memory holds no numbers: the matrix unit reads more rows than there are."""
+    """Not even where shared memory holds no numbers: the matrix unit reads more rows than there
+    are."""
     if not is_hopper(generator.device):
         pytest.skip("for Hopper")
     weight = torch.randn(4096, 1024, generator=generator, device=generator.device).bfloat16()
     rows = torch.randn(8, 1024, generator=generator, device=generator.device).bfloat16()
     out = rows.new_empty(8, 2048 if gates else 4096)
     few_rows_gemm(rows, weight, out, FewRowTiles(32), gates=gates, dependent=False)
-    few_rows_gemm(rows * torch.nan, weight, torch.empty_like(out), FewRowTiles(32), gates=gates, dependent=False)
+    few_rows_gemm(
+        rows * torch.nan,
+        weight,
+        torch.empty_like(out),
+        FewRowTiles(32),
+        gates=gates,
+        dependent=False,
+    )
     for i in range(8):
         alone = torch.full_like(out[:1], POISON)
         few_rows_gemm(rows[i : i + 1], weight, alone, FewRowTiles(32), gates=gates, dependent=False)
@@ -209,8 +255,13 @@ def test_rows_beside_others_change_no_bit_of_a_row(gates: bool, generator: torch
 @pytest.mark.parametrize("m", [1, 2, 8, 16, 32, 64, 128, 192, 256])
 def test_products_that_start_early_wait_for_one_another(m: int, generator: torch.Generator) -> None:
     configure_blas()
-    up, back = (torch.randn(s, generator=generator, device=generator.device) for s in ((6144, 1024), (1024, 3072)))
-    up, back, scale = up.bfloat16(), back.bfloat16(), torch.full((1024,), 0.03, device=generator.device).bfloat16()
+    up, back = (
+        torch.randn(s, generator=generator, device=generator.device)
+        for s in ((6144, 1024), (1024, 3072))
+    )
+    up = up.bfloat16()
+    back = back.bfloat16()
+    scale = torch.full((1024,), 0.03, device=generator.device).bfloat16()
     x = torch.randn(m, 1024, generator=generator, device=generator.device).bfloat16()
 
     def chain(x: torch.Tensor, *, dependent: bool) -> torch.Tensor:
@@ -230,7 +281,12 @@ def test_tiles_of_hopper_are_for_a_hopper_and_small_weights(device: torch.device
         return choose_rows(x, weight, gates=gates) is not None
 
     here = is_hopper(device)
-    assert chosen(17, 1024, 2048) == chosen(256, 4096, 1024) == chosen(9, 6144, 1024, gates=True) == here
+    assert (
+        chosen(17, 1024, 2048)
+        == chosen(256, 4096, 1024)
+        == chosen(9, 6144, 1024, gates=True)
+        == here
+    )
     assert not any(chosen(m, 1024, 2048) for m in (1, 16, 257))
     assert not chosen(160, 6144, 1024, gates=True)
     assert not chosen(64, EARLY_BYTES // 2048 + 128, 1024)
@@ -245,7 +301,10 @@ def test_products_of_our_own_never_reach_the_library(
         raise AssertionError("the library was asked")
 
     monkeypatch.setattr(torch, "mm", refuse)
-    x, weight = (torch.randn(s, 576, generator=generator, device=generator.device).bfloat16() for s in (m, 160))
+    x, weight = (
+        torch.randn(s, 576, generator=generator, device=generator.device).bfloat16()
+        for s in (m, 160)
+    )
     weight *= 576**-0.5
     with pytest.raises(AssertionError, match="the library"):
         linear(x, weight)
@@ -274,10 +333,17 @@ print("later", file=sys.stderr)
 
     def says(*args: str) -> list[str]:
         command = [sys.executable, "-c", program, *args]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stderr.splitlines()
 
-    loud, quiet = says(), says("quiet")
+    loud = says()
+    quiet = says("quiet")
     assert any("experimental feature" in line for line in loud)
     assert not any("experimental feature" in line for line in quiet)
     # A machine's libraries may say something of their own.
-    assert [line for line in quiet if line in ("before", "after", "later")] == ["before", "after", "later"]
+    assert [line for line in quiet if line in ("before", "after", "later")] == [
+        "before",
+        "after",
+        "later",
+    ]

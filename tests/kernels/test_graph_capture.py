@@ -36,7 +36,9 @@ def collects(request: pytest.FixtureRequest) -> Iterator[bool]:
     (gc.enable if before else gc.disable)()
 
 
-def test_the_collector_pauses_while_launches_are_captured(recorded: tuple[Any, list[str]], collects: bool) -> None:
+def test_the_collector_pauses_while_launches_are_captured(
+    recorded: tuple[Any, list[str]], collects: bool
+) -> None:
     graph, seen = recorded
     with capturing(graph, "a pool"):
         assert not gc.isenabled()
@@ -44,7 +46,9 @@ def test_the_collector_pauses_while_launches_are_captured(recorded: tuple[Any, l
     assert seen == ["begin in a pool", "end"]
 
 
-def test_a_launch_that_fails_ends_the_capture(recorded: tuple[Any, list[str]], collects: bool) -> None:
+def test_a_launch_that_fails_ends_the_capture(
+    recorded: tuple[Any, list[str]], collects: bool
+) -> None:
     graph, seen = recorded
     with pytest.raises(Broken), capturing(graph):
         raise Broken
@@ -70,4 +74,7 @@ def test_pinned_memory_in_garbage_survives_a_capture_on_the_stream_that_used_it(
         assert len(made) == 100_000
         gc.collect()
         for _ in range(50):
-            assert torch.arange(100, dtype=torch.int32).pin_memory().to("cuda", non_blocking=True)[99] == 99
+            assert (
+                torch.arange(100, dtype=torch.int32).pin_memory().to("cuda", non_blocking=True)[99]
+                == 99
+            )

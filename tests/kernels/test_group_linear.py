@@ -1,5 +1,6 @@
-"""Products of weights in groups with activations in 8 bits: the bits of the plain twin, at every number of rows,
-whatever instructions the machine has; and how close they are to products in float."""
+"""Products of weights in groups with activations in 8 bits: the bits of the plain twin, at every
+number of rows, whatever instructions the machine has; and how close they are to products in
+float."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from tests.kernels.random_groups import random_groups
 from tests.kernels.test_block_linear import OTHER_MACHINES, ROW_COUNTS, activations
 
 formats = pytest.mark.parametrize(
-    "format", GROUP_FORMATS, ids=lambda format: f"{format.bits} bits, {str(format.scale_dtype).removeprefix('torch.')}"
+    "format",
+    GROUP_FORMATS,
+    ids=lambda format: f"{format.bits} bits, {str(format.scale_dtype).removeprefix('torch.')}",
 )
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 IN_CI = {
@@ -29,8 +32,10 @@ IN_CI = {
     GroupFormat(4, torch.float32): torch.bfloat16,
     GroupFormat(8, torch.bfloat16): torch.bfloat16,
 }
-"""Formats with the type whose products `make test` computes: each number of bits and each type of scales."""
-INT4, INT8 = GroupFormat(4, torch.float16), GroupFormat(8, torch.bfloat16)
+"""Formats with the type whose products `make test` computes: each number of bits and each type of
+scales."""
+INT4 = GroupFormat(4, torch.float16)
+INT8 = GroupFormat(8, torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +53,9 @@ def test_tokens_in_8_bits_have_the_bits_of_the_twin(dtype: torch.dtype) -> None:
 
 def test_a_token_is_rounded_to_a_127th_of_its_largest_number() -> None:
     x = torch.zeros(2, 64)
-    x[0, 40], x[0, 1], x[1, 3] = -2.54, 0.05, 1.27
+    x[0, 40] = -2.54
+    x[0, 1] = 0.05
+    x[1, 3] = 1.27
     (rounded,) = block_activations.read(quantize_tokens(x))
     assert rounded.values[0].flatten()[[1, 40]].tolist() == [2, -127]
     assert rounded.values[1, 0, 3] == 127
@@ -57,12 +64,19 @@ def test_a_token_is_rounded_to_a_127th_of_its_largest_number() -> None:
 
 @formats
 @pytest.mark.parametrize("group_size", [32, 64, 256])
-def test_tiles_hold_the_numbers_that_they_were_made_of(format: GroupFormat, group_size: int) -> None:
+def test_tiles_hold_the_numbers_that_they_were_made_of(
+    format: GroupFormat, group_size: int
+) -> None:
     weight, exact = random_groups(format, 37, 256, group_size)
-    numbers, of_inputs = read(weight), torch.arange(256) // group_size
-    found = (numbers.values.double() - numbers.zeros.double()[:, of_inputs]) * numbers.scales.double()[:, of_inputs]
+    numbers = read(weight)
+    of_inputs = torch.arange(256) // group_size
+    found = (
+        numbers.values.double() - numbers.zeros.double()[:, of_inputs]
+    ) * numbers.scales.double()[:, of_inputs]
     assert torch.equal(found, exact)
-    stored = 37 * 256 * format.bits // 8 + 37 * (256 // group_size) * (format.scale_dtype.itemsize + 1)
+    stored = 37 * 256 * format.bits // 8 + 37 * (256 // group_size) * (
+        format.scale_dtype.itemsize + 1
+    )
     assert weight.tiles.numel() == stored * 48 // 37
 
 
@@ -78,7 +92,8 @@ def test_tiles_hold_the_numbers_that_they_were_made_of(format: GroupFormat, grou
 def test_a_product_has_the_bits_of_the_twin_at_every_number_of_rows_and_threads(
     format: GroupFormat, dtype: torch.dtype
 ) -> None:
-    x, rounds_tokens = activations(40, 768, dtype), format.bits == 8 and format.scale_dtype != torch.float16
+    x = activations(40, 768, dtype)
+    rounds_tokens = format.bits == 8 and format.scale_dtype != torch.float16
     for num_outputs, group_size in ((37, 32), (96, 768)):
         weight, _ = random_groups(format, num_outputs, 768, group_size, rounds_tokens=rounds_tokens)
         expected = twin(x, weight)
@@ -109,12 +124,14 @@ def test_other_machines_instructions_give_the_same_bits(machine: str, num_format
 
 
 @pytest.mark.parametrize(
-    ("format", "rounds_tokens", "most"), [(INT4, False, 0.01), (INT8, False, 0.01), (INT8, True, 0.02)]
+    ("format", "rounds_tokens", "most"),
+    [(INT4, False, 0.01), (INT8, False, 0.01), (INT8, True, 0.02)],
 )
 def test_a_product_is_as_close_to_that_in_float64_as_8_bits_allow(
     format: GroupFormat, rounds_tokens: bool, most: float
 ) -> None:
-    """A 127th of the largest of 1,536 normal numbers is about 0.028, so its rounding errs by 0.008."""
+    """A 127th of the largest of 1,536 normal numbers is about 0.028, so its rounding errs by
+    0.008."""
     x = torch.randn(16, 1536, generator=torch.Generator().manual_seed(2))
     order = torch.randperm(1536, generator=torch.Generator().manual_seed(3))
     weight, exact = random_groups(format, 64, 1536, 128, order=order, rounds_tokens=rounds_tokens)
@@ -135,7 +152,8 @@ def test_one_wrong_bit_shows_in_its_outputs_alone(format: GroupFormat, byte: int
     tiles = weight.tiles.clone()
     tiles[1, 2, byte] ^= 1
     changed = GroupTiles(format=format, tiles=tiles, num_rows=64, group_size=128)
-    out, faulty = group_linear(x, weight), group_linear(x, changed)
+    out = group_linear(x, weight)
+    faulty = group_linear(x, changed)
     assert (out != faulty).any()
     assert torch.equal(out[:, :TILE_ROWS], faulty[:, :TILE_ROWS])
     assert torch.equal(faulty, twin(x, changed))

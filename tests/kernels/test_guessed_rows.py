@@ -17,16 +17,21 @@ def ints(values: list[int] | list[list[int]], generator: torch.Generator) -> tor
 
 
 def test_words_of_another_step_move_as_far_as_rows_are_behind(generator: torch.Generator) -> None:
-    """Rows 4 and 2 follow, 3 and 0 tokens behind what was planned; row 1 does not, whatever is known of it."""
-    steps = ints([[4, 1, 2, -1], [0, 2, 3, 0], [1, 0, 2, 0], [1, 0, 1, 0], [0, 2, 3, -1]], generator)
+    """Rows 4 and 2 follow, 3 and 0 tokens behind what was planned; row 1 does not, whatever is
+    known of it."""
+    steps = ints(
+        [[4, 1, 2, -1], [0, 2, 3, 0], [1, 0, 2, 0], [1, 0, 1, 0], [0, 2, 3, -1]], generator
+    )
     known = ints([-7, 90, 31, -7, 18, -7], generator)
     positions = ints([20, 21, 8, 30, 31, 32, 0], generator)
     shifts = ints([9] * 6, generator)
     find_shifts(steps, known, positions, shifts)
     assert shifts.tolist() == [9, 0, 0, 9, -3, 9]
     shifts[2] = -2
-    rows, at = ints([4, 4, 2, 1, -1], generator), ints([19, 20, 29, 8, 0], generator)
-    lens, draws = ints([20, 21, 30, 0], generator), ints([[4, 2, -1], [20, 29, 5], [7, 8, 5], [1, 2, 5]], generator)
+    rows = ints([4, 4, 2, 1, -1], generator)
+    at = ints([19, 20, 29, 8, 0], generator)
+    lens = ints([20, 21, 30, 0], generator)
+    draws = ints([[4, 2, -1], [20, 29, 5], [7, 8, 5], [1, 2, 5]], generator)
     shift_words(shifts, StepWords(rows, at, lens, None, draws))
     assert rows.tolist() == [4, 4, 2, 1, -1]
     assert at.tolist() == [16, 17, 27, 8, 0]
@@ -36,27 +41,40 @@ def test_words_of_another_step_move_as_far_as_rows_are_behind(generator: torch.G
 
 def test_rows_go_on_behind_what_they_guess_until_none_is_left(generator: torch.Generator) -> None:
     table = torch.zeros(5, 20, dtype=torch.int32, device=generator.device)
-    rows, at, left = ints([3, -1, 0], generator), ints([5, 0, 9], generator), ints([3, 0, 1], generator)
+    rows = ints([3, -1, 0], generator)
+    at = ints([5, 0, 9], generator)
+    left = ints([3, 0, 1], generator)
     outputs = ints([11, 0, 12], generator)
     store_guesses(rows, at, ints([41, 42, 43], generator), table, 500)
     assert (table[3, 6], table[0, 10]) == (41, 43)
     at += rows >= 0
     lens = ints([7, 0, 11], generator)
-    store_guesses_and_advance(rows, at, ints([51, 52, 53], generator), table, 500, lens, outputs, left)
+    store_guesses_and_advance(
+        rows, at, ints([51, 52, 53], generator), table, 500, lens, outputs, left
+    )
     assert rows.tolist() == [3, -1, -1]
     assert (at[0], lens.tolist(), outputs[0], left.tolist()) == (7, [8, 0, 0], 12, [2, 0, 0])
-    store_guesses_and_advance(rows, at, ints([61, 62, 63], generator), table, 500, lens, outputs, left)
-    store_guesses_and_advance(rows, at, ints([71, 72, 73], generator), table, 500, lens, outputs, left)
+    store_guesses_and_advance(
+        rows, at, ints([61, 62, 63], generator), table, 500, lens, outputs, left
+    )
+    store_guesses_and_advance(
+        rows, at, ints([71, 72, 73], generator), table, 500, lens, outputs, left
+    )
     assert (rows.tolist(), lens.tolist()) == ([-1] * 3, [0] * 3)
     assert table[3, 6:10].tolist() == [41, 51, 61, 71]
     assert table[0, 10:13].tolist() == [43, 53, 0]
     assert int((table != 0).sum()) == 6
 
 
-def test_a_first_guess_stays_at_its_position_and_later_ones_go_a_place_further(generator: torch.Generator) -> None:
+def test_a_first_guess_stays_at_its_position_and_later_ones_go_a_place_further(
+    generator: torch.Generator,
+) -> None:
     table = torch.zeros(5, 20, dtype=torch.int32, device=generator.device)
-    rows, at, left = ints([3, 0], generator), ints([5, 9], generator), ints([3, 1], generator)
-    lens, outputs = ints([6, 10], generator), ints([2, 4], generator)
+    rows = ints([3, 0], generator)
+    at = ints([5, 9], generator)
+    left = ints([3, 1], generator)
+    lens = ints([6, 10], generator)
+    outputs = ints([2, 4], generator)
     words = lens, outputs, left
     store_guesses_and_advance(rows, at, ints([41, 42], generator), table, 500, *words, advance=0)
     assert (rows.tolist(), at[0], lens.tolist(), outputs[0]) == ([3, -1], 5, [6, 0], 3)
@@ -69,15 +87,19 @@ def test_a_first_guess_stays_at_its_position_and_later_ones_go_a_place_further(g
 
 
 def test_states_before_last_known_tokens_are_kept(generator: torch.Generator) -> None:
-    """Row 4 gained two of its three tokens, row 1 is a chunk that is sampled after, row 2 one that is not."""
-    steps = ints([[4, 1, 2, -1], [0, 3, 7, 0], [2, 0, 0, 0], [1, 0, 0, 0], [0, 3, -1, -1]], generator)
+    """Row 4 gained two of its three tokens, row 1 is a chunk that is sampled after, row 2 one that
+    is not."""
+    steps = ints(
+        [[4, 1, 2, -1], [0, 3, 7, 0], [2, 0, 0, 0], [1, 0, 0, 0], [0, 3, -1, -1]], generator
+    )
     positions = ints([30, 31, 32, 5, 6, 7, 8, 0, 1], generator)
     known = ints([0, 10, 99, 0, 33], generator)
     hidden = torch.randn(9, 1500, generator=generator, device=generator.device)
     states = torch.zeros(5, 1500, device=generator.device)
     keep_states(steps, known, positions, hidden, states)
     expected = torch.zeros_like(states)
-    expected[4], expected[1] = hidden[1], hidden[6]
+    expected[4] = hidden[1]
+    expected[1] = hidden[6]
     assert torch.equal(states, expected)
 
 

@@ -13,11 +13,15 @@ import pytest
 
 from tests.kernels import hopper_assembly
 
-READ, FENCE = "ldmatrix", "fence.proxy.async"
+READ = "ldmatrix"
+FENCE = "fence.proxy.async"
 GIVEN_BACK = re.compile(r"mbarrier\.arrive\.shared|cp\.async\.bulk\.tensor")
 """A slot of a ring is free, or is filled again."""
-ARRIVE, STORE = "mbarrier.arrive.shared::cta", "cp.async.bulk.tensor.2d.global"
-STEP = re.compile(f"{ARRIVE}|{STORE}|{FENCE}|bar\\.sync|wgmma\\.wait_group|cp\\.async\\.bulk\\.wait_group\\.read")
+ARRIVE = "mbarrier.arrive.shared::cta"
+STORE = "cp.async.bulk.tensor.2d.global"
+STEP = re.compile(
+    f"{ARRIVE}|{STORE}|{FENCE}|bar\\.sync|wgmma\\.wait_group|cp\\.async\\.bulk\\.wait_group\\.read"
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,23 +29,32 @@ def programs() -> Any:
     """PTX by group and name."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", hopper_assembly.__name__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.long
-def test_reads_of_a_ring_are_fenced_before_the_copy_engine_may_write_it_again(programs: Any) -> None:
-    """A barrier orders reads among threads only: the copy engine overwrote what was still being read."""
+def test_reads_of_a_ring_are_fenced_before_the_copy_engine_may_write_it_again(
+    programs: Any,
+) -> None:
+    """A barrier orders reads among threads only: the copy engine overwrote what was still being
+    read."""
     assert len(programs["rings"]) == 6
     for name, assembly in programs["rings"].items():
         lines = assembly.splitlines()
         reads = [i for i, line in enumerate(lines) if READ in line]
-        after_reads = [i for i, line in enumerate(lines) if GIVEN_BACK.search(line) and reads and i > reads[0]]
+        after_reads = [
+            i for i, line in enumerate(lines) if GIVEN_BACK.search(line) and reads and i > reads[0]
+        ]
         assert after_reads, name
         for at in after_reads:
             last_read = max(i for i in reads if i < at)
-            assert any(FENCE in line for line in lines[last_read:at]), f"{name}: {lines[at].strip()} in line {at}"
+            assert any(FENCE in line for line in lines[last_read:at]), (
+                f"{name}: {lines[at].strip()} in line {at}"
+            )
 
 
 @pytest.mark.slow
@@ -52,19 +65,28 @@ def test_attention_for_any_gpu_is_compiled_for_a_single_key_head_too(programs: A
 
 
 @pytest.mark.slow
-def test_teams_of_a_product_hand_tiles_to_the_copy_engine_only_when_they_are_done_with_them(programs: Any) -> None:
-    """A slot is free when all warps have waited for their products; a chunk is written when the copy engine has read
-    the last one there, and is fenced and complete before it is copied."""
+def test_teams_of_a_product_hand_tiles_to_the_copy_engine_only_when_they_are_done_with_them(
+    programs: Any,
+) -> None:
+    """A slot is free when all warps have waited for their products; a chunk is written when the
+    copy engine has read the last one there, and is fenced and complete before it is copied."""
     assert programs["teams"]
     for name, program in programs["teams"].items():
-        steps = [match.group() for line in program["ptx"].splitlines() if (match := STEP.search(line))]
-        before = {step: {tuple(steps[max(i - 2, 0) : i]) for i, at in enumerate(steps) if at == step} for step in steps}
+        steps = [
+            match.group() for line in program["ptx"].splitlines() if (match := STEP.search(line))
+        ]
+        before = {
+            step: {tuple(steps[max(i - 2, 0) : i]) for i, at in enumerate(steps) if at == step}
+            for step in steps
+        }
         assert before[ARRIVE] == {("wgmma.wait_group", "bar.sync")}, name
         assert before[STORE] == {(FENCE, "bar.sync")}, name
         for i, step in enumerate(steps):
             if step == STORE:
                 chunk = steps[i - 4 : i]
-                assert chunk == ["cp.async.bulk.wait_group.read", "bar.sync", FENCE, "bar.sync"], name
+                assert chunk == ["cp.async.bulk.wait_group.read", "bar.sync", FENCE, "bar.sync"], (
+                    name
+                )
 
 
 @pytest.mark.slow
@@ -88,7 +110,9 @@ def test_weights_of_few_rows_are_asked_for_before_the_rows_are_there(programs: A
 
 
 @pytest.mark.slow
-def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_are_made(programs: Any) -> None:
+def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_are_made(
+    programs: Any,
+) -> None:
     """Another layout of the words would send every weight through shared memory."""
     assert (len(programs["packed"]), len(programs["blocks"])) == (13, 4)
     for name, assembly in (programs["packed"] | programs["blocks"]).items():
@@ -102,7 +126,9 @@ def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_ar
             continue
         assert len(products) == num_products, name
         between = lines[products[0] : products[-1]]
-        assert not [line for line in between if "st.shared" in line or "shfl" in line or "bar.sync" in line], name
+        assert not [
+            line for line in between if "st.shared" in line or "shfl" in line or "bar.sync" in line
+        ], name
 
 
 @pytest.mark.slow
@@ -150,15 +176,24 @@ def test_rows_of_eight_bits_compile_and_are_multiplied_as_they_are(programs: Any
     products = programs["rounded rows"] | many
     assert len(products) == 6
     for assembly in products.values():
-        kinds = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.(\w+\.\w+)", assembly))
+        kinds = set(
+            re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.(\w+\.\w+)", assembly)
+        )
         assert kinds == {"e4m3.e4m3"}
 
 
 @pytest.mark.slow
 def test_a_sum_of_a_block_is_scaled_and_added_in_one_rounding(programs: Any) -> None:
-    """A product and a sum that one kernel rounds apart would have other bits than those of another kernel."""
-    many = {name: program["ptx"] for name, program in programs["teams"].items() if "e4m3 in blocks" in name}
-    products = many | {name: each for name, each in programs["rounded rows"].items() if "in blocks" in name}
+    """A product and a sum that one kernel rounds apart would have other bits than those of another
+    kernel."""
+    many = {
+        name: program["ptx"]
+        for name, program in programs["teams"].items()
+        if "e4m3 in blocks" in name
+    }
+    products = many | {
+        name: each for name, each in programs["rounded rows"].items() if "in blocks" in name
+    }
     assert len(products) == 3
     for name, assembly in products.items():
         assert "fma.rn.f32" in assembly, name

@@ -8,7 +8,15 @@ import torch
 
 from headwater.kernels.gemm import configure_blas, linear, linear_twin
 from headwater.kernels.hopper_packed_gemm import PackedWords, hopper_packed_gemm
-from headwater.kernels.int4_gemm import MOST_ROWS, TILES, Int4Tiles, choose, expanded, int4_gemm, int4_linear
+from headwater.kernels.int4_gemm import (
+    MOST_ROWS,
+    TILES,
+    Int4Tiles,
+    choose,
+    expanded,
+    int4_gemm,
+    int4_linear,
+)
 from headwater.kernels.int4_layout import Int4Weight, expand, pack, zero_points
 from headwater.kernels.packed_tiles import RingTiles, tiles_of
 from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, POISON, relative_error
@@ -19,11 +27,17 @@ SHAPES = [(8192, 8192), (6144, 4096), (4096, 12288), (1152, 896), (576, 1536)]
 """[N, K]; the last ones are whole in no number of large tiles."""
 ALL_TILES = list(TILES.values())
 ORDERS_AND_TILES = [
-    pytest.param(in_order, tiles, id=f"{in_order}-{tiles}", marks=() if in_order or i == 0 else LONG_INTERPRETED)
+    pytest.param(
+        in_order,
+        tiles,
+        id=f"{in_order}-{tiles}",
+        marks=() if in_order or i == 0 else LONG_INTERPRETED,
+    )
     for in_order in (True, False)
     for i, tiles in enumerate(ALL_TILES)
 ]
-"""All tiles look scales up in the same way where inputs are not in their groups' order: one of them is interpreted."""
+"""All tiles look scales up in the same way where inputs are not in their groups' order: one of them
+is interpreted."""
 
 
 def made(
@@ -41,22 +55,33 @@ def made(
     of_inputs = torch.arange(k, device=generator.device) // (k // num_groups)
     shuffled = of_inputs[torch.randperm(k, generator=generator, device=generator.device)].int()
     groups = None if in_order else shuffled
-    return Int4Weight(words=pack(weights), scales=scales, zeros=None if symmetric else zeros, groups=groups)
+    return Int4Weight(
+        words=pack(weights), scales=scales, zeros=None if symmetric else zeros, groups=groups
+    )
 
 
-def rows(m: int, k: int, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def rows(
+    m: int, k: int, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
     return torch.randn(m, k, generator=generator, device=generator.device).to(dtype)
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=LONG_INTERPRETED), torch.float32], ids=str
+    "dtype",
+    [torch.bfloat16, pytest.param(torch.float16, marks=LONG_INTERPRETED), torch.float32],
+    ids=str,
 )
 @pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize(
     ("n", "k", "group_size"),
-    [pytest.param(40, 128, 32, marks=LONG), (33, 256, 64), pytest.param(70, 256, 128, marks=LONG), (64, 96, -1)],
+    [
+        pytest.param(40, 128, 32, marks=LONG),
+        (33, 256, 64),
+        pytest.param(70, 256, 128, marks=LONG),
+        (64, 96, -1),
+    ],
 )
 def test_an_expanded_matrix_has_the_bits_of_its_specification(
     n: int,
@@ -86,26 +111,45 @@ def test_an_expanded_matrix_has_the_bits_of_its_specification(
     ],
 )
 def test_int4_gemm_agrees_with_float64(
-    m: int, n: int, k: int, group_size: int, in_order: bool, tiles: Int4Tiles, generator: torch.Generator
+    m: int,
+    n: int,
+    k: int,
+    group_size: int,
+    in_order: bool,
+    tiles: Int4Tiles,
+    generator: torch.Generator,
 ) -> None:
-    weight, x = made(n, k, group_size, generator, in_order=in_order), rows(m, k, generator)
+    weight = made(n, k, group_size, generator, in_order=in_order)
+    x = rows(m, k, generator)
     whole = x.new_full((m + 1, n), POISON)
     int4_gemm(x, weight, whole[:m], tiles)
     assert bool((whole[m] == POISON).all())
-    assert relative_error(whole[:m], linear_twin(x.double(), expand(weight, torch.bfloat16).double())) < 3e-3
+    assert (
+        relative_error(whole[:m], linear_twin(x.double(), expand(weight, torch.bfloat16).double()))
+        < 3e-3
+    )
 
 
-def test_symmetric_weights_are_multiplied_as_those_with_zero_points(generator: torch.Generator) -> None:
-    weight, x = made(64, 256, 64, generator, symmetric=True), rows(3, 256, generator)
+def test_symmetric_weights_are_multiplied_as_those_with_zero_points(
+    generator: torch.Generator,
+) -> None:
+    weight = made(64, 256, 64, generator, symmetric=True)
+    x = rows(3, 256, generator)
     found = int4_linear(x, weight)
     assert torch.equal(found, int4_linear(x, replace(weight, zeros=zero_points(weight))))
-    assert relative_error(found, linear_twin(x.double(), expand(weight, torch.bfloat16).double())) < 3e-3
+    assert (
+        relative_error(found, linear_twin(x.double(), expand(weight, torch.bfloat16).double()))
+        < 3e-3
+    )
 
 
 @pytest.mark.parametrize("m", [2, MOST_ROWS + 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_every_type_and_number_of_rows_is_served(m: int, dtype: torch.dtype, generator: torch.Generator) -> None:
-    weight, x = made(64, 128, 32, generator), rows(m, 128, generator, dtype)
+def test_every_type_and_number_of_rows_is_served(
+    m: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    weight = made(64, 128, 32, generator)
+    x = rows(m, 128, generator, dtype)
     out = int4_linear(x, weight)
     assert out.dtype == dtype
     assert relative_error(out, linear_twin(x.double(), expand(weight, dtype).double())) < 3e-3
@@ -113,7 +157,8 @@ def test_every_type_and_number_of_rows_is_served(m: int, dtype: torch.dtype, gen
 
 @pytest.mark.parametrize("fault", ["scale", "zero", "order", "group"])
 def test_a_fault_of_one_group_shows(fault: str, generator: torch.Generator) -> None:
-    weight, x = made(64, 256, 64, generator, in_order=False), rows(4, 256, generator)
+    weight = made(64, 256, 64, generator, in_order=False)
+    x = rows(4, 256, generator)
     reference = linear_twin(x.double(), expand(weight, torch.bfloat16).double())
     assert weight.groups is not None
     assert weight.zeros is not None
@@ -132,7 +177,11 @@ def test_a_fault_of_one_group_shows(fault: str, generator: torch.Generator) -> N
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize(
     ("group_size", "in_order", "symmetric"),
-    [*itertools.product((32, 64, 128, -1), (True, False), (False,)), (128, True, True), (32, False, True)],
+    [
+        *itertools.product((32, 64, 128, -1), (True, False), (False,)),
+        (128, True, True),
+        (32, False, True),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
@@ -152,7 +201,10 @@ def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
     for m in ROWS:
         expected = linear(x[:m], matrix, is_own=True)
         for dependent in (False, True):
-            assert torch.equal(int4_linear(x[:m], weight, dependent=dependent), expected), (m, dependent)
+            assert torch.equal(int4_linear(x[:m], weight, dependent=dependent), expected), (
+                m,
+                dependent,
+            )
 
 
 @GPU
@@ -160,7 +212,8 @@ def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
 @pytest.mark.parametrize("m", [1, 5, 16, 100, 256])
 def test_all_tiles_have_the_same_bits(m: int, tiles: Int4Tiles, generator: torch.Generator) -> None:
     configure_blas()
-    weight, x = made(4104, 4096, 128, generator), rows(m, 4096, generator)
+    weight = made(4104, 4096, 128, generator)
+    x = rows(m, 4096, generator)
     out = x.new_full((m, 4104), POISON)
     int4_gemm(x, weight, out, tiles)
     assert torch.equal(out, linear(x, expand(weight, torch.bfloat16), is_own=True))
@@ -172,13 +225,21 @@ def test_all_tiles_have_the_same_bits(m: int, tiles: Int4Tiles, generator: torch
     ("group_size", "scale_dtype", "symmetric"),
     [
         *((group_size, torch.float16, False) for group_size in (32, 64, 128, -1)),
-        *((group_size, torch.bfloat16, symmetric) for group_size in (32, 128) for symmetric in (True, False)),
+        *(
+            (group_size, torch.bfloat16, symmetric)
+            for group_size in (32, 128)
+            for symmetric in (True, False)
+        ),
         (128, torch.float16, True),
     ],
     ids=str,
 )
 def test_all_tiles_for_hopper_have_the_same_bits(
-    tiles: RingTiles, group_size: int, scale_dtype: torch.dtype, symmetric: bool, generator: torch.Generator
+    tiles: RingTiles,
+    group_size: int,
+    scale_dtype: torch.dtype,
+    symmetric: bool,
+    generator: torch.Generator,
 ) -> None:
     configure_blas()
     weight = made(4112, 4096, group_size, generator, scale_dtype=scale_dtype, symmetric=symmetric)
@@ -195,15 +256,18 @@ def test_all_tiles_for_hopper_have_the_same_bits(
 def test_the_smallest_and_the_largest_scales_lose_no_bits(generator: torch.Generator) -> None:
     """Nibbles are multiplied by powers near the end of what bfloat16 can hold."""
     configure_blas()
-    weight, x = made(128, 512, 128, generator, scale_dtype=torch.bfloat16, symmetric=True), rows(1, 512, generator)
+    weight = made(128, 512, 128, generator, scale_dtype=torch.bfloat16, symmetric=True)
+    x = rows(1, 512, generator)
     weight.scales[:, ::3] = 2.0**-90
     weight.scales[:, 1::3] = 7.96875
     weight.scales[0] = 0
-    assert torch.equal(int4_linear(x, weight), linear(x, expand(weight, torch.bfloat16), is_own=True))
+    assert torch.equal(
+        int4_linear(x, weight), linear(x, expand(weight, torch.bfloat16), is_own=True)
+    )
 
 
 def test_few_rows_are_multiplied_in_registers_and_many_as_a_matrix() -> None:
-    assert [choose(m, torch.bfloat16) is not None for m in (1, 16, 17, 64, MOST_ROWS, MOST_ROWS + 1)] == [True] * 5 + [
-        False
-    ]
+    assert [
+        choose(m, torch.bfloat16) is not None for m in (1, 16, 17, 64, MOST_ROWS, MOST_ROWS + 1)
+    ] == [True] * 5 + [False]
     assert choose(1, torch.float32) is None

@@ -12,7 +12,9 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here"
+)
 
 
 @triton.jit
@@ -31,7 +33,11 @@ def sums(rows: torch.Tensor) -> torch.Tensor:
 def test_a_second_launch_finds_the_language_as_the_first_has_left_it() -> None:
     rows = torch.arange(12.0).reshape(3, 4)
     assert sums(rows).tolist() == [6.0, 22.0, 38.0]
-    left = {(module, name): getattr(module, name) for module in (tl, tl.core) for name in ("load", "reduce", "arange")}
+    left = {
+        (module, name): getattr(module, name)
+        for module in (tl, tl.core)
+        for name in ("load", "reduce", "arange")
+    }
     assert sums(rows + 1).tolist() == [10.0, 26.0, 42.0]
     assert {(module, name): getattr(module, name) for module, name in left} == left
 
@@ -48,7 +54,8 @@ def test_a_block_has_the_sizes_of_its_constants() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "refusal"), [([3], "power of 2"), ([2.0], "must have type"), ([], "0d block_type"), ([2**21], "exceeds")]
+    ("sizes", "refusal"),
+    [([3], "power of 2"), ([2.0], "must have type"), ([], "0d block_type"), ([2**21], "exceeds")],
 )
 def test_sizes_of_no_block_are_refused_each_time(sizes: list[Any], refusal: str) -> None:
     tl.block_type(tl.float32, [2])

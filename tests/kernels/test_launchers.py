@@ -1,4 +1,5 @@
-"""Launchers of Triton's kernels: extension modules of one name that must not overwrite one another."""
+"""Launchers of Triton's kernels: extension modules of one name that must not overwrite one
+another."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ static PyMethodDef methods[] = {{"launch", launch, METH_VARARGS, ""}, {NULL, NUL
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "__triton_launcher", NULL, -1, methods};
 PyMODINIT_FUNC PyInit___triton_launcher(void) { return PyModule_Create(&module); }
 """
-NUM_LAUNCHERS, NUM_THREADS, NUM_LOADS = 4, 8, 400
+NUM_LAUNCHERS = 4
+NUM_THREADS = 8
+NUM_LOADS = 400
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="launchers need a C compiler")
 
@@ -37,7 +40,8 @@ def load(number: int) -> Any:
 
 
 def test_a_launcher_that_is_loaded_again_overwrites_no_other_one() -> None:
-    one, two = load(1), load(2)
+    one = load(1)
+    two = load(2)
     again = load(1)
     assert [each.launch() for each in (one, two, again)] == [1, 2, 1]
 

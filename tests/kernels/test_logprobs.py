@@ -8,8 +8,12 @@ from tests.kernels.paging import GPU
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5])
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 100), (3, 9001), pytest.param(64, 151_936, marks=GPU)])
-def test_logprobs_agree_with_float64(rows: int, vocab: int, num_top: int, generator: torch.Generator) -> None:
+@pytest.mark.parametrize(
+    ("rows", "vocab"), [(1, 100), (3, 9001), pytest.param(64, 151_936, marks=GPU)]
+)
+def test_logprobs_agree_with_float64(
+    rows: int, vocab: int, num_top: int, generator: torch.Generator
+) -> None:
     device = generator.device
     # Rounded coarsely, so that there are ties among the likeliest.
     logits = (torch.randn(rows, vocab, generator=generator, device=device) * 8).round() / 2
@@ -23,16 +27,26 @@ def test_logprobs_agree_with_float64(rows: int, vocab: int, num_top: int, genera
 
 
 def test_rows_ask_for_different_numbers_or_for_none(generator: torch.Generator) -> None:
-    """Into columns of one table, as a step's results lie; what nobody asked for is left as it was."""
-    device, num_tops = generator.device, torch.tensor([2, -1, 0, 3], dtype=torch.int32, device=generator.device)
+    """Into columns of one table, as a step's results lie; what nobody asked for is left as it
+    was."""
+    device = generator.device
+    num_tops = torch.tensor([2, -1, 0, 3], dtype=torch.int32, device=generator.device)
     logits = torch.randn(4, 500, generator=generator, device=device)
     tokens = torch.tensor([5, 6, 7, 8], dtype=torch.int32, device=device)
     words = torch.full((4, 7), -7, dtype=torch.int32, device=device)
-    logprobs(logits, tokens, num_tops, words.view(torch.float32)[:, 0], words[:, 1:4], words.view(torch.float32)[:, 4:])
+    logprobs(
+        logits,
+        tokens,
+        num_tops,
+        words.view(torch.float32)[:, 0],
+        words[:, 1:4],
+        words.view(torch.float32)[:, 4:],
+    )
     chosen, ids, top = logprobs_of(logits, tokens, 3)
     for i, num_top in enumerate(num_tops.tolist()):
         expected = torch.full((7,), -7, dtype=torch.int32, device=device)
         if num_top >= 0:
             expected[0] = chosen.view(torch.int32)[i]
-            expected[1 : 1 + num_top], expected[4 : 4 + num_top] = ids[i, :num_top], top.view(torch.int32)[i, :num_top]
+            expected[1 : 1 + num_top] = ids[i, :num_top]
+            expected[4 : 4 + num_top] = top.view(torch.int32)[i, :num_top]
         assert torch.equal(words[i], expected)

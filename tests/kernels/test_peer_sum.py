@@ -9,7 +9,14 @@ import torch
 from headwater.kernels.peer_best import peer_best
 from headwater.kernels.peer_join import peer_join
 from headwater.kernels.peer_memory import PeerMemory, slot_bytes_of
-from headwater.kernels.peer_sum import GROUP_ROWS, Way, peer_sum, peer_sum_add_rms_norm, peer_sum_twin, peer_tree_sum
+from headwater.kernels.peer_sum import (
+    GROUP_ROWS,
+    Way,
+    peer_sum,
+    peer_sum_add_rms_norm,
+    peer_sum_twin,
+    peer_tree_sum,
+)
 from headwater.kernels.rms_norm import add_rms_norm
 from headwater.kernels.sample import Candidates
 from headwater.kernels.tree_sum import tree_sum
@@ -25,13 +32,17 @@ SHAPES = [
     pytest.param(64, 1023, marks=GPU),
 ]
 WAYS = [
-    pytest.param(way, dtype, marks=LONG_INTERPRETED if dtype == torch.float32 and way is not Way.GROUPED else ())
+    pytest.param(
+        way,
+        dtype,
+        marks=LONG_INTERPRETED if dtype == torch.float32 and way is not Way.GROUPED else (),
+    )
     for way in Way
     for dtype in (torch.bfloat16, torch.float32)
     if way is not Way.FLAGGED or dtype == torch.bfloat16
 ]
-"""Flagged words carry 16 bits. Sums are in float32, and only the last cast depends on the type: `make test` interprets
-one way without it."""
+"""Flagged words carry 16 bits. Sums are in float32, and only the last cast depends on the type:
+`make test` interprets one way without it."""
 MEMORIES = ["GPUs", pytest.param("host", marks=LONG_INTERPRETED)]
 """Where pieces lie: sums and choices have the same bits."""
 ROUNDED = 3e-3
@@ -76,7 +87,9 @@ def summed(memory: PeerMemory, x: torch.Tensor, way: Way) -> torch.Tensor:
     return peer_sum(flagging(memory, x), x.to(device_of(memory)), way=way).cpu()
 
 
-def tree_summed(memory: PeerMemory, x: torch.Tensor, dtype: torch.dtype, way: Way | None) -> torch.Tensor:
+def tree_summed(
+    memory: PeerMemory, x: torch.Tensor, dtype: torch.dtype, way: Way | None
+) -> torch.Tensor:
     return peer_tree_sum(memory, x.to(device_of(memory)), dtype, way=way).cpu()
 
 
@@ -109,7 +122,8 @@ def best(memory: PeerMemory, scores: torch.Tensor, ids: torch.Tensor) -> torch.T
 
 def replayed(memory: PeerMemory, x: torch.Tensor, num_replays: int) -> list[torch.Tensor]:
     """Sums of a graph that is replayed beside launches of other sizes."""
-    own, found = x.to(device_of(memory)), []
+    own = x.to(device_of(memory))
+    found = []
     peer_sum(memory, own)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -141,7 +155,9 @@ def test_a_sum_is_added_in_the_order_of_the_ranks_and_rounded_once(
     two: PeerRanks, three: PeerRanks, num_tokens: int, hidden: int, way: Way, dtype: torch.dtype
 ) -> None:
     for ranks in (two, three):
-        parts = [(torch.randn(num_tokens, hidden) * 10**rank).to(dtype) for rank in range(ranks.size)]
+        parts = [
+            (torch.randn(num_tokens, hidden) * 10**rank).to(dtype) for rank in range(ranks.size)
+        ]
         sums = ranks(summed, parts, [way] * ranks.size)
         expected = peer_sum_twin(parts).to(dtype)
         assert all(torch.equal(each, expected) for each in sums)
@@ -151,7 +167,12 @@ def test_a_sum_is_added_in_the_order_of_the_ranks_and_rounded_once(
 
 @pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize(
-    "way", [None, *(pytest.param(way, marks=LONG_INTERPRETED) for way in (Way.ONE_SHOT, Way.GROUPED)), Way.TWO_SHOTS]
+    "way",
+    [
+        None,
+        *(pytest.param(way, marks=LONG_INTERPRETED) for way in (Way.ONE_SHOT, Way.GROUPED)),
+        Way.TWO_SHOTS,
+    ],
 )
 @pytest.mark.parametrize("size", ["two", "four", pytest.param("eight", marks=LONG_INTERPRETED)])
 @pytest.mark.parametrize(("num_tokens", "hidden"), [(2, 72), pytest.param(700, 4096, marks=GPU)])
@@ -169,7 +190,8 @@ def test_a_sum_is_added_in_a_tree_and_rounded_once(
 
 # Rows by each way are held to the whole by one of them.
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=LONG_INTERPRETED if way is not Way.GROUPED else ()) for way in Way]
+    "way",
+    [pytest.param(way, marks=LONG_INTERPRETED if way is not Way.GROUPED else ()) for way in Way],
 )
 def test_a_row_has_the_same_bits_in_any_batch_and_at_any_place(two: PeerRanks, way: Way) -> None:
     parts = [torch.randn(13, 200).bfloat16() for _ in range(2)]
@@ -190,7 +212,16 @@ def in_turn(memory: PeerMemory, parts: list[torch.Tensor], ways: list[Way]) -> l
 
 
 def test_launches_of_all_ways_and_sizes_follow_one_another(two: PeerRanks) -> None:
-    ways = [Way.FLAGGED, Way.ONE_SHOT, Way.FLAGGED, Way.GROUPED, Way.TWO_SHOTS, Way.FLAGGED, Way.FLAGGED, Way.GROUPED]
+    ways = [
+        Way.FLAGGED,
+        Way.ONE_SHOT,
+        Way.FLAGGED,
+        Way.GROUPED,
+        Way.TWO_SHOTS,
+        Way.FLAGGED,
+        Way.FLAGGED,
+        Way.GROUPED,
+    ]
     ways += [Way.GROUPED_TWO_SHOTS, Way.FLAGGED, Way.GROUPED_TWO_SHOTS, Way.TWO_SHOTS]
     sizes = [3, 7, 1, 9, 2, 5, 4, 6, 11, 1, 3, 6]
     parts = [[torch.randn(size, 96).bfloat16() for size in sizes] for _ in range(2)]
@@ -201,30 +232,44 @@ def test_launches_of_all_ways_and_sizes_follow_one_another(two: PeerRanks) -> No
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=() if way in (Way.FLAGGED, Way.GROUPED_TWO_SHOTS) else LONG_INTERPRETED) for way in Way],
+    [
+        pytest.param(
+            way, marks=() if way in (Way.FLAGGED, Way.GROUPED_TWO_SHOTS) else LONG_INTERPRETED
+        )
+        for way in Way
+    ],
 )
 @pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
 def test_the_norm_behind_a_sum_has_the_bits_of_the_norm_alone(
     two: PeerRanks, num_tokens: int, hidden: int, way: Way
 ) -> None:
     parts = [torch.randn(num_tokens, hidden).bfloat16() for _ in range(2)]
-    residual, weight = torch.randn(num_tokens, hidden).bfloat16(), torch.rand(hidden).bfloat16()
+    residual = torch.randn(num_tokens, hidden).bfloat16()
+    weight = torch.rand(hidden).bfloat16()
     for fused, kept, apart, again in two(normed, parts, [residual] * 2, [weight] * 2, [way] * 2):
         assert torch.equal(fused, apart)
         assert torch.equal(kept, again)
 
 
-@pytest.mark.parametrize("shape", [(1, 5), pytest.param((7, 33), marks=LONG_INTERPRETED), (3, 9000)])
+@pytest.mark.parametrize(
+    "shape", [(1, 5), pytest.param((7, 33), marks=LONG_INTERPRETED), (3, 9000)]
+)
 def test_parts_of_rows_stand_side_by_side(three: PeerRanks, shape: tuple[int, int]) -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.int32):
         parts = [(100 * torch.randn(shape)).to(dtype) for _ in range(3)]
         assert all(torch.equal(each, torch.cat(parts, 1)) for each in three(joined, parts))
 
 
-def test_the_best_token_of_all_ranks_is_chosen_and_the_smaller_one_of_equals(three: PeerRanks) -> None:
+def test_the_best_token_of_all_ranks_is_chosen_and_the_smaller_one_of_equals(
+    three: PeerRanks,
+) -> None:
     scores = [torch.randint(0, 3, (6, 5)).float() for _ in range(3)]
-    ids = [torch.arange(5, dtype=torch.int32).expand(6, 5).contiguous() + 5 * rank for rank in range(3)]
-    scores[2][0, 3], scores[0][1], scores[1][1] = 9.0, float("-inf"), float("-inf")
+    ids = [
+        torch.arange(5, dtype=torch.int32).expand(6, 5).contiguous() + 5 * rank for rank in range(3)
+    ]
+    scores[2][0, 3] = 9.0
+    scores[0][1] = float("-inf")
+    scores[1][1] = float("-inf")
     expected = torch.cat(scores, 1).argmax(1).int()
     assert expected[0] == 13
     assert all(torch.equal(each, expected) for each in three(best, scores, ids))

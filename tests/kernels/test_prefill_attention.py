@@ -19,15 +19,21 @@ from tests.kernels.paging import (
 CASES = [
     pytest.param([5, 512, 700, 530], [5, 3, 40, 70], 4, 2, 64, id="small", marks=LONG_INTERPRETED),
     pytest.param([77, 600], [77, 1], 3, 1, 64, id="group-3"),
-    pytest.param([1, 1000, 4097, 2048, 513], [1, 1000, 33, 2048, 512], 32, 8, 128, id="qwen3-8b", marks=GPU),
+    pytest.param(
+        [1, 1000, 4097, 2048, 513], [1, 1000, 33, 2048, 512], 32, 8, 128, id="qwen3-8b", marks=GPU
+    ),
     pytest.param([3000, 65], [3000, 65], 16, 8, 128, id="qwen3-0.6b", marks=GPU),
     pytest.param([1500, 9000], [700, 100], 28, 4, 128, id="group-7", marks=GPU),
 ]
 WINDOWED = [
-    pytest.param([5, 700, 1300], [5, 40, 70], 4, 1, 256, 512, id="gemma3-270m", marks=LONG_INTERPRETED),
+    pytest.param(
+        [5, 700, 1300], [5, 40, 70], 4, 1, 256, 512, id="gemma3-270m", marks=LONG_INTERPRETED
+    ),
     pytest.param([77, 600, 230], [77, 3, 230], 3, 1, 64, 100, id="less-than-a-tile"),
     pytest.param([200], [200], 4, 2, 64, 1, id="itself", marks=LONG_INTERPRETED),
-    pytest.param([1, 1000, 4097, 2048], [1, 1000, 33, 2048], 8, 4, 256, 1024, id="gemma3-4b", marks=GPU),
+    pytest.param(
+        [1, 1000, 4097, 2048], [1, 1000, 33, 2048], 8, 4, 256, 1024, id="gemma3-4b", marks=GPU
+    ),
     pytest.param([3000, 1500], [3000, 65], 32, 16, 128, 1024, id="gemma3-27b", marks=GPU),
 ]
 
@@ -73,13 +79,16 @@ def test_a_recomputed_row_has_the_bits_of_its_decode_step(
     batch = PagedBatch(seq_lens, num_q, num_kv, head_dim, 64, generator, fp8=fp8)
     q = batch.queries(sum(counts))
     together = prefill(batch, q, counts)
-    starts, full_lens = bounds(counts).tolist(), list(batch.seq_lens)
+    starts = bounds(counts).tolist()
+    full_lens = list(batch.seq_lens)
     for back in (0, 1, 2, 60) if q.is_cuda else (0, 60):
         rows = [i for i, count in enumerate(counts) if count > back]
         if not rows:
             continue
         batch.seq_lens = [n - back if i in rows else n for i, n in enumerate(full_lens)]
-        last = torch.tensor([starts[i + 1] - 1 - (back if i in rows else 0) for i in range(len(counts))])
+        last = torch.tensor(
+            [starts[i + 1] - 1 - (back if i in rows else 0) for i in range(len(counts))]
+        )
         expected = decode(batch, q[last.to(q.device)])
         for i in rows:
             assert same_bits(expected[i], together[last[i]]), (full_lens[i], back)
@@ -88,18 +97,27 @@ def test_a_recomputed_row_has_the_bits_of_its_decode_step(
 
 @pytest.mark.parametrize(("seq_lens", "counts", "num_q", "num_kv", "head_dim"), CASES)
 def test_chunks_of_any_size_give_the_same_bits(
-    seq_lens: list[int], counts: list[int], num_q: int, num_kv: int, head_dim: int, generator: torch.Generator
+    seq_lens: list[int],
+    counts: list[int],
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    generator: torch.Generator,
 ) -> None:
     batch = PagedBatch(seq_lens, num_q, num_kv, head_dim, 64, generator)
     q = batch.queries(sum(counts))
     together = prefill(batch, q, counts)
     starts = bounds(counts).tolist()
     heads = [max(count * 3 // 7, 1) for count in counts]
-    first = torch.cat([torch.arange(s, s + h) for s, h in zip(starts, heads, strict=False)]).to(q.device)
+    first = torch.cat([torch.arange(s, s + h) for s, h in zip(starts, heads, strict=False)]).to(
+        q.device
+    )
     begun = [n - c + h for n, c, h in zip(seq_lens, counts, heads, strict=True)]
     assert same_bits(prefill(batch, q[first], heads, begun), together[first])
     rest = [c - h for c, h in zip(counts, heads, strict=True)]
-    second = torch.cat([torch.arange(s + h, s + c) for s, h, c in zip(starts, heads, counts, strict=False)])
+    second = torch.cat(
+        [torch.arange(s + h, s + c) for s, h, c in zip(starts, heads, counts, strict=False)]
+    )
     assert same_bits(prefill(batch, q[second.to(q.device)], rest), together[second.to(q.device)])
 
 
@@ -127,11 +145,15 @@ def test_a_window_hides_all_keys_before_it_in_any_chunk_and_in_decode(
     assert same_bits(decode(batch, q[last], **options), out[last])
     rest = [count - count // 2 for count in counts]
     starts = (bounds(counts)[1:] - torch.tensor(rest)).tolist()
-    second = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, rest, strict=True)]).to(q.device)
+    second = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, rest, strict=True)]).to(
+        q.device
+    )
     assert same_bits(prefill(batch, q[second], rest, **options), out[second])
 
 
-def test_a_window_reads_no_tile_that_lies_before_that_of_all_rows(generator: torch.Generator) -> None:
+def test_a_window_reads_no_tile_that_lies_before_that_of_all_rows(
+    generator: torch.Generator,
+) -> None:
     """Not even numbers that are none are met there, which would leave no number of a row."""
     batch = PagedBatch([1100], 2, 1, 64, 64, generator)
     q = batch.queries(20)

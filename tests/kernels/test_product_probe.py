@@ -14,12 +14,14 @@ from headwater.kernels.wide_gemm import wide_gemm
 from tests.kernels.paging import GPU
 
 CPU = torch.device("cpu")
-SMALL, LARGE = Product(64, 96, torch.bfloat16), Product(200, 256, torch.bfloat16)
+SMALL = Product(64, 96, torch.bfloat16)
+LARGE = Product(200, 256, torch.bfloat16)
 ROWS = (17, 32, 48, 99, 256)
 
 
 def exact(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """The product in float64, rounded once: what the order of addition changes there is far below that rounding."""
+    """The product in float64, rounded once: what the order of addition changes there is far below
+    that rounding."""
     out.copy_(x.double() @ weight.double().t())
 
 
@@ -52,7 +54,9 @@ def test_a_library_with_our_bits_is_left_in_place() -> None:
         pytest.param(lambda x, weight: x.storage_offset() > 0, id="where x begins elsewhere"),
     ],
 )
-def test_a_library_that_splits_k_is_found(when: Callable[[torch.Tensor, torch.Tensor], bool]) -> None:
+def test_a_library_that_splits_k_is_found(
+    when: Callable[[torch.Tensor, torch.Tensor], bool],
+) -> None:
     assert probe(splitting(when), LARGE) == {LARGE}
 
 
@@ -84,7 +88,8 @@ def test_numbers_of_rows_that_the_library_never_sees_are_not_asked_of_it() -> No
 @pytest.mark.parametrize(("n", "k"), [(576, 1536), (6144, 4096), (4096, 12288)])
 def test_torch_splitting_k_is_found_on_a_gpu(n: int, k: int, generator: torch.Generator) -> None:
     configure_blas()
-    product, device = Product(n, k, torch.bfloat16), generator.device
+    product = Product(n, k, torch.bfloat16)
+    device = generator.device
 
     def halves(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         library_gemm(x, weight, out)
@@ -99,13 +104,23 @@ def test_torch_splitting_k_is_found_on_a_gpu(n: int, k: int, generator: torch.Ge
 @GPU
 @pytest.mark.parametrize(
     ("n", "k"),
-    [(960, 576), (576, 576), (3072, 576), (576, 1536), (49_152, 576), (6144, 4096), (24_576, 4096), (4096, 12_288)],
+    [
+        (960, 576),
+        (576, 576),
+        (3072, 576),
+        (576, 1536),
+        (49_152, 576),
+        (6144, 4096),
+        (24_576, 4096),
+        (4096, 12_288),
+    ],
 )
 def test_a_library_in_which_the_probe_found_nothing_has_the_bits_of_few_rows(
     n: int, k: int, generator: torch.Generator
 ) -> None:
     configure_blas()
-    device, counts = generator.device, (17, 32, 48, 64, 99, 128, 192, 201, 256, 384, 512, 1024, 2048, 5121, 8192)
+    device = generator.device
+    counts = (17, 32, 48, 64, 99, 128, 192, 201, 256, 384, 512, 1024, 2048, 5121, 8192)
     if differing({(product := Product(n, k, torch.bfloat16)): counts}, device):
         pytest.skip(f"{product} is taken from the library here")
     weight = torch.randn(n, k, generator=generator, device=device).bfloat16()

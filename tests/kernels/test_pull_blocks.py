@@ -21,7 +21,8 @@ def test_blocks_behind_an_address_come_as_they_are_and_others_stay(
     # The other cache may have another number of blocks.
     target = as_planes(random_cache((shape[0], shape[1] - 1, *shape[2:]), generator, dtype))
     expected = target.clone()
-    sources, targets = ids(generator, 1, 4, 1), ids(generator, 0, 3, 2)
+    sources = ids(generator, 1, 4, 1)
+    targets = ids(generator, 0, 3, 2)
     pull_blocks(source.data_ptr(), shape[1], target, sources, targets, num_programs)
     copy_blocks_twin(source, expected, sources, targets)
     assert torch.equal(target, expected)

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from headwater.kernels.paged_cache import unpaired_twin
-from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv, qk_norm_rope_twin, store_kv_twin
+from headwater.kernels.qk_norm_rope_store_kv import (
+    qk_norm_rope_store_kv,
+    qk_norm_rope_twin,
+    store_kv_twin,
+)
 from tests.kernels.paging import GPU, POISON, relative_error
 
 SHAPES = [
@@ -27,7 +31,13 @@ def angles(num_positions: int, head_dim: int, device: torch.device) -> torch.Ten
 @pytest.mark.parametrize("kind", ["plain", "norm", "bias", "fp8"])
 @pytest.mark.parametrize(("num_tokens", "num_q", "num_kv", "head_dim", "block_size"), SHAPES)
 def test_query_and_cache_agree_with_float64(
-    num_tokens: int, num_q: int, num_kv: int, head_dim: int, block_size: int, kind: str, generator: torch.Generator
+    num_tokens: int,
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    block_size: int,
+    kind: str,
+    generator: torch.Generator,
 ) -> None:
     device = generator.device
 
@@ -35,26 +45,43 @@ def test_query_and_cache_agree_with_float64(
         return torch.randn(shape, generator=generator, device=device)
 
     qkv = random(num_tokens, (num_q + 2 * num_kv) * head_dim).bfloat16()
-    positions = torch.randint(0, 900, (num_tokens,), generator=generator, device=device, dtype=torch.int32)
+    positions = torch.randint(
+        0, 900, (num_tokens,), generator=generator, device=device, dtype=torch.int32
+    )
     num_blocks = num_tokens // block_size + 3
-    slots = torch.randperm(num_blocks * block_size, generator=generator, device=device)[:num_tokens].int()
+    slots = torch.randperm(num_blocks * block_size, generator=generator, device=device)[
+        :num_tokens
+    ].int()
     slots[0] = -1
     table = angles(900, head_dim, device)
     dtype = torch.float8_e4m3fn if kind == "fp8" else torch.bfloat16
     k_cache, v_cache = (
-        torch.full((num_blocks, num_kv, block_size, head_dim), POISON, device=device).to(dtype) for _ in range(2)
+        torch.full((num_blocks, num_kv, block_size, head_dim), POISON, device=device).to(dtype)
+        for _ in range(2)
     )
     q = torch.full((num_tokens, num_q, head_dim), POISON, device=device).bfloat16()
     norms = {n: (random(head_dim).abs() if kind == "norm" else None) for n in ("q_norm", "k_norm")}
     bias = random((num_q + 2 * num_kv) * head_dim) if kind == "bias" else None
-    scales = {n: (torch.rand(num_kv, generator=generator, device=device) * 0.02 + 0.01) for n in ("k_scale", "v_scale")}
+    scales = {
+        n: (torch.rand(num_kv, generator=generator, device=device) * 0.02 + 0.01)
+        for n in ("k_scale", "v_scale")
+    }
     given = scales if kind == "fp8" else {}
-    qk_norm_rope_store_kv(qkv, positions, slots, table, k_cache, v_cache, q, bias=bias, **norms, **given)
+    qk_norm_rope_store_kv(
+        qkv, positions, slots, table, k_cache, v_cache, q, bias=bias, **norms, **given
+    )
 
-    q_ref, k_ref, v_ref = qk_norm_rope_twin(qkv.double(), positions, table, num_q, num_kv, bias=bias, **norms)
+    q_ref, k_ref, v_ref = qk_norm_rope_twin(
+        qkv.double(), positions, table, num_q, num_kv, bias=bias, **norms
+    )
     assert relative_error(q, q_ref) < 3e-3
-    for cache, reference, scale in ((k_cache, k_ref, scales["k_scale"]), (v_cache, v_ref, scales["v_scale"])):
-        expected = torch.full(cache.shape, POISON, device=device, dtype=torch.float64).to(dtype).double()
+    for cache, reference, scale in (
+        (k_cache, k_ref, scales["k_scale"]),
+        (v_cache, v_ref, scales["v_scale"]),
+    ):
+        expected = (
+            torch.full(cache.shape, POISON, device=device, dtype=torch.float64).to(dtype).double()
+        )
         if kind == "fp8":
             store_kv_twin((reference / scale[:, None]).clamp(-448, 448), slots, expected)
             assert relative_error(unpaired_twin(cache.float()), expected) < 4e-2
@@ -67,7 +94,12 @@ def test_query_and_cache_agree_with_float64(
 
 @pytest.mark.parametrize(("num_tokens", "num_q", "num_kv", "head_dim", "block_size"), SHAPES)
 def test_a_token_has_the_same_bits_alone(
-    num_tokens: int, num_q: int, num_kv: int, head_dim: int, block_size: int, generator: torch.Generator
+    num_tokens: int,
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    block_size: int,
+    generator: torch.Generator,
 ) -> None:
     device = generator.device
     width = (num_q + 2 * num_kv) * head_dim
@@ -83,6 +115,7 @@ def test_a_token_has_the_same_bits_alone(
             q_norm=norm, k_norm=norm,
         )  # fmt: skip
     last = num_tokens - 1
-    block, slot = last // block_size, last % block_size
+    block = last // block_size
+    slot = last % block_size
     assert torch.equal(queries[0][last], queries[1][last])
     assert torch.equal(caches[0][:, block, :, slot], caches[1][:, block, :, slot])

@@ -1,4 +1,5 @@
-"""Recorded calls of a CPU's kernels: a replay computes what the calls compute, of other numbers and on any threads."""
+"""Recorded calls of a CPU's kernels: a replay computes what the calls compute, of other numbers and
+on any threads."""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import silu_mul
 from tests.kernels.random_blocks import random_rows
 
-HIDDEN, NUM_LAYERS = 256, 6
-UP, DOWN = ([pack(random_rows(Q4_1, n, k, seed=0), Q4_1)] for n, k in ((1024, HIDDEN), (HIDDEN, 512)))
+HIDDEN = 256
+NUM_LAYERS = 6
+UP, DOWN = (
+    [pack(random_rows(Q4_1, n, k, seed=0), Q4_1)] for n, k in ((1024, HIDDEN), (HIDDEN, 512))
+)
 
 
 @pytest.fixture(params=[1, 2, 3], ids=lambda n: f"{n} threads")
@@ -45,7 +49,8 @@ def test_a_replay_computes_what_the_calls_compute_of_other_numbers(
 ) -> None:
     """17 rows are rounded to 8 bits by a kernel of their own, fewer by each thread for itself."""
     weight = torch.linspace(0.5, 1.5, HIDDEN).to(dtype)
-    residual, first = torch.empty(num_rows, HIDDEN, dtype=dtype), torch.randn(num_rows, HIDDEN).to(dtype)
+    residual = torch.empty(num_rows, HIDDEN, dtype=dtype)
+    first = torch.randn(num_rows, HIDDEN).to(dtype)
     residual.copy_(first)
     with recording() as calls:
         recorded = chain(residual, weight)
@@ -63,7 +68,8 @@ def test_a_replay_computes_what_the_calls_compute_of_other_numbers(
 
 
 def test_tensors_that_are_not_needed_at_the_same_time_share_memory() -> None:
-    weight, residual = torch.ones(HIDDEN), torch.randn(4, HIDDEN)
+    weight = torch.ones(HIDDEN)
+    residual = torch.randn(4, HIDDEN)
     with recording() as calls:
         result = chain(residual, weight)
     made = sum(tensor.nbytes for tensor in calls.tensors)
@@ -71,9 +77,12 @@ def test_tensors_that_are_not_needed_at_the_same_time_share_memory() -> None:
     assert Replay(calls, result).num_bytes < 2 * words + made / NUM_LAYERS * 2
 
 
-def test_tensors_that_share_memory_too_early_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_share_memory_too_early_change_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A fault that the comparison of results has to catch."""
-    weight, residual = torch.ones(HIDDEN), torch.empty(4, HIDDEN)
+    weight = torch.ones(HIDDEN)
+    residual = torch.empty(4, HIDDEN)
     x = torch.randn(4, HIDDEN)
     with recording() as calls:
         result = chain(residual, weight)
@@ -97,7 +106,9 @@ def test_tensors_that_share_memory_too_early_change_the_result(monkeypatch: pyte
     ],
     ids=["product", "zeros", "look-up", "number", "reshape", "flatten", "linear"],
 )
-def test_what_torch_computes_is_refused_by_name(compute: Callable[[torch.Tensor], object], operation: str) -> None:
+def test_what_torch_computes_is_refused_by_name(
+    compute: Callable[[torch.Tensor], object], operation: str
+) -> None:
     x = torch.randn(4, HIDDEN)
     says = rf"has the operation {operation}.*; allowed: the CPU's kernels, new tensors and views"
     with torch.inference_mode(), pytest.raises(UnrecordableError, match=says), recording():
@@ -114,21 +125,30 @@ def test_views_of_tensors_are_no_operations() -> None:
     assert not calls.calls
 
 
-def test_tensors_whose_addresses_could_be_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_whose_addresses_could_be_numbers_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with recording() as calls:
         result = rms_norm(torch.empty(4, HIDDEN), torch.empty(HIDDEN), 1e-5)
     monkeypatch.setattr(replay_module, "LEAST_ADDRESS", 1 << 62)
-    with pytest.raises(UnrecordableError, match=r"has a tensor at address \d+; allowed: 4611686018427387904 and above"):
+    with pytest.raises(
+        UnrecordableError,
+        match=r"has a tensor at address \d+; allowed: 4611686018427387904 and above",
+    ):
         Replay(calls, result)
 
 
 def test_a_result_that_the_computation_did_not_make_is_refused() -> None:
     """A replay could not hand out a new tensor."""
-    weight, residual = torch.ones(HIDDEN), torch.randn(4, HIDDEN)
+    weight = torch.ones(HIDDEN)
+    residual = torch.randn(4, HIDDEN)
     with recording() as calls:
         result = chain(residual, weight)
     for other in (residual, result[:2]):
-        with pytest.raises(UnrecordableError, match=r"has a result that it was given; allowed: a tensor that it makes"):
+        with pytest.raises(
+            UnrecordableError,
+            match=r"has a result that it was given; allowed: a tensor that it makes",
+        ):
             Replay(calls, other)
 
 

@@ -18,14 +18,20 @@ def random_draws(num_rows: int, generator: torch.Generator, greedy: bool = True)
     return Draws(
         temperatures=temperatures,
         seeds=torch.randint(-(1 << 62), 1 << 62, (num_rows,), generator=generator, device=device),
-        choice_indices=torch.randint(0, 4, (num_rows,), generator=generator, device=device, dtype=torch.int32),
-        output_indices=torch.randint(0, 999, (num_rows,), generator=generator, device=device, dtype=torch.int32),
+        choice_indices=torch.randint(
+            0, 4, (num_rows,), generator=generator, device=device, dtype=torch.int32
+        ),
+        output_indices=torch.randint(
+            0, 999, (num_rows,), generator=generator, device=device, dtype=torch.int32
+        ),
     )
 
 
 def drawn(logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
     out = torch.full((len(logits),), -1, dtype=torch.int32, device=logits.device)
-    sample(logits, draws, Candidates.allocate(len(logits), logits.shape[1], logits.device), out, masks)
+    sample(
+        logits, draws, Candidates.allocate(len(logits), logits.shape[1], logits.device), out, masks
+    )
     return out
 
 
@@ -36,7 +42,9 @@ def assert_best(scores: torch.Tensor, tokens: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 100), (7, 5000), (4, 8192), pytest.param(256, 151_936, marks=GPU)])
+@pytest.mark.parametrize(
+    ("rows", "vocab"), [(1, 100), (7, 5000), (4, 8192), pytest.param(256, 151_936, marks=GPU)]
+)
 def test_the_drawn_token_has_the_best_perturbed_score(
     rows: int, vocab: int, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
@@ -48,14 +56,18 @@ def test_the_drawn_token_has_the_best_perturbed_score(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 100), (7, 5000), (4, 8192), pytest.param(256, 151_936, marks=GPU)])
+@pytest.mark.parametrize(
+    ("rows", "vocab"), [(1, 100), (7, 5000), (4, 8192), pytest.param(256, 151_936, marks=GPU)]
+)
 def test_a_draw_under_masks_is_that_of_masked_logits(
     rows: int, vocab: int, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
     device = generator.device
     logits = (torch.randn(rows, vocab, generator=generator, device=device) * 4).to(dtype)
     # One word more than a row needs, between rows that lie further apart.
-    words = torch.randint(-(1 << 31), 1 << 31, (rows, vocab // 32 + 9), generator=generator, device=device)
+    words = torch.randint(
+        -(1 << 31), 1 << 31, (rows, vocab // 32 + 9), generator=generator, device=device
+    )
     words &= torch.randint(-(1 << 31), 1 << 31, words.shape, generator=generator, device=device)
     masks = words.int()[:, : vocab // 32 + 2]
     logits[0, ::2] = float("-inf")
@@ -72,7 +84,9 @@ def test_on_a_tie_the_smaller_id_wins(device: torch.device) -> None:
     logits[0, [7, 8, 8500]] = 3.0
     logits[1, [8999, 5000]] = 1.0
     zeros = torch.zeros(2, dtype=torch.int32, device=device)
-    draws = Draws(temperatures=zeros.float(), seeds=zeros.long(), choice_indices=zeros, output_indices=zeros)
+    draws = Draws(
+        temperatures=zeros.float(), seeds=zeros.long(), choice_indices=zeros, output_indices=zeros
+    )
     assert drawn(logits, draws).tolist() == [7, 5000]
 
 
@@ -100,7 +114,9 @@ def test_tokens_come_as_often_as_their_probability(device: torch.device) -> None
         *(pytest.param(m, 1024, 151_936, marks=GPU) for m in (1, 16)),
     ],
 )
-def test_the_fused_head_draws_what_sample_draws(rows: int, hidden: int, vocab: int, generator: torch.Generator) -> None:
+def test_the_fused_head_draws_what_sample_draws(
+    rows: int, hidden: int, vocab: int, generator: torch.Generator
+) -> None:
     device = generator.device
     if device.type == "cuda":
         configure_blas()

@@ -10,11 +10,19 @@ import torch
 from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
 from headwater.kernels.peer_memory import host_address
 from headwater.kernels.stage_memory import NUM_LANES
-from headwater.kernels.stage_states import StateMemory, StateSizes, new_counts, receive_states, send_states
+from headwater.kernels.stage_states import (
+    StateMemory,
+    StateSizes,
+    new_counts,
+    receive_states,
+    send_states,
+)
 from tests.kernels.paging import GPU, LONG_INTERPRETED
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-HIDDEN, MOST_TOKENS, NUM_SLOTS = 24, NUM_LANES.value + 2, 2
+HIDDEN = 24
+MOST_TOKENS = NUM_LANES.value + 2
+NUM_SLOTS = 2
 SIZES = StateSizes(num_channels=2, num_slots=NUM_SLOTS, slot_bytes=4 * HIDDEN * MOST_TOKENS)
 
 
@@ -27,7 +35,9 @@ def memory_of(*, is_host: bool) -> StateMemory:
     if DEVICE.type == "cpu":
         return StateMemory(address=pages.data_ptr(), sizes=SIZES, owner=pages, is_host=True)
     locked = LockedMemory(pages)
-    return StateMemory(address=host_address(pages.data_ptr()), sizes=SIZES, owner=locked, is_host=True)
+    return StateMemory(
+        address=host_address(pages.data_ptr()), sizes=SIZES, owner=locked, is_host=True
+    )
 
 
 @pytest.fixture(params=["GPUs", pytest.param("host", marks=LONG_INTERPRETED)])
@@ -40,7 +50,9 @@ class Ends:
 
     def __init__(self, memory: StateMemory) -> None:
         self._memory = memory
-        self._sent, self._received = ([new_counts(DEVICE) for _ in range(SIZES.num_channels)] for _ in range(2))
+        self._sent, self._received = (
+            [new_counts(DEVICE) for _ in range(SIZES.num_channels)] for _ in range(2)
+        )
 
     def send(self, channel: int, states: torch.Tensor) -> None:
         send_states(self._memory, channel, self._sent[channel], states)
@@ -54,7 +66,9 @@ class Ends:
 def test_as_many_steps_of_any_length_wait_as_there_are_slots(memory: StateMemory) -> None:
     ends = Ends(memory)
     lengths = list(islice(cycle((1, MOST_TOKENS, 3)), 4 if DEVICE.type == "cpu" else 50))
-    steps = [[torch.randn(length, HIDDEN, device=DEVICE) for length in (each, 2)] for each in lengths]
+    steps = [
+        [torch.randn(length, HIDDEN, device=DEVICE) for length in (each, 2)] for each in lengths
+    ]
     for number in range(len(steps) + NUM_SLOTS - 1):
         if number < len(steps):
             for channel in (1, 0):
@@ -66,7 +80,8 @@ def test_as_many_steps_of_any_length_wait_as_there_are_slots(memory: StateMemory
 
 
 def test_counts_wrap(memory: StateMemory) -> None:
-    ends, largest = Ends(memory), torch.iinfo(torch.int32).max
+    ends = Ends(memory)
+    largest = torch.iinfo(torch.int32).max
     for counts in (ends._sent[0], ends._received[0]):
         counts.fill_(largest - 1)
     arrived = SIZES.num_channels * NUM_LANES.value
@@ -83,7 +98,8 @@ def test_counts_wrap(memory: StateMemory) -> None:
 
 def test_states_pass_through_host_memory() -> None:
     """The cheapest case; the others run in `make test-long` and on GPUs."""
-    ends, sent = Ends(memory_of(is_host=True)), torch.randn(2, HIDDEN, device=DEVICE)
+    ends = Ends(memory_of(is_host=True))
+    sent = torch.randn(2, HIDDEN, device=DEVICE)
     ends.send(1, sent)
     assert torch.equal(ends.receive(1, 2), sent)
 
@@ -92,12 +108,14 @@ def test_states_pass_through_host_memory() -> None:
 def test_a_launch_waits_for_states_and_a_replayed_graph_goes_on_where_the_last_launch_ended(
     memory: StateMemory,
 ) -> None:
-    ends, sent = Ends(memory), torch.zeros(3, HIDDEN, device=DEVICE)
+    ends = Ends(memory)
+    sent = torch.zeros(3, HIDDEN, device=DEVICE)
     received = torch.zeros_like(sent)
     ends.send(0, sent)
     receive_states(memory, 0, ends._received[0], received)
     torch.cuda.synchronize()
-    sending, receiving = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    sending = torch.cuda.CUDAGraph()
+    receiving = torch.cuda.CUDAGraph()
     with torch.cuda.graph(sending):
         ends.send(0, sent)
     with torch.cuda.graph(receiving):

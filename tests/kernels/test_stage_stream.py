@@ -20,8 +20,15 @@ from headwater.kernels.stage_stream import (
 from tests.kernels.paging import GPU, LONG_INTERPRETED
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-HIDDEN, MOST_TOKENS = 24, 2 * NUM_LANES.value + 3
-SIZES = StageSizes(stream_bytes=4 * HIDDEN * MOST_TOKENS, most_rows=5, most_positions=9, num_messages=3, num_guesses=2)
+HIDDEN = 24
+MOST_TOKENS = 2 * NUM_LANES.value + 3
+SIZES = StageSizes(
+    stream_bytes=4 * HIDDEN * MOST_TOKENS,
+    most_rows=5,
+    most_positions=9,
+    num_messages=3,
+    num_guesses=2,
+)
 
 
 class Stages:
@@ -29,9 +36,17 @@ class Stages:
 
     def __init__(self, *, is_host: bool) -> None:
         shape = 3, SIZES.num_bytes // 16 * 16 + 16
-        self._pieces = mapped(shape, torch.uint8) if is_host else torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
+        self._pieces = (
+            mapped(shape, torch.uint8)
+            if is_host
+            else torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
+        )
         host = LockedMemory(self._pieces) if is_host and DEVICE.type == "cuda" else self._pieces
-        first = host_address(self._pieces.data_ptr()) if isinstance(host, LockedMemory) else self._pieces.data_ptr()
+        first = (
+            host_address(self._pieces.data_ptr())
+            if isinstance(host, LockedMemory)
+            else self._pieces.data_ptr()
+        )
         addresses = [first + i * shape[1] for i in range(3)]
         self.memory = [
             StageMemory(
@@ -39,7 +54,11 @@ class Stages:
                 before=addresses[i - 1] if i else 0,
                 behind=addresses[i + 1] if i < 2 else 0,
                 first=addresses[0],
-                others=torch.tensor({0: addresses[1:], 2: addresses[:2]}.get(i, []), dtype=torch.int64, device=DEVICE),
+                others=torch.tensor(
+                    {0: addresses[1:], 2: addresses[:2]}.get(i, []),
+                    dtype=torch.int64,
+                    device=DEVICE,
+                ),
                 sizes=SIZES,
                 host=host if is_host else None,
             )
@@ -52,12 +71,15 @@ def stages(request: pytest.FixtureRequest) -> Stages:
     return Stages(is_host=request.param == "host")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=LONG_INTERPRETED)])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=LONG_INTERPRETED)]
+)
 def test_streams_of_any_length_arrive_in_their_order(stages: Stages, dtype: torch.dtype) -> None:
     first, second, third = stages.memory
     for num_tokens in (1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2, 1):
         sent = torch.randn(num_tokens, HIDDEN, device=DEVICE).to(dtype)
-        passed, received = torch.zeros_like(sent), torch.zeros_like(sent)
+        passed = torch.zeros_like(sent)
+        received = torch.zeros_like(sent)
         send_stream(first, sent)
         receive_stream(second, passed)
         send_stream(second, passed)
@@ -67,7 +89,9 @@ def test_streams_of_any_length_arrive_in_their_order(stages: Stages, dtype: torc
 
 def test_a_stage_sends_two_streams_before_the_first_is_read(stages: Stages) -> None:
     first, second, _ = stages.memory
-    streams = [torch.randn(num_tokens, HIDDEN, device=DEVICE) for num_tokens in (5, NUM_LANES.value + 2, 4)]
+    streams = [
+        torch.randn(num_tokens, HIDDEN, device=DEVICE) for num_tokens in (5, NUM_LANES.value + 2, 4)
+    ]
     received = [torch.zeros_like(stream) for stream in streams]
     send_stream(first, streams[0])
     send_stream(first, streams[1])
@@ -92,7 +116,8 @@ def test_launches_wait_for_a_stream_for_a_slot_and_for_a_message(stages: Stages)
     send_tokens(last, 2, row, position, token)
     receive_tokens(first, 2, 1, table)
     table.zero_()
-    sending, receiving = torch.cuda.Stream(), torch.cuda.Stream()
+    sending = torch.cuda.Stream()
+    receiving = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(receiving):
         receive_stream(second, received[0])
@@ -111,7 +136,9 @@ def test_launches_wait_for_a_stream_for_a_slot_and_for_a_message(stages: Stages)
     assert table.tolist() == [[0, 0, 5, 0]]
 
 
-def test_tokens_are_written_behind_their_positions_in_the_table_of_every_other_stage(stages: Stages) -> None:
+def test_tokens_are_written_behind_their_positions_in_the_table_of_every_other_stage(
+    stages: Stages,
+) -> None:
     *others, last = stages.memory
     for number in range(1, 6):
         rows = torch.tensor([3, -1, 0], dtype=torch.int32, device=DEVICE)
@@ -161,13 +188,18 @@ def test_ends_of_rows_are_the_same_in_every_stage(stages: Stages) -> None:
 
 
 @pytest.mark.parametrize("follows", [0, 1])
-def test_guesses_stand_behind_the_known_tokens_in_every_later_stage(stages: Stages, follows: int) -> None:
+def test_guesses_stand_behind_the_known_tokens_in_every_later_stage(
+    stages: Stages, follows: int
+) -> None:
     first, *others = stages.memory
-    # Row, first token, guesses, whether it follows, draw: three tokens of a prompt before a row of two guesses.
+    # Row, first token, guesses, whether it follows, draw: three tokens of a prompt before a row of
+    # two guesses.
     steps = [[1, 3, -1, 2], [0, 3, 0, 6], [0, 2, 0, 31], [0, follows, 0, 1], [-1, 0, -1, 3]]
     steps_of = torch.zeros(5, 9, dtype=torch.int32, device=DEVICE)[:, :4]
     steps_of.copy_(torch.tensor(steps))
-    positions = torch.tensor([0, 1, 2, 10, 11, 12, 7, *range(8, 39)], dtype=torch.int32, device=DEVICE)
+    positions = torch.tensor(
+        [0, 1, 2, 10, 11, 12, 7, *range(8, 39)], dtype=torch.int32, device=DEVICE
+    )
     known = torch.tensor([0, 3, 6, 5], dtype=torch.int32, device=DEVICE)
     table = torch.randint(1, 500, (4, 50), dtype=torch.int32, device=DEVICE)
     places = {3: range(5, 7) if follows else range(11, 13), 2: range(6, 37)}
@@ -184,7 +216,8 @@ def test_guesses_stand_behind_the_known_tokens_in_every_later_stage(stages: Stag
 @GPU
 def test_a_replayed_graph_goes_on_where_the_last_launch_ended(stages: Stages) -> None:
     first, second, _ = stages.memory
-    sent, received = torch.zeros(NUM_LANES.value + 9, HIDDEN, device=DEVICE), torch.zeros(0)
+    sent = torch.zeros(NUM_LANES.value + 9, HIDDEN, device=DEVICE)
+    received = torch.zeros(0)
 
     def launch() -> torch.Tensor:
         out = torch.empty_like(sent)

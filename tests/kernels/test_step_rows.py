@@ -18,19 +18,25 @@ from headwater.kernels.step_rows import (
 )
 from tests.kernels.paging import GPU, POISON
 
-NUM_ROWS, NUM_BLOCKS, BLOCK_SIZE = 37, 5, 16
+NUM_ROWS = 37
+NUM_BLOCKS = 5
+BLOCK_SIZE = 16
 SIZES = [1, 3, 36, 257, pytest.param(8192, marks=GPU)]
 
 
 def ints(generator: torch.Generator, low: int, high: int, *shape: int) -> torch.Tensor:
-    return torch.randint(low, high, shape, generator=generator, device=generator.device, dtype=torch.int32)
+    return torch.randint(
+        low, high, shape, generator=generator, device=generator.device, dtype=torch.int32
+    )
 
 
 def padded_rows(generator: torch.Generator, size: int) -> torch.Tensor:
     """Each row once at most, like those of a step; -1 for the others."""
     rows = torch.full((size,), -1, dtype=torch.int32, device=generator.device)
     count = min(size, NUM_ROWS) * 3 // 4 + 1
-    rows[:count] = torch.randperm(NUM_ROWS, generator=generator, device=generator.device)[:count].int()
+    rows[:count] = torch.randperm(NUM_ROWS, generator=generator, device=generator.device)[
+        :count
+    ].int()
     return rows
 
 
@@ -40,17 +46,21 @@ def test_scattered_words_stand_where_they_were_sent_and_nowhere_else(
 ) -> None:
     words = ints(generator, -9, 9, 1000)
     indices = torch.randperm(1000, generator=generator, device=words.device)[:num_updates].int()
-    values, expected = ints(generator, -(2**31), 2**31 - 1, num_updates), words.clone()
+    values = ints(generator, -(2**31), 2**31 - 1, num_updates)
+    expected = words.clone()
     expected[indices.long()] = values
     scatter_words(words, indices, values)
     assert torch.equal(words, expected)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_tokens_and_slots_of_a_step_are_those_of_the_tables(size: int, generator: torch.Generator) -> None:
+def test_tokens_and_slots_of_a_step_are_those_of_the_tables(
+    size: int, generator: torch.Generator
+) -> None:
     rows = ints(generator, -1, NUM_ROWS, size)
     positions = ints(generator, 0, NUM_BLOCKS * BLOCK_SIZE, size)
-    tokens, blocks = ints(generator, 0, 99, NUM_ROWS, 100), ints(generator, 0, 999, NUM_ROWS, NUM_BLOCKS)
+    tokens = ints(generator, 0, 99, NUM_ROWS, 100)
+    blocks = ints(generator, 0, 999, NUM_ROWS, NUM_BLOCKS)
     token_ids = torch.full((size,), int(POISON), dtype=torch.int64, device=rows.device)
     slots = torch.full((size,), int(POISON), dtype=torch.int32, device=rows.device)
     load_tokens(rows, positions, tokens, blocks, BLOCK_SIZE, token_ids, slots)
@@ -60,7 +70,9 @@ def test_tokens_and_slots_of_a_step_are_those_of_the_tables(size: int, generator
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_sampling_state_is_unpacked_from_its_words_to_the_bit(size: int, generator: torch.Generator) -> None:
+def test_sampling_state_is_unpacked_from_its_words_to_the_bit(
+    size: int, generator: torch.Generator
+) -> None:
     params = ints(generator, -(2**31), 2**31 - 1, NUM_ROWS, PARAM_WORDS)
     # Words that are read as floats are some.
     floats = torch.rand(NUM_ROWS, PARAM_WORDS, generator=generator, device=params.device)
@@ -72,9 +84,18 @@ def test_sampling_state_is_unpacked_from_its_words_to_the_bit(size: int, generat
         choice_indices=rows.clone(),
         output_indices=rows.clone(),
     )
-    filters = Filters(top_ks=rows.clone(), top_ps=draws.temperatures.clone(), min_ps=draws.temperatures.clone())
+    filters = Filters(
+        top_ks=rows.clone(), top_ps=draws.temperatures.clone(), min_ps=draws.temperatures.clone()
+    )
     load_draws(params, rows, draws, filters)
-    loaded = draws.temperatures, draws.seeds, draws.choice_indices, filters.top_ks, filters.top_ps, filters.min_ps
+    loaded = (
+        draws.temperatures,
+        draws.seeds,
+        draws.choice_indices,
+        filters.top_ks,
+        filters.top_ps,
+        filters.min_ps,
+    )
     for mine, twin in zip(loaded, load_draws_twin(params, rows), strict=True):
         assert torch.equal(mine, twin)
 
@@ -84,17 +105,23 @@ def test_sampling_state_is_unpacked_from_its_words_to_the_bit(size: int, generat
 def test_sampled_tokens_go_behind_their_rows_and_rows_that_are_not_done_go_on(
     size: int, advances: bool, generator: torch.Generator
 ) -> None:
-    rows, positions, outputs = padded_rows(generator, size), ints(generator, 0, 98, size), ints(generator, 0, 50, size)
-    token_ids, table = ints(generator, 0, 9, size), ints(generator, 0, 99, NUM_ROWS, 100)
+    rows = padded_rows(generator, size)
+    positions = ints(generator, 0, 98, size)
+    outputs = ints(generator, 0, 50, size)
+    token_ids = ints(generator, 0, 9, size)
+    table = ints(generator, 0, 99, NUM_ROWS, 100)
     # Ends, minimal lengths and stop ids that some rows meet and others do not.
     params = ints(generator, -1, 9, NUM_ROWS, PARAM_WORDS)
-    params[:, 7], params[:, 8] = ints(generator, 20, 140, NUM_ROWS), ints(generator, 0, 120, NUM_ROWS)
+    params[:, 7] = ints(generator, 20, 140, NUM_ROWS)
+    params[:, 8] = ints(generator, 0, 120, NUM_ROWS)
     # The device writes into the host's memory, as it does for an engine.
     results = torch.full((3, 4, 320), -7, dtype=torch.int32, pin_memory=rows.is_cuda)
     first = torch.tensor([4 * 320], dtype=torch.int32, device=rows.device)
-    expected_table, expected = table.clone(), results.to(rows.device).clone()
+    expected_table = table.clone()
+    expected = results.to(rows.device).clone()
     store_tokens_twin(rows, positions, outputs, token_ids, expected_table, expected, first)
-    following, seq_lens = advance_twin(rows, positions, outputs, token_ids, params), ints(generator, 0, 9, size)
+    following = advance_twin(rows, positions, outputs, token_ids, params)
+    seq_lens = ints(generator, 0, 9, size)
     if advances:
         store_tokens(rows, positions, outputs, token_ids, table, results, first, params, seq_lens)
         for mine, twin in zip((rows, positions, outputs, seq_lens), following, strict=True):

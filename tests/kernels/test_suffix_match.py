@@ -21,7 +21,9 @@ from headwater.kernels.cpu.suffix_match import (
     row_drafter,
 )
 
-LENGTH, NUM_BUCKETS, MOST = 400, 64, 9
+LENGTH = 400
+NUM_BUCKETS = 64
+MOST = 9
 repetitive = st.integers(1, 4).flatmap(lambda high: st.lists(st.integers(0, high), max_size=LENGTH))
 """Few symbols, so that long repeats occur, and more than one of the same length."""
 
@@ -37,26 +39,37 @@ class RowIndex:
             np.zeros(num_rows, np.int32),
         )
 
-    def draft(self, rows: list[int], num_known: list[int], most: list[int]) -> list[tuple[list[int], int]]:
+    def draft(
+        self, rows: list[int], num_known: list[int], most: list[int]
+    ) -> list[tuple[list[int], int]]:
         drafts = np.zeros((len(rows), MOST), np.int32)
         num_drafts, match_lens = np.zeros((2, len(rows)), np.int32)
         columns = (np.array(column, np.int32) for column in (rows, num_known, most))
         row_drafter()(self.tokens, *self.index, *columns, drafts, num_drafts, match_lens)
         return [
             (row[:count].tolist(), length)
-            for row, count, length in zip(drafts, num_drafts.tolist(), match_lens.tolist(), strict=True)
+            for row, count, length in zip(
+                drafts, num_drafts.tolist(), match_lens.tolist(), strict=True
+            )
         ]
 
 
 @settings(max_examples=200, deadline=None)
-@given(texts=st.lists(repetitive, min_size=1, max_size=3), steps=st.lists(st.integers(1, 60), min_size=1, max_size=5))
-def test_rows_draft_what_a_search_without_an_index_finds(texts: list[list[int]], steps: list[int]) -> None:
+@given(
+    texts=st.lists(repetitive, min_size=1, max_size=3),
+    steps=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+)
+def test_rows_draft_what_a_search_without_an_index_finds(
+    texts: list[list[int]], steps: list[int]
+) -> None:
     rows = RowIndex(len(texts))
     for row, text in enumerate(texts):
         rows.tokens[row, : len(text)] = text
     num_known = [0] * len(texts)
     for step in steps:
-        num_known = [min(known + step, len(text)) for known, text in zip(num_known, texts, strict=True)]
+        num_known = [
+            min(known + step, len(text)) for known, text in zip(num_known, texts, strict=True)
+        ]
         seen = rows.draft(list(range(len(texts))), num_known, [step % (MOST + 1)] * len(texts))
         assert seen == [
             draft_twin(text[:known], step % (MOST + 1), NUM_BUCKETS)
@@ -82,9 +95,20 @@ def one_row(tokens: list[int], most: int = MOST) -> tuple[list[int], int]:
         ([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3], ([4, 9, 2, 3, 5, 1, 2, 3, 4], 3)),
         ([2, 3, 4, 9, 2, 3, 5, 6, 2, 3], ([5, 6, 2, 3, 5, 6, 2, 3, 5], 2)),
     ],
-    ids=["nothing", "one", "two", "one repeated", "a period", "one token again and again", "longest", "most recent"],
+    ids=[
+        "nothing",
+        "one",
+        "two",
+        "one repeated",
+        "a period",
+        "one token again and again",
+        "longest",
+        "most recent",
+    ],
 )
-def test_a_row_drafts_what_followed_the_longest_match(tokens: list[int], expected: tuple[list[int], int]) -> None:
+def test_a_row_drafts_what_followed_the_longest_match(
+    tokens: list[int], expected: tuple[list[int], int]
+) -> None:
     assert one_row(tokens) == expected
 
 
@@ -94,13 +118,15 @@ def test_a_match_is_counted_up_to_its_bound() -> None:
 
 
 def test_places_that_are_too_many_positions_of_a_bucket_ago_are_not_looked_at() -> None:
-    long_ago, recent = [5, 1, 2, 3], [6, 1, 2, 4]
+    long_ago = [5, 1, 2, 3]
+    recent = [6, 1, 2, 4]
     assert one_row([*long_ago, *recent * (NUM_CANDIDATES - 1), 5, 1, 2])[0][0] == 3
     assert one_row([*long_ago, *recent * NUM_CANDIDATES, 5, 1, 2])[0][0] == 4
 
 
 def test_a_long_match_is_found_however_often_its_last_tokens_have_been_seen_since() -> None:
-    long_ago, recent = [11, 12, 13, 14, 1, 2, 3], [6, 1, 2, 4]
+    long_ago = [11, 12, 13, 14, 1, 2, 3]
+    recent = [6, 1, 2, 4]
     tokens = [*long_ago, *recent * NUM_CANDIDATES, 11, 12, 13, 14, 1, 2]
     assert one_row(tokens) == ([3, *recent, *recent], 6)
 
@@ -116,8 +142,10 @@ def test_known_tokens_lie_anywhere_in_the_table_and_others_do_not_count() -> Non
 def test_a_whole_table_is_indexed_in_steps_as_at_once() -> None:
     rng = np.random.default_rng(0)
     text: Int32Array = rng.integers(0, 3, LENGTH).astype(np.int32)
-    at_once, in_steps = RowIndex(1), RowIndex(1)
-    at_once.tokens[0], in_steps.tokens[0] = text, text
+    at_once = RowIndex(1)
+    in_steps = RowIndex(1)
+    at_once.tokens[0] = text
+    in_steps.tokens[0] = text
     for known in range(LENGTH + 1):
         last = in_steps.draft([0], [known], [MOST])
     assert last == at_once.draft([0], [LENGTH], [MOST])
@@ -140,7 +168,9 @@ class Ring:
         self.told += [*answer[1 - len(self.tokens) :], SEPARATOR]
         for position in range(start, len(self.told)):
             self.tokens[position % len(self.tokens)] = self.told[position]
-        indexer()(self.tokens, self.heads, self.previous, len(self.tokens) - 1, start, len(self.told))
+        indexer()(
+            self.tokens, self.heads, self.previous, len(self.tokens) - 1, start, len(self.told)
+        )
 
     @property
     def kept(self) -> list[int]:
@@ -152,8 +182,12 @@ class Ring:
         table = np.array([[0] * LENGTH, known + [0] * (LENGTH - len(known))], np.int32)
         drafts = np.zeros((1, MOST), np.int32)
         history_of_row = np.array([-1, 0], np.int32)
-        row, num_known, limit, num_drafts, match_lens = np.array([[1], [len(known)], [most], [0], [0]], np.int32)
-        history_drafter()(table, fields, history_of_row, row, num_known, limit, drafts, num_drafts, match_lens)
+        row, num_known, limit, num_drafts, match_lens = np.array(
+            [[1], [len(known)], [most], [0], [0]], np.int32
+        )
+        history_drafter()(
+            table, fields, history_of_row, row, num_known, limit, drafts, num_drafts, match_lens
+        )
         return drafts[0, : num_drafts[0]].tolist(), int(match_lens[0])
 
 
@@ -209,7 +243,12 @@ def test_a_longer_match_drafts_more() -> None:
 
 def test_a_match_reads_over_the_end_of_the_ring_and_no_further_back_than_it_holds() -> None:
     ring = told([1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13], capacity=16)
-    assert ring.kept == [SEPARATOR, 1, 2, 3, 4, 5, SEPARATOR, 6, 7, 8, 9, 10, SEPARATOR, 11, 12, 13, SEPARATOR][-16:]
+    assert (
+        ring.kept
+        == [SEPARATOR, 1, 2, 3, 4, 5, SEPARATOR, 6, 7, 8, 9, 10, SEPARATOR, 11, 12, 13, SEPARATOR][
+            -16:
+        ]
+    )
     ring.learn([14, 15, 16])
     assert ring.draft([13, 14, 15], 1) == ([16], 2)
     assert ring.draft([3, 4, 5], MOST) == ([], 0)

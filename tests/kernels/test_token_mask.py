@@ -8,7 +8,9 @@ from tests.kernels.paging import GPU, POISON
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 33), (3, 5000), pytest.param(256, 151_936, marks=GPU)])
+@pytest.mark.parametrize(
+    ("rows", "vocab"), [(1, 33), (3, 5000), pytest.param(256, 151_936, marks=GPU)]
+)
 def test_only_what_the_mask_allows_is_left(
     rows: int, vocab: int, dtype: torch.dtype, generator: torch.Generator
 ) -> None:

@@ -15,24 +15,29 @@ from tests.kernels import tree_assembly
 
 pytestmark = pytest.mark.long
 MULTIPLY = re.compile(r"wgmma\.mma_async|mma\.sync")
-ARITHMETIC = re.compile(r"\b(?:fma|mul|add|sub|div|rsqrt|ex2|max|min)\.[\w.]*f32\b|(?:shfl|mma|wgmma)\.[\w.]+")
+ARITHMETIC = re.compile(
+    r"\b(?:fma|mul|add|sub|div|rsqrt|ex2|max|min)\.[\w.]*f32\b|(?:shfl|mma|wgmma)\.[\w.]+"
+)
 
 
 @pytest.fixture(scope="module")
 def programs() -> Any:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", tree_assembly.__name__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_leaves_are_added_beside_the_matrix_unit(programs: Any) -> None:
-    """The compiler may let the matrix unit add a product to a sum, which has other bits; and a loop that it unrolls has
-    more products."""
+    """The compiler may let the matrix unit add a product to a sum, which has other bits; and a loop
+    that it unrolls has more products."""
     assert len(programs["products"]) == 5
     for program in programs["products"]:
-        tiles, ptx = program["tiles"], program["ptx"]
+        tiles = program["tiles"]
+        ptx = program["ptx"]
         assert len(MULTIPLY.findall(ptx)) == tiles["most_block_k"] // 16, tiles
         # Two where a leaf ends, and three behind the last.
         num_elements = tiles["block_m"] * tiles["block_n"] // (32 * tiles["num_warps"])

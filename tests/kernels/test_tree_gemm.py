@@ -1,4 +1,5 @@
-"""Products over leaves: their values, and the bits that must not depend on rows, outputs, or the leaves of a launch."""
+"""Products over leaves: their values, and the bits that must not depend on rows, outputs, or the
+leaves of a launch."""
 
 from __future__ import annotations
 
@@ -8,19 +9,35 @@ import torch
 from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
 from headwater.kernels.lm_head_sample import MAX_ROWS, best_of_head
 from headwater.kernels.sample import Candidates, Draws
-from headwater.kernels.tree_gemm import MANY_ROWS, TILES, TreeTiles, choose, tree_gemm, tree_gemm_twin
+from headwater.kernels.tree_gemm import (
+    MANY_ROWS,
+    TILES,
+    TreeTiles,
+    choose,
+    tree_gemm,
+    tree_gemm_twin,
+)
 from headwater.kernels.tree_sum import tree_sum
 from tests.kernels.paging import GPU, LONG_INTERPRETED, POISON, relative_error
 
 ALL_TILES = [*TILES.values(), MANY_ROWS]
 INPUT_DIVIDED = [(4096, 4096), (4096, 12288), (1024, 2048), (1024, 3072)]
 """[N, K] of `o` and `down` of Qwen3-8B and Qwen3-0.6B."""
-OUTPUT_DIVIDED = [(6144, 4096), (24576, 4096), (151936, 4096), (4096, 1024), (6144, 1024), (151936, 1024)]
+OUTPUT_DIVIDED = [
+    (6144, 4096),
+    (24576, 4096),
+    (151936, 4096),
+    (4096, 1024),
+    (6144, 1024),
+    (151936, 1024),
+]
 """[N, K] of `qkv`, `gate_up` and the head."""
 ROWS = (1, 7, 64, 300)
 
 
-def random(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def random(
+    generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
     return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
 
 
@@ -32,7 +49,8 @@ def product(
     tiles: TreeTiles | None = None,
 ) -> torch.Tensor:
     """Part of a wider matrix, so that writes beyond the product show."""
-    m, n = x.shape[0], weight.shape[0]
+    m = x.shape[0]
+    n = weight.shape[0]
     whole = torch.full((m + 1, n + 3), POISON, dtype=dtype, device=x.device)
     tree_gemm(x, weight, num_leaves, whole[:m, :n], tiles)
     assert bool((whole[m] == POISON).all())
@@ -46,20 +64,28 @@ def halves(x: torch.Tensor, num_parts: int) -> list[torch.Tensor]:
 
 
 def whole_numbers(generator: torch.Generator, *shape: int) -> torch.Tensor:
-    """Numbers whose products and sums are exact: the interpreter's order along K, which is numpy's, plays no part."""
+    """Numbers whose products and sums are exact: the interpreter's order along K, which is numpy's,
+    plays no part."""
     return torch.randint(-8, 9, shape, generator=generator, device=generator.device).bfloat16()
 
 
-def leaves_apart(generator: torch.Generator, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and weight whose leaves have exact products of very different sizes: another order of addition rounds
-    otherwise."""
-    x, weight = whole_numbers(generator, m, k), whole_numbers(generator, n, k)
-    exponents = torch.tensor([0, 21, 3, 24, -5, 19, 11, 23], device=x.device).repeat_interleave(k // 8)
+def leaves_apart(
+    generator: torch.Generator, m: int, n: int, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and weight whose leaves have exact products of very different sizes: another order of
+    addition rounds otherwise."""
+    x = whole_numbers(generator, m, k)
+    weight = whole_numbers(generator, n, k)
+    exponents = torch.tensor([0, 21, 3, 24, -5, 19, 11, 23], device=x.device).repeat_interleave(
+        k // 8
+    )
     return x, torch.ldexp(weight.float(), exponents).bfloat16()
 
 
 @pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
-@pytest.mark.parametrize("num_leaves", [*(pytest.param(n, marks=LONG_INTERPRETED) for n in (1, 2, 4)), 8])
+@pytest.mark.parametrize(
+    "num_leaves", [*(pytest.param(n, marks=LONG_INTERPRETED) for n in (1, 2, 4)), 8]
+)
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [
@@ -72,7 +98,8 @@ def leaves_apart(generator: torch.Generator, m: int, n: int, k: int) -> tuple[to
 def test_a_product_agrees_with_float64(
     m: int, n: int, k: int, num_leaves: int, tiles: TreeTiles, generator: torch.Generator
 ) -> None:
-    x, weight = random(generator, m, k), random(generator, n, k)
+    x = random(generator, m, k)
+    weight = random(generator, n, k)
     expected = tree_gemm_twin(x.double(), weight.double(), num_leaves)
     assert relative_error(product(x, weight, num_leaves, tiles=tiles), expected) < 1e-5
     assert relative_error(product(x, weight, num_leaves, torch.bfloat16, tiles), expected) < 3e-3
@@ -82,7 +109,10 @@ def test_a_product_agrees_with_float64(
 @pytest.mark.parametrize("tiles", [ALL_TILES[0], MANY_ROWS], ids=str)
 def test_leaves_are_added_in_a_tree(k: int, tiles: TreeTiles, generator: torch.Generator) -> None:
     x, weight = leaves_apart(generator, 5, 33, k)
-    leaves = [some.float() @ those.float().t() for some, those in zip(halves(x, 8), halves(weight, 8), strict=True)]
+    leaves = [
+        some.float() @ those.float().t()
+        for some, those in zip(halves(x, 8), halves(weight, 8), strict=True)
+    ]
     assert torch.equal(product(x, weight, 8, tiles=tiles), tree_sum(leaves))
     # Another order has other bits, so that the test sees one.
     assert not torch.equal(sum(leaves[1:], leaves[0]), tree_sum(leaves))
@@ -91,12 +121,16 @@ def test_leaves_are_added_in_a_tree(k: int, tiles: TreeTiles, generator: torch.G
 
 @pytest.mark.parametrize("k", [8 * 16, 8 * 128])
 @pytest.mark.parametrize(
-    "num_parts", [pytest.param(2, marks=LONG_INTERPRETED), 4, pytest.param(8, marks=LONG_INTERPRETED)]
+    "num_parts",
+    [pytest.param(2, marks=LONG_INTERPRETED), 4, pytest.param(8, marks=LONG_INTERPRETED)],
 )
-def test_parts_of_the_tree_are_those_of_fewer_leaves(k: int, num_parts: int, generator: torch.Generator) -> None:
+def test_parts_of_the_tree_are_those_of_fewer_leaves(
+    k: int, num_parts: int, generator: torch.Generator
+) -> None:
     x, weight = leaves_apart(generator, 7, 40, k)
     parts = [
-        product(*each, 8 // num_parts) for each in zip(halves(x, num_parts), halves(weight, num_parts), strict=True)
+        product(*each, 8 // num_parts)
+        for each in zip(halves(x, num_parts), halves(weight, num_parts), strict=True)
     ]
     assert torch.equal(tree_sum(parts), product(x, weight, 8))
     assert torch.equal(tree_sum(parts).bfloat16(), product(x, weight, 8, torch.bfloat16))
@@ -121,7 +155,8 @@ def test_tiles_depend_on_rows_and_outputs_alone() -> None:
 def test_bits_do_not_depend_on_rows_tiles_or_the_leaves_of_a_launch(
     n: int, k: int, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    x, weight = random(generator, max(ROWS), k, dtype=dtype), random(generator, n, k, dtype=dtype)
+    x = random(generator, max(ROWS), k, dtype=dtype)
+    weight = random(generator, n, k, dtype=dtype)
     whole = product(x, weight, 8)
     for tiles in ALL_TILES:
         assert torch.equal(product(x, weight, 8, tiles=tiles), whole), tiles
@@ -143,7 +178,8 @@ def test_products_of_our_own_have_the_same_bits_for_any_number_of_outputs(
     n: int, k: int, num_parts: int, generator: torch.Generator
 ) -> None:
     configure_blas()
-    x, weight = random(generator, 2048, k), random(generator, n, k)
+    x = random(generator, 2048, k)
+    weight = random(generator, n, k)
     for m in (*ROWS, 8, 16, 17, 32, 33, 128, 192, 256, 513, 2048):
         whole = linear(x[:m], weight, is_own=True)
         parts = [linear(x[:m], part, is_own=True) for part in weight.chunk(num_parts)]
@@ -157,19 +193,27 @@ def test_gated_products_have_the_same_bits_for_any_number_of_outputs(
     n: int, k: int, num_parts: int, generator: torch.Generator
 ) -> None:
     configure_blas()
-    x, weight = random(generator, 2048, k), random(generator, 2 * n, k) * k**-0.5
+    x = random(generator, 2048, k)
+    weight = random(generator, 2 * n, k) * k**-0.5
     gates, ups = (each.chunk(num_parts) for each in weight.chunk(2))
     for m in (*ROWS, 8, 9, 16, 17, 128, 192, 256, 513, 1024, 2048):
         whole = linear_silu_mul(x[:m], weight, is_own=True)
-        parts = [linear_silu_mul(x[:m], torch.cat(each), is_own=True) for each in zip(gates, ups, strict=True)]
+        parts = [
+            linear_silu_mul(x[:m], torch.cat(each), is_own=True)
+            for each in zip(gates, ups, strict=True)
+        ]
         assert torch.equal(torch.cat(parts, 1), whole), m
 
 
 @GPU
 @pytest.mark.parametrize("num_parts", [2, 4])
-def test_scores_of_a_part_of_the_head_are_those_of_the_whole(num_parts: int, generator: torch.Generator) -> None:
-    device, vocab_size = generator.device, 151936
-    hidden, head = random(generator, MAX_ROWS, 1024), random(generator, vocab_size, 1024)
+def test_scores_of_a_part_of_the_head_are_those_of_the_whole(
+    num_parts: int, generator: torch.Generator
+) -> None:
+    device = generator.device
+    vocab_size = 151936
+    hidden = random(generator, MAX_ROWS, 1024)
+    head = random(generator, vocab_size, 1024)
     draws = Draws(
         temperatures=torch.tensor([0.0, 0.5, 1.0, 2.0], device=device).repeat(MAX_ROWS // 4),
         seeds=torch.arange(MAX_ROWS, device=device),
@@ -185,7 +229,10 @@ def test_scores_of_a_part_of_the_head_are_those_of_the_whole(num_parts: int, gen
 
     size = vocab_size // num_parts // 64 * 64
     firsts = [i * size for i in range(num_parts)]
-    parts = [best(head[first : first + size if first != firsts[-1] else vocab_size], first) for first in firsts]
+    parts = [
+        best(head[first : first + size if first != firsts[-1] else vocab_size], first)
+        for first in firsts
+    ]
     scores, winner = torch.stack([each[0] for each in parts]).max(0)
     ids = torch.stack([each[1] for each in parts]).gather(0, winner[None])[0]
     expected = best(head, 0)

@@ -14,7 +14,8 @@ from headwater.kernels.block_unpacking import constants
 from headwater.kernels.unpacked_blocks import assembly
 from tests.kernels.random_blocks import random_rows
 
-N, K = 64, 256
+N = 64
+K = 256
 OPERATION = re.compile(r"([a-z0-9.]+) (.*);")
 
 
@@ -30,7 +31,9 @@ def as_bits(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def bfloats(bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple((bits >> at & 0xFFFF).to(torch.int32).to(torch.int16).view(torch.bfloat16) for at in (0, 16))  # type: ignore[return-value]
+    return tuple(
+        (bits >> at & 0xFFFF).to(torch.int32).to(torch.int16).view(torch.bfloat16) for at in (0, 16)
+    )  # type: ignore[return-value]
 
 
 def difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -38,7 +41,9 @@ def difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return as_bits(low) | as_bits(high) << 16
 
 
-def multiplied(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor | None = None) -> torch.Tensor:
+def multiplied(
+    first: torch.Tensor, second: torch.Tensor, third: torch.Tensor | None = None
+) -> torch.Tensor:
     """Rounded once: float64 holds the exact result."""
     product = as_float(first).double() * as_float(second).double()
     return as_bits((product if third is None else product + as_float(third).double()).float())
@@ -54,7 +59,9 @@ OPERATIONS = {
     "sub.rn.bf16x2": difference,
     "mul.rn.f32": multiplied,
     "fma.rn.f32": multiplied,
-    "cvt.rn.bf16x2.f32": lambda a, b: as_bits(as_float(a).bfloat16()) << 16 | as_bits(as_float(b).bfloat16()),
+    "cvt.rn.bf16x2.f32": lambda a, b: (
+        as_bits(as_float(a).bfloat16()) << 16 | as_bits(as_float(b).bfloat16())
+    ),
 }
 """Results of operations on words of 32 bits, as the PTX manual says them."""
 
@@ -76,36 +83,46 @@ def run(text: str, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def operands(planes: BlockPlanes, block: int) -> dict[str, torch.Tensor]:
-    """What threads have for the words c of a block, [32 outputs, 4] each: for outputs of two halves, one behind the
-    other as the two that a thread has."""
-    tile, in_tile, format = block // 4, block % 4, planes.format
+    """What threads have for the words c of a block, [32 outputs, 4] each: for outputs of two
+    halves, one behind the other as the two that a thread has."""
+    tile = block // 4
+    in_tile = block % 4
+    format = planes.format
     words = planes.words.view(N, -1, 4, 4)[:, tile, :, in_tile].long() & 0xFFFFFFFF
     bits = [torch.zeros_like(words)] * 2
     for i, plane in enumerate(() if planes.high is None else planes.high):
         bits[i] = plane[0, tile].long() & 0xFFFFFFFF
-    unit, is_nested = block * 32 // format.unit, planes.factors is not None
+    unit = block * 32 // format.unit
+    is_nested = planes.factors is not None
     scale, minimum = (planes.scales[0, unit, each].float() for each in (0, -1))
     factors = planes.factors[0, block].float() if planes.factors is not None else torch.ones(2, N)
     sign = constants(format)["MIN_SIGN"]
-    first, last = scale * factors[0], scale * factors[0 if sign else 1]
+    first = scale * factors[0]
+    last = scale * factors[0 if sign else 1]
     added = sign * minimum * factors[1] if is_nested else sign * minimum
     of_rows = [as_bits(each)[:, None].expand(N, 4) for each in (first, last, added)]
     found = {}
     for at, each in zip((8, 10, 12, 14, 16, 18), (words, *bits, *of_rows), strict=True):
-        found[f"${at}"], found[f"${at + 1}"] = each[: N // 2], each[N // 2 :]
+        found[f"${at}"] = each[: N // 2]
+        found[f"${at + 1}"] = each[N // 2 :]
     return found
 
 
-@pytest.mark.parametrize("format", [Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K], ids=lambda format: format.name)
+@pytest.mark.parametrize(
+    "format", [Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K], ids=lambda format: format.name
+)
 def test_the_assembly_makes_the_bits_of_the_specification(format: BlockFormat) -> None:
     planes = planes_of(pack(random_rows(format, N, K), format))
-    expected, facts = expand(planes, torch.bfloat16), constants(format)
+    expected = expand(planes, torch.bfloat16)
+    facts = constants(format)
     for block in range(K // 32):
         text = assembly(block % 4, format.bits, facts["OFFSET"], facts["MIN_SIGN"])
         made = run(text, operands(planes, block))
         for word in (0, 1):
             # Input 8 p + 2 c + e of a block.
-            pairs = torch.stack([torch.stack(bfloats(made[f"${4 * word + pair}"]), 2) for pair in range(4)], 1)
+            pairs = torch.stack(
+                [torch.stack(bfloats(made[f"${4 * word + pair}"]), 2) for pair in range(4)], 1
+            )
             rows = expected[word * N // 2 : (word + 1) * N // 2, 32 * block : 32 * block + 32]
             assert torch.equal(pairs.flatten(1), rows), (block, word)
 

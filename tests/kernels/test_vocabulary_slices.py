@@ -1,5 +1,5 @@
-"""Filtered draws and log probabilities where ranks have the logits of some tokens each: to the bit those of one
-process, whatever the slices are."""
+"""Filtered draws and log probabilities where ranks have the logits of some tokens each: to the bit
+those of one process, whatever the slices are."""
 
 from __future__ import annotations
 
@@ -55,18 +55,29 @@ class Case:
 
     def on(self, device: torch.device) -> tuple[torch.Tensor, Draws, Filters]:
         counters = torch.arange(len(self.logits), dtype=torch.int32, device=device)
-        top_ks, top_ps, min_ps = (torch.tensor(column, device=device) for column in zip(*self.filters, strict=True))
+        top_ks, top_ps, min_ps = (
+            torch.tensor(column, device=device) for column in zip(*self.filters, strict=True)
+        )
         draws = Draws(
             temperatures=torch.tensor(self.temperatures, device=device),
             seeds=counters.long() * 7919,
             choice_indices=torch.zeros_like(counters),
             output_indices=counters,
         )
-        return self.logits.to(device), draws, Filters(top_ks=top_ks.int(), top_ps=top_ps, min_ps=min_ps)
+        return (
+            self.logits.to(device),
+            draws,
+            Filters(top_ks=top_ks.int(), top_ps=top_ps, min_ps=min_ps),
+        )
 
-    def slice_of(self, memory: PeerMemory, logits: torch.Tensor) -> tuple[torch.Tensor, VocabularySlice]:
-        first, end = [0, *self.ends][memory.index], self.ends[memory.index]
-        return logits[:, first:end], VocabularySlice(memory=memory, first_token=first, vocab_size=logits.shape[1])
+    def slice_of(
+        self, memory: PeerMemory, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, VocabularySlice]:
+        first = [0, *self.ends][memory.index]
+        end = self.ends[memory.index]
+        return logits[:, first:end], VocabularySlice(
+            memory=memory, first_token=first, vocab_size=logits.shape[1]
+        )
 
 
 def drawn(memory: PeerMemory, case: Case, is_part: bool) -> list[int]:
@@ -81,7 +92,9 @@ def drawn(memory: PeerMemory, case: Case, is_part: bool) -> list[int]:
     return tokens
 
 
-def scored(memory: PeerMemory, case: Case, token_ids: torch.Tensor, num_top: int, is_part: bool) -> list[torch.Tensor]:
+def scored(
+    memory: PeerMemory, case: Case, token_ids: torch.Tensor, num_top: int, is_part: bool
+) -> list[torch.Tensor]:
     logits, _, _ = case.on(memory.bases.device)
     rows, part = case.slice_of(memory, logits) if is_part else (logits, None)
     return [each.cpu() for each in logprobs_of(rows, token_ids.to(logits.device), num_top, part)]
@@ -101,13 +114,23 @@ def uneven(vocab_size: int, num_ranks: int) -> list[int]:
 
 @pytest.mark.parametrize("dtype", long_but((torch.float32, torch.bfloat16), torch.bfloat16))
 @pytest.mark.parametrize(
-    "vocab_size", [500, pytest.param(9001, marks=pytest.mark.long), pytest.param(151_936, marks=GPU)]
+    "vocab_size",
+    [500, pytest.param(9001, marks=pytest.mark.long), pytest.param(151_936, marks=GPU)],
 )
-def test_filtered_draws_are_those_of_one_process(ranks: PeerRanks, vocab_size: int, dtype: torch.dtype) -> None:
-    asked = [(filters, *shape) for filters, shape in zip(FILTERS.values(), cycle(SHAPES), strict=False)]
+def test_filtered_draws_are_those_of_one_process(
+    ranks: PeerRanks, vocab_size: int, dtype: torch.dtype
+) -> None:
+    asked = [
+        (filters, *shape) for filters, shape in zip(FILTERS.values(), cycle(SHAPES), strict=False)
+    ]
     spreads = torch.tensor([spread for _, _, spread in asked])[:, None]
     logits = (torch.randn(len(asked), vocab_size) * spreads).to(dtype)
-    case = Case(logits, [each for each, _, _ in asked], [t for _, t, _ in asked], uneven(vocab_size, ranks.size))
+    case = Case(
+        logits,
+        [each for each, _, _ in asked],
+        [t for _, t, _ in asked],
+        uneven(vocab_size, ranks.size),
+    )
     tokens = torch.tensor(tokens_of(ranks, case))
     kept = filter_twin(*case.on(torch.device("cpu")))
     # A token whose cumulative probability equals top_p to the last digits may fall on either side.
@@ -124,7 +147,8 @@ def test_rows_without_filters_and_greedy_rows_are_left_alone(ranks: PeerRanks) -
 
 @pytest.mark.parametrize("num_equal", [3, 600])
 def test_ties_at_the_cut_are_kept_across_ranks(ranks: PeerRanks, num_equal: int) -> None:
-    """A rank sends none of 600 equal tokens: they are more than its slot takes, and the row is drawn in rounds."""
+    """A rank sends none of 600 equal tokens: they are more than its slot takes, and the row is
+    drawn in rounds."""
     logits = torch.full((6, 2000), -5.0)
     places = torch.linspace(0, 1999, num_equal).long()
     logits[:, places] = 1.0
@@ -142,7 +166,8 @@ def test_draws_over_host_memory_are_those_of_one_process() -> None:
 
 
 def test_ranks_of_which_a_mask_leaves_nothing_take_no_part(ranks: PeerRanks) -> None:
-    logits, ends = torch.full((4, 900), float("-inf")), uneven(900, ranks.size)
+    logits = torch.full((4, 900), float("-inf"))
+    ends = uneven(900, ranks.size)
     for row in range(4):
         first = [0, *ends][row % ranks.size]
         logits[row, first : first + 6] = torch.randn(6)
@@ -153,9 +178,12 @@ def test_ranks_of_which_a_mask_leaves_nothing_take_no_part(ranks: PeerRanks) -> 
 
 @pytest.mark.parametrize("num_top", [pytest.param(0, marks=LONG_INTERPRETED), 5])
 @pytest.mark.parametrize(
-    "vocab_size", [300, pytest.param(9001, marks=pytest.mark.long), pytest.param(151_936, marks=GPU)]
+    "vocab_size",
+    [300, pytest.param(9001, marks=pytest.mark.long), pytest.param(151_936, marks=GPU)],
 )
-def test_log_probabilities_are_to_the_bit_those_of_one_process(ranks: PeerRanks, vocab_size: int, num_top: int) -> None:
+def test_log_probabilities_are_to_the_bit_those_of_one_process(
+    ranks: PeerRanks, vocab_size: int, num_top: int
+) -> None:
     # Rounded coarsely, so that there are ties among the likeliest.
     logits = ((torch.randn(4, vocab_size) * 8).round() / 2).bfloat16()
     token_ids = torch.randint(0, vocab_size, (4,), dtype=torch.int32)

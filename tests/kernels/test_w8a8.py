@@ -16,7 +16,9 @@ from headwater.kernels.w8a8 import (
 )
 from tests.kernels.paging import GPU, POISON, relative_error
 
-FP8, INT8, BLOCKS = Rounding(torch.float8_e4m3fn), Rounding(torch.int8), Rounding(torch.float8_e4m3fn, 128)
+FP8 = Rounding(torch.float8_e4m3fn)
+INT8 = Rounding(torch.int8)
+BLOCKS = Rounding(torch.float8_e4m3fn, 128)
 ROUNDINGS = [FP8, INT8, BLOCKS]
 ROWS = (1, 2, 8, 9, 16, 17, 32, 64, 65, 128, 129, 200, 256, 400, 520)
 SHAPES = [(4096, 4096), (6144, 4112), (4096, 12288), (10240, 4096), (1168, 896), (16, 16)]
@@ -30,7 +32,9 @@ def made(rounding: Rounding, n: int, k: int, generator: torch.Generator) -> W8A8
     shape = (-(-n // 64), k // 128) if rounding.group else (n,)
     scales = torch.rand(shape, generator=generator, device=generator.device) * 1e-2 + 1e-3
     if rounding.dtype == torch.int8:
-        return W8A8Weight(values=(numbers * 30).round().clamp(-127, 127).to(rounding.dtype), scales=scales / 30)
+        return W8A8Weight(
+            values=(numbers * 30).round().clamp(-127, 127).to(rounding.dtype), scales=scales / 30
+        )
     return W8A8Weight(values=numbers.to(rounding.dtype), scales=scales)
 
 
@@ -38,7 +42,9 @@ def of_inputs(weight: W8A8Weight) -> torch.Tensor:
     """The weight's numbers in float64 [N, K]."""
     scales = weight.scales.double()
     if scales.ndim == 2:
-        scales = scales.repeat_interleave(64, dim=0)[: weight.shape[0]].repeat_interleave(128, dim=1)
+        scales = scales.repeat_interleave(64, dim=0)[: weight.shape[0]].repeat_interleave(
+            128, dim=1
+        )
     else:
         scales = scales[:, None]
     return weight.values.double() * scales
@@ -76,8 +82,11 @@ def test_tokens_are_rounded_as_specified_to_the_bit(
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
-def test_a_token_is_rounded_to_within_half_a_step(rounding: Rounding, generator: torch.Generator) -> None:
-    x, size = rows_of(7, 384, generator), rounding.group or 384
+def test_a_token_is_rounded_to_within_half_a_step(
+    rounding: Rounding, generator: torch.Generator
+) -> None:
+    x = rows_of(7, 384, generator)
+    size = rounding.group or 384
     values, scales = round_tokens_twin(x, rounding)
     scales = scales.view(-1, 7).t().repeat_interleave(size, dim=1)
     most = x.float().abs().unflatten(1, (-1, size)).amax(2)
@@ -87,7 +96,9 @@ def test_a_token_is_rounded_to_within_half_a_step(rounding: Rounding, generator:
     # What is nearly nothing becomes zeros.
     assert bool((error <= step * 0.501 + 1e-30).all())
     largest = values.float().abs().unflatten(1, (-1, size)).amax(2)
-    assert torch.equal(largest[most > 1e-30], torch.full_like(most, MOST[rounding.dtype])[most > 1e-30])
+    assert torch.equal(
+        largest[most > 1e-30], torch.full_like(most, MOST[rounding.dtype])[most > 1e-30]
+    )
 
 
 def test_integers_keep_their_values_without_their_middle(generator: torch.Generator) -> None:
@@ -104,7 +115,9 @@ def test_integers_keep_their_values_without_their_middle(generator: torch.Genera
 
 def test_weights_of_other_groups_or_unaligned_rows_do_not_fit() -> None:
     def fp8(n: int, k: int, groups: int) -> Fp8Weight:
-        return Fp8Weight(values=torch.zeros(n, k).to(torch.float8_e4m3fn), scales=torch.ones(groups, n))
+        return Fp8Weight(
+            values=torch.zeros(n, k).to(torch.float8_e4m3fn), scales=torch.ones(groups, n)
+        )
 
     assert fits(fp8(32, 64, 1))
     assert fits(fp8(32, 256, 2))
@@ -113,14 +126,22 @@ def test_weights_of_other_groups_or_unaligned_rows_do_not_fit() -> None:
     assert not fits(fp8(40, 64, 1))
     assert not fits(fp8(32, 72, 1))
     zeros = torch.full((1, 32), 127, dtype=torch.uint8)
-    assert not fits(Int8Weight(values=torch.zeros(32, 64, dtype=torch.uint8), scales=torch.ones(1, 32), zeros=zeros))
+    assert not fits(
+        Int8Weight(
+            values=torch.zeros(32, 64, dtype=torch.uint8), scales=torch.ones(1, 32), zeros=zeros
+        )
+    )
 
 
 @pytest.mark.parametrize(("num_outputs", "size"), [(256, 128), (192, 64), (208, 128), (64, 128)])
-def test_scales_of_blocks_are_kept_for_64_outputs(num_outputs: int, size: int, generator: torch.Generator) -> None:
+def test_scales_of_blocks_are_kept_for_64_outputs(
+    num_outputs: int, size: int, generator: torch.Generator
+) -> None:
     blocks = torch.rand(3, -(-num_outputs // size), generator=generator, device=generator.device)
     scales = blocks.repeat_interleave(size, dim=1)[:, :num_outputs].contiguous()
-    values = torch.randn(num_outputs, 384, generator=generator, device=generator.device).to(torch.float8_e4m3fn)
+    values = torch.randn(num_outputs, 384, generator=generator, device=generator.device).to(
+        torch.float8_e4m3fn
+    )
     weight = Fp8Weight(values=values, scales=scales, rounds_tokens=True)
     assert fits(weight)
     kept = signed_in_place(weight)
@@ -135,7 +156,8 @@ def test_scales_of_blocks_are_kept_for_64_outputs(num_outputs: int, size: int, g
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
 @pytest.mark.parametrize("fault", ["row's scale", "output's scale", "order"])
 def test_a_fault_shows(fault: str, rounding: Rounding, generator: torch.Generator) -> None:
-    weight, x = made(rounding, 256, 256, generator), torch.randn(4, 256, generator=generator, device=generator.device)
+    weight = made(rounding, 256, 256, generator)
+    x = torch.randn(4, 256, generator=generator, device=generator.device)
     exact = x.double() @ of_inputs(weight).t()
     assert relative_error(w8a8_twin(x, weight), exact) < 0.04
     if fault == "row's scale":
@@ -156,21 +178,27 @@ def test_a_row_has_the_same_bits_beside_any_others(
 ) -> None:
     weight = made(rounding, n, k, generator)
     x = rows_of(max(ROWS), weight.shape[1], generator)
-    whole, twin = w8a8_linear(x, weight), w8a8_twin(x, weight)
+    whole = w8a8_linear(x, weight)
+    twin = w8a8_twin(x, weight)
     if rounding == INT8:
         assert torch.equal(whole, twin)
     else:
         assert relative_error(whole, twin.double()) < 2e-3
     for m in ROWS:
         for dependent in (False, True):
-            assert torch.equal(w8a8_linear(x[:m], weight, dependent=dependent), whole[:m]), (m, dependent)
+            assert torch.equal(w8a8_linear(x[:m], weight, dependent=dependent), whole[:m]), (
+                m,
+                dependent,
+            )
         assert torch.equal(w8a8_linear(x[-m:].clone(), weight), whole[-m:]), m
 
 
 @GPU
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
 @pytest.mark.parametrize("m", [1, 5, 64, 130, 300])
-def test_all_tiles_have_the_same_bits(m: int, rounding: Rounding, generator: torch.Generator) -> None:
+def test_all_tiles_have_the_same_bits(
+    m: int, rounding: Rounding, generator: torch.Generator
+) -> None:
     weight = made(rounding, 4112, 2064, generator)
     x = rows_of(m, weight.shape[1], generator)
     values, scales = round_tokens(x, rounding)

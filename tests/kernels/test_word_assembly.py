@@ -23,7 +23,9 @@ SAYS |= dict.fromkeys(("send stream", "receive stream", "send tokens", "send end
 def test_kernels_over_host_memory_have_no_atomic_operation() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", word_assembly.__name__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     programs: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     assert len(programs) == 11

@@ -1,4 +1,5 @@
-"""Prints the PTX of kernels whose bits must not depend on the number of ranks, as `hopper_assembly` does."""
+"""Prints the PTX of kernels whose bits must not depend on the number of ranks, as `hopper_assembly`
+does."""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ from typing import Any
 
 from triton.compiler import ASTSource
 
-from headwater.kernels import hopper_decode_attention, hopper_decode_splits, qk_norm_rope_store_kv, tree_gemm
+from headwater.kernels import (
+    hopper_decode_attention,
+    hopper_decode_splits,
+    qk_norm_rope_store_kv,
+    tree_gemm,
+)
 from headwater.kernels.online_softmax import HALF, TILE
 from headwater.kernels.tree_gemm import MANY_ROWS, TILES, TreeTiles
 from tests.kernels.hopper_assembly import any_gpu, built, with_rings
@@ -21,9 +27,18 @@ HEAD_DIM = 128
 def product(tiles: TreeTiles) -> dict[str, Any]:
     """A product of eight leaves of many steps, with its tiles."""
     kernel = tree_gemm._tree_gemm
-    constants = {"NUM_LEAVES": 8, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.most_block_k}
+    constants = {
+        "NUM_LEAVES": 8,
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+        "BLOCK_K": tiles.most_block_k,
+    }
     constants |= {"EVEN_K": True, "DEPENDENT": True}
-    types = {name: "*bf16" if name.startswith("p_") else "i32" for name in kernel.arg_names if name not in constants}
+    types = {
+        name: "*bf16" if name.startswith("p_") else "i32"
+        for name in kernel.arg_names
+        if name not in constants
+    }
     unknown = {each.name for each in kernel.params if each.do_not_specialize}
     multiples = [name for name, type in types.items() if type == "i32" and name not in unknown]
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
@@ -34,10 +49,24 @@ def product(tiles: TreeTiles) -> dict[str, Any]:
 def rotation(num_kv_heads: int) -> str:
     """Norm and rotation of heads, two query heads for each key head."""
     kernel = qk_norm_rope_store_kv._qk_norm_rope_store_kv
-    constants = {"NUM_Q_HEADS": 2 * num_kv_heads, "NUM_KV_HEADS": num_kv_heads, "PAGE": 64, "HALF": HEAD_DIM // 2}
-    constants |= {"HEADS": qk_norm_rope_store_kv.HEADS, "HAS_BIAS": False, "HAS_NORM": True, "FP8": False}
+    constants = {
+        "NUM_Q_HEADS": 2 * num_kv_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "PAGE": 64,
+        "HALF": HEAD_DIM // 2,
+    }
+    constants |= {
+        "HEADS": qk_norm_rope_store_kv.HEADS,
+        "HAS_BIAS": False,
+        "HAS_NORM": True,
+        "FP8": False,
+    }
     constants |= {"ON_GPU": True, "DEPENDENT": True, "EARLY": True}
-    types = {name: "*bf16" if name.startswith("p_") else "i32" for name in kernel.arg_names if name not in constants}
+    types = {
+        name: "*bf16" if name.startswith("p_") else "i32"
+        for name in kernel.arg_names
+        if name not in constants
+    }
     types |= {"p_position": "*i32", "p_slot": "*i32", "p_cos_sin": "*fp32", "eps": "fp32"}
     strides = [name for name in types if name.startswith("stride_")]
     return str(built(kernel, types, constants, ASTSource, strides, num_warps=1).asm["ptx"])
@@ -45,9 +74,15 @@ def rotation(num_kv_heads: int) -> str:
 
 def of_heads(num_kv_heads: int) -> dict[str, str]:
     """What computes heads, by name."""
-    splits, rows = hopper_decode_splits, hopper_decode_attention
+    splits = hopper_decode_splits
+    rows = hopper_decode_attention
     number = {"NUM_KV_HEADS": num_kv_heads}
-    ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES, "p_folded": None} | number
+    ring = {
+        "TILE": TILE,
+        "PART": splits.PART,
+        "STAGES": splits.NUM_STAGES,
+        "p_folded": None,
+    } | number
     direct = {"HALF": HALF, "MAX_SPLITS": 16, "STAGES": rows.NUM_STAGES} | number
     return {
         "any GPU": any_gpu(num_kv_heads, HEAD_DIM),

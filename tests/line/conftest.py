@@ -1,4 +1,5 @@
-"""A running line for whole-system tests: `headwater up` as a newcomer starts it, on free ports, in its own folder."""
+"""A running line for whole-system tests: `headwater up` as a newcomer starts it, on free ports, in
+its own folder."""
 
 from __future__ import annotations
 
@@ -33,14 +34,19 @@ MODEL = "smollm2-135m-instruct"
 PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.01", "HEADWATER_SIMULATED_PREFILL_SECONDS": "0.0001"}
 """Of engines without a model: slow enough that a test can interfere."""
 KV_CACHE_BYTES = (256 << 20) * (2 if resolve_dtype("auto", "cpu") == "float32" else 1)
-"""KV cache of a replica of the demo model: as many blocks whatever number format is the fast one here."""
+"""KV cache of a replica of the demo model: as many blocks whatever number format is the fast one
+here."""
 DEMO_ENV = {"HEADWATER_KV_CACHE_MEMORY": str(KV_CACHE_BYTES)}
 
 
-def launched(*arguments: str, environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+def launched(
+    *arguments: str, environment: Mapping[str, str], output: int
+) -> subprocess.Popen[bytes]:
     """The command as a person starts it, and each of its processes as it starts them."""
     command = [sys.executable, "-m", "headwater.services.cli", *arguments]
-    return subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=output, stderr=output, env=environment, start_new_session=True
+    )
 
 
 class Line:
@@ -56,10 +62,18 @@ class Line:
     ) -> None:
         self.state_dir = folder
         self.log = folder / log_name
-        arguments = ["up", f"--state-dir={folder}", f"--cache-dir={default_cache_dir()}", "--port=0", "--grpc-port=0"]
+        arguments = [
+            "up",
+            f"--state-dir={folder}",
+            f"--cache-dir={default_cache_dir()}",
+            "--port=0",
+            "--grpc-port=0",
+        ]
         environment = os.environ | PACE | {"COLUMNS": "200"} | (env or {})
         with self.log.open("wb") as output:
-            self.process = start(*arguments, *flags, environment=environment, output=output.fileno())
+            self.process = start(
+                *arguments, *flags, environment=environment, output=output.fileno()
+            )
         self.client = httpx.Client(timeout=60)
         # The first one on a machine downloads and converts the model, and compiles its kernels.
         self.wait_for(lambda: read_cluster(folder) is not None, 240, "the cluster is not ready")
@@ -82,7 +96,9 @@ class Line:
 
     def pids_of(self, stage: str) -> list[int]:
         """A stage's processes: an engine has two."""
-        roots = next([each.pid, *each.children] for each in self.record.stages if each.name == stage)
+        roots = next(
+            [each.pid, *each.children] for each in self.record.stages if each.name == stage
+        )
         return list(dict.fromkeys(pid for root in roots for pid in [root, *descendants(root)]))
 
     def pids(self) -> list[int]:
@@ -93,7 +109,10 @@ class Line:
     def addresses(self) -> list[tuple[str, int]]:
         """Every port that a process of the line listens on, as far as it says so."""
         record = self.record
-        named = [record.grpc, *(each for stage in record.stages for each in stage.addresses.values())]
+        named = [
+            record.grpc,
+            *(each for stage in record.stages for each in stage.addresses.values()),
+        ]
         hosts = [each.rpartition("/")[2].rpartition(":") for each in [*named, record.rest]]
         return sorted({(host, int(port)) for host, _, port in hosts if host})
 
@@ -114,8 +133,11 @@ class Line:
         answer: dict[str, Any] = reply.json()
         return answer
 
-    def stream(self, prompt: str, **more: Any) -> contextlib.AbstractContextManager[Iterator[dict[str, Any]]]:
-        """Events of a streamed completion, errors among them; leaving the scope early is a client that leaves."""
+    def stream(
+        self, prompt: str, **more: Any
+    ) -> contextlib.AbstractContextManager[Iterator[dict[str, Any]]]:
+        """Events of a streamed completion, errors among them; leaving the scope early is a client
+        that leaves."""
         return self._stream("/v1/completions", {"prompt": prompt} | more)
 
     def stream_chat(
@@ -128,22 +150,31 @@ class Line:
         body = {"model": MODEL, "max_tokens": 64, "temperature": 0, "stream": True} | body
         with self.client.stream("POST", path, json=body) as reply:
             assert reply.status_code == 200, reply.read()
-            yield (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {"))
+            yield (
+                json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")
+            )
 
     def metric(self, name: str) -> float:
         """The sum of a metric of the gateway over its labels."""
         lines = self.client.get("/metrics").text.splitlines()
-        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
+        values = [
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.split("{")[0].split(" ")[0] == name
+        ]
         assert values, f"no metric {name}"
         return sum(values)
 
     def loads(self) -> dict[str, dict[str, Any]]:
         """What each engine says of its load, by replica."""
-        members = status.as_json(status.seen(self.record.nats_url, key_of_cluster(self.state_dir, os.environ), None))
+        members = status.as_json(
+            status.seen(self.record.nats_url, key_of_cluster(self.state_dir, os.environ), None)
+        )
         return {each["replica_id"]: each for each in members if each["kind"] == "engine"}
 
     def loads_of(self, num_engines: int) -> dict[str, dict[str, Any]]:
-        """Loads of all engines, once so many have answered. A single listing may miss a slow engine."""
+        """Loads of all engines, once so many have answered. A single listing may miss a slow
+        engine."""
         loads: dict[str, dict[str, Any]] = {}
 
         def are_heard() -> bool:
@@ -212,7 +243,8 @@ def start_line(tmp_path: Path) -> Iterator[LineStarter]:
 
 @pytest.fixture(scope="session")
 def simulated_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    """Two replicas without a model, shared by the tests that leave it as they found it: whoever died is back."""
+    """Two replicas without a model, shared by the tests that leave it as they found it: whoever
+    died is back."""
     folder = tmp_path_factory.mktemp("simulated")
     with Line(folder, "--executor=simulated", "--replicas=2", start=ForkedCluster) as line:
         yield line
@@ -222,13 +254,16 @@ def simulated_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 @pytest.fixture(scope="session")
 def demo_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """Two replicas of the demo model and two output processors, shared as above."""
-    # Conversion leaves kernels compiled, but other sources may have converted the model. An engine that has to compile
-    # them itself keeps 60 MiB of the compiler.
-    products, look_up = map(tile_product.kernel_of, (Q4_1, Q8_0)), block_rows.kernel_of(Q8_0)
+    # Conversion leaves kernels compiled, but other sources may have converted the model. An engine
+    # that has to compile them itself keeps 60 MiB of the compiler.
+    products = map(tile_product.kernel_of, (Q4_1, Q8_0))
+    look_up = block_rows.kernel_of(Q8_0)
     of_blocks = [block_activations.KERNEL, *products, look_up]
     for dtype in DTYPES:
         compile_kernels(dtype, lambda done, total: None, of_blocks)
     folder = tmp_path_factory.mktemp("demo")
-    with Line(folder, "--replicas=2", "--output-processors=2", env=DEMO_ENV, start=ForkedCluster) as line:
+    with Line(
+        folder, "--replicas=2", "--output-processors=2", env=DEMO_ENV, start=ForkedCluster
+    ) as line:
         yield line
         assert line.stop() == 0, line.log.read_text()

@@ -1,5 +1,5 @@
-"""In front of an engine that lends blocks: passes bytes on, and breaks or holds the connections that carry blocks once
-they have passed a number of bytes. Sessions with the engine go on."""
+"""In front of an engine that lends blocks: passes bytes on, and breaks or holds the connections
+that carry blocks once they have passed a number of bytes. Sessions with the engine go on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class PullRelay(Relay):
     def __init__(self) -> None:
         super().__init__()
         self.num_cuts = self.num_passed = 0
-        """Connections that were broken or held, and bytes of blocks that were passed on since `cut_after`."""
+        """Connections that were broken or held, and bytes of blocks that were passed on since
+        `cut_after`."""
         self._limit: int | None = None
         self._holds = False
         self._pulls: set[asyncio.StreamReader] = set()
@@ -35,16 +36,21 @@ class PullRelay(Relay):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._is_over.set)
         self._thread.join()
         self._loop.close()
 
     def cut_after(self, num_bytes: int, *, holds: bool = False) -> None:
-        """Breaks the next connection that has passed so many bytes of blocks from now on. `holds`: it stays open, and
-        nothing passes any more."""
-        self.num_passed, self._holds, self._limit = 0, holds, num_bytes
+        """Breaks the next connection that has passed so many bytes of blocks from now on. `holds`:
+        it stays open, and nothing passes any more."""
+        self.num_passed = 0
+        self._holds = holds
+        self._limit = num_bytes
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._serve())
@@ -73,7 +79,10 @@ class PullRelay(Relay):
             to_lender.transport.abort()
 
     async def _ask(
-        self, client: asyncio.StreamReader, to_lender: asyncio.StreamWriter, lender: asyncio.StreamReader
+        self,
+        client: asyncio.StreamReader,
+        to_lender: asyncio.StreamWriter,
+        lender: asyncio.StreamReader,
     ) -> None:
         while data := await client.read(CHUNK_BYTES):
             if SERVICE in data:
@@ -94,6 +103,7 @@ class PullRelay(Relay):
             await client.drain()
 
     async def _cut(self) -> None:
-        self.num_cuts, self._limit = self.num_cuts + 1, None
+        self.num_cuts = self.num_cuts + 1
+        self._limit = None
         if self._holds:
             await asyncio.Event().wait()

@@ -1,4 +1,5 @@
-"""Answers of every kind that are told apart to the byte, and what it takes to read them while stages die."""
+"""Answers of every kind that are told apart to the byte, and what it takes to read them while
+stages die."""
 
 from __future__ import annotations
 
@@ -20,13 +21,22 @@ from tests.gateway.processes import UNDRAFTED
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = [{"role": "user", "content": "Tell me of a river, a mill and the miller's three sons."}]
-TIME = {"type": "object", "properties": {"city": {"type": "string"}, "hours": {"type": "array"}}, "required": ["city"]}
+TIME = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "hours": {"type": "array"}},
+    "required": ["city"],
+}
 PERSON = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 60},
         "age": {"type": "integer"},
-        "friends": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 4, "maxItems": 6},
+        "friends": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 20},
+            "minItems": 4,
+            "maxItems": 6,
+        },
     },
     "required": ["name", "age", "friends"],
 }
@@ -37,7 +47,8 @@ PATIENCE = 120.0
 
 @dataclass
 class Reading:
-    """A stream as its client reads it. `answer` is everything that must not depend on what died meanwhile."""
+    """A stream as its client reads it. `answer` is everything that must not depend on what died
+    meanwhile."""
 
     num_events: int = 0
     times: list[float] = field(default_factory=list)
@@ -51,9 +62,15 @@ class Reading:
     @property
     def answer(self) -> dict[str, Any]:
         """NOTE: a call's id is drawn from its request's; what counts is that it is said once."""
-        assert all(len(call["id"]) == 29 for choice in self.choices.values() for call in choice["calls"].values())
+        assert all(
+            len(call["id"]) == 29
+            for choice in self.choices.values()
+            for call in choice["calls"].values()
+        )
         calls = {index: _nameless(choice["calls"]) for index, choice in self.choices.items()}
-        choices = {index: choice | {"calls": calls[index]} for index, choice in self.choices.items()}
+        choices = {
+            index: choice | {"calls": calls[index]} for index, choice in self.choices.items()
+        }
         usage = self.usage and self.usage["completion_tokens"]
         return {"choices": choices, "usage": usage, "wholes": self.wholes, "error": self.error}
 
@@ -71,7 +88,15 @@ class Reading:
 
     def _take_choice(self, choice: dict[str, Any]) -> None:
         kept = self.choices.setdefault(
-            choice["index"], {"text": "", "calls": {}, "token_ids": [], "logprobs": [], "finish": None, "stop": None}
+            choice["index"],
+            {
+                "text": "",
+                "calls": {},
+                "token_ids": [],
+                "logprobs": [],
+                "finish": None,
+                "stop": None,
+            },
         )
         delta = choice.get("delta", choice)
         kept["text"] += delta.get("content") or delta.get("text") or ""
@@ -102,7 +127,8 @@ class Reader:
 
     def __init__(self, line: ClusterRecord, body: dict[str, Any]) -> None:
         self.reading = Reading()
-        self._line, self._body = line, body
+        self._line = line
+        self._body = body
         self._news = threading.Condition()
         self._is_over = False
         self._thread = threading.Thread(target=self._run)
@@ -118,7 +144,9 @@ class Reader:
     def wait_events(self, number: int) -> bool:
         """False when the answer ended before."""
         with self._news:
-            assert self._news.wait_for(lambda: self._is_over or self.reading.num_events >= number, PATIENCE)
+            assert self._news.wait_for(
+                lambda: self._is_over or self.reading.num_events >= number, PATIENCE
+            )
         return not self._is_over
 
     def _run(self) -> None:
@@ -154,7 +182,12 @@ class RestReader(Reader):
                     yield from self._told(json.loads(line[6:]))
 
     def _asked(self) -> dict[str, Any]:
-        always = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+        always = {
+            "model": MODEL,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
         return always | self._body
 
     def _told(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -179,11 +212,17 @@ class ResponseReader(RestReader):
 
     def _asked(self) -> dict[str, Any]:
         body = {name: value for name, value in self._body.items() if name != "max_tokens"}
-        asked = {"model": MODEL, "input": QUESTION, "stream": True, "max_output_tokens": self._body["max_tokens"]}
+        asked = {
+            "model": MODEL,
+            "input": QUESTION,
+            "stream": True,
+            "max_output_tokens": self._body["max_tokens"],
+        }
         return asked | body
 
     def _told(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        kind, response = event["type"], event.get("response", {})
+        kind = event["type"]
+        response = event.get("response", {})
         if event["sequence_number"] != self._number:
             yield {"error": f"event {event['sequence_number']} came as number {self._number}"}
         self._number += 1
@@ -192,19 +231,27 @@ class ResponseReader(RestReader):
             yield {"id": self._id, "choices": [{"index": 0, "delta": {"content": event["delta"]}}]}
         elif kind in ("response.completed", "response.incomplete"):
             said = "".join(part["text"] for item in response["output"] for part in item["content"])
-            choice = {"index": 0, "delta": {}, "finish_reason": response["status"], "stop_reason": said}
+            choice = {
+                "index": 0,
+                "delta": {},
+                "finish_reason": response["status"],
+                "stop_reason": said,
+            }
             usage = {"completion_tokens": response["usage"]["output_tokens"]}
             yield {"id": self._id, "choices": [choice], "usage": usage}
         elif "error" in event or response.get("error"):
             yield {"error": event}
 
-    _number, _id = 0, ""
+    _number = 0
+    _id = ""
 
 
 class GrpcReader(Reader):
     def _events(self) -> Iterator[dict[str, Any]]:
         sampling = common_pb2.Sampling(**self._body)
-        messages = [common_pb2.ChatMessage(role=each["role"], content=each["content"]) for each in QUESTION]
+        messages = [
+            common_pb2.ChatMessage(role=each["role"], content=each["content"]) for each in QUESTION
+        ]
         asked = inference_pb2.ChatRequest(
             model=MODEL,
             conversation=processor_pb2.Conversation(messages=messages),
@@ -223,14 +270,19 @@ class GrpcReader(Reader):
                 "choices": [],
                 "usage": {"completion_tokens": chunk.usage.completion_tokens},
             }
-        choice = {"index": chunk.index, "delta": {"content": chunk.content}, "token_ids": list(chunk.token_ids)}
+        choice = {
+            "index": chunk.index,
+            "delta": {"content": chunk.content},
+            "token_ids": list(chunk.token_ids),
+        }
         choice["finish_reason"] = chunk.finish_reason
         choice["logprobs"] = {"content": [each.chosen.logprob for each in chunk.logprobs]}
         return {"id": chunk.request_id, "choices": [choice]}
 
 
 class WholeReader(Reader):
-    """Asks for whole answers, again and again for as long as the scope lasts; each has to be the same."""
+    """Asks for whole answers, again and again for as long as the scope lasts; each has to be the
+    same."""
 
     path: str
 
@@ -273,13 +325,19 @@ class EmbeddingReader(WholeReader):
 def _whole(reply: httpx.Response) -> str:
     """What of it must always be the same."""
     told = reply.json()
-    return json.dumps([reply.status_code, *(told.get(each) for each in ("choices", "data", "error"))], sort_keys=True)
+    return json.dumps(
+        [reply.status_code, *(told.get(each) for each in ("choices", "data", "error"))],
+        sort_keys=True,
+    )
 
 
 KINDS: dict[str, tuple[type[Reader], dict[str, Any]]] = {
     "greedy": (ChatReader, {"temperature": 0}),
     "seeded": (ChatReader, {"temperature": 1, "seed": 7, "top_p": 0.95}),
-    "penalties": (ChatReader, {"temperature": 0.8, "seed": 3, "presence_penalty": 0.7, "frequency_penalty": 0.5}),
+    "penalties": (
+        ChatReader,
+        {"temperature": 0.8, "seed": 3, "presence_penalty": 0.7, "frequency_penalty": 0.5},
+    ),
     # The first letters of each come often: half a stop string is held back at most times.
     "stop strings": (
         ChatReader,
@@ -291,7 +349,10 @@ KINDS: dict[str, tuple[type[Reader], dict[str, Any]]] = {
         {
             "temperature": 1,
             "seed": 9,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}},
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "person", "schema": PERSON},
+            },
         },
     ),
     "n=2": (ChatReader, {"temperature": 1, "seed": 13, "n": 2}),
@@ -304,7 +365,10 @@ KINDS: dict[str, tuple[type[Reader], dict[str, Any]]] = {
             "tool_choice": "required",
         },
     ),
-    "echo": (CompletionReader, {"prompt": STORY, "temperature": 1, "seed": 19, "echo": True, "logprobs": 1}),
+    "echo": (
+        CompletionReader,
+        {"prompt": STORY, "temperature": 1, "seed": 19, "echo": True, "logprobs": 1},
+    ),
     "responses": (ResponseReader, {"temperature": 0, "instructions": "You are a teller of tales."}),
     "grpc": (GrpcReader, {"temperature": 1, "seed": 23, "logprobs": True}),
     # Whole answers end at their own length: streams are what is killed at its tenth token.
@@ -312,13 +376,17 @@ KINDS: dict[str, tuple[type[Reader], dict[str, Any]]] = {
         WholeCompletionReader,
         {"prompt": STORY, "temperature": 1, "seed": 29, "best_of": 3, "n": 2, "max_tokens": 12},
     ),
-    "beams": (WholeCompletionReader, {"prompt": STORY, "use_beam_search": True, "n": 2, "max_tokens": 6}),
+    "beams": (
+        WholeCompletionReader,
+        {"prompt": STORY, "use_beam_search": True, "n": 2, "max_tokens": 6},
+    ),
     "embeddings": (EmbeddingReader, {"input": [STORY, "A mill."]}),
 }
 STREAMED = [kind for kind, (reader, _) in KINDS.items() if not issubclass(reader, WholeReader)]
 
 
 def reader_of(line: ClusterRecord, kind: str, max_tokens: int) -> Reader:
-    """Reader of a streamed answer of so many tokens, which comes token by token even if it was given before."""
+    """Reader of a streamed answer of so many tokens, which comes token by token even if it was
+    given before."""
     reader, body = KINDS[kind]
     return reader(line, ({"max_tokens": max_tokens} | UNDRAFTED if kind in STREAMED else {}) | body)

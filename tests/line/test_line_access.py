@@ -1,4 +1,5 @@
-"""A line as `headwater up` starts it, attacked by another user of the machine, who can reach its ports and run `ps`."""
+"""A line as `headwater up` starts it, attacked by another user of the machine, who can reach its
+ports and run `ps`."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ from tests.line.conftest import Line
 
 def env_of(line: Line, role: str) -> dict[str, str]:
     text = (line.state_dir / "access" / role / "stage.env").read_text()
-    return {name: value.strip("'") for name, _, value in (each.partition("=") for each in text.splitlines())}
+    return {
+        name: value.strip("'")
+        for name, _, value in (each.partition("=") for each in text.splitlines())
+    }
 
 
 def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> None:
@@ -44,7 +48,10 @@ def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> N
     for said in ({}, {"user": "gateway", "pass": "guess"}, {"user": "nobody", "pass": ""}):
         assert "Authorization Violation" in answers_of_nats(record.nats_url, said)
     at = urlsplit(record.redis_url)
-    with socket.create_connection((at.hostname, at.port), timeout=30) as link, link.makefile("rwb") as lines:
+    with (
+        socket.create_connection((at.hostname, at.port), timeout=30) as link,
+        link.makefile("rwb") as lines,
+    ):
         for said, answer in (
             (b"KEYS *", b"-NOAUTH"),
             (b"AUTH gateway guess", b"-WRONGPASS"),
@@ -57,11 +64,17 @@ def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> N
 
 def answers_of_nats(url: str, said: dict[str, str], *commands: str) -> str:
     """What the server says to a client that connects so, up to its answer to a ping."""
-    at, answers = urlsplit(url), list[str]()
-    with socket.create_connection((at.hostname, at.port), timeout=30) as link, link.makefile("rwb") as lines:
+    at = urlsplit(url)
+    answers = list[str]()
+    with (
+        socket.create_connection((at.hostname, at.port), timeout=30) as link,
+        link.makefile("rwb") as lines,
+    ):
         assert lines.readline().startswith(b"INFO ")
         connect = json.dumps({"verbose": False, "pedantic": False, **said})
-        lines.write("".join(f"{line}\r\n" for line in (f"CONNECT {connect}", *commands, "PING")).encode())
+        lines.write(
+            "".join(f"{line}\r\n" for line in (f"CONNECT {connect}", *commands, "PING")).encode()
+        )
         lines.flush()
         while not answers or answers[-1] not in ("", "PONG"):
             answers.append(lines.readline().decode().strip())
@@ -72,23 +85,39 @@ def test_an_engine_s_password_opens_what_engines_need_and_no_more(simulated_line
     env = env_of(simulated_line, "engine")
     at = urlsplit(env["HEADWATER_NATS_URL"])
     ours = {"user": str(at.username), "pass": str(at.password)}
-    for subject in ("member.gateway.x", "ctl.models.x", "catalogue.x", "$KV.headwater_tenants.x", "$JS.API.INFO"):
+    for subject in (
+        "member.gateway.x",
+        "ctl.models.x",
+        "catalogue.x",
+        "$KV.headwater_tenants.x",
+        "$JS.API.INFO",
+    ):
         answer = answers_of_nats(env["HEADWATER_NATS_URL"], ours, f"PUB {subject} 0", "")
         assert f'Permissions Violation for Publish to "{subject}"' in answer
     for subject in ("ctl.kv.>", "batch.>", "demand.>", "_INBOX.>"):
         answer = answers_of_nats(env["HEADWATER_NATS_URL"], ours, f"SUB {subject} 1")
         assert f'Permissions Violation for Subscription to "{subject}"' in answer
-    assert answers_of_nats(env["HEADWATER_NATS_URL"], ours, "PUB load.x 0", "", "SUB ctl.hello 1") == "PONG"
+    assert (
+        answers_of_nats(env["HEADWATER_NATS_URL"], ours, "PUB load.x 0", "", "SUB ctl.hello 1")
+        == "PONG"
+    )
     with Redis.from_url(env["HEADWATER_REDIS_URL"]) as store:
         store.set("own:{x}", b"1")
         store.delete("own:{x}")
-        for words in (("GET", "limits:{tenant:a}"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("KEYS", "*")):
+        for words in (
+            ("GET", "limits:{tenant:a}"),
+            ("FLUSHALL",),
+            ("CONFIG", "GET", "*"),
+            ("KEYS", "*"),
+        ):
             with pytest.raises(NoPermissionError):
                 store.execute_command(*words)
 
 
 def test_a_stranger_s_drain_is_refused_and_the_engine_serves_on(simulated_line: Line) -> None:
-    [address, *_] = [each.addresses["grpc"] for each in simulated_line.record.stages if each.name == "engine-0"]
+    [address, *_] = [
+        each.addresses["grpc"] for each in simulated_line.record.stages if each.name == "engine-0"
+    ]
     with grpc.insecure_channel(address) as channel:
         stub: Any = engine_pb2_grpc.EngineStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
@@ -99,7 +128,12 @@ def test_a_stranger_s_drain_is_refused_and_the_engine_serves_on(simulated_line: 
 
 @pytest.mark.long
 def test_a_stage_that_is_started_by_hand_joins_with_its_role_s_file(simulated_line: Line) -> None:
-    flags = ("--executor=simulated", "--served-model-name=another", "--replica-id=by-hand", "--metrics-port=-1")
+    flags = (
+        "--executor=simulated",
+        "--served-model-name=another",
+        "--replica-id=by-hand",
+        "--metrics-port=-1",
+    )
     known = simulated_line.loads()
     assert "by-hand" not in known
     process = subprocess.Popen(
@@ -108,15 +142,20 @@ def test_a_stage_that_is_started_by_hand_joins_with_its_role_s_file(simulated_li
         stderr=subprocess.DEVNULL,
     )
     try:
-        simulated_line.wait_for(lambda: "by-hand" in simulated_line.loads(), 60, "the engine does not join")
+        simulated_line.wait_for(
+            lambda: "by-hand" in simulated_line.loads(), 60, "the engine does not join"
+        )
     finally:
         process.terminate()
         process.wait(60)
-    simulated_line.wait_for(lambda: "by-hand" not in simulated_line.loads(), 60, "the engine does not leave")
+    simulated_line.wait_for(
+        lambda: "by-hand" not in simulated_line.loads(), 60, "the engine does not leave"
+    )
 
 
 async def kept_by_an_earlier_version(state_dir: Path) -> str:
-    """A state folder without a token, whose NATS knows a tenant that has a file; the tenant's key."""
+    """A state folder without a token, whose NATS knows a tenant that has a file; the tenant's
+    key."""
     key, secret = new_key()
     server = await start_nats(state_dir / "logs", jetstream=state_dir / "nats")
     try:
@@ -149,14 +188,18 @@ def test_tenants_of_an_earlier_version_keep_their_keys_and_files(tmp_path: Path)
 async def test_an_output_processor_may_write_what_a_dead_gateway_left(simulated_line: Line) -> None:
     loop = asyncio.get_running_loop()
     async with (
-        Bus.open(env_of(simulated_line, "output-processor")["HEADWATER_NATS_URL"], wait_seconds=30.0) as bus,
+        Bus.open(
+            env_of(simulated_line, "output-processor")["HEADWATER_NATS_URL"], wait_seconds=30.0
+        ) as bus,
         UsageLog(bus).running() as log,
         asyncio.timeout(30),
     ):
         # The second time there is one, which is looked at.
         for outcome in ("left", "done"):
             stored: asyncio.Future[int] = loop.create_future()
-            record = UsageRecord(request_id="left-1", tenant="t", model="m", at=time.time(), outcome=outcome)
+            record = UsageRecord(
+                request_id="left-1", tenant="t", model="m", at=time.time(), outcome=outcome
+            )
             log.add(record, stored.set_result)
             assert await stored > 0
         # It takes nothing away: budgets are counted from these records.

@@ -21,7 +21,9 @@ def upload_and_start(client: openai.OpenAI) -> str:
 
     content = "\n".join(json.dumps(request(number)) for number in range(NUM_LINES))
     file = client.files.create(file=("in.jsonl", content.encode()), purpose="batch")
-    return client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h").id
+    return client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    ).id
 
 
 def client_of(line: Line) -> openai.OpenAI:
@@ -34,11 +36,17 @@ def test_a_batch_goes_on_where_it_was_when_the_whole_line_was_restarted(tmp_path
     flags = ("--executor=simulated", "--replicas=1", "--gateways=2")
     with Line(tmp_path, *flags, env=env) as line, client_of(line) as client:
         batch_id = upload_and_start(client)
-        line.wait_for(lambda: client.batches.retrieve(batch_id).request_counts.completed >= 10, 60, "it does not begin")
+        line.wait_for(
+            lambda: client.batches.retrieve(batch_id).request_counts.completed >= 10,
+            60,
+            "it does not begin",
+        )
         assert line.stop() == 0
     with Line(tmp_path, *flags, env=env, log_name="again.log") as again, client_of(again) as client:
         assert client.batches.retrieve(batch_id).status == "in_progress"
-        again.wait_for(lambda: client.batches.retrieve(batch_id).status == "completed", 90, "it does not go on")
+        again.wait_for(
+            lambda: client.batches.retrieve(batch_id).status == "completed", 90, "it does not go on"
+        )
         batch = client.batches.retrieve(batch_id)
         assert batch.output_file_id is not None
         lines = client.files.content(batch.output_file_id).text.splitlines()

@@ -26,7 +26,10 @@ def test_beams_are_ranked_by_the_models_own_log_probabilities(demo_line: Any) ->
             scores = scored["logprobs"]["token_logprobs"][len(choice["prompt_token_ids"]) :]
             return float(sum(scores) / len(scores))
 
-        beams = [mean_logprob(choice) for choice in post(use_beam_search=True, n=4, return_token_ids=True)]
+        beams = [
+            mean_logprob(choice)
+            for choice in post(use_beam_search=True, n=4, return_token_ids=True)
+        ]
         [greedy] = post(temperature=0, return_token_ids=True)
         likeliest_step_by_step = mean_logprob(greedy)
     assert beams == sorted(beams, reverse=True)

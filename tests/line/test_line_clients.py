@@ -33,12 +33,21 @@ def test_the_command_line_lists_every_process_of_the_line(simulated_line: Any) -
 
 def everything_is_free(line: Any) -> bool:
     loads = [engine["load"] for engine in line.loads().values()]
-    idle = all(load["num_running"] == load["num_waiting"] == load["num_used_blocks"] == 0 for load in loads)
-    return idle and line.metric("headwater_num_requests_running") == line.metric("headwater_num_streams") == 0
+    idle = all(
+        load["num_running"] == load["num_waiting"] == load["num_used_blocks"] == 0 for load in loads
+    )
+    return (
+        idle
+        and line.metric("headwater_num_requests_running")
+        == line.metric("headwater_num_streams")
+        == 0
+    )
 
 
 def test_a_client_that_leaves_gives_its_blocks_back(simulated_line: Any) -> None:
-    with simulated_line.stream("Once upon a time", max_tokens=7000, ignore_eos=True, **UNDRAFTED) as events:
+    with simulated_line.stream(
+        "Once upon a time", max_tokens=7000, ignore_eos=True, **UNDRAFTED
+    ) as events:
         next(events)
         assert not everything_is_free(simulated_line)
     simulated_line.wait_for(lambda: everything_is_free(simulated_line), 30, "blocks are still held")
@@ -55,7 +64,9 @@ def test_two_hundred_streams_that_are_left_leave_everything_at_zero(simulated_li
 
     with ThreadPoolExecutor(16) as clients:
         list(clients.map(leave_after_one_event, range(200)))
-    simulated_line.wait_for(lambda: everything_is_free(simulated_line), 30, "something is still held")
+    simulated_line.wait_for(
+        lambda: everything_is_free(simulated_line), 30, "something is still held"
+    )
 
 
 @pytest.mark.slow
@@ -63,11 +74,19 @@ def test_two_hundred_streams_that_are_left_leave_everything_at_zero(simulated_li
 def test_the_official_client_chats_in_streaming_and_not(demo_line: Any) -> None:
     with openai.OpenAI(base_url=f"{demo_line.record.rest}/v1", api_key="any") as client:
         model = client.models.list().data[0].id
-        messages: Any = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
-        asked: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0}
+        messages: Any = [
+            {"role": "user", "content": "What is the capital of France? Answer in one word."}
+        ]
+        asked: dict[str, Any] = {
+            "model": model,
+            "messages": messages,
+            "max_tokens": 12,
+            "temperature": 0,
+        }
         whole = client.chat.completions.create(**asked)
         pieces = [
-            chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked, stream=True)
+            chunk.choices[0].delta.content or ""
+            for chunk in client.chat.completions.create(**asked, stream=True)
         ]
     assert "".join(pieces) == whole.choices[0].message.content
     assert "Paris" in "".join(pieces)
@@ -77,13 +96,24 @@ def test_the_official_client_chats_in_streaming_and_not(demo_line: Any) -> None:
 @pytest.mark.long
 def test_the_terminal_chat_streams_answers_and_keeps_its_history(demo_line: Any) -> None:
     with httpx.Client(base_url=f"{demo_line.record.rest}/v1", timeout=60) as client:
-        chat = Chat(client, first_model(client), system="Be brief.", options={"temperature": 0, "max_tokens": 20})
+        chat = Chat(
+            client,
+            first_model(client),
+            system="Be brief.",
+            options={"temperature": 0, "max_tokens": 20},
+        )
         first = list(chat.ask("My name is Ada. What is two plus two?"))
         second = chat.ask("And three plus three?")
         next(second)
         second.close()
         assert len(first) > 1
-        assert [each["role"] for each in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+        assert [each["role"] for each in chat.messages] == [
+            "system",
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+        ]
         assert chat.messages[2]["content"] == "".join(first)
         list(chat.ask("Go on."))
         assert chat.usage["prompt_tokens_details"]["cached_tokens"] > 0

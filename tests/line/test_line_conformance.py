@@ -1,4 +1,5 @@
-"""Each field of the sampling contract by what it does to the demo model's answer, over REST and over gRPC.
+"""Each field of the sampling contract by what it does to the demo model's answer, over REST and
+over gRPC.
 
 A row asks twice, without and with the field, and looks at both answers.
 """
@@ -79,14 +80,21 @@ class Rest(Surface):
             sampling["logprobs"] = sampling.pop("top_logprobs", 0)
         sampling["stream_options"] = None
         reply = self.client.post(
-            "/completions", json={"model": self.model, "prompt": prompt, "return_token_ids": True} | sampling
+            "/completions",
+            json={"model": self.model, "prompt": prompt, "return_token_ids": True} | sampling,
         )
         assert reply.status_code == 200, reply.text
         body = reply.json()
         first = body["choices"][0]
         return Told(
             choices=[
-                Choice(each["text"], each["token_ids"], each["finish_reason"], each["stop_reason"], _rest_scores(each))
+                Choice(
+                    each["text"],
+                    each["token_ids"],
+                    each["finish_reason"],
+                    each["stop_reason"],
+                    _rest_scores(each),
+                )
                 for each in body["choices"]
             ],
             prompt_ids=first["prompt_token_ids"],
@@ -102,17 +110,24 @@ def _rest_scores(choice: dict[str, Any]) -> list[tuple[float, int]]:
     if scores is None:
         return []
     # The chosen token is always among those that are told.
-    return [(each, len(top)) for each, top in zip(scores["token_logprobs"], scores["top_logprobs"], strict=True)]
+    return [
+        (each, len(top))
+        for each, top in zip(scores["token_logprobs"], scores["top_logprobs"], strict=True)
+    ]
 
 
 class Grpc(Surface):
     def __init__(self, channel: grpc.Channel) -> None:
         super().__init__()
         self.stub = inference_pb2_grpc.InferenceStub(channel)
-        self.model = self.stub.ListModels(inference_pb2.ListModelsRequest(), timeout=30).models[0].id
+        self.model = (
+            self.stub.ListModels(inference_pb2.ListModelsRequest(), timeout=30).models[0].id
+        )
 
     def complete(self, prompt: str | list[int], **sampling: Any) -> Told:
-        beside = {name: sampling.pop(name) for name in ("cache_salt", "request_id") if name in sampling}
+        beside = {
+            name: sampling.pop(name) for name in ("cache_salt", "request_id") if name in sampling
+        }
         request = inference_pb2.CompleteRequest(
             model=self.model,
             sampling=_sampling(sampling),
@@ -252,7 +267,8 @@ def test_a_field_does_what_it_says(name: str, surface: Surface) -> None:
     prompt, both, more, effect = FIELDS[name]
     if "cache_salt" in more:
         more = {"cache_salt": type(surface).__name__}
-    without, with_it = surface.plain(prompt, both), surface.complete(prompt, **both | more)
+    without = surface.plain(prompt, both)
+    with_it = surface.complete(prompt, **both | more)
     assert effect(without, with_it), (without, with_it)
 
 

@@ -1,4 +1,5 @@
-"""The console in a real Chromium, over a deployment of real processes: what a person does there, and what they see."""
+"""The console in a real Chromium, over a deployment of real processes: what a person does there,
+and what they see."""
 
 from __future__ import annotations
 
@@ -24,13 +25,18 @@ SERIOUS = ("serious", "critical")
 
 @pytest.fixture
 def page(chromium: Chromium, simulated_line: Line) -> Iterator[Page]:
-    """The console as it opens. Whatever a test does there, it loads nothing from elsewhere and breaks no rule."""
+    """The console as it opens. Whatever a test does there, it loads nothing from elsewhere and
+    breaks no rule."""
     with contextlib.closing(chromium.new_page()) as opened:
         opened.resize(1280, 860)
         opened.open(simulated_line.record.rest)
         opened.wait("document.querySelector('#state').textContent === 'live'")
         yield opened
-        assert [url for url in opened.requested if not url.startswith((simulated_line.record.rest, "data:"))] == []
+        assert [
+            url
+            for url in opened.requested
+            if not url.startswith((simulated_line.record.rest, "data:"))
+        ] == []
         assert opened.complaints == []
 
 
@@ -71,7 +77,10 @@ def tile(page: Page, title: str) -> str:
 def set_option(page: Page, name: str, value: str) -> None:
     page.run("document.querySelector('.options').open = true")
     page.type(f".panel [name={name}]", value)
-    page.run(f"document.querySelector('.panel [name={name}]').dispatchEvent(new Event('change', {{bubbles: true}}))")
+    page.run(
+        f"document.querySelector('.panel [name={name}]').dispatchEvent(new Event('change', "
+        f"{{bubbles: true}}))"
+    )
     page.run("document.querySelector('.options').open = false")
 
 
@@ -85,10 +94,14 @@ def ended(page: Page) -> None:
 
 
 @pytest.mark.slow
-def test_a_turn_is_chatted_counted_and_still_there_after_a_reload(page: Page, simulated_line: Line) -> None:
+def test_a_turn_is_chatted_counted_and_still_there_after_a_reload(
+    page: Page, simulated_line: Line
+) -> None:
     set_option(page, "max_tokens", "12")
     ask(page, "Name a <b>river</b>.")
-    page.wait("document.querySelector('.assistant .facts:not([hidden])')?.innerText.includes('12 tokens')")
+    page.wait(
+        "document.querySelector('.assistant .facts:not([hidden])')?.innerText.includes('12 tokens')"
+    )
     ended(page)
     assert "served by engine-" in page.text(".assistant")
     assert "Name a <b>river</b>." in page.text(".user")
@@ -107,7 +120,9 @@ def test_an_answer_with_html_and_script_stays_text(page: Page) -> None:
     set_option(page, "schema", json.dumps({"enum": [HOSTILE]}))
     set_option(page, "max_tokens", "200")
     ask(page, "Answer.")
-    page.wait("document.querySelector('.assistant .facts:not([hidden])')?.innerText.includes('tokens')")
+    page.wait(
+        "document.querySelector('.assistant .facts:not([hidden])')?.innerText.includes('tokens')"
+    )
     ended(page)
     shown = page.text(".assistant .text")
     assert "<script>window.pwned = 1</script>" in shown
@@ -123,7 +138,9 @@ def test_an_answer_that_has_ended_is_whole_on_a_page_that_draws_no_frames(page: 
     set_option(page, "schema", json.dumps({"enum": ["The whole answer."]}))
     set_option(page, "max_tokens", "200")
     ask(page, "Answer.")
-    page.wait("document.querySelector('.assistant .facts:not([hidden])')?.innerText.includes('tokens')")
+    page.wait(
+        "document.querySelector('.assistant .facts:not([hidden])')?.innerText.includes('tokens')"
+    )
     ended(page)
     assert page.text(".assistant .text") == '"The whole answer."'
 
@@ -143,44 +160,81 @@ def test_escape_stops_an_answer_and_a_refused_turn_can_be_sent_again(page: Page)
     set_option(page, "temperature", "0.5")
     set_option(page, "max_tokens", "5")
     page.click(".failed button")
-    page.wait("document.querySelector('.assistant .facts:not([hidden])')?.innerText.includes('5 tokens')")
+    page.wait(
+        "document.querySelector('.assistant .facts:not([hidden])')?.innerText.includes('5 tokens')"
+    )
     ended(page)
-    assert page.run("[...document.querySelectorAll('.user')].map((each) => each.innerText)") == ["Name a river."]
+    assert page.run("[...document.querySelectorAll('.user')].map((each) => each.innerText)") == [
+        "Name a river."
+    ]
 
 
 @pytest.mark.slow
-def test_an_engine_that_starts_by_demand_is_waited_for_in_words(page: Page, simulated_line: Line) -> None:
+def test_an_engine_that_starts_by_demand_is_waited_for_in_words(
+    page: Page, simulated_line: Line
+) -> None:
     asked = {"model": MODEL, "served_model_name": "late", "min_replicas": 0, "max_replicas": 1}
     assert simulated_line.client.post("/admin/models", json=asked).status_code == 202
-    page.wait("[...document.querySelector('#model').options].some(({value}) => value === 'late')", 60)
+    page.wait(
+        "[...document.querySelector('#model').options].some(({value}) => value === 'late')", 60
+    )
     page.run("document.querySelector('#model').value = 'late'")
     set_option(page, "max_tokens", "6")
     ask(page, "Name a river.")
-    page.wait("document.querySelector('.assistant .waiting')?.innerText === 'waiting for an engine to start…'")
-    page.wait("document.querySelector('.assistant .facts:not([hidden], .waiting)')?.innerText.includes('6 tokens')", 60)
+    page.wait(
+        "document.querySelector('.assistant .waiting')?.innerText === 'waiting for an engine "
+        "to start…'"
+    )
+    page.wait(
+        "document.querySelector('.assistant .facts:not([hidden], "
+        ".waiting)')?.innerText.includes('6 tokens')",
+        60,
+    )
     assert simulated_line.client.delete("/admin/models/late").status_code == 202
-    page.wait("![...document.querySelector('#model').options].some(({value}) => value === 'late')", 60)
+    page.wait(
+        "![...document.querySelector('#model').options].some(({value}) => value === 'late')", 60
+    )
 
 
 @pytest.mark.slow
 def test_figures_move_with_the_requests(page: Page, simulated_line: Line) -> None:
     go(page, "live")
-    asked: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 7000, "ignore_eos": True}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": "Once upon a time",
+        "max_tokens": 7000,
+        "ignore_eos": True,
+    }
     body = asked | {"stream": True} | UNDRAFTED
     with simulated_line.client.stream("POST", "/v1/completions", json=body) as reply:
         lines = reply.iter_lines()
         assert next(lines)
         until(page, lambda: tile(page, "requests running") == "1", "no request is seen")
-        until(page, lambda: float(tile(page, "tokens/s").replace("–", "0").replace(",", "")) > 10, "no tokens are seen")
+        until(
+            page,
+            lambda: float(tile(page, "tokens/s").replace("–", "0").replace(",", "")) > 10,
+            "no tokens are seen",
+        )
         (row,) = until(page, lambda: rows(page, "Requests that wait or run").values(), "no row")
         assert row["state"] in ("prefill", "decode")
         explain = "[aria-label='Requests that wait or run'] button"
-        assert page.run(f"document.querySelector({json.dumps(explain)}).getBoundingClientRect().right") <= 1280
-        until(page, lambda: stage(page, "output processor")["running"] == "1", "the output processor tells of none")
+        assert (
+            page.run(f"document.querySelector({json.dumps(explain)}).getBoundingClientRect().right")
+            <= 1280
+        )
+        until(
+            page,
+            lambda: stage(page, "output processor")["running"] == "1",
+            "the output processor tells of none",
+        )
         # Each stage reports its own figures, and the reports arrive at different times.
         until(page, lambda: stage(page, "gateway")["running"] == "1", "the gateway tells of none")
-        until(page, lambda: stage(page, "processor")["running"] == "0", "the processor tells of one")
-        until(page, lambda: stage(page, "gateway")["index lag, p99"].endswith("s"), "no lag is told")
+        until(
+            page, lambda: stage(page, "processor")["running"] == "0", "the processor tells of one"
+        )
+        until(
+            page, lambda: stage(page, "gateway")["index lag, p99"].endswith("s"), "no lag is told"
+        )
     until(page, lambda: tile(page, "requests running") == "0", "the request is still there")
     page.click("[aria-label='Requests that have ended'] button")
     page.wait("document.querySelector('dialog')?.innerText.includes('tokens predicted cached')")
@@ -188,9 +242,15 @@ def test_figures_move_with_the_requests(page: Page, simulated_line: Line) -> Non
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_killed_is_seen_leaving_and_coming_back(page: Page, simulated_line: Line) -> None:
+def test_an_engine_that_is_killed_is_seen_leaving_and_coming_back(
+    page: Page, simulated_line: Line
+) -> None:
     go(page, "live")
-    until(page, lambda: {"engine-0", "engine-1"} == rows(page, "Engines").keys(), "the engines are not seen")
+    until(
+        page,
+        lambda: {"engine-0", "engine-1"} == rows(page, "Engines").keys(),
+        "the engines are not seen",
+    )
     for pid in simulated_line.pids_of("engine-1"):
         # The core ends with its server, and may be gone already.
         with contextlib.suppress(ProcessLookupError):
@@ -207,7 +267,11 @@ def test_an_engine_is_drained_by_two_clicks(page: Page) -> None:
     page.wait("document.querySelector('dialog')?.innerText.includes('Drain engine-0?')")
     page.click("dialog button:not(.quiet)")
     page.wait("document.querySelector('.said').innerText.includes('engine-0 has drained')", 60)
-    until(page, lambda: rows(page, "Engines in detail").get("engine-0", {}).get("state") == "serving", "it is not back")
+    until(
+        page,
+        lambda: rows(page, "Engines in detail").get("engine-0", {}).get("state") == "serving",
+        "it is not back",
+    )
 
 
 @pytest.mark.slow
@@ -226,7 +290,11 @@ def test_a_model_is_loaded_scaled_and_unloaded(page: Page) -> None:
         page.type(f".fields [name={name}]", value)
     page.click(".fields button")
     until(page, lambda: second().get("state") in ("loading", "serving"), "it is not loading")
-    until(page, lambda: second().get("state") == "serving" and second()["engines"] == "1 of 1", "it is not served")
+    until(
+        page,
+        lambda: second().get("state") == "serving" and second()["engines"] == "1 of 1",
+        "it is not served",
+    )
     page.click("[aria-label='Scale second']")
     for name in ("min_replicas", "max_replicas"):
         page.type(f"dialog [name={name}]", "2")
@@ -239,7 +307,9 @@ def test_a_model_is_loaded_scaled_and_unloaded(page: Page) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_no_view_has_a_serious_fault_for_people_with_disabilities(page: Page, js_folder: Path, dark: bool) -> None:
+def test_no_view_has_a_serious_fault_for_people_with_disabilities(
+    page: Page, js_folder: Path, dark: bool
+) -> None:
     page.resize(1280, 860, dark=dark)
     # As a script of the browser's own: the page's policy lets none of ours in.
     page.run((js_folder / "node_modules/axe-core/axe.min.js").read_text() + "; true")

@@ -16,12 +16,15 @@ PROMPTS = [f"{word} " * 200 for word in ("river", "hill", "sea")]
 def test_prefixes_on_a_disk_are_found_when_the_whole_cluster_was_restarted(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     state_dir.mkdir()
-    found, keys = [], []
+    found = []
+    keys = []
     for life in range(2):
         flags = ("--executor=simulated", "--replicas=1", f"--kv-disk-dir={tmp_path / 'kv'}")
         # Prompts that take longer to compute than to read.
         env = {"HEADWATER_SIMULATED_PREFILL_SECONDS": "0.003"}
-        with Line(state_dir, *flags, env=env, log_name=f"up-{life}.log", start=ForkedCluster) as line:
+        with Line(
+            state_dir, *flags, env=env, log_name=f"up-{life}.log", start=ForkedCluster
+        ) as line:
             for prompt in PROMPTS:
                 body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
                 usage = line.client.post("/v1/completions", json=body).json()["usage"]

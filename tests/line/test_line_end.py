@@ -39,11 +39,14 @@ def still_listening(addresses: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def wait_until_it_knows_all(line: Any) -> None:
-    """The gateway reaches every stage and has each engine's index: a moment after they are ready."""
+    """The gateway reaches every stage and has each engine's index: a moment after they are
+    ready."""
 
     def knows_all() -> bool:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-        reply = line.client.post("/v1/chat/completions", json=body, headers={"x-headwater-receipt": "1"})
+        reply = line.client.post(
+            "/v1/chat/completions", json=body, headers={"x-headwater-receipt": "1"}
+        )
         if reply.status_code != 200:
             return False
         candidates = reply.json()["receipt"]["decision"]["candidates"]
@@ -69,7 +72,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def deployed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    """A line whose processes start as in a deployment, with a home of its own. The last test that uses it ends it."""
+    """A line whose processes start as in a deployment, with a home of its own. The last test that
+    uses it ends it."""
     env = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
     with Line(tmp_path_factory.mktemp("deployed"), *SMALL, "--drain-limit=60", env=env) as line:
         yield line
@@ -77,11 +81,16 @@ def deployed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
 
 @pytest.mark.slow
 def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(deployed: Line) -> None:
-    token, key = ((deployed.state_dir / name).read_text().strip() for name in ("cluster.token", "master.key"))
+    token, key = (
+        (deployed.state_dir / name).read_text().strip() for name in ("cluster.token", "master.key")
+    )
     passwords = {
         password
         for role in ROLES
-        for url in (env_of(deployed, role)["HEADWATER_NATS_URL"], env_of(deployed, role)["HEADWATER_REDIS_URL"])
+        for url in (
+            env_of(deployed, role)["HEADWATER_NATS_URL"],
+            env_of(deployed, role)["HEADWATER_REDIS_URL"],
+        )
         if (password := urlsplit(url).password)
     }
     assert len(passwords) == len(ROLES)
@@ -93,17 +102,25 @@ def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(deployed: Line) -
         assert secret not in logs + deployed.log.read_text()
     kept = [path for path in deployed.state_dir.rglob("*") if path.is_file()]
     secret_files = {
-        path for path in kept if any(each.encode() in path.read_bytes() for each in {token, key, *passwords})
+        path
+        for path in kept
+        if any(each.encode() in path.read_bytes() for each in {token, key, *passwords})
     }
     assert deployed.state_dir / "access/nats/nats.conf" in secret_files
     assert {path.stat().st_mode & 0o777 for path in secret_files} == {0o600}
 
 
 @pytest.mark.slow
-def test_stages_outlive_the_server_that_forked_them_and_start_again_without_it(deployed: Line) -> None:
+def test_stages_outlive_the_server_that_forked_them_and_start_again_without_it(
+    deployed: Line,
+) -> None:
     line = deployed
     before = {stage.name: stage.pid for stage in line.record.stages if "grpc" in stage.addresses}
-    [server] = [pid for pid in line.pids() if "runtime.fork_server" in Path(f"/proc/{pid}/cmdline").read_text()]
+    [server] = [
+        pid
+        for pid in line.pids()
+        if "runtime.fork_server" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
     assert {parent_of(pid) for pid in before.values()} == {server}
     with line.stream("Once upon a time", max_tokens=LONG, ignore_eos=True, **UNDRAFTED) as events:
         next(events)
@@ -132,7 +149,9 @@ def test_a_cluster_under_nohup_stays_when_its_terminal_and_the_reader_of_its_out
 
     def start(*arguments: str, environment: dict[str, str], output: int) -> subprocess.Popen[bytes]:
         command = ["nohup", sys.executable, "-m", "headwater.services.cli", *arguments]
-        return subprocess.Popen(command, stdout=writing, stderr=output, env=environment, start_new_session=True)
+        return subprocess.Popen(
+            command, stdout=writing, stderr=output, env=environment, start_new_session=True
+        )
 
     try:
         line = start_line("--executor=simulated", "--replicas=1", start=start)
@@ -151,9 +170,12 @@ def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_out
     deployed: Line, home: Path
 ) -> None:
     line = deployed
-    pids, addresses = line.pids(), line.addresses()
+    pids = line.pids()
+    addresses = line.addresses()
     shared_memory = shared_memory_of(*pids)
-    assert len(pids) >= 12, "supervisor, server of forks, keepers of two servers, five stages, two engine cores"
+    assert len(pids) >= 12, (
+        "supervisor, server of forks, keepers of two servers, five stages, two engine cores"
+    )
     assert still_listening(addresses) == addresses
     with line.stream("Once upon a time", max_tokens=LONG, ignore_eos=True, **UNDRAFTED) as events:
         next(events)
@@ -174,7 +196,8 @@ def test_every_process_ends_within_two_seconds_of_the_supervisors_death(start_li
     line = start_line(*SMALL)
     with line.stream("Once upon a time", max_tokens=7000, ignore_eos=True, **UNDRAFTED) as events:
         next(events)
-        pids, addresses = line.pids(), line.addresses()
+        pids = line.pids()
+        addresses = line.addresses()
         shared_memory = shared_memory_of(*pids)
         with MachineStalls() as stalls:
             began = time.monotonic()
@@ -187,20 +210,31 @@ def test_every_process_ends_within_two_seconds_of_the_supervisors_death(start_li
 
 
 @pytest.mark.slow
-def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(simulated_line: Any) -> None:
+def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(
+    simulated_line: Any,
+) -> None:
     line = simulated_line
     *_, last = line.record.stages
     assert last.name == "gateway-0"
     question = [
-        {"role": "user", "content": "Is this prompt long enough to fill a block or two of the cache? Let us see."}
+        {
+            "role": "user",
+            "content": "Is this prompt long enough to fill a block or two of the cache? Let us see.",
+        }
     ]
     for stage in line.record.stages:
         if stage == last:
             wait_until_it_knows_all(line)
             line.chat(question)
         os.kill(stage.pid, signal.SIGTERM)
-        line.wait_for(lambda name=stage.name: f"{name} ended with status 0" in line.log.read_text(), 60, stage.name)
-        line.wait_for(lambda old=stage: line.pid_of(old.name) != old.pid, 60, f"{stage.name} is not back")
+        line.wait_for(
+            lambda name=stage.name: f"{name} ended with status 0" in line.log.read_text(),
+            60,
+            stage.name,
+        )
+        line.wait_for(
+            lambda old=stage: line.pid_of(old.name) != old.pid, 60, f"{stage.name} is not back"
+        )
     wait_until_it_knows_all(line)
     answer = line.chat(question, headers={"x-headwater-receipt": "1"})
     decision = answer["receipt"]["decision"]
@@ -212,7 +246,13 @@ def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(s
 
 
 def test_a_second_line_with_the_same_state_folder_is_refused(simulated_line: Any) -> None:
-    command = [sys.executable, "-m", "headwater.services.cli", "up", f"--state-dir={simulated_line.state_dir}"]
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.services.cli",
+        "up",
+        f"--state-dir={simulated_line.state_dir}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "choose another with --state-dir" in done.stderr

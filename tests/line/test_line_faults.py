@@ -31,11 +31,18 @@ class Load:
     def __init__(self, line: Any, num_clients: int) -> None:
         self.num_answered = 0
         self.failures: list[str] = []
-        self._line, self._stopping = line, threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(each,)) for each in range(num_clients)]
+        self._line = line
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._ask, args=(each,)) for each in range(num_clients)
+        ]
 
     def _ask(self, client_idx: int) -> None:
-        body = {"model": "smollm2-135m-instruct", "prompt": f"I am client {client_idx}. " * 20, "max_tokens": 8}
+        body = {
+            "model": "smollm2-135m-instruct",
+            "prompt": f"I am client {client_idx}. " * 20,
+            "max_tokens": 8,
+        }
         with httpx.Client(base_url=self._line.record.rest, timeout=120) as client:
             while not self._stopping.is_set():
                 reply = client.post("/v1/completions", json=body)
@@ -109,15 +116,28 @@ async def is_known_again(line: Any, redis_url: str) -> bool:
     async with Redis.from_url(redis_url, decode_responses=True) as client:
         columns = [await client.hgetall(key) for key in await client.keys("slots:*")]
         shares = await client.hlen("fair:{tenants}")
-    live = [field for column in columns for field, value in column.items() if field.endswith(":live") and value == "1"]
-    return len(live) == 2 and shares > 0 and await asyncio.to_thread(line.metric, "headwater_index_synced") == 2
+    live = [
+        field
+        for column in columns
+        for field, value in column.items()
+        if field.endswith(":live") and value == "1"
+    ]
+    return (
+        len(live) == 2
+        and shares > 0
+        and await asyncio.to_thread(line.metric, "headwater_index_synced") == 2
+    )
 
 
 @pytest.mark.slow
-def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(simulated_line: Any) -> None:
+def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(
+    simulated_line: Any,
+) -> None:
     line = simulated_line
     before = {name: engine["epoch"] for name, engine in line.loads_of(2).items()}
-    question = [{"role": "user", "content": "Which replica are you, and how long have you been there? " * 8}]
+    question = [
+        {"role": "user", "content": "Which replica are you, and how long have you been there? " * 8}
+    ]
     receipts = {"x-headwater-receipt": "1"}
     with line.stream_chat(question, max_tokens=800, ignore_eos=True, **UNDRAFTED) as events:
         request_id = next(events)["id"]
@@ -127,7 +147,9 @@ def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(s
     (other,) = before.keys() - {home}
     assert last["choices"][0]["finish_reason"] == "length"
     assert replicas_of(line, request_id) == [home, other]
-    line.wait_for(lambda: line.loads().get(home, {}).get("epoch") not in (None, before[home]), 60, "not back")
+    line.wait_for(
+        lambda: line.loads().get(home, {}).get("epoch") not in (None, before[home]), 60, "not back"
+    )
     assert line.loads_of(2)[other]["epoch"] == before[other]
     wait_until_it_knows_all(line)
     decision = line.chat(question, headers=receipts)["receipt"]["decision"]
@@ -148,17 +170,28 @@ def replicas_of(line: Any, request_id: str) -> list[str]:
 async def test_with_one_of_each_stage_all_may_die_and_answers_and_requests_wait_for_those_that_follow(
     start_line: Any,
 ) -> None:
-    line = await asyncio.to_thread(start_line, "--executor=simulated", "--replicas=1", start=ForkedCluster)
-    told: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 1, "seed": 3} | UNDRAFTED
+    line = await asyncio.to_thread(
+        start_line, "--executor=simulated", "--replicas=1", start=ForkedCluster
+    )
+    told: dict[str, Any] = {
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "temperature": 1,
+        "seed": 3,
+    } | UNDRAFTED
     expected = await asyncio.to_thread(text_of, line, "Once upon a time", **told)
-    victims = {name: line.pid_of(name) for name in ("processor-0", "output-processor-0", "engine-0")}
+    victims = {
+        name: line.pid_of(name) for name in ("processor-0", "output-processor-0", "engine-0")
+    }
     with Load(line, num_clients=4).running() as load:
         await load.answers(8)
         with line.stream("Once upon a time", **told) as events:
             text = next(events)["choices"][0]["text"]
             for pid in victims.values():
                 os.kill(pid, signal.SIGKILL)
-            text += await asyncio.to_thread(lambda: "".join(event["choices"][0]["text"] for event in events))
+            text += await asyncio.to_thread(
+                lambda: "".join(event["choices"][0]["text"] for event in events)
+            )
         await load.answers(8)
     assert text == expected
     assert load.failures == []

@@ -1,5 +1,5 @@
-"""Prompts computed at one engine and answers at another: what an undisturbed hand-over looks like, roles that change,
-and a death at any point of it."""
+"""Prompts computed at one engine and answers at another: what an undisturbed hand-over looks like,
+roles that change, and a death at any point of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.gateway.processes import UNDRAFTED
 from tests.line.conftest import MODEL, Line
 from tests.long_values import long_but
 
-PREFILL, DECODE = "engine-0", "engine-1"
+PREFILL = "engine-0"
+DECODE = "engine-1"
 PROMPT = "Tell me of the river, its birds, its boats and the long nights at its mouth. " * 40
 PACE = {
     "HEADWATER_SIMULATED_STEP_SECONDS": "0.01",
@@ -32,7 +33,8 @@ PACE = {
     "HEADWATER_MAX_NUM_BATCHED_TOKENS": "256",
     "HEADWATER_MAX_NUM_SEQS": "32",
 }
-CHUNK, LONG = 256, 3
+CHUNK = 256
+LONG = 3
 """Tokens of a step at most, and how often the prompt stands in a long one."""
 MAX_TOKENS = 48
 LOOKS = 8
@@ -46,14 +48,18 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """One engine of each role, two output processors and gateways; whoever dies comes back."""
     flags = ("--executor=simulated", "--prefill-replicas=1", "--decode-replicas=1")
     more = ("--output-processors=2", "--gateways=2")
-    with Line(tmp_path_factory.mktemp("handover"), *flags, *more, env=PACE, start=ForkedCluster) as made:
+    with Line(
+        tmp_path_factory.mktemp("handover"), *flags, *more, env=PACE, start=ForkedCluster
+    ) as made:
         yield made
 
 
 def settle(line: Line) -> None:
     """Waits until every engine is there and every gateway knows its role."""
 
-    line.wait_for(lambda: know(line, ["decode", "prefill"]), 60, "engines of both roles are not there")
+    line.wait_for(
+        lambda: know(line, ["decode", "prefill"]), 60, "engines of both roles are not there"
+    )
 
 
 def know(line: Line, roles: list[str]) -> bool:
@@ -79,7 +85,8 @@ def known_replicas(line: Line) -> list[dict[str, Any]]:
 def know_busy(line: Line, *, is_busy: bool) -> bool:
     """Whether every gateway knows that answers run at the decode engine, or that none does."""
     return all(
-        [each["num_running"] > 0 for each in known_replicas(line) if each["id"] == DECODE] == [is_busy]
+        [each["num_running"] > 0 for each in known_replicas(line) if each["id"] == DECODE]
+        == [is_busy]
         for _ in range(LOOKS)
     )
 
@@ -120,7 +127,15 @@ def explained(line: Line, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def set_role(line: Line, replica: str, role: str) -> None:
-    command = [sys.executable, "-m", "headwater.services.cli", "role", replica, role, f"--base-url={line.record.rest}"]
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.services.cli",
+        "role",
+        replica,
+        role,
+        f"--base-url={line.record.rest}",
+    ]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     assert told.stdout.startswith(f"{replica}: {role}, was ")
 
@@ -129,13 +144,16 @@ def figure(line: Line, stage: str, name: str) -> float:
     """A metric of an engine."""
     address = next(each.addresses["metrics"] for each in line.record.stages if each.name == stage)
     lines = line.client.get(f"http://{address}/metrics").text.splitlines()
-    return sum(float(each.rsplit(" ", 1)[1]) for each in lines if each.startswith(f"headwater_{name}{{"))
+    return sum(
+        float(each.rsplit(" ", 1)[1]) for each in lines if each.startswith(f"headwater_{name}{{")
+    )
 
 
 @contextlib.contextmanager
 def looks_at(line: Line, stage: str, name: str) -> Iterator[list[float]]:
     """Values of a metric of an engine, as they are seen one after another in the scope."""
-    seen, is_over = list[float](), threading.Event()
+    seen = list[float]()
+    is_over = threading.Event()
 
     def look() -> None:
         while not is_over.wait(0.02):
@@ -156,10 +174,14 @@ def busy(line: Line) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # The list keeps the streams alive: a stream ends when it is garbage-collected.
         asked: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True} | UNDRAFTED
-        streams = [stack.enter_context(line.stream(f"background {number}", **asked)) for number in range(2)]
+        streams = [
+            stack.enter_context(line.stream(f"background {number}", **asked)) for number in range(2)
+        ]
         for events in streams:
             next(events)
-        line.wait_for(lambda: know_busy(line, is_busy=True), 30, "not every gateway has heard of what runs")
+        line.wait_for(
+            lambda: know_busy(line, is_busy=True), 30, "not every gateway has heard of what runs"
+        )
         yield
     line.wait_for(lambda: know_busy(line, is_busy=False), 30, "what ran does not end")
 
@@ -181,7 +203,9 @@ def test_a_prompt_is_computed_at_one_engine_and_its_answer_at_another(line: Line
     assert line.client.get("/metrics").text.count("headwater_hand_overs_total") > 0
     # Token for token what one engine says alone, where nothing else runs.
     alone = ask(line, 0)
-    assert [each["decision"]["replica_id"] for each in explained(line, alone)["attempts"]] == [DECODE]
+    assert [each["decision"]["replica_id"] for each in explained(line, alone)["attempts"]] == [
+        DECODE
+    ]
     assert tokens(alone) == tokens(answer)
 
 
@@ -201,19 +225,29 @@ def test_blocks_are_pulled_beside_the_prefill_of_later_chunks(line: Line) -> Non
         asked = json.loads(next(events).removeprefix("data:"))
         at_first_token = figure(line, DECODE, "kv_prefetched_tokens_total") - before
         told = [json.loads(each.removeprefix("data:")) for each in events if "[DONE]" not in each]
-    ids = [token for each in [asked, *told] for choice in each["choices"] for token in choice.get("token_ids") or []]
+    ids = [
+        token
+        for each in [asked, *told]
+        for choice in each["choices"]
+        for token in choice.get("token_ids") or []
+    ]
     found = explained(line, asked)
     assert [each["decision"]["replica_id"] for each in found["attempts"]] == [PREFILL, DECODE]
     assert found["attempts"][0]["decision"]["successor"] == DECODE
     num_tokens = found["prompt_tokens"]
     assert num_tokens > 3 * CHUNK
-    print(f"{at_first_token:.0f} of {num_tokens} tokens were there at the first token, before it {sorted(set(early))}")
+    print(
+        f"{at_first_token:.0f} of {num_tokens} tokens were there at the first token, before it "
+        f"{sorted(set(early))}"
+    )
     assert any(0 < each < num_tokens - CHUNK for each in early)
     # The last chunk is missing, and a step of the decode engine brings one block on this executor.
     assert at_first_token > num_tokens / 2
     assert figure(line, DECODE, "kv_prefetched_tokens_total") - before > num_tokens - CHUNK
     # Token for token what one engine says alone.
-    alone = line.client.post("/v1/completions", json=body | {"stream": False, "cache_salt": "alone"})
+    alone = line.client.post(
+        "/v1/completions", json=body | {"stream": False, "cache_salt": "alone"}
+    )
     assert alone.json()["choices"][0]["token_ids"] == ids
 
 
@@ -226,7 +260,9 @@ def test_roles_change_at_once_and_without_draining(line: Line) -> None:
         told_at = time.monotonic()
         # A second, on a machine that has nothing else to do.
         line.wait_for(lambda: know(line, ["both", "both"]), 20, "roles are not known")
-        print(f"every gateway knew the roles {time.monotonic() - told_at:.2f} s after they were set")
+        print(
+            f"every gateway knew the roles {time.monotonic() - told_at:.2f} s after they were set"
+        )
         assert know_busy(line, is_busy=True), "what ran has ended"
         assert len(explained(line, ask(line, 1))["attempts"]) == 1
         set_role(line, PREFILL, "prefill")
@@ -235,12 +271,18 @@ def test_roles_change_at_once_and_without_draining(line: Line) -> None:
         assert len(explained(line, ask(line, 2))["attempts"]) == 2
 
 
-def test_what_cannot_be_split_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_split_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for args, says in (
-        (["up", "--prefill-replicas=1"], "--prefill-replicas is 1; allowed: a number together with --decode-replicas"),
+        (
+            ["up", "--prefill-replicas=1"],
+            "--prefill-replicas is 1; allowed: a number together with --decode-replicas",
+        ),
         (
             ["up", "--prefill-replicas=1", "--decode-replicas=1", "--replicas=2"],
-            "--prefill-replicas is 1; allowed: none beside --replicas, --min-replicas and --max-replicas",
+            "--prefill-replicas is 1; allowed: none beside --replicas, --min-replicas and "
+            "--max-replicas",
         ),
         (["role", "engine-0", "boss"], "role is 'boss'; allowed: both or prefill or decode"),
     ):
@@ -255,15 +297,19 @@ class Crowd:
     """Clients that ask one thing each, over and over, and what became of it."""
 
     def __init__(self, line: Line, *, asks_again: bool) -> None:
-        """`asks_again`: where the gateway dies, its connections break, and clients ask again as their libraries do."""
+        """`asks_again`: where the gateway dies, its connections break, and clients ask again as
+        their libraries do."""
         self._asks_again = asks_again
-        self._line, self._known = line, {number: tokens(ask(line, number)) for number in range(10, 14)}
+        self._line = line
+        self._known = {number: tokens(ask(line, number)) for number in range(10, 14)}
         self.num_answers = 0
         self.problems: list[str] = []
         self.pauses: list[float] = []
         """The longest one between two pieces of each answer, in seconds."""
         self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in self._known]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,)) for number in self._known
+        ]
 
     def __enter__(self) -> Crowd:
         for thread in self._threads:
@@ -295,14 +341,17 @@ class Crowd:
                 self.problems.append(repr(failure))
 
     def _read(self, number: int, reply: httpx.Response) -> None:
-        found, read_at = list[int](), list[float]()
+        found = list[int]()
+        read_at = list[float]()
         for event in reply.iter_lines():
             if event.startswith("data:") and "[DONE]" not in event:
                 piece = json.loads(event.removeprefix("data:"))
                 if "error" in piece:
                     self.problems.append(str(piece["error"]))
                     return
-                found += [token for choice in piece["choices"] for token in choice.get("token_ids") or []]
+                found += [
+                    token for choice in piece["choices"] for token in choice.get("token_ids") or []
+                ]
                 read_at.append(time.monotonic())
         if found != self._known[number]:
             self.problems.append(f"other tokens for {number}")
@@ -317,10 +366,15 @@ def pid_of(line: Line, stage: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("num_points", [1, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 20))])
-@pytest.mark.parametrize("stage", long_but((PREFILL, DECODE, "output-processor-0", "gateway-0"), PREFILL, DECODE))
+@pytest.mark.parametrize(
+    "num_points", [1, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 20))]
+)
+@pytest.mark.parametrize(
+    "stage", long_but((PREFILL, DECODE, "output-processor-0", "gateway-0"), PREFILL, DECODE)
+)
 def test_answers_go_on_wherever_a_process_dies(line: Line, stage: str, num_points: int) -> None:
-    """Prompts are computed, pulled and gone on with all the time: a death hits some of them at every point."""
+    """Prompts are computed, pulled and gone on with all the time: a death hits some of them at
+    every point."""
     settle(line)
     with Crowd(line, asks_again=stage.startswith("gateway")) as crowd:
         for point in range(num_points):
@@ -336,12 +390,18 @@ def test_answers_go_on_wherever_a_process_dies(line: Line, stage: str, num_point
     # Half a second, and the time in which the other engine computes what was known.
     num_known = explained(line, ask(line, 10))["prompt_tokens"] + MAX_TOKENS
     limit = 0.5 + num_known * float(PACE["HEADWATER_SIMULATED_PREFILL_SECONDS"])
-    pauses, median = sorted(crowd.pauses), len(crowd.pauses) // 2
-    print(f"{stage}: {len(pauses)} answers, pauses {pauses[median]:.2f} s, at most {pauses[-1]:.2f} ({limit=:.2f})")
+    pauses = sorted(crowd.pauses)
+    median = len(crowd.pauses) // 2
+    print(
+        f"{stage}: {len(pauses)} answers, pauses {pauses[median]:.2f} s, at most "
+        f"{pauses[-1]:.2f} ({limit=:.2f})"
+    )
 
 
 def proceed(line: Line, crowd: Crowd) -> None:
     """Waits for some more answers."""
     before = crowd.num_answers
-    line.wait_for(lambda: crowd.num_answers >= before + 4 or bool(crowd.problems), 60, "nothing is answered")
+    line.wait_for(
+        lambda: crowd.num_answers >= before + 4 or bool(crowd.problems), 60, "nothing is answered"
+    )
     assert crowd.problems == []

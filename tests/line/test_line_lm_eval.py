@@ -1,6 +1,8 @@
-"""lm-eval measures the demo model over the line, and finds what transformers finds: choices, perplexity, text.
+"""lm-eval measures the demo model over the line, and finds what transformers finds: choices,
+perplexity, text.
 
-Its tokenizer is the server's. Tasks and texts are local; nothing is asked of the network once it is installed.
+Its tokenizer is the server's. Tasks and texts are local; nothing is asked of the network once it is
+installed.
 """
 
 from __future__ import annotations
@@ -59,8 +61,11 @@ class Oracle:
     def scores(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
         """The continuation's log probability, and whether each of its tokens is the likeliest."""
         with torch.no_grad():
-            logits = self.model(torch.tensor([context + continuation])).logits[0, len(context) - 1 : -1]
-        logprobs, ids = logits.double().log_softmax(-1), torch.tensor(continuation)
+            logits = self.model(torch.tensor([context + continuation])).logits[
+                0, len(context) - 1 : -1
+            ]
+        logprobs = logits.double().log_softmax(-1)
+        ids = torch.tensor(continuation)
         chosen = logprobs.gather(1, ids[:, None]).sum()
         return float(chosen), bool((logprobs.argmax(-1) == ids).all())
 
@@ -68,7 +73,8 @@ class Oracle:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def choice(self, question: str, answer: str) -> tuple[float, bool]:
-        context, whole = self.encode(PROMPT.format(question)), self.encode(f"{PROMPT.format(question)} {answer}")
+        context = self.encode(PROMPT.format(question))
+        whole = self.encode(f"{PROMPT.format(question)} {answer}")
         assert whole[: len(context)] == context
         return self.scores(context, whole[len(context) :])
 
@@ -120,40 +126,66 @@ def write_tasks(folder: Path) -> Path:
             **asked,
             "doc_to_target": " {{target}}",
             "generation_kwargs": {"until": ["\n"], "max_gen_toks": MAX_TOKENS, "do_sample": False},
-            "metric_list": [{"metric": "exact_match", "ignore_case": True, "ignore_punctuation": True}],
+            "metric_list": [
+                {"metric": "exact_match", "ignore_case": True, "ignore_punctuation": True}
+            ],
         },
     }
     for name, task in tasks.items():
         file = folder / ("texts.jsonl" if name == "rolling" else "questions.jsonl")
-        data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(file)}}, "test_split": "test"}
+        data = {
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": str(file)}},
+            "test_split": "test",
+        }
         (folder / f"{name}.yaml").write_text(json.dumps({"task": name, **data, **task}))
     return folder
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_lm_eval_finds_what_transformers_finds(start_line: LineStarter, oracle: Oracle, tmp_path: Path) -> None:
+def test_lm_eval_finds_what_transformers_finds(
+    start_line: LineStarter, oracle: Oracle, tmp_path: Path
+) -> None:
     python = python_with(tmp_path / "env", "lm_eval[api]")
     tasks = write_tasks(tmp_path / "tasks")
-    line = start_line("--dtype=float32", "--activation-dtype=model", "--replicas=1", "--tokenizer-info")
+    line = start_line(
+        "--dtype=float32", "--activation-dtype=model", "--replicas=1", "--tokenizer-info"
+    )
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     for sends in ("ids", "strings"):
-        command = (python, str(CLIENTS / "lm_eval_client.py"), f"{line.record.rest}/v1", DEMO_NAME, str(tasks), sends)
+        command = (
+            python,
+            str(CLIENTS / "lm_eval_client.py"),
+            f"{line.record.rest}/v1",
+            DEMO_NAME,
+            str(tasks),
+            sends,
+        )
         said = told(*command, **offline)
-        print("lm_eval", said["version"], {name: said["scores"][name] for name in ("choice", "rolling", "written")})
+        print(
+            "lm_eval",
+            said["version"],
+            {name: said["scores"][name] for name in ("choice", "rolling", "written")},
+        )
         check_choices(oracle, said)
         check_rolling(oracle, said)
         check_written(oracle, said)
 
 
 def check_choices(oracle: Oracle, said: dict[str, Any]) -> None:
-    num_right, num_right_by_length = 0, 0
+    num_right = 0
+    num_right_by_length = 0
     for (question, choices, right), found in zip(QUESTIONS, said["samples"]["choice"], strict=True):
         expected = [oracle.choice(question, choice) for choice in choices]
-        assert [logprob for logprob, _ in found] == pytest.approx([logprob for logprob, _ in expected], abs=2e-3)
+        assert [logprob for logprob, _ in found] == pytest.approx(
+            [logprob for logprob, _ in expected], abs=2e-3
+        )
         assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in expected]
         logprobs = [logprob for logprob, _ in expected]
-        by_length = [logprob / len(choice) for logprob, choice in zip(logprobs, choices, strict=True)]
+        by_length = [
+            logprob / len(choice) for logprob, choice in zip(logprobs, choices, strict=True)
+        ]
         num_right += logprobs.index(max(logprobs)) == right
         num_right_by_length += by_length.index(max(by_length)) == right
     assert said["scores"]["choice"]["acc,none"] == num_right / len(QUESTIONS)
@@ -171,14 +203,18 @@ def check_rolling(oracle: Oracle, said: dict[str, Any]) -> None:
         ("byte", [len(text.encode()) for text in TEXTS]),
     ):
         perplexity = math.exp(-sum(logprobs) / sum(sizes))
-        assert said["scores"]["rolling"][f"{unit}_perplexity,none"] == pytest.approx(perplexity, rel=1e-4)
+        assert said["scores"]["rolling"][f"{unit}_perplexity,none"] == pytest.approx(
+            perplexity, rel=1e-4
+        )
 
 
 def check_written(oracle: Oracle, said: dict[str, Any]) -> None:
     expected = [oracle.written(question) for question, _, _ in QUESTIONS]
     assert [found for [found] in said["samples"]["written"]] == expected
     pairs = zip(expected, QUESTIONS, strict=True)
-    num_right = sum(_plain(text) == _plain(f" {choices[right]}") for text, (_, choices, right) in pairs)
+    num_right = sum(
+        _plain(text) == _plain(f" {choices[right]}") for text, (_, choices, right) in pairs
+    )
     assert said["scores"]["written"]["exact_match,none"] == num_right / len(QUESTIONS)
 
 

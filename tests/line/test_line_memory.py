@@ -9,18 +9,21 @@ import pytest
 from tests.line.conftest import DEMO_ENV, KV_CACHE_BYTES, Line, LineStarter
 
 BOUND = KV_CACHE_BYTES + (448 << 20)
-"""Of a replica's server and core together. Measured beside the cache: 362 MiB of a new cluster (server 91, torch 150,
-weights in the layout of its library 90), 388 MiB of one that has answered other tests, grammars among them."""
+"""Of a replica's server and core together. Measured beside the cache: 362 MiB of a new cluster
+(server 91, torch 150, weights in the layout of its library 90), 388 MiB of one that has answered
+other tests, grammars among them."""
 
 
 def private_bytes(pid: int) -> int:
-    """Memory that nobody can share. NOTE: pages of a mapped file are clean, and shared with whoever maps it too."""
+    """Memory that nobody can share. NOTE: pages of a mapped file are clean, and shared with whoever
+    maps it too."""
     rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_Dirty"))
 
 
 def private_bytes_of_weights(pid: int) -> int:
-    dirty, is_weights = 0, False
+    dirty = 0
+    is_weights = False
     for row in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         first = row.split()[0]
         if not first.endswith(":"):

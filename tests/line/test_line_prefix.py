@@ -1,4 +1,5 @@
-"""Chats over two replicas of the demo model: each turn goes where its prefix is, and only its tenant hits it."""
+"""Chats over two replicas of the demo model: each turn goes where its prefix is, and only its
+tenant hits it."""
 
 from __future__ import annotations
 
@@ -34,8 +35,15 @@ class Talk:
         return [decision["replica_id"] for decision in self.decisions]
 
     def follow_ups(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], int, int]]:
-        """Each turn but the first: the decision before, its own, the tokens cached and those that could be."""
-        return zip(self.decisions, self.decisions[1:], self.cached_tokens[1:], self.expected[1:], strict=False)
+        """Each turn but the first: the decision before, its own, the tokens cached and those that
+        could be."""
+        return zip(
+            self.decisions,
+            self.decisions[1:],
+            self.cached_tokens[1:],
+            self.expected[1:],
+            strict=False,
+        )
 
     def ask(self, question: str) -> None:
         if not self.messages:
@@ -60,7 +68,8 @@ class Talk:
 
 
 def costs_least(chosen: str, seen: dict[str, dict[str, Any]]) -> bool:
-    """Or as good as that: those within `SPREAD` of the best are equal. Receipts round to microseconds."""
+    """Or as good as that: those within `SPREAD` of the best are equal. Receipts round to
+    microseconds."""
     costs = {name: candidate["cost_seconds"] for name, candidate in seen.items()}
     return bool(costs[chosen] <= (1 + SPREAD) * min(costs.values()) + 2e-6)
 
@@ -69,18 +78,28 @@ def costs_least(chosen: str, seen: dict[str, dict[str, Any]]) -> bool:
 @pytest.mark.long
 def test_every_turn_of_a_chat_is_served_where_its_prefix_is_cached(demo_line: Any) -> None:
     rivers = Talk(
-        demo_line, "You know everything about rivers, streams, springs and lakes, and answer in one sentence."
+        demo_line,
+        "You know everything about rivers, streams, springs and lakes, and answer in one sentence.",
     )
-    cooking = Talk(demo_line, "You are a cook in a small harbour town who loves to talk about fish, bread and salt.")
-    for question in ("Where does a river begin?", "And where does it end?", "What lives in between?"):
+    cooking = Talk(
+        demo_line,
+        "You are a cook in a small harbour town who loves to talk about fish, bread and salt.",
+    )
+    for question in (
+        "Where does a river begin?",
+        "And where does it end?",
+        "What lives in between?",
+    ):
         rivers.ask(question)
         cooking.ask(question)
     follow_ups = [turn for talk in (rivers, cooking) for turn in talk.follow_ups()]
     for before, after, cached, expected in follow_ups:
         seen = {candidate["replica_id"]: candidate for candidate in after["candidates"]}
-        # What an engine says of an answer's blocks may be on its way still; the prompt's are known since it was sent.
+        # What an engine says of an answer's blocks may be on its way still; the prompt's are known
+        # since it was sent.
         assert 0 < seen[before["replica_id"]]["matched_tokens"] <= expected
-        # Nearly always where the prefix is: each replica's speed is learned, and may differ by more than it saves.
+        # Nearly always where the prefix is: each replica's speed is learned, and may differ by more
+        # than it saves.
         assert costs_least(after["replica_id"], seen)
         if after["replica_id"] == before["replica_id"]:
             assert cached == expected
@@ -90,7 +109,9 @@ def test_every_turn_of_a_chat_is_served_where_its_prefix_is_cached(demo_line: An
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_an_unrelated_chat_goes_where_it_costs_least_with_what_runs_there_counted(demo_line: Any) -> None:
+def test_an_unrelated_chat_goes_where_it_costs_least_with_what_runs_there_counted(
+    demo_line: Any,
+) -> None:
     asked: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True} | UNDRAFTED
     with demo_line.stream("Count to a thousand: one, two,", **asked) as events:
         next(events)
@@ -103,15 +124,20 @@ def test_an_unrelated_chat_goes_where_it_costs_least_with_what_runs_there_counte
     assert {name: candidate["num_requests"] for name, candidate in seen.items()} == {
         name: int(name == busy) for name in seen
     }
-    # Not always the idle one: each replica's speed is learned, and two engines on one machine measure differently.
+    # Not always the idle one: each replica's speed is learned, and two engines on one machine
+    # measure differently.
     assert costs_least(*third.replicas, seen)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_another_tenants_same_prompt_hits_nothing(demo_line: Any) -> None:
-    system = "You keep the secrets of whoever asks you, and of nobody else in the world, for as long as you run."
-    mine, theirs = Talk(demo_line, system, tenant="mine"), Talk(demo_line, system, tenant="theirs")
+    system = (
+        "You keep the secrets of whoever asks you, and of nobody else in the world, for as "
+        "long as you run."
+    )
+    mine = Talk(demo_line, system, tenant="mine")
+    theirs = Talk(demo_line, system, tenant="theirs")
     mine.ask("What is my secret?")
     theirs.ask("What is my secret?")
     again = Talk(demo_line, system, tenant="mine")

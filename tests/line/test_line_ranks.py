@@ -1,5 +1,5 @@
-"""Ranks of engines that are killed while a cluster answers: every answer ends as if nothing had happened, token for
-token, at another replica or when the engine is back."""
+"""Ranks of engines that are killed while a cluster answers: every answer ends as if nothing had
+happened, token for token, at another replica or when the engine is back."""
 
 from __future__ import annotations
 
@@ -30,14 +30,21 @@ SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 1, "seed": 5, "logprobs": 2} | UNDRAFTED,
     {"temperature": 0.8, "seed": 3, "presence_penalty": 0.7},
 )
-"""The last request may be drafted, and end before any process dies, because a small model repeats itself."""
+"""The last request may be drafted, and end before any process dies, because a small model repeats
+itself."""
 FLAGS = ("--tensor-parallel-size=2", f"--served-model-name={NAME}", "--max-model-len=1024")
 # Prompts take many steps, and a cache has room for all of them.
-ENV = {"HEADWATER_MAX_NUM_BATCHED_TOKENS": "64", "HEADWATER_MAX_NUM_SEQS": "16", "HEADWATER_NUM_BLOCKS": "1200"}
+ENV = {
+    "HEADWATER_MAX_NUM_BATCHED_TOKENS": "64",
+    "HEADWATER_MAX_NUM_SEQS": "16",
+    "HEADWATER_NUM_BLOCKS": "1200",
+}
 
 
 @pytest.fixture(scope="module", params=[2, 1], ids=["another replica", "no other replica"])
-def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Line, int]]:
+def ranked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Line, int]]:
     """A line, and its number of engines of two ranks each."""
     folder = make_chatting_model(tmp_path_factory.mktemp("small"))
     state = tmp_path_factory.mktemp("ranked")
@@ -68,11 +75,22 @@ def test_answers_go_on_token_for_token_when_a_rank_is_killed(
 
 
 def kill_a_rank(
-    line: Line, num_replicas: int, rank: int, moment: str, *, num_words: int = 150, max_tokens: int = 240
+    line: Line,
+    num_replicas: int,
+    rank: int,
+    moment: str,
+    *,
+    num_words: int = 150,
+    max_tokens: int = 240,
 ) -> list[float]:
-    """Kills one of engine-0 while all engines answer. Returns the extra seconds of the answers that moved."""
-    bodies = [body_of(f"{moment} {rank} {i}", sampled, num_words, max_tokens) for i, sampled in enumerate(SAMPLED)]
-    core, before = line.pids_of("engine-0")[1], line.loads()["engine-0"]["address"]
+    """Kills one of engine-0 while all engines answer. Returns the extra seconds of the answers that
+    moved."""
+    bodies = [
+        body_of(f"{moment} {rank} {i}", sampled, num_words, max_tokens)
+        for i, sampled in enumerate(SAMPLED)
+    ]
+    core = line.pids_of("engine-0")[1]
+    before = line.loads()["engine-0"]["address"]
 
     def kill() -> None:
         os.kill(ranks_of(core)[rank], signal.SIGKILL)
@@ -82,19 +100,27 @@ def kill_a_rank(
 
 
 def pauses_of_a_death(
-    line: Line, num_replicas: int, bodies: list[dict[str, Any]], moment: str, kill: Callable[[], None]
+    line: Line,
+    num_replicas: int,
+    bodies: list[dict[str, Any]],
+    moment: str,
+    kill: Callable[[], None],
 ) -> list[float]:
-    """Asks for answers, has `kill` called at the moment, and compares every token with an undisturbed answer. Returns
-    the extra seconds of the answers that moved."""
+    """Asks for answers, has `kill` called at the moment, and compares every token with an
+    undisturbed answer. Returns the extra seconds of the answers that moved."""
     with contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(CompletionReader(line.record, body).running()) for body in bodies]
+        readers = [
+            stack.enter_context(CompletionReader(line.record, body).running()) for body in bodies
+        ]
         if moment == "decode":
             # Where one engine gets more of the cores, its answers may have ended by now.
             are_answered = [reader.wait_events(8) for reader in readers]
             assert any(are_answered)
         else:
             line.wait_for(
-                lambda: any(each["load"]["num_running"] for each in line.loads().values()), 60, "nothing is computed"
+                lambda: any(each["load"]["num_running"] for each in line.loads().values()),
+                60,
+                "nothing is computed",
             )
         died_at = time.monotonic()
         kill()
@@ -113,7 +139,10 @@ def pauses_of_a_death(
 def print_pauses(seconds: list[float], num_replicas: int) -> None:
     if seconds:
         p50, p99 = np.percentile(seconds, (50, 99))
-        print(f"{num_replicas} replicas: {len(seconds)} answers moved, p50 {p50:.2f} s, p99 {p99:.2f} s")
+        print(
+            f"{num_replicas} replicas: {len(seconds)} answers moved, p50 {p50:.2f} s, p99 "
+            f"{p99:.2f} s"
+        )
 
 
 def body_of(name: str, sampled: dict[str, Any], num_words: int, max_tokens: int) -> dict[str, Any]:
@@ -129,8 +158,8 @@ def ranks_of(core: int) -> list[int]:
 
 
 def tell_the_truth(line: Line, num_replicas: int, address: str) -> None:
-    """Waits until the engine that has lost a rank is known to be gone, or has come back already with another address;
-    meanwhile its model is served."""
+    """Waits until the engine that has lost a rank is known to be gone, or has come back already
+    with another address; meanwhile its model is served."""
     gone_before = time.monotonic() + 30
     while len(loads := line.loads()) == num_replicas and loads["engine-0"]["address"] == address:
         assert time.monotonic() < gone_before, "the engine without a rank still counts"
@@ -139,7 +168,10 @@ def tell_the_truth(line: Line, num_replicas: int, address: str) -> None:
     if num_replicas > 1:
         assert ready["ready"]
     else:
-        assert "engine" in [*ready["missing"], *ready.get("awaited", [])] or len(line.loads()) == num_replicas
+        assert (
+            "engine" in [*ready["missing"], *ready.get("awaited", [])]
+            or len(line.loads()) == num_replicas
+        )
 
 
 def undisturbed(line: Line, body: dict[str, Any]) -> Reading:

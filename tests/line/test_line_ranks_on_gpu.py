@@ -1,4 +1,5 @@
-"""Ranks on GPUs that are killed while a cluster answers. Where there are too few GPUs, ranks take turns on them."""
+"""Ranks on GPUs that are killed while a cluster answers. Where there are too few GPUs, ranks take
+turns on them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ SIZES = {"tensor": "--tensor-parallel-size=2", "pipeline": "--pipeline-parallel-
     params=[(2, "tensor"), (1, "tensor"), (1, "pipeline")],
     ids=["another replica", "no other replica", "stages, no other replica"],
 )
-def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Line, int]]:
+def ranked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Line, int]]:
     """A line, and its number of engines of two ranks each."""
     num_replicas, kind = request.param
     folder = make_chatting_model(tmp_path_factory.mktemp("small"), dtype="bfloat16")

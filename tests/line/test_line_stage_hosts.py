@@ -1,5 +1,5 @@
-"""Stages on other hosts that are killed while a cluster answers: every answer ends as if nothing had happened, token
-for token, when the engine is back with its stages."""
+"""Stages on other hosts that are killed while a cluster answers: every answer ends as if nothing
+had happened, token for token, when the engine is back with its stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 
 @dataclass
 class StagedLine:
-    """A line with one engine, and the host of that one's second stage, which a supervisor starts again."""
+    """A line with one engine, and the host of that one's second stage, which a supervisor starts
+    again."""
 
     line: Line
     stage_flags: tuple[str, ...]
@@ -41,7 +42,8 @@ class StagedLine:
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagedLine]:
     folder = make_chatting_model(tmp_path_factory.mktemp("small"))
-    state, address = tmp_path_factory.mktemp("staged"), free_address()
+    state = tmp_path_factory.mktemp("staged")
+    address = free_address()
     secret = write_secret(tmp_path_factory.mktemp("secret"))
     shared = f"--stage-secret-file={secret}", f"--model-folder={folder}", "--threads=1"
     flags = (f"--join={address}", *shared)
@@ -50,11 +52,18 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagedLine]:
         "HEADWATER_STAGE_LISTEN": address,
         "HEADWATER_STAGE_SECRET_FILE": str(secret),
     }
-    asked = "--pipeline-parallel-size=2", "--replicas=1", f"--served-model-name={NAME}", "--max-model-len=1024"
+    asked = (
+        "--pipeline-parallel-size=2",
+        "--replicas=1",
+        f"--served-model-name={NAME}",
+        "--max-model-len=1024",
+    )
     with contextlib.ExitStack() as stack:
         stage = StageProcess(*flags)
         stack.callback(stage.finish)
-        line = stack.enter_context(Line(state, f"--model={folder}", *asked, env=ENV | where, start=ForkedCluster))
+        line = stack.enter_context(
+            Line(state, f"--model={folder}", *asked, env=ENV | where, start=ForkedCluster)
+        )
         found = StagedLine(line, flags, stage)
         stack.callback(found.finish_stage)
         yield found
@@ -71,7 +80,9 @@ def test_answers_go_on_token_for_token_when_a_stage_host_is_killed(
     staged: StagedLine, killed: str, moment: str
 ) -> None:
     line = staged.line
-    bodies = [body_of(f"{moment} {killed} {i}", sampled, 150, 240) for i, sampled in enumerate(SAMPLED)]
+    bodies = [
+        body_of(f"{moment} {killed} {i}", sampled, 150, 240) for i, sampled in enumerate(SAMPLED)
+    ]
 
     def kill() -> None:
         if killed == "host":

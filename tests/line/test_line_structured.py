@@ -49,29 +49,47 @@ def is_call(text: str) -> bool:
 
 WAYS: dict[str, tuple[dict[str, Any], Any]] = {
     "response_format json_schema": (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "p", "schema": PERSON, "strict": True},
+            }
+        },
         is_person,
     ),
     "response_format json_schema, not strict": (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "p", "schema": PERSON},
+            }
+        },
         is_person,
     ),
     "structured_outputs json": ({"structured_outputs": {"json": PERSON}}, is_person),
-    "structured_outputs json as text": ({"structured_outputs": {"json": json.dumps(PERSON)}}, is_person),
+    "structured_outputs json as text": (
+        {"structured_outputs": {"json": json.dumps(PERSON)}},
+        is_person,
+    ),
     "guided_json": ({"guided_json": PERSON}, is_person),
     "no whitespace": (
         {"structured_outputs": {"json": PERSON, "disable_any_whitespace": True}},
         lambda text: (
-            is_person(text) and text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+            is_person(text)
+            and text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
         ),
     ),
     "guided_whitespace_pattern": (
         {"guided_json": PERSON, "guided_whitespace_pattern": ""},
         lambda text: (
-            is_person(text) and text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+            is_person(text)
+            and text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
         ),
     ),
-    "guided_regex": ({"guided_regex": r"\d{3}-\d{4}"}, lambda text: re.fullmatch(r"\d{3}-\d{4}", text)),
+    "guided_regex": (
+        {"guided_regex": r"\d{3}-\d{4}"},
+        lambda text: re.fullmatch(r"\d{3}-\d{4}", text),
+    ),
     "structured_outputs regex": (
         {"structured_outputs": {"regex": "(ab)+c"}},
         lambda text: re.fullmatch("(ab)+c", text),
@@ -125,14 +143,20 @@ def test_a_stream_concatenates_to_what_matches_and_completions_too(simulated_lin
 
 def test_free_text_may_come_before_a_tag(simulated_line: Any) -> None:
     body = {"max_tokens": 40, "temperature": 1, "seed": 5, "response_format": TAGS}
-    assert simulated_line.chat([{"role": "user", "content": "Who?"}], **body)["choices"][0]["message"]["content"]
+    assert simulated_line.chat([{"role": "user", "content": "Who?"}], **body)["choices"][0][
+        "message"
+    ]["content"]
 
 
 def test_grpc_takes_the_same(simulated_line: Any) -> None:
     request = inference_pb2.ChatRequest(
         model=MODEL,
         conversation=Conversation(messages=[ChatMessage(role="user", content="Who?")]),
-        sampling=Sampling(max_tokens=400, seed=3, structured_output=StructuredOutput(json_schema=json.dumps(PERSON))),
+        sampling=Sampling(
+            max_tokens=400,
+            seed=3,
+            structured_output=StructuredOutput(json_schema=json.dumps(PERSON)),
+        ),
     )
     with grpc.insecure_channel(simulated_line.record.grpc) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)

@@ -1,4 +1,5 @@
-"""Whatever dies while answers of every kind are given: they end as if nothing had happened, to the byte.
+"""Whatever dies while answers of every kind are given: they end as if nothing had happened, to the
+byte.
 
 Of each stage that dies here the line has another one.
 """
@@ -21,7 +22,8 @@ from tests.line.survivors import KINDS, STREAMED, Reading, reader_of
 
 Deaths = Mapping[int, tuple[str, signal.Signals]]
 """When every answer has had so many events: who gets which signal."""
-SHORT, LONG = 24, 70
+SHORT = 24
+LONG = 70
 """Tokens of an answer."""
 CORE = "'s core"
 """Of an engine: the process that its server starts."""
@@ -33,7 +35,8 @@ def read_together(line: Line, max_tokens: int, deaths: Deaths) -> tuple[dict[str
     # Those that ask again and again are left last.
     kinds = [*(kind for kind in KINDS if kind not in STREAMED), *STREAMED]
     readers = {kind: reader_of(line.record, kind, max_tokens) for kind in kinds}
-    victims, died_at = {victim for victim, _ in deaths.values()}, time.monotonic()
+    victims = {victim for victim, _ in deaths.values()}
+    died_at = time.monotonic()
     before = {victim: line.pid_of(stage_of(victim)) for victim in victims}
     with contextlib.ExitStack() as stack:
         for reader in readers.values():
@@ -42,9 +45,16 @@ def read_together(line: Line, max_tokens: int, deaths: Deaths) -> tuple[dict[str
             for reader in readers.values():
                 reader.wait_events(num_events)
             died_at = time.monotonic()
-            os.kill(line.pids_of(stage_of(victim))[1] if victim.endswith(CORE) else before[victim], number)
+            os.kill(
+                line.pids_of(stage_of(victim))[1] if victim.endswith(CORE) else before[victim],
+                number,
+            )
     for victim, pid in before.items():
-        line.wait_for(lambda victim=victim, pid=pid: line.pid_of(stage_of(victim)) != pid, 120, f"{victim} is not back")  # type: ignore[misc]
+        line.wait_for(
+            lambda victim=victim, pid=pid: line.pid_of(stage_of(victim)) != pid,
+            120,
+            f"{victim} is not back",
+        )  # type: ignore[misc]
     return {kind: reader.reading for kind, reader in readers.items()}, died_at
 
 
@@ -72,7 +82,9 @@ def undisturbed(line: Line, max_tokens: int) -> dict[str, dict[str, Any]]:
     ids=["three die", "one leaves and one dies"],
 )
 @pytest.mark.long
-def test_answers_of_every_kind_end_the_same_whoever_dies_or_leaves_meanwhile(demo_line: Line, deaths: Deaths) -> None:
+def test_answers_of_every_kind_end_the_same_whoever_dies_or_leaves_meanwhile(
+    demo_line: Line, deaths: Deaths
+) -> None:
     expected = undisturbed(demo_line, SHORT)
     readings, _ = read_together(demo_line, SHORT, deaths)
     for kind, reading in readings.items():
@@ -83,7 +95,8 @@ def test_answers_of_every_kind_end_the_same_whoever_dies_or_leaves_meanwhile(dem
 
 @pytest.fixture(scope="module")
 def pauses() -> Iterator[defaultdict[str, list[float]]]:
-    """Extra seconds of answers that moved, by who died; figures for bench/results/promises.jsonl."""
+    """Extra seconds of answers that moved, by who died; figures for
+    bench/results/promises.jsonl."""
     pauses = defaultdict[str, list[float]](list)
     yield pauses
     killed = [each for victim in VICTIMS for each in pauses[victim]]
@@ -91,7 +104,10 @@ def pauses() -> Iterator[defaultdict[str, list[float]]]:
         if not seconds:
             continue
         p50, p99 = np.percentile(seconds, (50, 99))
-        print(f"{victim}: {len(seconds)} moved, p50 {p50:.2f} s, p99 {p99:.2f} s, most {max(seconds):.2f} s")
+        print(
+            f"{victim}: {len(seconds)} moved, p50 {p50:.2f} s, p99 {p99:.2f} s, most "
+            f"{max(seconds):.2f} s"
+        )
 
 
 @pytest.mark.long
@@ -111,10 +127,14 @@ def test_answers_of_every_kind_end_the_same_when_an_engines_core_hangs(
     demo_line: Line, pauses: defaultdict[str, list[float]]
 ) -> None:
     hung = "engine-0" + CORE
-    check_answers(demo_line, undisturbed(demo_line, LONG), {30: (hung, signal.SIGSTOP)}, pauses[hung])
+    check_answers(
+        demo_line, undisturbed(demo_line, LONG), {30: (hung, signal.SIGSTOP)}, pauses[hung]
+    )
 
 
-def check_answers(line: Line, expected: dict[str, dict[str, Any]], deaths: Deaths, pauses: list[float]) -> None:
+def check_answers(
+    line: Line, expected: dict[str, dict[str, Any]], deaths: Deaths, pauses: list[float]
+) -> None:
     readings, died_at = read_together(line, LONG, deaths)
     for kind, reading in readings.items():
         assert reading.answer == expected[kind], f"{kind} when {deaths}"

@@ -18,8 +18,19 @@ def plain_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for the path, with `headwater-platform-plain` in it; nothing is fetched."""
     folder = tmp_path_factory.mktemp("plain")
     # A build leaves files beside its source.
-    source = shutil.copytree(SOURCE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    source = shutil.copytree(
+        SOURCE, folder / "source", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
     command += ["--disable-pip-version-check", f"--target={folder / 'site'}", str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""The suite must be able to fail: each platform here has one fault, and its line is the one that fails."""
+"""The suite must be able to fail: each platform here has one fault, and its line is the one that
+fails."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def device(platform: type, flags: Capabilities = cpu.capabilities, **hooks: Any)
     module = SimpleNamespace(
         api=1,
         name="odd",
-        capabilities=replace(flags, size_multiple=1, linear_kinds=("dense",), max_head_dim=64, parallel=False),
+        capabilities=replace(
+            flags, size_multiple=1, linear_kinds=("dense",), max_head_dim=64, parallel=False
+        ),
         Platform=platform,
         is_available=lambda: True,
         environment=cpu.environment,
@@ -96,7 +99,8 @@ class Batched(RowByRow):
     def linear(self, linear: Linear) -> Product:
         # Another order of the sum, as a library takes for few rows.
         assert isinstance(linear, DenseLinear)
-        half, whole = linear.in_features // 2, super().linear(linear)
+        half = linear.in_features // 2
+        whole = super().linear(linear)
         first, second = (
             super(Batched, self).linear(DenseLinear(part))
             for part in linear.weight.split([half, linear.in_features - half], dim=1)
@@ -131,8 +135,12 @@ def test_a_chunk_that_sees_a_key_too_many_fails_where_there_are_chunks() -> None
 
 
 class ForgetsTheBlock(RowByRow):
-    def qk_norm_rope_store_kv(self, qkv: Any, batch: ForwardBatch, *given: Any, **more: Any) -> torch.Tensor:
-        return super().qk_norm_rope_store_kv(qkv, replace(batch, slots=batch.slots.clamp(max=40)), *given, **more)
+    def qk_norm_rope_store_kv(
+        self, qkv: Any, batch: ForwardBatch, *given: Any, **more: Any
+    ) -> torch.Tensor:
+        return super().qk_norm_rope_store_kv(
+            qkv, replace(batch, slots=batch.slots.clamp(max=40)), *given, **more
+        )
 
 
 class SeesAllKeys(RowByRow):
@@ -142,7 +150,10 @@ class SeesAllKeys(RowByRow):
 
 @pytest.mark.long
 def test_a_window_that_is_not_kept_fails_in_its_own_lines() -> None:
-    assert failing(SeesAllKeys, "attention").keys() == {"attention_decode_window", "attention_chunk_window"}
+    assert failing(SeesAllKeys, "attention").keys() == {
+        "attention_decode_window",
+        "attention_chunk_window",
+    }
 
 
 @pytest.mark.long
@@ -154,7 +165,9 @@ def test_keys_that_are_stored_elsewhere_fail_in_all_that_reads_them() -> None:
 
 class NoTopP(ReferenceSampling):
     def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
-        return super().draw_filtered(logits, draws, replace(filters, top_ps=torch.ones_like(filters.top_ps)))
+        return super().draw_filtered(
+            logits, draws, replace(filters, top_ps=torch.ones_like(filters.top_ps))
+        )
 
 
 class NotAsMasked(ReferenceSampling):
@@ -164,9 +177,14 @@ class NotAsMasked(ReferenceSampling):
 
 @pytest.mark.parametrize(
     ("sampling", "operations"),
-    [(NoTopP, {"draw_top_p", "draw_all_filters"}), pytest.param(NotAsMasked, {"mask_tokens"}, marks=pytest.mark.long)],
+    [
+        (NoTopP, {"draw_top_p", "draw_all_filters"}),
+        pytest.param(NotAsMasked, {"mask_tokens"}, marks=pytest.mark.long),
+    ],
 )
-def test_a_wrong_step_of_sampling_fails_in_its_own_lines(sampling: type, operations: set[str]) -> None:
+def test_a_wrong_step_of_sampling_fails_in_its_own_lines(
+    sampling: type, operations: set[str]
+) -> None:
     platform = type("WrongSampling", (RowByRow,), {"sampling": sampling()})
     assert failing(platform, "sampling").keys() == operations
 
@@ -176,9 +194,12 @@ class Bare:
 
     device = torch.device("cpu")
     sampling = ReferenceSampling()
-    linear, gated_linear, gate = RowByRow.linear, RowByRow.gated_linear, RowByRow.gate
+    linear = RowByRow.linear
+    gated_linear = RowByRow.gated_linear
+    gate = RowByRow.gate
     attention = RowByRow.attention
-    add_rms_norm, plan_attention = RowByRow.add_rms_norm, RowByRow.plan_attention
+    add_rms_norm = RowByRow.add_rms_norm
+    plan_attention = RowByRow.plan_attention
     qk_norm_rope_store_kv = RowByRow.qk_norm_rope_store_kv
 
     @classmethod
@@ -206,7 +227,9 @@ def test_what_an_operation_raises_is_the_problem_of_its_line() -> None:
 
 
 class OneRowShort(RowByRow):
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
         return super().add_rms_norm(x, residual, weight, eps)[:, 1:]
 
 
@@ -234,7 +257,10 @@ def test_hooks_are_checked_where_their_flags_are_set() -> None:
         return {line.operation for line in lines if not line.passed}
 
     assert hooks_failing(capture=capture, copy_blocks=copy_blocks) == set()
-    assert hooks_failing(capture=capture_results, copy_blocks=lambda *_: None) == {"capture_and_replay", "copy_blocks"}
+    assert hooks_failing(capture=capture_results, copy_blocks=lambda *_: None) == {
+        "capture_and_replay",
+        "copy_blocks",
+    }
 
 
 @pytest.mark.gpu

@@ -1,4 +1,5 @@
-"""A platform of another distribution: checked, refused, and serving a model; nothing of Headwater knows its name."""
+"""A platform of another distribution: checked, refused, and serving a model; nothing of Headwater
+knows its name."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ def build_executor(request, progress):
         plain.Platform = Plain
 """
 UNSCALED = "def rms_norm(self, x, weight, eps): return Plain.rms_norm(self, x, weight, eps) * 1.5"
-UNSTEADY = "def linear(self, linear): return lambda x: Plain.linear(self, linear)(x) * (1 if len(x) == 1 else -1)"
+UNSTEADY = (
+    "def linear(self, linear): return lambda x: Plain.linear(self, linear)(x) * (1 if "
+    "len(x) == 1 else -1)"
+)
 
 
 @pytest.fixture
@@ -64,7 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(site: Path, *args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headwater.services.cli", "platform", "check", *args]
     env = os.environ | with_path(site) | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, env=env, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=280, env=env, check=False
+    )
 
 
 def compared(device: str, folder: Path) -> Compared:
@@ -74,7 +80,9 @@ def compared(device: str, folder: Path) -> Compared:
     return examine_model(folder, device, flags, prompts, lambda *_: None)
 
 
-def test_an_engine_on_an_installed_platform_answers_as_the_reference_does(site: Path, folder: Path) -> None:
+def test_an_engine_on_an_installed_platform_answers_as_the_reference_does(
+    site: Path, folder: Path
+) -> None:
     line = compared("plain", folder)
     assert line.passed, line
     assert line.shapes == "3 prompts, 48 tokens"
@@ -102,7 +110,11 @@ def test_the_command_lists_what_is_installed(plain_site: Path) -> None:
     command = [sys.executable, "-m", "headwater.services.cli", "platform", "list", "--json"]
     env = os.environ | with_path(plain_site)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=True)
-    assert {"name": "plain", "distribution": "headwater-platform-plain", "version": "0.1.0"} in json.loads(done.stdout)
+    assert {
+        "name": "plain",
+        "distribution": "headwater-platform-plain",
+        "version": "0.1.0",
+    } in json.loads(done.stdout)
 
 
 @pytest.mark.long
@@ -110,7 +122,16 @@ def test_the_check_of_some_parts_says_what_it_left_out(plain_site: Path) -> None
     done = check(plain_site, "plain", "--no-model", "--dtype", "bfloat16", "--part", "sampling")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[0] == ["operation", "dtype", "shapes", "worst", "error", "allowed", "bits", "verdict"]
+    assert lines[0] == [
+        "operation",
+        "dtype",
+        "shapes",
+        "worst",
+        "error",
+        "allowed",
+        "bits",
+        "verdict",
+    ]
     assert ["draw_top_k", "bfloat16", "64x997", "0.0e+00", "1.0e-03", "equal", "passed"] in lines
     assert "the demo model was not checked (--no-model)" in done.stdout
 
@@ -131,7 +152,12 @@ def test_the_check_of_a_wrong_platform_fails_with_the_name_of_its_operation(
     install(tmp_path, "wrong", WRONG.format(fault=UNSCALED), distribution="wrong-norm")
     monkeypatch.syspath_prepend(str(tmp_path))
     torch.set_num_threads(1)
-    assert status(monkeypatch, "--device=wrong", "--no-model", "--dtype=float32", "--part=rows", "--json") == 1
+    assert (
+        status(
+            monkeypatch, "--device=wrong", "--no-model", "--dtype=float32", "--part=rows", "--json"
+        )
+        == 1
+    )
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert not told["passed"]
     assert told["model"] is None
@@ -144,9 +170,18 @@ def test_the_check_of_a_wrong_platform_fails_with_the_name_of_its_operation(
     ("flags", "sentence"),
     [
         (("--device=tulip",), "device is 'tulip'; allowed: auto or cuda or cpu or plain"),
-        (("--device=second",), "api of the platform 'second' is 2; allowed: 1, the version of this Headwater"),
-        (("--device=plain", "--dtype=int3"), "dtype is 'int3'; allowed: float32 or bfloat16 on the platform plain"),
-        (("--device=plain", "--part=noise"), "--part is 'noise'; allowed: rows or attention or sampling or hooks"),
+        (
+            ("--device=second",),
+            "api of the platform 'second' is 2; allowed: 1, the version of this Headwater",
+        ),
+        (
+            ("--device=plain", "--dtype=int3"),
+            "dtype is 'int3'; allowed: float32 or bfloat16 on the platform plain",
+        ),
+        (
+            ("--device=plain", "--part=noise"),
+            "--part is 'noise'; allowed: rows or attention or sampling or hooks",
+        ),
     ],
 )
 def test_what_cannot_be_checked_is_said_in_one_line(
@@ -158,7 +193,9 @@ def test_what_cannot_be_checked_is_said_in_one_line(
     sentence: str,
 ) -> None:
     if flags == ("--device=second",):
-        install(tmp_path, "second", "from headwater_platform_plain import *\nname, api = 'second', 2\n")
+        install(
+            tmp_path, "second", "from headwater_platform_plain import *\nname, api = 'second', 2\n"
+        )
         monkeypatch.syspath_prepend(str(tmp_path))
     assert status(monkeypatch, *flags) == 1
     (said,) = capsys.readouterr().err.strip().splitlines()
@@ -176,11 +213,17 @@ def test_the_installed_platform_passes_the_whole_check(plain_site: Path) -> None
         1,
         "smollm2-135m-instruct",
     )
-    assert {row["operation"] for row in told["operations"]} >= {"linear_dense", "store_kv", "model_greedy_tokens"}
+    assert {row["operation"] for row in told["operations"]} >= {
+        "linear_dense",
+        "store_kv",
+        "model_greedy_tokens",
+    }
 
 
 @pytest.mark.long
-def test_a_line_serves_the_demo_model_on_the_installed_platform(plain_site: Path, tmp_path: Path) -> None:
+def test_a_line_serves_the_demo_model_on_the_installed_platform(
+    plain_site: Path, tmp_path: Path
+) -> None:
     flags = "--replicas=1", "--dtype=float32"
     question = [{"role": "user", "content": "Name three rivers."}]
     answers = []

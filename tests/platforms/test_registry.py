@@ -33,18 +33,28 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def options(tmp_path: Path) -> ExecutorOptions:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     return ExecutorOptions(
-        model_folder=tmp_path, load_format="dummy", num_blocks=64, max_model_len=64, max_num_batched_tokens=256
+        model_folder=tmp_path,
+        load_format="dummy",
+        num_blocks=64,
+        max_model_len=64,
+        max_num_batched_tokens=256,
     )
 
 
 def test_devices_are_listed_without_torch_or_numpy() -> None:
     probe = "import sys; sys.modules |= dict.fromkeys(('torch', 'triton', 'numpy')); "
-    probe += "from headwater.engine_core.platforms.registry import device_names; print(*device_names())"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False, timeout=60)
+    probe += (
+        "from headwater.engine_core.platforms.registry import device_names; print(*device_names())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.stdout.startswith("auto cuda cpu"), done.stderr
 
 
-def test_the_devices_of_headwater_are_known_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_devices_of_headwater_are_known_where_nothing_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: ())
     assert registry.device_names() == ("auto", "cuda", "cpu")
 
@@ -56,7 +66,10 @@ def test_an_installed_platform_is_a_device_that_a_line_may_name(site: Path) -> N
     assert registry.device_names() == ("auto", "cuda", "cpu", "thistle")
     assert plan(device="thistle").device == "thistle"
     loaded = loading.load("thistle")
-    assert (loaded.registration.distribution, loaded.registration.version) == ("platform-thistle", "1.2")
+    assert (loaded.registration.distribution, loaded.registration.version) == (
+        "platform-thistle",
+        "1.2",
+    )
 
 
 def test_auto_is_never_a_platform_of_another_distribution(site: Path) -> None:
@@ -71,20 +84,29 @@ def test_auto_is_never_a_platform_of_another_distribution(site: Path) -> None:
             WHOLE.replace("api, ", "") + "name = 'odd'\napi = 2\n",
             "api of the platform 'odd' is 2; allowed: 1, the version of this Headwater",
         ),
-        (WHOLE.replace("api, ", "") + "name = 'odd'\n", "api of the platform 'odd' is None; allowed: 1"),
         (
-            WHOLE.replace("environment, is_available, ", "is_available, ") + "name = 'odd'\n",
-            "platform 'odd' is 'without environment'; allowed: a module that offers name, capabilities, Platform",
+            WHOLE.replace("api, ", "") + "name = 'odd'\n",
+            "api of the platform 'odd' is None; allowed: 1",
         ),
         (
-            WHOLE + "from dataclasses import replace\nname, capabilities = 'odd', replace(capabilities, graphs=True)\n",
+            WHOLE.replace("environment, is_available, ", "is_available, ") + "name = 'odd'\n",
+            "platform 'odd' is 'without environment'; allowed: a module that offers name, "
+            "capabilities, Platform",
+        ),
+        (
+            WHOLE + "from dataclasses import replace\nname, capabilities = 'odd', "
+            "replace(capabilities, graphs=True)\n",
             "platform 'odd' is 'without capture'; allowed: a module that offers name",
         ),
         (
             WHOLE + "name, capabilities = 'odd', {'dtypes': ('float32',)}\n",
-            "capabilities of the platform 'odd' is {'dtypes': ('float32',)}; allowed: a `Capabilities`",
+            "capabilities of the platform 'odd' is {'dtypes': ('float32',)}; allowed: a "
+            "`Capabilities`",
         ),
-        (WHOLE + "name = 'even'\n", "name of the platform 'odd' is 'even'; allowed: odd, as its entry point says"),
+        (
+            WHOLE + "name = 'even'\n",
+            "name of the platform 'odd' is 'even'; allowed: odd, as its entry point says",
+        ),
         (
             WHOLE + "name = 'odd'\ndef is_available(): return False\n",
             "device is 'odd'; allowed: a device that is available on this machine, or auto",
@@ -92,7 +114,9 @@ def test_auto_is_never_a_platform_of_another_distribution(site: Path) -> None:
         ("import no_such_library\n", "platform-odd: No module named 'no_such_library'"),
     ],
 )
-def test_a_platform_that_does_not_keep_the_contract_is_refused_by_name(site: Path, source: str, sentence: str) -> None:
+def test_a_platform_that_does_not_keep_the_contract_is_refused_by_name(
+    site: Path, source: str, sentence: str
+) -> None:
     install(site, "odd", source)
     with pytest.raises(ConfigError) as refused:
         loading.load("odd")
@@ -120,12 +144,21 @@ def test_a_distribution_cannot_take_the_name_of_a_device_of_headwater(site: Path
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"dtype": "float16"}, "dtype is 'float16'; allowed: float32 or bfloat16 on the platform cpu"),
+        (
+            {"dtype": "float16"},
+            "dtype is 'float16'; allowed: float32 or bfloat16 on the platform cpu",
+        ),
         ({"kv_swap_memory": 1 << 20}, "kv_swap_memory is 1048576; allowed: 0 on the platform cpu"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'; allowed: auto on the platform cpu"),
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'; allowed: auto or fp8"),
-        ({"activation_dtype": "int4"}, "activation_dtype is 'int4'; allowed: auto or int8 or model"),
-        ({"activation_dtype": "int8"}, "allowed: auto or model, for a model whose weights are no packed integers"),
+        (
+            {"activation_dtype": "int4"},
+            "activation_dtype is 'int4'; allowed: auto or int8 or model",
+        ),
+        (
+            {"activation_dtype": "int8"},
+            "allowed: auto or model, for a model whose weights are no packed integers",
+        ),
         ({"decode_steps": 4}, "decode_steps is 4; allowed: 1 on the platform cpu"),
         ({"load_format": "lazy"}, "load_format is 'lazy'; allowed: auto or dummy or dummy-uniform"),
         ({"max_model_len": 1 << 20}, "max_model_len is 1048576; allowed: at most"),

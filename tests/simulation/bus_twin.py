@@ -1,6 +1,8 @@
-"""A bus in memory, for simulations: messages arrive after a while or, as configured, late, twice or never.
+"""A bus in memory, for simulations: messages arrive after a while or, as configured, late, twice or
+never.
 
-Passes the contract tests of the real one. Runs on any event loop; knows nothing about the contents of messages.
+Passes the contract tests of the real one. Runs on any event loop; knows nothing about the contents
+of messages.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class Air:
     seconds: float = 0.001
     """Seconds that a message takes."""
     jitter: float = 0.0
-    """Largest number of additional seconds, drawn for each message: some messages overtake others."""
+    """Largest number of additional seconds, drawn for each message: some messages overtake
+    others."""
     drop: float = 0.0
     """Share of messages that are lost."""
     double: float = 0.0

@@ -1,7 +1,8 @@
-"""Seeded faults on a simulated cluster: engines die and hang, gateways come and go, Redis and the bus fail. Afterwards
-every answer is whole, nothing is leaked and all processes agree again.
+"""Seeded faults on a simulated cluster: engines die and hang, gateways come and go, Redis and the
+bus fail. Afterwards every answer is whole, nothing is leaked and all processes agree again.
 
-`python -m tests.simulation.chaos --seeds 200`; one seed takes the same steps every time: `… --first 17`.
+`python -m tests.simulation.chaos --seeds 200`; one seed takes the same steps every time: `… --first
+17`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ from tests.simulation.simulated_gateway import Answer, SimulatedGateway
 from tests.simulation.store_twin import RedisTwin, StoreTwin
 from tests.simulation.virtual_loop import run_virtually
 
-NUM_ENGINES, NUM_GATEWAYS, NUM_REQUESTS, NUM_FAULTS = 3, 2, 16, 6
+NUM_ENGINES = 3
+NUM_GATEWAYS = 2
+NUM_REQUESTS = 16
+NUM_FAULTS = 6
 FAULT_SECONDS = 5.0
 """Seconds within which requests and faults come."""
 SETTLE_SECONDS = 5.0
@@ -72,8 +76,10 @@ class Cluster:
     """Simulated processes. Use within `running`."""
 
     def __init__(self, seed: int) -> None:
-        self.rng, self.report = random.Random(seed), Report(seed)
-        self.air, self.redis = Air(rng=random.Random(seed + 1)), RedisTwin()
+        self.rng = random.Random(seed)
+        self.report = Report(seed)
+        self.air = Air(rng=random.Random(seed + 1))
+        self.redis = RedisTwin()
         self.engines: dict[str, SimulatedEngine] = {}
         """Living engines, by address."""
         self.gateways: dict[int, SimulatedGateway] = {}
@@ -116,7 +122,14 @@ class Cluster:
     async def start_engine(self, name: str) -> None:
         life, bus, store = await self._begin(name)
         epoch = self.rng.getrandbits(64) | 1
-        member = Member(kind=Kind.ENGINE, replica_id=name, epoch=epoch, address=name, model=MODEL, numerics_id="n")
+        member = Member(
+            kind=Kind.ENGINE,
+            replica_id=name,
+            epoch=epoch,
+            address=name,
+            model=MODEL,
+            numerics_id="n",
+        )
         engine = SimulatedEngine(member, bus, store, self._config, TEXT)
         self.engines[name] = await life.enter_async_context(engine.running())
 
@@ -128,7 +141,8 @@ class Cluster:
         self.gateways[number] = await life.enter_async_context(gateway.running())
 
     async def kill_engine(self, name: str) -> None:
-        """Ends an engine. NOTE: it is cut off first, so that nothing it does while it ends is received."""
+        """Ends an engine. NOTE: it is cut off first, so that nothing it does while it ends is
+        received."""
         engine = self.engines.pop(name)
         self._buses[name].lose()
         self._stores[name].is_cut = True
@@ -156,8 +170,8 @@ class Cluster:
         await self.start_engine(name)
 
     async def _gateway_crash(self, seconds: float) -> None:
-        """Crashes a gateway. Its clients return through another one; engines cancel the requests that they had of
-        it."""
+        """Crashes a gateway. Its clients return through another one; engines cancel the requests
+        that they had of it."""
         if len(self.gateways) < 2:
             return
         number = self.rng.choice(sorted(self.gateways))
@@ -198,7 +212,9 @@ class Cluster:
 
     async def _storm(self, seconds: float) -> None:
         """Loses, doubles and reorders messages for a time."""
-        self.air.drop, self.air.double, self.air.jitter = 0.3, 0.2, 0.05
+        self.air.drop = 0.3
+        self.air.double = 0.2
+        self.air.jitter = 0.05
         await asyncio.sleep(seconds)
         self.air.drop = self.air.double = self.air.jitter = 0.0
 
@@ -221,10 +237,13 @@ class Cluster:
     def new_answer(self) -> Answer:
         """An answer to a new prompt. Prompts of a few families share their beginnings."""
         rng = self.rng
-        family, number = rng.randrange(4), len(self.answers)
+        family = rng.randrange(4)
+        number = len(self.answers)
         shared = [1 + family] * BLOCK_SIZE * rng.randrange(1, 7)
         prompt_ids = shared + [rng.randrange(1000) for _ in range(rng.randrange(1, 40))]
-        sampling = SamplingParams(max_tokens=rng.randrange(2, 20), temperature=rng.choice((0.0, 1.0)), seed=number)
+        sampling = SamplingParams(
+            max_tokens=rng.randrange(2, 20), temperature=rng.choice((0.0, 1.0)), seed=number
+        )
         self.answers.append(Answer(number, prompt_ids, sampling))
         return self.answers[-1]
 
@@ -240,29 +259,43 @@ class Cluster:
             if not task.cancelled():
                 self._carried[number].discard(task)
                 await task
-        self.note(f"request {answer.number}: {answer.replicas}, {answer.cached_tokens} cached, {answer.output_ids}")
+        self.note(
+            f"request {answer.number}: {answer.replicas}, {answer.cached_tokens} cached, "
+            f"{answer.output_ids}"
+        )
 
     def check_answers(self) -> None:
         for answer in self.answers:
-            expected = expected_tokens(TEXT, answer.prompt_ids, answer.sampling, max_model_len=MODEL.max_model_len)
-            assert answer.output_ids == expected, f"request {answer.number} differs from the undisturbed answer"
+            expected = expected_tokens(
+                TEXT, answer.prompt_ids, answer.sampling, max_model_len=MODEL.max_model_len
+            )
+            assert answer.output_ids == expected, (
+                f"request {answer.number} differs from the undisturbed answer"
+            )
 
     def check_agreement(self) -> None:
-        """Checks that indexes agree with the caches of engines, no finished request is counted and no block is held."""
+        """Checks that indexes agree with the caches of engines, no finished request is counted and
+        no block is held."""
         for name, engine in self.engines.items():
             load = engine.core.load()
-            assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), f"{name} holds {load}"
+            assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), (
+                f"{name} holds {load}"
+            )
             cached = set(engine.core.cached_block_hashes())
             for number, gateway in self.gateways.items():
                 member = gateway.members.get(Kind.ENGINE, name)
                 assert member is not None, f"gateway {number} does not know {name}"
-                assert member.epoch == engine.facts.member.epoch, f"gateway {number} knows a dead {name}"
+                assert member.epoch == engine.facts.member.epoch, (
+                    f"gateway {number} knows a dead {name}"
+                )
                 column = gateway.feed.index(MODEL.key).column(name)
                 assert column is not None, f"gateway {number} has no column of {name}"
                 assert column.blocks == cached, f"gateway {number}'s column of {name} differs"
                 assert column.is_synced, f"gateway {number}'s column of {name} is not synced"
         for number, gateway in self.gateways.items():
-            assert gateway.router.num_in_flight(MODEL.key) == 0, f"gateway {number} counts requests that are over"
+            assert gateway.router.num_in_flight(MODEL.key) == 0, (
+                f"gateway {number} counts requests that are over"
+            )
 
     async def check_store(self) -> None:
         """Checks that Redis has a column for each engine, and nothing else."""
@@ -272,8 +305,14 @@ class Cluster:
             name: engine.facts.member.epoch for name, engine in self.engines.items()
         }
         assert len(slots) == len(self.engines), "a slot is leaked"
-        bits = sum(bitmap.bit_count() for key in self.redis.keys(b"pfx:") for bitmap in (self.redis.bits(key),))
-        assert bits == sum(len(engine.core.cached_block_hashes()) for engine in self.engines.values())
+        bits = sum(
+            bitmap.bit_count()
+            for key in self.redis.keys(b"pfx:")
+            for bitmap in (self.redis.bits(key),)
+        )
+        assert bits == sum(
+            len(engine.core.cached_block_hashes()) for engine in self.engines.values()
+        )
 
 
 async def _run(seed: int) -> Report:
@@ -320,7 +359,8 @@ def main(
             os.environ | {"PYTHONHASHSEED": "0"},
         )
     configure_logging("bench", "critical")
-    began, failed = time.perf_counter(), []
+    began = time.perf_counter()
+    failed = []
     for seed in range(first, first + seeds):
         try:
             report = run_seed(seed)
@@ -331,7 +371,10 @@ def main(
         if story:
             typer.echo("\n".join(report.story))
         structlog.get_logger().debug("seed", seed=seed, digest=report.digest)
-    typer.echo(f"{seeds - len(failed)} of {seeds} seeds hold, {time.perf_counter() - began:.1f} s; broken: {failed}")
+    typer.echo(
+        f"{seeds - len(failed)} of {seeds} seeds hold, {time.perf_counter() - began:.1f} s; "
+        f"broken: {failed}"
+    )
     raise typer.Exit(1 if failed else 0)
 
 

@@ -1,4 +1,5 @@
-"""`BlockFiles` in memory, with faults: what a disk may do to a file, and a disk that is full or cannot be read."""
+"""`BlockFiles` in memory, with faults: what a disk may do to a file, and a disk that is full or
+cannot be read."""
 
 from __future__ import annotations
 
@@ -12,19 +13,24 @@ from headwater.engine_core.kv.block_files import BlockFiles
 from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, header_of, read_header
 from headwater.engine_core.kv.block_source import Owner
 
-KEY, OTHER_KEY = b"k" * 16, b"o" * 16
+KEY = b"k" * 16
+OTHER_KEY = b"o" * 16
 FAULTS = ("lost", "truncated", "torn", "another block's", "another key's", "doubled")
 
 
 class FilesTwin(BlockFiles):
-    """Files as bytes by namespace and hash. What is read is verified by the same code as real files."""
+    """Files as bytes by namespace and hash. What is read is verified by the same code as real
+    files."""
 
     def __init__(self, max_files: int, rng: random.Random, fault_chance: float = 0.0) -> None:
         """`fault_chance`: of a file, to be spoiled before it is read."""
-        self.folder, self.key, self.max_bytes = Path("/nowhere"), KEY, max_files
+        self.folder = Path("/nowhere")
+        self.key = KEY
+        self.max_bytes = max_files
         self.num_faults = 0
         self.is_full = self.is_broken = False
-        self._rng, self._fault_chance = rng, fault_chance
+        self._rng = rng
+        self._fault_chance = fault_chance
         self._files: dict[tuple[bytes, bytes], bytes] = {}
 
     @staticmethod
@@ -75,7 +81,8 @@ class FilesTwin(BlockFiles):
 
     def _spoil(self, place: tuple[bytes, bytes]) -> None:
         self.num_faults += 1
-        data, other = bytearray(self._files[place]), self._files[self._rng.choice(list(self._files))]
+        data = bytearray(self._files[place])
+        other = self._files[self._rng.choice(list(self._files))]
         match self._rng.choice(FAULTS):
             case "lost":
                 del self._files[place]

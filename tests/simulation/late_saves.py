@@ -14,14 +14,17 @@ from headwater.engine_core.executors.simulated_model import SimulatedModel
 
 
 class LateSaves:
-    """See `Swapper`. A copy out is made when its block is written, when its slot is read, or at a later look."""
+    """See `Swapper`. A copy out is made when its block is written, when its slot is read, or at a
+    later look."""
 
     direct_copies: DirectCopies | None = None
 
     def __init__(self, swapper: Swapper, num_looks: int) -> None:
-        """`swapper` makes copies out at once. One of those that are held is made after every `num_looks` looks; with 0
-        none is held."""
-        self._swapper, self._num_looks, self._looks_left = swapper, num_looks, num_looks
+        """`swapper` makes copies out at once. One of those that are held is made after every
+        `num_looks` looks; with 0 none is held."""
+        self._swapper = swapper
+        self._num_looks = num_looks
+        self._looks_left = num_looks
         self._held = deque[tuple[int, int]]()
         """Blocks and slots."""
         self.slots: UInt8Array = swapper.slots
@@ -52,7 +55,11 @@ class LateSaves:
         return self._swapper.num_loaded
 
     def _make_for(self, blocks: Collection[int], slots: Collection[int]) -> None:
-        needed = [number for number, (block, slot) in enumerate(self._held, 1) if block in blocks or slot in slots]
+        needed = [
+            number
+            for number, (block, slot) in enumerate(self._held, 1)
+            if block in blocks or slot in slots
+        ]
         self._make(max(needed, default=0))
 
     def _make(self, count: int) -> None:
@@ -64,7 +71,14 @@ class LateSaves:
 class LateSavesExecutor(SimulatedExecutor):
     """Writes to no block before the copies out that it is to have are made."""
 
-    def __init__(self, config: EngineConfig, model: SimulatedModel, timing: SimulatedTiming, *, num_looks: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: SimulatedModel,
+        timing: SimulatedTiming,
+        *,
+        num_looks: int,
+    ) -> None:
         """`num_looks`: see `LateSaves`."""
         super().__init__(config, model, timing, verify_every=1)
         assert self.swapper is not None

@@ -1,8 +1,9 @@
-"""Seeded faults between engines that pull blocks from each other: copies that are late, lost, torn, stale, foreign or
-doubled, engines that come back as another incarnation, leases that end too early, prefetches that end at any time.
-Answers and blocks stay whole.
+"""Seeded faults between engines that pull blocks from each other: copies that are late, lost, torn,
+stale, foreign or doubled, engines that come back as another incarnation, leases that end too early,
+prefetches that end at any time. Answers and blocks stay whole.
 
-`python -m tests.simulation.peer_faults --seeds 10000`; one seed takes the same steps every time: `… --first 17`.
+`python -m tests.simulation.peer_faults --seeds 10000`; one seed takes the same steps every time: `…
+--first 17`.
 """
 
 from __future__ import annotations
@@ -57,21 +58,27 @@ class Outcome:
 
 
 class Run:
-    """One seed: engines, requests that name others as holders of their prompts, and what befalls them."""
+    """One seed: engines, requests that name others as holders of their prompts, and what befalls
+    them."""
 
     def __init__(self, seed: int, most_rounds: int, *, copies_published: bool = False) -> None:
-        """`copies_published`: engines copy out of each other's KV caches and publish their blocks, in every seed."""
+        """`copies_published`: engines copy out of each other's KV caches and publish their blocks,
+        in every seed."""
         self.rng = rng = random.Random(seed)
         # Draws of their own, which leave the steps of a seed as they are.
         self.race_rng = random.Random(f"races of {seed}")
-        self._always, self.most_steps = copies_published, MOST_STEPS
+        self._always = copies_published
+        self.most_steps = MOST_STEPS
         self.publishes = self.race_rng.random() < 0.7 or copies_published
-        chance, most_delay = rng.choice([0.0, 0.3, 0.7]), rng.choice([0, 2, 50])
+        chance = rng.choice([0.0, 0.3, 0.7])
+        most_delay = rng.choice([0, 2, 50])
         self.link = LinkTwin(rng, self.race_rng, fault_chance=chance, most_delay=most_delay)
-        # Draws of its own, and none in half of the seeds, whose steps they leave as they are without prefetches.
+        # Draws of its own, and none in half of the seeds, whose steps they leave as they are
+        # without prefetches.
         self.prefetch_rng = random.Random(f"prefetches of {seed}")
         self.prefetch_chance = self.prefetch_rng.choice([0.4, 0.8]) if seed % 2 else 0.0
-        self.epochs, self.keys = count(1), count()
+        self.epochs = count(1)
+        self.keys = count()
         self.is_direct = rng.random() < 0.5 or copies_published
         # What is published is read by a second pull from the same engine, and by later ones.
         is_long = self.publishes and self.is_direct and self.race_rng.random() < 0.5
@@ -86,7 +93,9 @@ class Run:
         # One that is of another host is beside one that is not, in some seeds.
         is_direct = self.is_direct and (self.rng.random() < 0.9 or self._always)
         publishes = self.publishes and (self.race_rng.random() < 0.9 or self._always)
-        return Replica(number, next(self.epochs), self.rng, self.link, is_direct=is_direct, publishes=publishes)
+        return Replica(
+            number, next(self.epochs), self.rng, self.link, is_direct=is_direct, publishes=publishes
+        )
 
     def run(self) -> Outcome:
         for _ in range(self.num_rounds):
@@ -136,12 +145,15 @@ class Run:
 
     def _add_some(self) -> None:
         for _ in range(self.rng.randint(1, 3)):
-            lead, length = self.rng.randrange(len(LEADS)), self.rng.choice([9, 50, 64, 79])
+            lead = self.rng.randrange(len(LEADS))
+            length = self.rng.choice([9, 50, 64, 79])
             new = NewRequest(
                 key=next(self.keys),
                 prompt_ids=LEADS[lead][:length],
                 output_ids=[],
-                sampling=SamplingParams(seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 2, 9])),
+                sampling=SamplingParams(
+                    seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 2, 9])
+                ),
                 namespace=NAMESPACES[self.rng.random() < 0.2],
                 tenant="t",
             )
@@ -152,9 +164,10 @@ class Run:
                 self._prefetch(new, replica)
 
     def _prefetch(self, new: NewRequest, owner: Replica) -> None:
-        """The other replica pulls the prompt's blocks while `owner` computes them. The request may come there as well,
-        or the prefetch may end before that."""
-        other, number = self.link.replicas[(owner.number + 1) % NUM_ENGINES], next(self.keys)
+        """The other replica pulls the prompt's blocks while `owner` computes them. The request may
+        come there as well, or the prefetch may end before that."""
+        other = self.link.replicas[(owner.number + 1) % NUM_ENGINES]
+        number = next(self.keys)
         prefetch = NewPrefetch(
             number=number,
             hashes=block_hashes(new.namespace, np.array(new.prompt_ids, np.int32), BLOCK_SIZE),
@@ -209,7 +222,8 @@ class Run:
                 self._send(answer, self.rng.choice(self.link.replicas))
 
     def _give_up_any(self) -> None:
-        """As a load does that takes too long: the request computes, and what still comes is discarded."""
+        """As a load does that takes too long: the request computes, and what still comes is
+        discarded."""
         for replica in self.link.replicas:
             for load in replica.engine._scheduler.loads._open.values():
                 load.give_up_at = 0.0
@@ -220,7 +234,13 @@ class Run:
         for answer in self.answers:
             new = answer.new
             lead = next(i for i, each in enumerate(LEADS) if each[0] == new.prompt_ids[0])
-            known = expected(lead, len(new.prompt_ids), new.sampling.seed, new.choice_index, new.sampling.max_tokens)
+            known = expected(
+                lead,
+                len(new.prompt_ids),
+                new.sampling.seed,
+                new.choice_index,
+                new.sampling.max_tokens,
+            )
             assert answer.has_ended, f"request {new.key} has no end"
             assert answer.tokens == known, f"request {new.key} has other tokens"
 

@@ -1,5 +1,5 @@
-"""Engines that pull blocks from each other, and a link between them that loses, tears, doubles or delays copies, or
-brings stale or foreign ones."""
+"""Engines that pull blocks from each other, and a link between them that loses, tears, doubles or
+delays copies, or brings stale or foreign ones."""
 
 from __future__ import annotations
 
@@ -46,13 +46,31 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
 from tests.simulation.files_twin import FilesTwin
-from tests.simulation.tier_faults import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, FaultyLane, in_place_of_threads
+from tests.simulation.tier_faults import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    MODEL,
+    FaultyLane,
+    in_place_of_threads,
+)
 
 BLOCK_BYTES = 8 * BLOCK_SIZE
-KEY, FOREIGN_KEY = kv_key("simulated", BLOCK_SIZE, BLOCK_BYTES), kv_key("other weights", BLOCK_SIZE, BLOCK_BYTES)
-FAULTS = ("lost", "torn", "stale", "foreign", "doubled", "outlived", "overwritten", "half", "reborn")
-"""In a direct pull, "torn" and "stale" change what the other engine claims before the copy, "foreign" is a cache that
-cannot be opened, and where the other engine "reborn" names what it publishes, its predecessor's memory is found."""
+KEY = kv_key("simulated", BLOCK_SIZE, BLOCK_BYTES)
+FOREIGN_KEY = kv_key("other weights", BLOCK_SIZE, BLOCK_BYTES)
+FAULTS = (
+    "lost",
+    "torn",
+    "stale",
+    "foreign",
+    "doubled",
+    "outlived",
+    "overwritten",
+    "half",
+    "reborn",
+)
+"""In a direct pull, "torn" and "stale" change what the other engine claims before the copy,
+"foreign" is a cache that cannot be opened, and where the other engine "reborn" names what it
+publishes, its predecessor's memory is found."""
 
 
 @dataclass(slots=True)
@@ -92,11 +110,20 @@ class Replica:
     """One incarnation of an engine. What is sent to a dead one is lost."""
 
     def __init__(
-        self, number: int, epoch: int, rng: random.Random, link: LinkTwin, *, is_direct: bool, publishes: bool
+        self,
+        number: int,
+        epoch: int,
+        rng: random.Random,
+        link: LinkTwin,
+        *,
+        is_direct: bool,
+        publishes: bool,
     ) -> None:
-        """`is_direct`: whether others may copy out of its KV cache, and it out of theirs; `publishes`: whether they
-        need not ask what is in it."""
-        self.number, self.epoch, self.is_alive = number, epoch, True
+        """`is_direct`: whether others may copy out of its KV cache, and it out of theirs;
+        `publishes`: whether they need not ask what is in it."""
+        self.number = number
+        self.epoch = epoch
+        self.is_alive = True
         self.config = EngineConfig(
             block_size=BLOCK_SIZE,
             num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 3, 9]),
@@ -112,18 +139,25 @@ class Replica:
         )
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
         self.lanes = [
-            FaultyLane(rng, in_order=each == "writes") for each in ("direct", "pulls", "lends", "writes", "reads")
+            FaultyLane(rng, in_order=each == "writes")
+            for each in ("direct", "pulls", "lends", "writes", "reads")
         ]
         with patch.object(shared_kv, "ThreadLane", in_place_of_threads(self.lanes[0])):
             self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
-        self.records: UInt8Array = np.zeros((self.config.num_peer_blocks, HEADER_LEN + BLOCK_BYTES), np.uint8)
+        self.records: UInt8Array = np.zeros(
+            (self.config.num_peer_blocks, HEADER_LEN + BLOCK_BYTES), np.uint8
+        )
         self.files = FilesTwin(rng.choice([5, 20]), rng, fault_chance=rng.choice([0.0, 0.6]))
-        peer_link = PeerLink(key=KEY, records=self.records, send=lambda message: link.send(self, message))
+        peer_link = PeerLink(
+            key=KEY, records=self.records, send=lambda message: link.send(self, message)
+        )
         with (
             patch.object(peer_blocks, "ThreadLane", in_place_of_threads(self.lanes[1])),
             patch.object(block_leases, "ThreadLane", in_place_of_threads(self.lanes[2])),
             patch.object(disk_blocks, "ThreadLane", in_place_of_threads(*self.lanes[3:])),
-            contextlib.nullcontext() if publishes else patch.object(PublishedBlocks, "of", lambda *_: None),
+            contextlib.nullcontext()
+            if publishes
+            else patch.object(PublishedBlocks, "of", lambda *_: None),
         ):
             self.engine = Engine(
                 self.config,
@@ -150,7 +184,11 @@ class Replica:
 
     @property
     def has_work(self) -> bool:
-        return self.engine.has_work() or self.engine.has_background_work or self.engine.idle_seconds is not None
+        return (
+            self.engine.has_work()
+            or self.engine.has_background_work
+            or self.engine.idle_seconds is not None
+        )
 
     @property
     def prefetches(self) -> Prefetches:
@@ -170,7 +208,9 @@ class Replica:
 
     def _hear(self, output: StepOutput) -> None:
         tokens = iter(output.token_ids)
-        for key, first, num_tokens in zip(output.keys, output.first_index, output.num_tokens, strict=True):
+        for key, first, num_tokens in zip(
+            output.keys, output.first_index, output.num_tokens, strict=True
+        ):
             answer = self.answers[key]
             assert first == len(answer.tokens), "a token twice, or none"
             answer.tokens += [next(tokens) for _ in range(num_tokens)]
@@ -179,7 +219,8 @@ class Replica:
             self.answers[finished.key].has_ended = True
 
     def check_blocks(self) -> None:
-        """Blocks are held by rows, by loads, by leases and by copies in flight, and by nobody else."""
+        """Blocks are held by rows, by loads, by leases and by copies in flight, and by nobody
+        else."""
         scheduler = self.engine._scheduler
         held = Counter([*scheduler.forks.held_blocks, *self.leases.pinned_blocks])
         for row, request in enumerate(scheduler.table.requests):
@@ -188,7 +229,9 @@ class Replica:
         for load in scheduler.loads._open.values():
             held.update(load.held + load.blocks)
         counts = scheduler.pool.ref_counts
-        assert [held[block] for block in range(self.config.num_blocks)] == counts, "blocks are not conserved"
+        assert [held[block] for block in range(self.config.num_blocks)] == counts, (
+            "blocks are not conserved"
+        )
         by_records = [
             ticket
             for prefetch in self.prefetches._open.values()
@@ -199,7 +242,9 @@ class Replica:
         num_loading = sum(len(ticket.blocks) for ticket in by_records)
         assert num_loading <= most, "prefetches have more blocks than their share on their way"
         for number, tickets in self._ended_prefetches.items():
-            left = [] if (prefetch := self.prefetches._open.get(number)) is None else prefetch.tickets
+            left = (
+                [] if (prefetch := self.prefetches._open.get(number)) is None else prefetch.tickets
+            )
             assert all(ticket in tickets for ticket in left), "a prefetch that was ended goes on"
         for slots in (self.peers._free_slots, self.leases._free_slots):
             assert len(set(slots)) == len(slots), "a slot is free twice"
@@ -207,7 +252,9 @@ class Replica:
     def check_end(self) -> None:
         self.check_blocks()
         load = self.engine.load()
-        assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), "blocks are left"
+        assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), (
+            "blocks are left"
+        )
         num_free = len(self.peers._free_slots) + len(self.leases._free_slots)
         assert num_free == self.config.num_peer_blocks, "slots are left"
         assert not len(self.prefetches), "prefetches are left"
@@ -222,20 +269,26 @@ def turned(claim: Claim) -> Claim:
 class LinkTwin:
     """What lies between the engines: servers, connections, and all that befalls them."""
 
-    def __init__(self, rng: random.Random, race_rng: random.Random, *, fault_chance: float, most_delay: int) -> None:
+    def __init__(
+        self, rng: random.Random, race_rng: random.Random, *, fault_chance: float, most_delay: int
+    ) -> None:
         """`race_rng`: draws what happens while an engine reads what another one publishes."""
-        self._rng, self._fault_chance, self._most_delay = rng, fault_chance, most_delay
+        self._rng = rng
+        self._fault_chance = fault_chance
+        self._most_delay = most_delay
         self.now = 0
         self.replicas: list[Replica] = []
         self.faults = Counter[str]()
         self._due: list[tuple[int, int, Callable[[], None]]] = []
-        self._order, self._leases = count(), count(1)
+        self._order = count()
+        self._leases = count(1)
         self._transfers: dict[int, Transfer] = {}
         """By lease."""
         self._old_records: list[UInt8Array] = []
         self._ended: set[tuple[int, int]] = set()
         """Pulls that nobody waits for any more, by incarnation and number."""
-        self._race_rng, self._is_racing = race_rng, False
+        self._race_rng = race_rng
+        self._is_racing = False
         self._dead_handles: dict[int, list[bytes]] = {}
         """By number of each engine, of what its predecessors published."""
         self.num_direct = 0
@@ -290,7 +343,9 @@ class LinkTwin:
                     self._later(partial(self._carry, found, message))
 
     def _later(self, event: Callable[[], None]) -> None:
-        self._due.append((self.now + 1 + self._rng.randint(0, self._most_delay), next(self._order), event))
+        self._due.append(
+            (self.now + 1 + self._rng.randint(0, self._most_delay), next(self._order), event)
+        )
 
     def _ask(self, puller: Replica, request: PullRequest) -> None:
         if puller not in self.replicas:
@@ -305,27 +360,37 @@ class LinkTwin:
             self._answer(transfer, Claim(), Claim())
             return
         self._transfers[transfer.lease] = transfer
-        lease = LeaseRequest(lease=transfer.lease, wanted=request.wanted, is_direct=request.is_direct)
+        lease = LeaseRequest(
+            lease=transfer.lease, wanted=request.wanted, is_direct=request.is_direct
+        )
         owner.engine.take(lease)
         if fault == "outlived":
-            # The owner hears nothing of the puller and ends the lease; what was copied by then still arrives.
+            # The owner hears nothing of the puller and ends the lease; what was copied by then
+            # still arrives.
             self._later(lambda: owner.engine.take(LeaseEnd(lease=transfer.lease)))
             self._later(lambda: self._later(lambda: self._answer(transfer, Claim(), Claim())))
 
     def _place(self, transfer: Transfer, lent: Lent) -> None:
         if transfer.is_answered:
             return
-        before, places = lent.before, lent.places
+        before = lent.before
+        places = lent.places
         assert places is not None
-        self.num_direct, transfer.is_placed = self.num_direct + 1, True
+        self.num_direct = self.num_direct + 1
+        transfer.is_placed = True
         if transfer.fault == "reborn":
-            places = replace(places, published=self._of_predecessor(transfer.owner, places.published))
+            places = replace(
+                places, published=self._of_predecessor(transfer.owner, places.published)
+            )
         if transfer.fault == "foreign":
             places = replace(places, handle=b"")
         elif transfer.fault == "torn":
-            before = Claim(key=before.key, hashes=before.hashes[:1], generations=before.generations[:1])
+            before = Claim(
+                key=before.key, hashes=before.hashes[:1], generations=before.generations[:1]
+            )
         elif transfer.fault == "stale":
-            before, places = turned(before), replace(places, blocks=places.blocks[::-1])
+            before = turned(before)
+            places = replace(places, blocks=places.blocks[::-1])
         placed = Placed(pull=transfer.request.pull, before=before, places=places)
         direct = transfer.puller.peers._direct
         assert direct is not None
@@ -343,7 +408,8 @@ class LinkTwin:
         if transfer.fault == "half":
             after = Claim(key=after.key, hashes=after.hashes[:1], generations=after.generations[:1])
         if transfer.fault == "stale" and transfer.request.is_direct:
-            lent, after = replace(lent, before=turned(lent.before)), turned(after)
+            lent = replace(lent, before=turned(lent.before))
+            after = turned(after)
         if transfer.fault == "overwritten":
             after = replace(after, generations=[number + 1 for number in after.generations])
         self._answer(transfer, lent.before, after)
@@ -352,8 +418,11 @@ class LinkTwin:
             self._later(lambda: transfer.puller.engine.take(again))
 
     def _copy(self, transfer: Transfer, lent: Lent) -> None:
-        wanted, rows = transfer.request.wanted, transfer.puller.records
-        for number, (source, target) in enumerate(zip(lent.rows, transfer.request.rows, strict=False)):
+        wanted = transfer.request.wanted
+        rows = transfer.puller.records
+        for number, (source, target) in enumerate(
+            zip(lent.rows, transfer.request.rows, strict=False)
+        ):
             rows[target] = record = transfer.owner.records[source]
             self._old_records.append(record.copy())
             if transfer.fault == "torn":
@@ -362,12 +431,14 @@ class LinkTwin:
                 rows[target] = self._rng.choice(self._old_records)
             elif transfer.fault == "foreign":
                 payload = self._rng.randbytes(BLOCK_BYTES)
-                block = BlockId(FOREIGN_KEY, wanted.owner.namespace, wanted.hashes[number], wanted.parent)
+                block = BlockId(
+                    FOREIGN_KEY, wanted.owner.namespace, wanted.hashes[number], wanted.parent
+                )
                 rows[target] = np.frombuffer(header_of(block, payload) + payload, np.uint8)
 
     def _of_predecessor(self, owner: Replica, handle: bytes) -> bytes:
-        """A handle under which the memory of a dead engine is found, as where the number of its process is the
-        successor's by then."""
+        """A handle under which the memory of a dead engine is found, as where the number of its
+        process is the successor's by then."""
         handles = self._dead_handles.get(owner.number)
         if not handle or not handles:
             return handle

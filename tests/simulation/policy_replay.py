@@ -1,7 +1,9 @@
-"""Replays traces through routing policies over simulated replicas; measures cached tokens and times to first token.
+"""Replays traces through routing policies over simulated replicas; measures cached tokens and times
+to first token.
 
-`python -m tests.simulation.policy_replay --trace FILE`. Our policy is the gateway's own router, index and membership,
-on a virtual clock, with messages over a bus in memory; the others are formulas.
+`python -m tests.simulation.policy_replay --trace FILE`. Our policy is the gateway's own router,
+index and membership, on a virtual clock, with messages over a bus in memory; the others are
+formulas.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from tests.simulation.virtual_loop import run_virtually
 
 OURS = "seconds (headwater)"
 NUM_REPLICAS = 8
-CONVERSATION_BLOCKS, LADDER_BLOCKS = 1500, 600
+CONVERSATION_BLOCKS = 1500
+LADDER_BLOCKS = 600
 MODEL = ServedModel(
     name="replay",
     revision="r",
@@ -69,8 +72,8 @@ class Outcome:
 
 
 class Sender(Protocol):
-    """A policy at work; `send` chooses a replica and returns the callbacks for the computed prompt and the end of the
-    request."""
+    """A policy at work; `send` chooses a replica and returns the callbacks for the computed prompt
+    and the end of the request."""
 
     def send(self, arrival: Arrival) -> tuple[str, Callable[[int], None], Callable[[], None]]: ...
 
@@ -79,13 +82,17 @@ class RuleSender:
     """Keeps the counts that a formula reads."""
 
     def __init__(self, rule: Rule, replicas: dict[str, SimulatedReplica]) -> None:
-        self._rule, self._replicas = rule, replicas
+        self._rule = rule
+        self._replicas = replicas
         self._num_requests = Counter[str]()
         self._held: dict[str, Counter[bytes]] = {replica_id: Counter() for replica_id in replicas}
         """Number of requests that hold a block."""
 
     def send(self, arrival: Arrival) -> tuple[str, Callable[[int], None], Callable[[], None]]:
-        seen = [self._sight(replica_id, replica, arrival) for replica_id, replica in self._replicas.items()]
+        seen = [
+            self._sight(replica_id, replica, arrival)
+            for replica_id, replica in self._replicas.items()
+        ]
         chosen = seen[self._rule(arrival, seen)].replica_id
         held = self._held[chosen]
         self._num_requests[chosen] += 1
@@ -123,7 +130,9 @@ class RouterSender:
 
     def send(self, arrival: Arrival) -> tuple[str, Callable[[int], None], Callable[[], None]]:
         hashes = b"".join(arrival.hashes)
-        decision = self._router.choose(MODEL.key, hashes, arrival.num_prompt_tokens, arrival.num_output_tokens)
+        decision = self._router.choose(
+            MODEL.key, hashes, arrival.num_prompt_tokens, arrival.num_output_tokens
+        )
         dispatch: Dispatch = self._router.dispatched(decision, str(arrival.number))
         return (
             decision.replica_id,
@@ -153,25 +162,37 @@ async def _routed(air: Air, replicas: dict[str, SimulatedReplica]) -> AsyncItera
 
 
 async def replay(
-    arrivals: Sequence[Arrival], policy: str, trace: str, hardware: Hardware, num_replicas: int = NUM_REPLICAS
+    arrivals: Sequence[Arrival],
+    policy: str,
+    trace: str,
+    hardware: Hardware,
+    num_replicas: int = NUM_REPLICAS,
 ) -> Outcome:
     """Replays a trace under a policy. Runs on a virtual loop."""
     assert arrivals, "the last of them to finish ends the replay"
-    loop, air, started = asyncio.get_running_loop(), Air(), dict[int, float]()
+    loop = asyncio.get_running_loop()
+    air = Air()
+    started = dict[int, float]()
     counts = Counter[str]()
     async with contextlib.AsyncExitStack() as stack:
         bus = await stack.enter_async_context(BusTwin.on(air))
         replicas = {}
         for number in range(num_replicas):
             name = f"replica-{number}"
-            member = Member(kind=Kind.ENGINE, replica_id=name, epoch=number + 1, address=name, model=MODEL)
-            replicas[name] = await stack.enter_async_context(SimulatedReplica(member, hardware, bus).running())
+            member = Member(
+                kind=Kind.ENGINE, replica_id=name, epoch=number + 1, address=name, model=MODEL
+            )
+            replicas[name] = await stack.enter_async_context(
+                SimulatedReplica(member, hardware, bus).running()
+            )
         sender: Sender
         if policy == OURS:
             sender = await stack.enter_async_context(_routed(air, replicas))
         else:
             sender = RuleSender(RULES[policy](), replicas)
-        start, num_left, over = loop.time(), len(arrivals), asyncio.Event()
+        start = loop.time()
+        num_left = len(arrivals)
+        over = asyncio.Event()
 
         def job_of(arrival: Arrival) -> tuple[str, Job]:
             chosen, on_started, on_finished = sender.send(arrival)
@@ -187,7 +208,13 @@ async def replay(
                 if not num_left:
                     over.set()
 
-            job = Job(arrival.hashes, arrival.num_prompt_tokens, arrival.num_output_tokens, computed, finished)
+            job = Job(
+                arrival.hashes,
+                arrival.num_prompt_tokens,
+                arrival.num_output_tokens,
+                computed,
+                finished,
+            )
             return chosen, job
 
         for arrival in arrivals:
@@ -215,10 +242,24 @@ async def replay(
 
 def as_table(outcomes: Sequence[Outcome], title: str) -> Table:
     table = Table(
-        Column("policy", no_wrap=True), "hit rate", "TTFT mean s", "p50", "p90", "p99", "busiest", title=title
+        Column("policy", no_wrap=True),
+        "hit rate",
+        "TTFT mean s",
+        "p50",
+        "p90",
+        "p99",
+        "busiest",
+        title=title,
     )
     for each in outcomes:
-        figures = (each.hit_rate, each.ttft_mean, each.ttft_p50, each.ttft_p90, each.ttft_p99, each.busiest_share)
+        figures = (
+            each.hit_rate,
+            each.ttft_mean,
+            each.ttft_p50,
+            each.ttft_p90,
+            each.ttft_p99,
+            each.busiest_share,
+        )
         table.add_row(each.policy, *(f"{figure:.3f}" for figure in figures))
     return table
 
@@ -230,13 +271,21 @@ def plain(outcome: Outcome) -> dict[str, Any]:
 
 
 def main(
-    trace: Annotated[Path | None, typer.Option(help="Conversation trace in Mooncake's format; none: skip it.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Conversation trace in Mooncake's format; none: skip it.")
+    ] = None,
     policy: Annotated[list[str] | None, typer.Option(help="Only these (repeatable).")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only so many requests of the trace.", min=1)] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Only so many requests of the trace.", min=1)
+    ] = None,
     skip_ladder: Annotated[bool, typer.Option(help="Leave the shared-prefix ladder out.")] = False,
-    prefill_tps: Annotated[float, typer.Option(help="Prompt tokens a second of a replica.")] = 12_000.0,
+    prefill_tps: Annotated[
+        float, typer.Option(help="Prompt tokens a second of a replica.")
+    ] = 12_000.0,
     seed: Annotated[int, typer.Option(help="Of the ladder and of everything drawn.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the TTFTs here (png, svg, pdf, html).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the TTFTs here (png, svg, pdf, html).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Hit rate and time to first token of routing policies."""
@@ -244,7 +293,9 @@ def main(
     check_plot(plot)
     policies = policy or [OURS, *RULES]
     if unknown := set(policies) - {OURS, *RULES}:
-        raise typer.BadParameter(f"no such policy: {', '.join(unknown)}; there are {', '.join((OURS, *RULES))}")
+        raise typer.BadParameter(
+            f"no such policy: {', '.join(unknown)}; there are {', '.join((OURS, *RULES))}"
+        )
     traces: dict[str, tuple[list[Arrival], int]] = {}
     if trace is not None:
         traces["conversation"] = conversation(trace, limit), CONVERSATION_BLOCKS
@@ -255,15 +306,21 @@ def main(
         hardware = Hardware(num_blocks=num_blocks, prefill_tps=prefill_tps)
         for each in policies:
             began = time.perf_counter()
-            outcomes.setdefault(name, []).append(run_virtually(replay(arrivals, each, name, hardware), seed))
+            outcomes.setdefault(name, []).append(
+                run_virtually(replay(arrivals, each, name, hardware), seed)
+            )
             Console(stderr=True).print(f"{name}, {each}: {time.perf_counter() - began:.1f} s")
     if as_json:
-        typer.echo(json.dumps([plain(each) for some in outcomes.values() for each in some], indent=2))
+        typer.echo(
+            json.dumps([plain(each) for some in outcomes.values() for each in some], indent=2)
+        )
     else:
         for name, some in outcomes.items():
             Console().print(as_table(some, name))
     if plot is not None:
-        curves = {name: {each.policy: each.ttfts for each in some} for name, some in outcomes.items()}
+        curves = {
+            name: {each.policy: each.ttfts for each in some} for name, some in outcomes.items()
+        }
         plot_curves(plot, curves, "time to first token", "Routing policies", _figures(outcomes))
 
 

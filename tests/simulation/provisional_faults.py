@@ -1,7 +1,10 @@
-"""Seeded schedules of two engines, of which one has a single request at a time and pulls its blocks from the other,
-which goes on meanwhile: steps are launched behind copies that may be wrong, and no token of a wrong one is said.
+"""Seeded schedules of two engines, of which one has a single request at a time and pulls its blocks
+from the other,
+which goes on meanwhile: steps are launched behind copies that may be wrong, and no token of a wrong
+one is said.
 
-`python -m tests.simulation.provisional_faults --seeds 10000`; one seed takes the same steps every time.
+`python -m tests.simulation.provisional_faults --seeds 10000`; one seed takes the same steps every
+time.
 """
 
 from __future__ import annotations
@@ -27,21 +30,27 @@ class CalmRun(Run):
 
     def __init__(self, seed: int, most_rounds: int = NUM_ROUNDS) -> None:
         super().__init__(seed, most_rounds, copies_published=True)
-        self.num_rounds, self.death_chance, self.prefetch_chance = most_rounds, 0.1, 0.0
+        self.num_rounds = most_rounds
+        self.death_chance = 0.1
+        self.prefetch_chance = 0.0
         self.most_steps = MOST_STEPS
 
     def _add_some(self) -> None:
-        """A prompt is computed by one engine, then asked of the other one, while the first gets others."""
+        """A prompt is computed by one engine, then asked of the other one, while the first gets
+        others."""
         self._finish()
         owner, puller = self.rng.sample(self.link.replicas, 2)
-        lead, length = self.rng.randrange(len(LEADS)), self.rng.choice([33, 50, 64, 79])
+        lead = self.rng.randrange(len(LEADS))
+        length = self.rng.choice([33, 50, 64, 79])
         self._ask(owner, lead, length)
         self._finish()
         # A prompt of 64 tokens fills its last block.
         self._ask(puller, lead, self.rng.choice([length, 64, 64, 79]))
         for _ in range(self.rng.choice([0, 1, 3])):
             # What begins otherwise takes the blocks.
-            ask = partial(self._ask_incarnation, owner.number, self.rng.choice([lead, 1 - lead, 1 - lead]), 79)
+            ask = partial(
+                self._ask_incarnation, owner.number, self.rng.choice([lead, 1 - lead, 1 - lead]), 79
+            )
             self.link._later(ask) if self.rng.random() < 0.5 else ask()
 
     def _ask(self, replica: Replica, lead: int, length: int) -> None:
@@ -49,7 +58,9 @@ class CalmRun(Run):
             key=next(self.keys),
             prompt_ids=LEADS[lead][:length],
             output_ids=[],
-            sampling=SamplingParams(seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 2, 9])),
+            sampling=SamplingParams(
+                seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 2, 9])
+            ),
             namespace=NAMESPACES[0],
             tenant="t",
         )

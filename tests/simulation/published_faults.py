@@ -1,7 +1,9 @@
-"""Seeded schedules of an engine that publishes the blocks of its KV cache and of a reader that copies them, of which
-either goes on between any two reads and writes of the other: what a reader takes for a block has its contents.
+"""Seeded schedules of an engine that publishes the blocks of its KV cache and of a reader that
+copies them, of which either goes on between any two reads and writes of the other: what a reader
+takes for a block has its contents.
 
-`python -m tests.simulation.published_faults --seeds 100000`; one seed takes the same steps every time.
+`python -m tests.simulation.published_faults --seeds 100000`; one seed takes the same steps every
+time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from headwater.engine_core.kv.published_blocks import PublishedBlocks
 from tests.simulation.peer_twins import RacedView
 from tests.simulation.seeds import First, Seeds, run_seeds
 
-NUM_BLOCKS, NUM_PREFIXES, PREFIX_LEN = 9, 3, 3
+NUM_BLOCKS = 9
+NUM_PREFIXES = 3
+PREFIX_LEN = 3
 HASHES = [[bytes([prefix, at]) * 8 for at in range(PREFIX_LEN)] for prefix in range(NUM_PREFIXES)]
 
 
@@ -28,13 +32,16 @@ class SlowMemory:
     """Memory that is written word by word, when a queue of writes gets there."""
 
     def __init__(self, memory: memoryview[int], writes: deque[Callable[[], None]]) -> None:
-        self._memory, self._writes = memory, writes
+        self._memory = memory
+        self._writes = writes
 
     def __setitem__(self, at: int | slice[int, int, None], value: int | bytes) -> None:
         for place, word in self._words(at, value):
             self._writes.append(partial(self._memory.__setitem__, place, word))
 
-    def _words(self, at: int | slice[int, int, None], value: int | bytes) -> Iterator[tuple[Any, Any]]:
+    def _words(
+        self, at: int | slice[int, int, None], value: int | bytes
+    ) -> Iterator[tuple[Any, Any]]:
         if isinstance(at, int):
             yield at, value
             return
@@ -64,7 +71,8 @@ class Owner:
     num_steps: int = 0
     num_retired: int = 0
     in_flight: deque[tuple[int, list[int], list[bytes]]] = field(default_factory=deque)
-    """Number, blocks and hashes of each step; its device writes the contents at any time until it is retired."""
+    """Number, blocks and hashes of each step; its device writes the contents at any time until it
+    is retired."""
     published: SlowlyPublished = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +123,8 @@ class Run:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.owner, self.dead = Owner(self.rng), list[Owner]()
+        self.owner = Owner(self.rng)
+        self.dead = list[Owner]()
         self.num_copied = self.num_changed = 0
 
     def run(self) -> None:
@@ -135,7 +144,8 @@ class Run:
             self.owner.act()
 
     def _open(self) -> RacedView | None:
-        """A view of what the owner publishes. Its handle may lead to the memory of a predecessor."""
+        """A view of what the owner publishes. Its handle may lead to the memory of a
+        predecessor."""
         handle = self.owner.published.handle
         if self.dead and self.rng.random() < 0.5:
             found = json.loads(self.rng.choice(self.dead).published.handle)

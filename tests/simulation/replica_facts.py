@@ -1,4 +1,5 @@
-"""Messages of a simulated replica: heartbeats, load, cached blocks, as often as a real engine's and from its log.
+"""Messages of a simulated replica: heartbeats, load, cached blocks, as often as a real engine's and
+from its log.
 
 It also answers a follower of its cache and a prober. Knows nothing about the replica's computing.
 """
@@ -26,8 +27,8 @@ from headwater.services.runtime.tasks import owned_task
 
 
 class ReplicaFacts:
-    """Messages of one replica. Use within `running`. `log` takes changes of the cache; `changed` reports that the load
-    changed."""
+    """Messages of one replica. Use within `running`. `log` takes changes of the cache; `changed`
+    reports that the load changed."""
 
     def __init__(
         self,
@@ -37,8 +38,13 @@ class ReplicaFacts:
         also: Callable[[events_pb2.KvEventBatch], None] | None = None,
     ) -> None:
         """`also` gets every batch of events, as the writer of the index in Redis does."""
-        self.member, self._bus, self._load, self._also = member, bus, load, also
-        self.log = KvEventLog(events_pb2.Incarnation(replica_id=member.replica_id, epoch=member.epoch))
+        self.member = member
+        self._bus = bus
+        self._load = load
+        self._also = also
+        self.log = KvEventLog(
+            events_pb2.Incarnation(replica_id=member.replica_id, epoch=member.epoch)
+        )
         self.log.publish = self._keep
         self._unsent: deque[events_pb2.KvEventBatch] = deque()
         self._has_changed = asyncio.Event()
@@ -61,14 +67,17 @@ class ReplicaFacts:
         self._has_changed.set()
 
     async def _publish(self) -> None:
-        key, replica_id = self.member.model_key, self.member.replica_id
+        key = self.member.model_key
+        replica_id = self.member.replica_id
         while True:
             await self._has_changed.wait()
             self._has_changed.clear()
             while self._unsent:
                 batch = self._unsent.popleft()
                 batch.published_at = asyncio.get_running_loop().time()
-                await self._bus.publish(subjects.kv_events(key, replica_id), batch.SerializeToString())
+                await self._bus.publish(
+                    subjects.kv_events(key, replica_id), batch.SerializeToString()
+                )
             load = self._load().to_pb(replica_id, self.member.epoch)
             await self._bus.publish(subjects.load(key, replica_id), load.SerializeToString())
             await asyncio.sleep(LOAD_SECONDS)
@@ -97,7 +106,9 @@ class EngineStub:
         self, request: engine_pb2.KvEventsRequest, timeout: float
     ) -> AsyncIterator[events_pb2.KvEventBatch]:
         replica = self._reached()
-        batches = replica.log.since(request.after_seq) if request.epoch == replica.member.epoch else None
+        batches = (
+            replica.log.since(request.after_seq) if request.epoch == replica.member.epoch else None
+        )
         if batches is None:
             raise _failure(grpc.StatusCode.OUT_OF_RANGE)
         for batch in batches:
@@ -108,8 +119,12 @@ class EngineStub:
     ) -> AsyncIterator[engine_pb2.KvSnapshotPart]:
         replica = self._reached()
         seq, hashes = replica.log.snapshot()
-        incarnation = events_pb2.Incarnation(replica_id=replica.member.replica_id, epoch=replica.member.epoch)
-        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes, last=True)
+        incarnation = events_pb2.Incarnation(
+            replica_id=replica.member.replica_id, epoch=replica.member.epoch
+        )
+        yield engine_pb2.KvSnapshotPart(
+            incarnation=incarnation, seq=seq, block_hashes=hashes, last=True
+        )
 
     def _reached(self) -> ReplicaFacts:
         replica = self._find()

@@ -1,6 +1,7 @@
 """Published routing policies as formulas, each with the source that it was checked against.
 
-Each sees more than it would in production: the caches as they are, and counts without delay. Knows nothing about time.
+Each sees more than it would in production: the caches as they are, and counts without delay. Knows
+nothing about time.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ def consistent_hash(arrival: Arrival, seen: Sequence[Sight]) -> int:
 
 
 def linear_blocks(arrival: Arrival, seen: Sequence[Sight]) -> int:
-    """Dynamo's KV router at its defaults (overlap credit and prefill scale 1, temperature 0: the lowest cost wins).
+    """Dynamo's KV router at its defaults (overlap credit and prefill scale 1, temperature 0: the
+    lowest cost wins).
 
-    The cost is the number of blocks to prefill there, this request's included and less those it finds, and of blocks to
-    decode with it there. ai-dynamo/dynamo 07a6c9c, lib/kv-router/src/scheduling/selector/default.rs.
+    The cost is the number of blocks to prefill there, this request's included and less those it
+    finds, and of blocks to decode with it there. ai-dynamo/dynamo 07a6c9c,
+    lib/kv-router/src/scheduling/selector/default.rs.
     """
 
     def cost(each: Sight) -> float:
@@ -71,70 +74,100 @@ def linear_blocks(arrival: Arrival, seen: Sequence[Sight]) -> int:
 
 
 def share_of_prompt(arrival: Arrival, seen: Sequence[Sight]) -> list[float]:
-    """Share of the prompt's blocks that are cached there: `prefix-cache-scorer` (llm-d/llm-d-router b364753)."""
+    """Share of the prompt's blocks that are cached there: `prefix-cache-scorer` (llm-d/llm-d-router
+    b364753)."""
     return [each.num_matched / max(1, len(arrival.hashes)) for each in seen]
 
 
 def among_holders(arrival: Arrival, seen: Sequence[Sight]) -> list[float]:
-    """Score from 0 for the shortest match to 1 for the longest, among replicas with a match; 1 where these are equal.
+    """Score from 0 for the shortest match to 1 for the longest, among replicas with a match; 1
+    where these are equal.
 
-    `precise-prefix-cache-scorer` (llm-d/llm-d-inference-scheduler 2202f3c, pkg/plugins/scorer/utils.go).
+    `precise-prefix-cache-scorer` (llm-d/llm-d-inference-scheduler 2202f3c,
+    pkg/plugins/scorer/utils.go).
     """
     found = [each.num_matched for each in seen if each.num_matched]
-    low, high = min(found, default=0), max(found, default=0)
+    low = min(found, default=0)
+    high = max(found, default=0)
     if low == high:
         return [float(each.num_matched > 0) for each in seen]
     return [max(0.0, (each.num_matched - low) / (high - low)) for each in seen]
 
 
 class WeightedScores:
-    """llm-d's scheduler: scores of cached prefix, queue and free memory, each from 0 to 1, by weight; the most wins.
+    """llm-d's scheduler: scores of cached prefix, queue and free memory, each from 0 to 1, by
+    weight; the most wins.
 
-    Queue and memory: kubernetes-sigs/gateway-api-inference-extension 02308be, pkg/epp/scheduling/framework/plugins.
+    Queue and memory: kubernetes-sigs/gateway-api-inference-extension 02308be,
+    pkg/epp/scheduling/framework/plugins.
     """
 
-    def __init__(self, prefix: Callable[[Arrival, Sequence[Sight]], list[float]], weights: tuple[int, int, int]):
+    def __init__(
+        self,
+        prefix: Callable[[Arrival, Sequence[Sight]], list[float]],
+        weights: tuple[int, int, int],
+    ):
         """`weights` are those of prefix, queue and memory."""
-        self._prefix, self._weights = prefix, weights
+        self._prefix = prefix
+        self._weights = weights
 
     def __call__(self, arrival: Arrival, seen: Sequence[Sight]) -> int:
         waiting = [each.num_waiting for each in seen]
-        shortest, longest = min(waiting), max(waiting)
-        queue = [(longest - each) / (longest - shortest) if longest > shortest else 1.0 for each in waiting]
+        shortest = min(waiting)
+        longest = max(waiting)
+        queue = [
+            (longest - each) / (longest - shortest) if longest > shortest else 1.0
+            for each in waiting
+        ]
         free = [1 - min(1.0, each.num_active_blocks / each.num_blocks) for each in seen]
         rows = zip(self._prefix(arrival, seen), queue, free, strict=True)
         return _best(arrival, [sum(map(operator.mul, self._weights, row)) for row in rows])
 
 
 class Thresholds:
-    """SGLang's gateway, cache-aware, at its defaults: the replica with the longest match among earlier prompts, if it
-    is long enough and load is balanced; else the one with the fewest requests. It sees no caches, only the prompts that
-    it sent.
+    """SGLang's gateway, cache-aware, at its defaults: the replica with the longest match among
+    earlier prompts, if it is long enough and load is balanced; else the one with the fewest
+    requests. It sees no caches, only the prompts that it sent.
 
-    sgl-project/sglang 053b63f, sgl-model-gateway/src/policies/cache_aware.rs and tree.rs (03744db); defaults as in its
-    router_args.py. Until December 2025 a miss went to the smallest tree instead: `on_miss`.
+    sgl-project/sglang 053b63f, sgl-model-gateway/src/policies/cache_aware.rs and tree.rs (03744db);
+    defaults as in its router_args.py. Until December 2025 a miss went to the smallest tree instead:
+    `on_miss`.
     """
 
-    CACHE, ABSOLUTE, RELATIVE = 0.3, 64, 1.5
+    CACHE = 0.3
+    ABSOLUTE = 64
+    RELATIVE = 1.5
     MAX_BLOCKS = (1 << 26) // 4 // BLOCK_SIZE
-    """Largest number of a replica's blocks in the tree, which is limited to 2^26 characters, four a token."""
+    """Largest number of a replica's blocks in the tree, which is limited to 2^26 characters, four a
+    token."""
 
-    def __init__(self, on_miss: Literal["fewest requests", "smallest tree"] = "fewest requests") -> None:
+    def __init__(
+        self, on_miss: Literal["fewest requests", "smallest tree"] = "fewest requests"
+    ) -> None:
         self._on_miss = on_miss
         self._sent: dict[str, OrderedDict[bytes, None]] = {}
         """Blocks by replica, least recently used first."""
         self._owners: dict[bytes, dict[str, None]] = {}
-        """Replicas by block, the first to get it first: the block's node belongs to that one while it has the block."""
+        """Replicas by block, the first to get it first: the block's node belongs to that one while
+        it has the block."""
 
     def __call__(self, arrival: Arrival, seen: Sequence[Sight]) -> int:
-        ids, loads = [each.replica_id for each in seen], [each.num_requests for each in seen]
-        length = next((at for at, block in enumerate(arrival.hashes) if block not in self._owners), len(arrival.hashes))
+        ids = [each.replica_id for each in seen]
+        loads = [each.num_requests for each in seen]
+        length = next(
+            (at for at, block in enumerate(arrival.hashes) if block not in self._owners),
+            len(arrival.hashes),
+        )
         if max(loads) - min(loads) > self.ABSOLUTE and max(loads) > self.RELATIVE * min(loads):
             place = loads.index(min(loads))
         elif length * BLOCK_SIZE > self.CACHE * arrival.num_prompt_tokens:
             place = ids.index(next(iter(self._owners[arrival.hashes[length - 1]])))
         else:
-            sizes = loads if self._on_miss == "fewest requests" else [len(self._sent.get(each, ())) for each in ids]
+            sizes = (
+                loads
+                if self._on_miss == "fewest requests"
+                else [len(self._sent.get(each, ())) for each in ids]
+            )
             place = sizes.index(min(sizes))
         self._note(ids[place], arrival.hashes)
         return place

@@ -14,11 +14,15 @@ First = Annotated[int, typer.Option(help="the first of them")]
 
 
 def run_seeds(
-    run_seed: Callable[[int], OutcomeT], first: int, seeds: int, summary: Callable[[list[OutcomeT]], str] | None = None
+    run_seed: Callable[[int], OutcomeT],
+    first: int,
+    seeds: int,
+    summary: Callable[[list[OutcomeT]], str] | None = None,
 ) -> None:
-    """Runs seeds; prints the time that they took, and the `summary` of their outcomes. Raises `SystemExit` that names
-    the first seed that breaks."""
-    began, outcomes = time.process_time(), list[OutcomeT]()
+    """Runs seeds; prints the time that they took, and the `summary` of their outcomes. Raises
+    `SystemExit` that names the first seed that breaks."""
+    began = time.process_time()
+    outcomes = list[OutcomeT]()
     for seed in range(first, first + seeds):
         try:
             outcomes.append(run_seed(seed))

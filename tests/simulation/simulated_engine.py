@@ -1,7 +1,8 @@
-"""An engine in the simulation: the real scheduler, blocks and events over the simulated executor, in virtual time.
+"""An engine in the simulation: the real scheduler, blocks and events over the simulated executor,
+in virtual time.
 
-`kill` ends it without a last message, `pause` makes it hang. It keeps its column of the index in Redis, as a real
-engine does.
+`kill` ends it without a last message, `pause` makes it hang. It keeps its column of the index in
+Redis, as a real engine does.
 """
 
 from __future__ import annotations
@@ -42,17 +43,24 @@ class Stream:
     """Called with the number of tokens that were found cached."""
     on_tokens: Callable[[int, list[int]], None]
     """Called with the index of the first token, and the tokens."""
-    ended: asyncio.Future[FinishReason] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ended: asyncio.Future[FinishReason] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class SimulatedEngine:
     """One engine. Use within `running`."""
 
-    def __init__(self, member: Member, bus: Bus, store: Store, config: EngineConfig, model: SimulatedModel) -> None:
+    def __init__(
+        self, member: Member, bus: Bus, store: Store, config: EngineConfig, model: SimulatedModel
+    ) -> None:
         assert member.model is not None
         clock = asyncio.get_running_loop().time
         owner = Owner(
-            replica_id=member.replica_id, epoch=member.epoch, address=member.address, capacity=config.num_blocks
+            replica_id=member.replica_id,
+            epoch=member.epoch,
+            address=member.address,
+            capacity=config.num_blocks,
         )
         self.writer = IndexWriter(store, member.model, owner, clock=clock)
         self.facts = ReplicaFacts(member, bus, self.load, self.writer.apply)
@@ -70,14 +78,22 @@ class SimulatedEngine:
             yield self
 
     def open(
-        self, prompt_ids: Sequence[int], output_ids: Sequence[int], sampling: SamplingParams, stream: Stream
+        self,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        sampling: SamplingParams,
+        stream: Stream,
     ) -> int:
         """Opens a request, or the rest of one. Raises `EngineLost`."""
         if self.is_dead:
             raise EngineLost
         key = next(self._keys)
         self._streams[key] = stream
-        self.core.add(NewRequest(key=key, prompt_ids=list(prompt_ids), output_ids=list(output_ids), sampling=sampling))
+        self.core.add(
+            NewRequest(
+                key=key, prompt_ids=list(prompt_ids), output_ids=list(output_ids), sampling=sampling
+            )
+        )
         self._wanted.set()
         return key
 
@@ -90,7 +106,8 @@ class SimulatedEngine:
         """Ends the engine: every stream is lost, and no later message of it is received."""
         self.is_dead = True
         self._goes_on.clear()
-        streams, self._streams = self._streams, {}
+        streams = self._streams
+        self._streams = {}
         for stream in streams.values():
             if not stream.ended.done():
                 stream.ended.set_exception(EngineLost())

@@ -1,4 +1,5 @@
-"""A gateway in the simulation: the real membership, index and router; requests are sent to simulated engines.
+"""A gateway in the simulation: the real membership, index and router; requests are sent to
+simulated engines.
 
 It has no text and no sessions, but an answer goes on where a dead engine left it.
 """
@@ -58,10 +59,17 @@ class SimulatedGateway:
         seeds: Sequence[str],
     ) -> None:
         """`find` returns the engine at an address now, if there is one."""
-        self.bus, self.store, self._model, self._find = bus, store, model, find
+        self.bus = bus
+        self.store = store
+        self._model = model
+        self._find = find
         clock = asyncio.get_running_loop().time
-        self.members = Members(bus, (Kind.ENGINE,), {Kind.ENGINE: seeds}, probers=self._probers, clock=clock)
-        self.feed = IndexFeed(bus, self.members, store, dial=self._dial, clock=clock, wall_clock=clock)
+        self.members = Members(
+            bus, (Kind.ENGINE,), {Kind.ENGINE: seeds}, probers=self._probers, clock=clock
+        )
+        self.feed = IndexFeed(
+            bus, self.members, store, dial=self._dial, clock=clock, wall_clock=clock
+        )
         self.router = Router(bus, self.members, self.feed, clock=clock, epoch=epoch)
 
     @contextlib.asynccontextmanager
@@ -84,8 +92,11 @@ class SimulatedGateway:
                 continue
 
     async def _attempt(self, answer: Answer, hashes: bytes, failed: set[Incarnation]) -> None:
-        num_tokens, max_tokens = len(answer.prompt_ids), answer.sampling.max_tokens
-        decision = self.router.choose(self._model.key, hashes, num_tokens, max_tokens, exclude=failed)
+        num_tokens = len(answer.prompt_ids)
+        max_tokens = answer.sampling.max_tokens
+        decision = self.router.choose(
+            self._model.key, hashes, num_tokens, max_tokens, exclude=failed
+        )
         answer.replicas.append(decision.replica_id)
         answer.predicted_tokens = decision.predicted_cached_tokens
         dispatch = self.router.dispatched(decision, str(answer.number))
@@ -95,10 +106,14 @@ class SimulatedGateway:
             self.router.started(dispatch, cached)
 
         def tokens(first: int, ids: list[int]) -> None:
-            assert first == len(answer.output_ids), f"request {answer.number}: token {first} lost or doubled"
+            assert first == len(answer.output_ids), (
+                f"request {answer.number}: token {first} lost or doubled"
+            )
             answer.output_ids += ids
 
-        is_fault, key, engine = False, 0, self._find(decision.address)
+        is_fault = False
+        key = 0
+        engine = self._find(decision.address)
         try:
             if engine is None or engine.facts.member.epoch != decision.member.epoch:
                 raise EngineLost
@@ -117,8 +132,12 @@ class SimulatedGateway:
 
     @contextlib.asynccontextmanager
     async def _dial(self, address: str) -> AsyncIterator[EngineStub]:
-        yield EngineStub(lambda: engine.facts if (engine := self._find(address)) is not None else None)
+        yield EngineStub(
+            lambda: engine.facts if (engine := self._find(address)) is not None else None
+        )
 
     @contextlib.asynccontextmanager
     async def _probers(self) -> AsyncIterator[Prober]:
-        yield ProberTwin(lambda address: engine.facts if (engine := self._find(address)) is not None else None)
+        yield ProberTwin(
+            lambda address: engine.facts if (engine := self._find(address)) is not None else None
+        )

@@ -1,5 +1,5 @@
-"""A replica without an engine: prompts wait in one queue, cached blocks are not computed again, and answers take their
-time.
+"""A replica without an engine: prompts wait in one queue, cached blocks are not computed again, and
+answers take their time.
 
 Time is that of the running loop's clock.
 """
@@ -30,7 +30,8 @@ class Hardware:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request at a replica; its callbacks report that its prompt is computed and that it is over."""
+    """A request at a replica; its callbacks report that its prompt is computed and that it is
+    over."""
 
     hashes: Sequence[bytes]
     num_prompt_tokens: int
@@ -46,7 +47,8 @@ class BlockCache:
     """Cache of blocks that evicts the least recently used; every change is reported."""
 
     def __init__(self, num_blocks: int, tell: Callable[[CacheEvents], None]) -> None:
-        self._num_blocks, self._tell = num_blocks, tell
+        self._num_blocks = num_blocks
+        self._tell = tell
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -54,10 +56,14 @@ class BlockCache:
 
     def matched(self, hashes: Sequence[bytes]) -> int:
         """Number of blocks of the chain, from the first on, that are cached."""
-        return next((length for length, block in enumerate(hashes) if block not in self._blocks), len(hashes))
+        return next(
+            (length for length, block in enumerate(hashes) if block not in self._blocks),
+            len(hashes),
+        )
 
     def use(self, hashes: Sequence[bytes]) -> None:
-        """Stores the chain. Its head is younger than its tail, so that chains shorten from their end."""
+        """Stores the chain. Its head is younger than its tail, so that chains shorten from their
+        end."""
         num_matched = self.matched(hashes)
         for block in reversed(hashes):
             self._blocks[block] = None
@@ -76,7 +82,8 @@ class SimulatedReplica:
 
     def __init__(self, member: Member, hardware: Hardware, bus: Bus) -> None:
         assert member.model is not None
-        self.hardware, self._block_size = hardware, member.model.block_size
+        self.hardware = hardware
+        self._block_size = member.model.block_size
         self.facts = ReplicaFacts(member, bus, self.load)
         self.cache = BlockCache(hardware.num_blocks, self.facts.log.note)
         self._waiting: deque[Job] = deque()
@@ -114,7 +121,8 @@ class SimulatedReplica:
         )
 
     def _cached_tokens(self, job: Job) -> int:
-        """Number of cached tokens of a prompt. At least one token is computed, and only whole blocks are found."""
+        """Number of cached tokens of a prompt. At least one token is computed, and only whole
+        blocks are found."""
         block_size = self._block_size
         cached = self.cache.matched(job.hashes) * block_size
         return min(cached, job.num_prompt_tokens - 1) // block_size * block_size

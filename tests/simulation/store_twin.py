@@ -1,6 +1,8 @@
-"""A Redis in memory, for simulations: runs the real Lua scripts over a dict, on the running loop's clock.
+"""A Redis in memory, for simulations: runs the real Lua scripts over a dict, on the running loop's
+clock.
 
-Passes the contract tests of the real one, as far as the prefix index uses it; an unknown command is an error.
+Passes the contract tests of the real one, as far as the prefix index uses it; an unknown command is
+an error.
 """
 
 from __future__ import annotations
@@ -55,12 +57,18 @@ class RedisTwin:
             del self._expiries[key]
         return command(self, *rest)
 
-    def evaluate(self, sha: str, source: str | None, keys: Sequence[Any], arguments: Sequence[Any]) -> Reply:
-        """Runs a script, as EVAL and EVALSHA do; None for `source` is the latter. Raises `NoScriptError`."""
+    def evaluate(
+        self, sha: str, source: str | None, keys: Sequence[Any], arguments: Sequence[Any]
+    ) -> Reply:
+        """Runs a script, as EVAL and EVALSHA do; None for `source` is the latter. Raises
+        `NoScriptError`."""
         if source is not None and sha not in self._scripts:
-            # A first line that is no Lua has its rights when memory is short, which never happens here.
+            # A first line that is no Lua has its rights when memory is short, which never happens
+            # here.
             body = source.partition("\n")[2] if source.startswith("#!") else source
-            self._scripts[sha] = self._lua.execute(b"return function(KEYS, ARGV) " + body.encode() + b"\nend")
+            self._scripts[sha] = self._lua.execute(
+                b"return function(KEYS, ARGV) " + body.encode() + b"\nend"
+            )
         if (script := self._scripts.get(sha)) is None:
             raise NoScriptError
         tables = [self._lua.table(*(_bytes(word) for word in words)) for words in (keys, arguments)]
@@ -121,7 +129,8 @@ class RedisTwin:
         return num
 
     def setbit(self, key: bytes, place: bytes, bit: bytes) -> int:
-        number, held = int(place), bytearray(self._values.get(key, b""))
+        number = int(place)
+        held = bytearray(self._values.get(key, b""))
         held.extend(bytes(max(0, number // 8 + 1 - len(held))))
         mask = 128 >> number % 8
         before = held[number // 8] & mask
@@ -130,7 +139,8 @@ class RedisTwin:
         return int(bool(before))
 
     def getbit(self, key: bytes, place: bytes) -> int:
-        number, held = int(place), self._values.get(key, b"")
+        number = int(place)
+        held = self._values.get(key, b"")
         return int(number // 8 < len(held) and bool(held[number // 8] & 128 >> number % 8))
 
     def pexpire(self, key: bytes, milliseconds: bytes) -> int:
@@ -204,7 +214,8 @@ class StoreTwin(Store):
         script, num_keys, *keys_and_arguments = rest
         is_source = name == "EVAL"
         sha = sha1(script.encode(), usedforsecurity=False).hexdigest() if is_source else script
-        keys, arguments = keys_and_arguments[:num_keys], keys_and_arguments[num_keys:]
+        keys = keys_and_arguments[:num_keys]
+        arguments = keys_and_arguments[num_keys:]
         return self._server.evaluate(sha, script if is_source else None, keys, arguments)
 
 

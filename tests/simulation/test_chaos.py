@@ -10,7 +10,9 @@ def check_seeds(seeds: range) -> None:
         try:
             run_seed(seed)
         except AssertionError as broken:
-            pytest.fail(f"`python -m tests.simulation.chaos --first {seed} --story` repeats it: {broken}")
+            pytest.fail(
+                f"`python -m tests.simulation.chaos --first {seed} --story` repeats it: {broken}"
+            )
 
 
 @pytest.mark.slow
@@ -25,6 +27,8 @@ def test_after_five_hundred_seeds_of_faults_answers_are_whole_and_everyone_agree
 
 
 def test_a_seed_of_faults_replays_exactly() -> None:
-    one, again, other = run_seed(17), run_seed(17), run_seed(18)
+    one = run_seed(17)
+    again = run_seed(17)
+    other = run_seed(18)
     assert one.story == again.story
     assert one.digest != other.digest

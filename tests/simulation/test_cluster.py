@@ -1,5 +1,5 @@
-"""A cluster of real processes with faults: no answer changes, nothing is left behind, all processes agree again in
-time."""
+"""A cluster of real processes with faults: no answer changes, nothing is left behind, all processes
+agree again in time."""
 
 from __future__ import annotations
 
@@ -32,8 +32,12 @@ def break_it(*flags: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [SAMPLE[:1], pytest.param(SAMPLE, marks=pytest.mark.long)], ids=["one", "several"])
-def test_whatever_dies_hangs_or_is_cut_off_no_answer_changes_and_nothing_is_left_behind(seeds: Sequence[int]) -> None:
+@pytest.mark.parametrize(
+    "seeds", [SAMPLE[:1], pytest.param(SAMPLE, marks=pytest.mark.long)], ids=["one", "several"]
+)
+def test_whatever_dies_hangs_or_is_cut_off_no_answer_changes_and_nothing_is_left_behind(
+    seeds: Sequence[int],
+) -> None:
     *outcomes, end = break_it(*(f"--faults={seed}" for seed in seeds))
     assert end == {"run": len(seeds), "failed": []}
     seen = {fault.split()[2] for each in outcomes for fault in each["faults"]}
@@ -55,4 +59,7 @@ def test_a_seed_fixes_its_faults_and_leaves_one_of_each_stage_alone() -> None:
         assert len(faults) == len({fault.target for fault in faults}) == NUM_FAULTS
         assert all(one.at <= other.at for one, other in pairwise(faults))
         hit = {fault.target for fault in faults}
-        assert all(set(shape.names(kind)) - hit for kind in ("engine", "output-processor", "processor", "gateway"))
+        assert all(
+            set(shape.names(kind)) - hit
+            for kind in ("engine", "output-processor", "processor", "gateway")
+        )

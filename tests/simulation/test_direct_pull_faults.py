@@ -1,4 +1,5 @@
-"""Faults planted where engines copy blocks out of each other's KV caches: each is caught by the simulation of peers."""
+"""Faults planted where engines copy blocks out of each other's KV caches: each is caught by the
+simulation of peers."""
 
 from __future__ import annotations
 
@@ -63,9 +64,12 @@ def unpin(patch: pytest.MonkeyPatch) -> None:
 
 
 def copy_slowly(patch: pytest.MonkeyPatch) -> None:
-    copy_block, turns = SharedCopies._copy_block, count()
+    copy_block = SharedCopies._copy_block
+    turns = count()
 
-    def copy_late(copies: SharedCopies, copy: SharedCopy, theirs: list[UInt8Array], source: int, target: int) -> None:
+    def copy_late(
+        copies: SharedCopies, copy: SharedCopy, theirs: list[UInt8Array], source: int, target: int
+    ) -> None:
         # Others have time to take the blocks.
         if next(turns) % 8:
             copies._lane.submit(partial(copies._copy_block, copy, theirs, source, target))
@@ -151,7 +155,8 @@ SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     stale_hash: 188,
     forgotten_lease: 6,
 }
-"""Seeds that are tried first: those that showed a fault when it was planted last. Another one may by now."""
+"""Seeds that are tried first: those that showed a fault when it was planted last. Another one may
+by now."""
 
 
 @pytest.mark.parametrize("plant", PLANTED)

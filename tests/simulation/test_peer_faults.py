@@ -27,8 +27,8 @@ from tests.simulation.peer_twins import FAULTS
 from tests.simulation.seeds import breaks
 
 FEW_ROUNDS = 3
-"""Number of rounds of requests in each seed of `make test`, which takes half the time of a whole seed. Seeds with
-planted faults are whole, and so are the seeds of `make test-long`."""
+"""Number of rounds of requests in each seed of `make test`, which takes half the time of a whole
+seed. Seeds with planted faults are whole, and so are the seeds of `make test-long`."""
 MOST_SEEDS = 600
 """Number of seeds within which a planted fault has to show."""
 
@@ -40,7 +40,9 @@ def check_seeds(seeds: range, most_rounds: int = MOST_ROUNDS) -> Counter[str]:
         try:
             outcome = run_seed(seed, most_rounds)
         except AssertionError as broken:
-            command = f"python -m tests.simulation.peer_faults --first {seed} --rounds {most_rounds}"
+            command = (
+                f"python -m tests.simulation.peer_faults --first {seed} --rounds {most_rounds}"
+            )
             pytest.fail(f"`{command}` repeats it: {broken}")
         seen.update(outcome.faults)
         seen["pulled"] += outcome.num_pulled_tokens
@@ -97,7 +99,11 @@ def leak(patch: pytest.MonkeyPatch) -> None:
     release = BlockLoads.release
 
     def keep_last(
-        loads: BlockLoads, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b""
+        loads: BlockLoads,
+        blocks: Sequence[int],
+        hashes: Sequence[bytes],
+        owner: Owner,
+        parent: bytes = b"",
     ) -> None:
         release(loads, blocks[:-1] if parent else blocks, hashes, owner, parent)
 
@@ -126,9 +132,13 @@ def stale_hash(patch: pytest.MonkeyPatch) -> None:
     """A record of another block is taken for the one that was asked for."""
     real = block_record.is_block
 
-    def any_hash(header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes) -> bool:
+    def any_hash(
+        header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes
+    ) -> bool:
         found = read_header(header)
-        return found is not None and real(header, payload, key, found[0].namespace, found[0].block_hash)
+        return found is not None and real(
+            header, payload, key, found[0].namespace, found[0].block_hash
+        )
 
     patch.setattr(block_record, "is_block", any_hash)
 
@@ -137,7 +147,9 @@ def foreign_key(patch: pytest.MonkeyPatch) -> None:
     """A record of other weights is taken for one of these."""
     real = block_record.is_block
 
-    def any_key(header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes) -> bool:
+    def any_key(
+        header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes
+    ) -> bool:
         found = read_header(header)
         return found is not None and real(header, payload, found[0].key, namespace, block_hash)
 
@@ -149,8 +161,8 @@ def torn_copy(patch: pytest.MonkeyPatch) -> None:
 
 
 def unpinned_and_unchecked(patch: pytest.MonkeyPatch) -> None:
-    """Blocks that are lent may be overwritten, and what the owner says after the copy does not count. Either alone
-    does no harm."""
+    """Blocks that are lent may be overwritten, and what the owner says after the copy does not
+    count. Either alone does no harm."""
     unpin(patch)
     patch.setattr(Claim, "num_common", lambda before, after: len(before.hashes))
 
@@ -173,7 +185,11 @@ def unpin(patch: pytest.MonkeyPatch) -> None:
     release = BlockLoads.release
 
     def only_of_rows(
-        loads: BlockLoads, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b""
+        loads: BlockLoads,
+        blocks: Sequence[int],
+        hashes: Sequence[bytes],
+        owner: Owner,
+        parent: bytes = b"",
     ) -> None:
         if type(blocks) is not Unpinned:
             release(loads, blocks, hashes, owner, parent)
@@ -183,9 +199,10 @@ def unpin(patch: pytest.MonkeyPatch) -> None:
 
 
 def copy_late(patch: pytest.MonkeyPatch, num_turns: int) -> None:
-    """Leases copy one time in so many that they could. That harms nobody, unless blocks that nothing holds are taken
-    for something else meanwhile."""
-    copy_pinned, turns = BlockLeases._copy_pinned, count()
+    """Leases copy one time in so many that they could. That harms nobody, unless blocks that
+    nothing holds are taken for something else meanwhile."""
+    copy_pinned = BlockLeases._copy_pinned
+    turns = count()
 
     def copy_in_its_turn(leases: BlockLeases, retired_step: int) -> None:
         if next(turns) % num_turns == 0:
@@ -360,7 +377,8 @@ SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     prefetch_sleeps_on: 35,
     prefetch_goes_on: 59,
 }
-"""Seeds that are tried first: those that showed a fault when it was planted last. Another one may by now."""
+"""Seeds that are tried first: those that showed a fault when it was planted last. Another one may
+by now."""
 
 
 @pytest.mark.parametrize("plant", PLANTED)

@@ -38,10 +38,22 @@ def test_a_seed_replays_exactly_and_another_one_does_not() -> None:
     assert one.ttfts != other.ttfts
 
 
-def test_a_trace_is_read_block_by_block_without_the_part_of_a_block_at_its_end(tmp_path: Path) -> None:
+def test_a_trace_is_read_block_by_block_without_the_part_of_a_block_at_its_end(
+    tmp_path: Path,
+) -> None:
     lines = [
-        {"timestamp": 0, "input_length": 2 * BLOCK_SIZE + 1, "output_length": 9, "hash_ids": [1, 2, 3]},
-        {"timestamp": 2500, "input_length": 3 * BLOCK_SIZE, "output_length": 5, "hash_ids": [1, 2, 4]},
+        {
+            "timestamp": 0,
+            "input_length": 2 * BLOCK_SIZE + 1,
+            "output_length": 9,
+            "hash_ids": [1, 2, 3],
+        },
+        {
+            "timestamp": 2500,
+            "input_length": 3 * BLOCK_SIZE,
+            "output_length": 5,
+            "hash_ids": [1, 2, 4],
+        },
     ]
     (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
     first, second = conversation(tmp_path / "trace.jsonl")

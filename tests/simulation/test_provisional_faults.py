@@ -1,4 +1,5 @@
-"""Steps behind copies that may be wrong: in random schedules, and with faults planted, each of which is caught."""
+"""Steps behind copies that may be wrong: in random schedules, and with faults planted, each of
+which is caught."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def unconfirmed_counts(patch: pytest.MonkeyPatch) -> None:
     settle = ProvisionalSteps.settle
 
     def settle_well(steps: ProvisionalSteps, settled: Sequence[SettledLoad]) -> None:
-        settle(steps, [SettledLoad(load.ticket, None, load.tier, load.num_loaded) for load in settled])
+        settle(
+            steps, [SettledLoad(load.ticket, None, load.tier, load.num_loaded) for load in settled]
+        )
 
     patch.setattr(ProvisionalSteps, "settle", settle_well)
 
@@ -83,7 +86,9 @@ def cached_unconfirmed(patch: pytest.MonkeyPatch) -> None:
     """Others may hit what was computed from wrong blocks."""
     add_chunk = Scheduler.add_chunk
 
-    def add_and_cache(scheduler: Scheduler, step: StepBuilder, request: RequestState, budget: int) -> int:
+    def add_and_cache(
+        scheduler: Scheduler, step: StepBuilder, request: RequestState, budget: int
+    ) -> int:
         step.awaits_copies, awaits = False, step.awaits_copies
         count = add_chunk(scheduler, step, request, budget)
         step.awaits_copies = awaits

@@ -1,5 +1,5 @@
-"""Engines that copy what others publish of their KV caches: in random schedules, and with faults planted, each of which
-is caught."""
+"""Engines that copy what others publish of their KV caches: in random schedules, and with faults
+planted, each of which is caught."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def check_seeds(seeds: range) -> None:
     assert sum(each.num_copied - each.num_changed for each in runs) > 0
 
 
-def test_whatever_the_owner_does_meanwhile_a_block_that_counts_is_the_one_that_was_looked_for() -> None:
+def test_whatever_the_owner_does_meanwhile_a_block_that_counts_is_the_one_that_was_looked_for() -> (
+    None
+):
     check_seeds(range(1000))
 
 
@@ -41,12 +43,14 @@ def test_copies_of_engines_begin_before_a_lease_is_there_and_end_without_a_secon
 
 def stale_generation(patch: pytest.MonkeyPatch) -> None:
     """Others learn only when a step has ended that blocks were handed out."""
-    publish, advance = BlockPool.publish, PublishedBlocks.advance
+    publish = BlockPool.publish
+    advance = PublishedBlocks.advance
     shared: dict[BlockPool, memoryview[int]] = {}
 
     def publish_late(pool: BlockPool, generations: memoryview[int]) -> None:
         publish(pool, generations)
-        shared[pool], pool.generations = generations, list(generations)
+        shared[pool] = generations
+        pool.generations = list(generations)
 
     def advance_late(blocks: PublishedBlocks, retired_step: int) -> None:
         if retired_step == blocks._steps.youngest or not blocks._steps.youngest:
@@ -107,7 +111,9 @@ def stamp_before_its_hash(patch: pytest.MonkeyPatch) -> None:
     """The owner says of which generation a hash is before it has written the hash."""
     write = SlowMemory.__setitem__
 
-    def write_last_first(memory: SlowMemory, at: int | slice[int, int, None], value: int | bytes) -> None:
+    def write_last_first(
+        memory: SlowMemory, at: int | slice[int, int, None], value: int | bytes
+    ) -> None:
         before = list(memory._writes)
         memory._writes.clear()
         write(memory, at, value)

@@ -20,8 +20,8 @@ from tests.simulation.seeds import breaks
 from tests.simulation.tier_faults import MOST_ROUNDS, run_seed
 
 FEW_ROUNDS = 2
-"""Number of rounds of requests in seeds of `make test`, with which 500 seeds still meet every fault. Seeds with planted
-faults are whole, and so are the seeds of `make test-long`."""
+"""Number of rounds of requests in seeds of `make test`, with which 500 seeds still meet every
+fault. Seeds with planted faults are whole, and so are the seeds of `make test-long`."""
 MOST_SEEDS = 600
 """Within which a planted fault has to show."""
 
@@ -51,9 +51,17 @@ def check_seeds(seeds: range, num_rounds: int = MOST_ROUNDS) -> Counter[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 2000, 500))
-def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starves(first: int) -> None:
+def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starves(
+    first: int,
+) -> None:
     seen = check_seeds(range(first, first + 500), FEW_ROUNDS)
-    assert min(seen[name] for name in ("host", "disk", "elsewhere", "damaged", "given up", "preempted", "copied")) > 0
+    assert (
+        min(
+            seen[name]
+            for name in ("host", "disk", "elsewhere", "damaged", "given up", "preempted", "copied")
+        )
+        > 0
+    )
 
 
 @pytest.mark.long
@@ -68,7 +76,9 @@ def test_a_seed_takes_the_same_steps_every_time() -> None:
 
 def leak(patch: pytest.MonkeyPatch) -> None:
     release = BlockPool.release
-    patch.setattr(BlockPool, "release", lambda pool, blocks: release(pool, blocks[: max(len(blocks) - 1, 1)]))
+    patch.setattr(
+        BlockPool, "release", lambda pool, blocks: release(pool, blocks[: max(len(blocks) - 1, 1)])
+    )
 
 
 def double_free(patch: pytest.MonkeyPatch) -> None:
@@ -84,16 +94,24 @@ def double_free(patch: pytest.MonkeyPatch) -> None:
 
 def stale_hash(patch: pytest.MonkeyPatch) -> None:
     """What a source says that it loaded is taken for what was asked."""
-    patch.setattr(LoadEnd, "num_usable", property(lambda end: len(end.hashes) if end.outcome is Outcome.LOADED else 0))
+    patch.setattr(
+        LoadEnd,
+        "num_usable",
+        property(lambda end: len(end.hashes) if end.outcome is Outcome.LOADED else 0),
+    )
 
 
 def stale_file(patch: pytest.MonkeyPatch) -> None:
     """A file of another block is taken for the one of its name."""
     real = block_record.is_block
 
-    def any_hash(header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes) -> bool:
+    def any_hash(
+        header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes
+    ) -> bool:
         found = read_header(header)
-        return found is not None and real(header, payload, key, found[0].namespace, found[0].block_hash)
+        return found is not None and real(
+            header, payload, key, found[0].namespace, found[0].block_hash
+        )
 
     patch.setattr(block_record, "is_block", any_hash)
 
@@ -102,7 +120,9 @@ def wrong_generation(patch: pytest.MonkeyPatch) -> None:
     """A file of other weights or another version is taken for one of these."""
     real = block_record.is_block
 
-    def any_key(header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes) -> bool:
+    def any_key(
+        header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes
+    ) -> bool:
         found = read_header(header)
         return found is not None and real(header, payload, found[0].key, namespace, block_hash)
 
@@ -178,7 +198,8 @@ SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     torn_copy: 20,
     early_write: 79,
 }
-"""Seeds that are tried first: those that showed a fault when it was planted last. Another one may by now."""
+"""Seeds that are tried first: those that showed a fault when it was planted last. Another one may
+by now."""
 
 
 @pytest.mark.parametrize("plant", PLANTED)

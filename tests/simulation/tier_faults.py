@@ -1,7 +1,9 @@
-"""Seeded faults at every seam of an engine's tiers: copies that are late, lost, torn, stale or doubled, a disk that is
-full or breaks, a source that lies. Every answer is what it is alone, no block is lost, and nobody waits for ever.
+"""Seeded faults at every seam of an engine's tiers: copies that are late, lost, torn, stale or
+doubled, a disk that is full or breaks, a source that lies. Every answer is what it is alone, no
+block is lost, and nobody waits for ever.
 
-`python -m tests.simulation.tier_faults --seeds 10000`; one seed takes the same steps every time: `… --first 17`.
+`python -m tests.simulation.tier_faults --seeds 10000`; one seed takes the same steps every time: `…
+--first 17`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ from headwater.bench.program import run_program
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedTiming
-from headwater.engine_core.executors.simulated_model import SimulatedModel, UInt64Array, expected_tokens
+from headwater.engine_core.executors.simulated_model import (
+    SimulatedModel,
+    UInt64Array,
+    expected_tokens,
+)
 from headwater.engine_core.kv import disk_blocks
 from headwater.engine_core.kv.disk_blocks import DiskBlocks
 from headwater.engine_core.lanes import Job
@@ -33,7 +39,8 @@ from tests.simulation.files_twin import FilesTwin
 from tests.simulation.late_saves import LateSavesExecutor
 from tests.simulation.seeds import First, Seeds, run_seeds
 
-BLOCK_SIZE, MAX_MODEL_LEN = 16, 96
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 96
 MODEL = SimulatedModel(vocab_size=50, first_token_id=3)
 LEADS = [[(start + 7 * i) % 50 for i in range(80)] for start in range(2)]
 NAMESPACES = (b"a" * 16, b"b" * 16)
@@ -47,7 +54,8 @@ class FaultyLane:
     """Runs waiting jobs some time: in order, or in any."""
 
     def __init__(self, rng: random.Random, *, in_order: bool) -> None:
-        self._rng, self._in_order = rng, in_order
+        self._rng = rng
+        self._in_order = in_order
         self._jobs: list[Job] = []
 
     def submit(self, job: Job) -> None:
@@ -59,8 +67,8 @@ class FaultyLane:
 
 
 def in_place_of_threads(*lanes: FaultyLane) -> Callable[..., FaultyLane]:
-    """Stands for the class of lanes: each call returns the next of `lanes`. A mock takes as long to make as some steps
-    of an engine."""
+    """Stands for the class of lanes: each call returns the next of `lanes`. A mock takes as long to
+    make as some steps of an engine."""
     following = iter(lanes)
     return lambda *_, **__: next(following)
 
@@ -90,7 +98,11 @@ class Outcome:
 def expected(lead: int, length: int, seed: int, choice_index: int, max_tokens: int) -> list[int]:
     sampling = SamplingParams(seed=seed, max_tokens=max_tokens)
     return expected_tokens(
-        MODEL, LEADS[lead][:length], sampling, choice_index=choice_index, max_model_len=MAX_MODEL_LEN
+        MODEL,
+        LEADS[lead][:length],
+        sampling,
+        choice_index=choice_index,
+        max_model_len=MAX_MODEL_LEN,
     )
 
 
@@ -115,10 +127,15 @@ class Run:
         # Drawn apart, so that seeds go on as they did without it.
         num_looks = random.Random(f"saves of {seed}").choice([0, 0, 3])
         self.executor = LateSavesExecutor(self.config, MODEL, timing, num_looks=num_looks)
-        self.files = FilesTwin(rng.choice([0, 5, 40, 40, 40]), rng, fault_chance=rng.choice([0.0, 0.3, 0.6]))
+        self.files = FilesTwin(
+            rng.choice([0, 5, 40, 40, 40]), rng, fault_chance=rng.choice([0.0, 0.3, 0.6])
+        )
         self.num_steps = 0
-        self.peer = self._peer(self.executor._kv.reshape(-1, BLOCK_SIZE)) if rng.random() < 0.5 else None
-        self.writes, self.reads = FaultyLane(rng, in_order=True), FaultyLane(rng, in_order=False)
+        self.peer = (
+            self._peer(self.executor._kv.reshape(-1, BLOCK_SIZE)) if rng.random() < 0.5 else None
+        )
+        self.writes = FaultyLane(rng, in_order=True)
+        self.reads = FaultyLane(rng, in_order=False)
         with patch.object(disk_blocks, "ThreadLane", in_place_of_threads(self.writes, self.reads)):
             self.engine = Engine(
                 self.config,
@@ -134,7 +151,13 @@ class Run:
     def _peer(self, kv_blocks: UInt64Array) -> LyingSource:
         most_polls = self.rng.choice([0, 3, 40])
         protect = self.executor.saves.protect
-        return LyingSource(kv_blocks, self.rng.randrange(1000), most_polls=most_polls, is_local=False, protect=protect)
+        return LyingSource(
+            kv_blocks,
+            self.rng.randrange(1000),
+            most_polls=most_polls,
+            is_local=False,
+            protect=protect,
+        )
 
     @property
     def disk(self) -> DiskBlocks:
@@ -169,8 +192,11 @@ class Run:
 
     def _add_some(self) -> None:
         for _ in range(self.rng.randint(1, 2)):
-            lead, length = self.rng.randrange(len(LEADS)), self.rng.choice([9, 50, 64, 79])
-            sampling = SamplingParams(seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 1, 2, 9]))
+            lead = self.rng.randrange(len(LEADS))
+            length = self.rng.choice([9, 50, 64, 79])
+            sampling = SamplingParams(
+                seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 1, 2, 9])
+            )
             count = self.rng.choice([1, 1, 1, 3])
             for choice_index in range(count):
                 key = len(self.answers)
@@ -210,7 +236,9 @@ class Run:
 
     def _hear(self, output: StepOutput) -> None:
         tokens = iter(output.token_ids)
-        for key, first, count in zip(output.keys, output.first_index, output.num_tokens, strict=True):
+        for key, first, count in zip(
+            output.keys, output.first_index, output.num_tokens, strict=True
+        ):
             answer = self.answers[key]
             assert first == len(answer.tokens), "a token twice, or none"
             answer.tokens += [next(tokens) for _ in range(count)]
@@ -227,8 +255,8 @@ class Run:
                 self.told.update(chain.hashes)
 
     def _check_blocks(self) -> None:
-        """Blocks are held by rows, by loads and by copies in flight, and by nobody else; slots by the disk's saves and
-        loads."""
+        """Blocks are held by rows, by loads and by copies in flight, and by nobody else; slots by
+        the disk's saves and loads."""
         scheduler = self.engine._scheduler
         held = Counter(scheduler.forks.held_blocks)
         for row, request in enumerate(scheduler.table.requests):
@@ -237,7 +265,9 @@ class Run:
         for load in scheduler.loads._open.values():
             held.update(load.held + load.blocks)
         counts = scheduler.pool.ref_counts
-        assert [held[block] for block in range(self.config.num_blocks)] == counts, "blocks are not conserved"
+        assert [held[block] for block in range(self.config.num_blocks)] == counts, (
+            "blocks are not conserved"
+        )
         assert len(set(self.disk._free_slots)) == len(self.disk._free_slots), "a slot is free twice"
 
     def _check_end(self) -> None:
@@ -245,14 +275,21 @@ class Run:
         for key, answer in self.answers.items():
             new = answer.new
             lead = next(i for i, each in enumerate(LEADS) if each[0] == new.prompt_ids[0])
-            seed, most = new.sampling.seed, new.sampling.max_tokens
+            seed = new.sampling.seed
+            most = new.sampling.max_tokens
             known = expected(lead, len(new.prompt_ids), seed, new.choice_index, most)
             assert answer.has_ended, f"request {key} has no end"
-            assert answer.tokens == (known[: len(answer.tokens)] if answer.is_cancelled else known), f"request {key}"
+            assert answer.tokens == (
+                known[: len(answer.tokens)] if answer.is_cancelled else known
+            ), f"request {key}"
         load = self.engine.load()
-        assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), "blocks are left"
+        assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), (
+            "blocks are left"
+        )
         assert len(self.disk._free_slots) == self.config.num_staged_blocks, "slots are left"
-        assert set(self.engine.cached_block_hashes()) == self.told, "the index was told something else"
+        assert set(self.engine.cached_block_hashes()) == self.told, (
+            "the index was told something else"
+        )
 
     def _waiting(self) -> list[int]:
         return [key for key, answer in self.answers.items() if not answer.has_ended]

@@ -1,5 +1,5 @@
-"""An event loop whose time passes only while nothing is left to do: hours take seconds, and the order is always the
-same.
+"""An event loop whose time passes only while nothing is left to do: hours take seconds, and the
+order is always the same.
 
 Code on it takes its time from `loop.time()` and does no real input or output.
 """
@@ -46,7 +46,8 @@ class _Skipping(selectors.SelectSelector):
 
 
 def run_virtually(main: Coroutine[Any, Any, Result], seed: int) -> Result:
-    """Runs `main` and returns its result. The same program and seed take the same steps in the same order."""
+    """Runs `main` and returns its result. The same program and seed take the same steps in the same
+    order."""
     random.seed(seed)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

@@ -1,7 +1,7 @@
 """The events of a background response, several in a message, kept for an hour for their readers.
 
-A run that goes on where another died writes the events that are missing: the text is the same, its division into events
-may not be.
+A run that goes on where another died writes the events that are missing: the text is the same, its
+division into events may not be.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class EventWriter:
 
     async def flush(self, most: int = sys.maxsize) -> None:
         """Writes that many events, the oldest first. Raises `Overtaken`, and what NATS raises."""
-        # A second flush at the same time would write the same again, and find another writer's events.
+        # A second flush at the same time would write the same again, and find another writer's
+        # events.
         async with self._flushing:
             while self._waiting and most > 0:
                 sizes = accumulate(len(event) for event in self._waiting[:most])
@@ -112,8 +113,8 @@ def log_of(durable: Durable, tenant: str, response_id: str) -> EventLog:
 async def follow(
     durable: Durable, tenant: str, response_id: str, after: int, check: Callable[[], None]
 ) -> AsyncIterator[Event]:
-    """Yields the events behind one that the reader has (−1: all), up to the last, or until they are deleted. `check`
-    raises once the reader may not have more."""
+    """Yields the events behind one that the reader has (−1: all), up to the last, or until they are
+    deleted. `check` raises once the reader may not have more."""
     log = log_of(durable, tenant, response_id)
     async with log.reader() as reader:
         while True:
@@ -127,7 +128,8 @@ async def follow(
                 if events[-1]["type"] in FINAL:
                     return
             elif await log.is_empty():
-                # The events were deleted, perhaps with the tenant, or have expired: no more will come.
+                # The events were deleted, perhaps with the tenant, or have expired: no more will
+                # come.
                 check()
                 return
 

@@ -1,4 +1,5 @@
-"""Background responses, and the queue of those that wait for a gateway. Knows nothing about computing them."""
+"""Background responses, and the queue of those that wait for a gateway. Knows nothing about
+computing them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class HeldResponse(WorkLease):
     def __init__(self, message: Msg) -> None:
         super().__init__(message)
         name = msgspec.msgpack.decode(message.data, type=_Name)
-        self.tenant, self.response_id = name.tenant, name.response_id
+        self.tenant = name.tenant
+        self.response_id = name.response_id
 
 
 class BackgroundLedger(TenantRecords[Record]):

@@ -38,4 +38,5 @@ class Record(msgspec.Struct, kw_only=True):
         return self.response["status"] in OVER
 
     def end(self, response: dict[str, Any]) -> None:
-        self.response, self.body = response, b""
+        self.response = response
+        self.body = b""

@@ -1,7 +1,9 @@
-"""Computes background responses through the gateway's own REST surface, as if their clients read a stream.
+"""Computes background responses through the gateway's own REST surface, as if their clients read a
+stream.
 
-When a process dies meanwhile, the next run goes on with that stream, or begins anew with the same seed where it is no
-longer kept. A run that was overtaken loses its stream, or finds another's name on the record, and stops.
+When a process dies meanwhile, the next run goes on with that stream, or begins anew with the same
+seed where it is no longer kept. A run that was overtaken loses its stream, or finds another's name
+on the record, and stops.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp
 
-from headwater.services.runtime.errors import InternalError, NotFound, StorageLimitExceeded, Unavailable
+from headwater.services.runtime.errors import (
+    InternalError,
+    NotFound,
+    StorageLimitExceeded,
+    Unavailable,
+)
 from headwater.services.runtime.tasks import end
 
 from ...buckets import FAILURES, Overtaken
@@ -36,22 +43,26 @@ from .events import EventWriter
 from .ledger import BackgroundLedger, HeldResponse
 from .records import OVER, Record
 
-PATH, STREAMS = "/v1/responses", "/v1/streams"
+PATH = "/v1/responses"
+STREAMS = "/v1/streams"
 RESUME_SECONDS = 20.0
-"""Seconds that a run tries to resume the stream of the one before: longer than output processors keep it."""
+"""Seconds that a run tries to resume the stream of the one before: longer than output processors
+keep it."""
 MAX_RESPONSES = 64
 """Number of responses that one gateway computes at once."""
 MAX_RESPONSES_OF_TENANT = 48
-"""Number of these that are one tenant's: others find seats, however many responses it has in the queue."""
+"""Number of these that are one tenant's: others find seats, however many responses it has in the
+queue."""
 LOOK_SECONDS = 0.5
 """Seconds between two checks whether a response is still wanted."""
 FLUSH_SECONDS = 0.1
 """Seconds between two messages of events."""
 
 
-CHECK_BYTES, CHECK_SECONDS = 64 * 1024, 10.0
-"""Number of bytes of events, and of seconds with new ones, after which the run checks that the tenant has room for
-them."""
+CHECK_BYTES = 64 * 1024
+CHECK_SECONDS = 10.0
+"""Number of bytes of events, and of seconds with new ones, after which the run checks that the
+tenant has room for them."""
 
 
 class Stopped(Exception):
@@ -62,15 +73,20 @@ class BackgroundRunner:
     """Computes background responses of any tenant. Use within `running`."""
 
     def __init__(self, storage: TenantStorage, app: ASGIApp, responses: ResponseStore) -> None:
-        self._storage, self._app, self._responses = storage, app, responses
+        self._storage = storage
+        self._app = app
+        self._responses = responses
         self._ledger = BackgroundLedger(storage.durable)
-        self._workers = Workers(storage.durable, self._ledger.next, self._work, self._count_error, MAX_RESPONSES)
+        self._workers = Workers(
+            storage.durable, self._ledger.next, self._work, self._count_error, MAX_RESPONSES
+        )
         self._num_running: Counter[str] = Counter()
         """Number of responses that are computed, by tenant."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[BackgroundRunner]:
-        """Takes responses for the length of a scope; leaving it gives back those that are not done."""
+        """Takes responses for the length of a scope; leaving it gives back those that are not
+        done."""
         async with self._workers.running():
             yield self
 
@@ -86,7 +102,14 @@ class BackgroundRunner:
 
     async def _compute(self, held: HeldResponse) -> None:
         patience = patience_of(held.num_deliveries)
-        run = _Run(self._storage, self._app, self._responses, held.tenant, held.response_id, patience=patience)
+        run = _Run(
+            self._storage,
+            self._app,
+            self._responses,
+            held.tenant,
+            held.response_id,
+            patience=patience,
+        )
         try:
             async with held.held():
                 await run.to_its_end()
@@ -105,7 +128,9 @@ class BackgroundRunner:
         except Overtaken:
             structlog.get_logger().info("response is another runner's", response=held.response_id)
         except (*FAILURES, Unavailable) as failure:
-            structlog.get_logger().warning("response interrupted", response=held.response_id, error=repr(failure))
+            structlog.get_logger().warning(
+                "response interrupted", response=held.response_id, error=repr(failure)
+            )
             await held.give_back(PAUSE_SECONDS)
 
     async def _count_error(self, held: HeldResponse) -> bool:
@@ -130,25 +155,33 @@ class _Run:
         patience: int = PATIENCE,
     ) -> None:
         """`patience` is the number of tries of a request that cannot be served now."""
-        self._storage, self._app, self._responses = storage, app, responses
+        self._storage = storage
+        self._app = app
+        self._responses = responses
         self._ledger = BackgroundLedger(storage.durable)
-        self._tenant, self._id, self._patience = tenant, response_id, patience
+        self._tenant = tenant
+        self._id = response_id
+        self._patience = patience
         self._name = secrets.token_hex(8)
         self._events = EventWriter(storage.durable, tenant, response_id)
         self._resumes_until = 0.0
-        """Time on the loop's clock until which the stream may be resumed; 0 once it is not any more."""
+        """Time on the loop's clock until which the stream may be resumed; 0 once it is not any
+        more."""
         self._record: Record | None = None
         self._last: dict[str, Any] = {}
         """The response in the last event."""
         self._unread = b""
         self._is_overtaken = self._is_answered = False
-        self._checked_at, self._num_checked = -math.inf, 0
+        self._checked_at = -math.inf
+        self._num_checked = 0
         """Time of the last check for room, and the number of bytes of events that it covered."""
 
     async def to_its_end(self) -> None:
-        """Computes the response. Raises `Busy` where it cannot be served now, `Stopped`, `Overtaken`, `NotFound`, and
-        what storage raises."""
-        record = self._record = await retry(lambda: self._ledger.change(self._tenant, self._id, self._claim))
+        """Computes the response. Raises `Busy` where it cannot be served now, `Stopped`,
+        `Overtaken`, `NotFound`, and what storage raises."""
+        record = self._record = await retry(
+            lambda: self._ledger.change(self._tenant, self._id, self._claim)
+        )
         if record.is_streamed:
             await self._events.catch_up()
         work = asyncio.create_task(self._compute(record))
@@ -170,8 +203,8 @@ class _Run:
             await end(work, watch, writing)
 
     async def count_error(self) -> bool:
-        """Counts a run that ended by an unforeseen error; the last one ends the response. Returns whether it is
-        over."""
+        """Counts a run that ended by an unforeseen error; the last one ends the response. Returns
+        whether it is over."""
 
         def count(record: Record) -> None:
             if record.is_over:
@@ -181,7 +214,9 @@ class _Run:
                 record.owner = self._name
 
         try:
-            record = self._record = await retry(lambda: self._ledger.change(self._tenant, self._id, count))
+            record = self._record = await retry(
+                lambda: self._ledger.change(self._tenant, self._id, count)
+            )
             if record.num_errors < MAX_ERRORS:
                 return False
             await self._events.catch_up()
@@ -221,13 +256,15 @@ class _Run:
         record.response["status"] = "in_progress"
 
     def _release(self, record: Record) -> None:
-        """Puts the response back. The next run looks for no stream, which a refused request does not have."""
+        """Puts the response back. The next run looks for no stream, which a refused request does
+        not have."""
         self._check_mine(record)
         record.owner = ""
         record.response["status"] = "queued"
 
     def _check_mine(self, record: Record) -> None:
-        """Raises `Stopped` for a response that was cancelled, `Overtaken` for one that another run has."""
+        """Raises `Stopped` for a response that was cancelled, `Overtaken` for one that another run
+        has."""
         if record.is_over:
             raise Stopped
         if record.owner != self._name:
@@ -266,16 +303,25 @@ class _Run:
         return response
 
     async def _answered(self, record: Record) -> in_process.Reply:
-        """Reply of the stream that gives the answer. Tries again answers that failed before their client got anything,
-        and requests that cannot be served now, the latter a few times. Raises `Busy`."""
+        """Reply of the stream that gives the answer. Tries again answers that failed before their
+        client got anything, and requests that cannot be served now, the latter a few times. Raises
+        `Busy`."""
         tries = num_faults = num_refusals = 0
         while True:
             self._unread = b""
             reply = await self._asked(record)
-            has_failed = reply.status == 200 and not record.is_streamed and self._last.get("status") == "failed"
+            has_failed = (
+                reply.status == 200
+                and not record.is_streamed
+                and self._last.get("status") == "failed"
+            )
             if not is_busy(reply):
                 num_faults += reply.status >= 500 or has_failed
-                if (reply.status < 500 and not has_failed) or num_faults == MAX_FAULTS or self._is_overtaken:
+                if (
+                    (reply.status < 500 and not has_failed)
+                    or num_faults == MAX_FAULTS
+                    or self._is_overtaken
+                ):
                     return reply
             elif not self._resumes_until and (num_refusals := num_refusals + 1) >= self._patience:
                 raise Busy
@@ -283,7 +329,8 @@ class _Run:
             tries += 1
 
     async def _asked(self, record: Record) -> in_process.Reply:
-        """Reply with the stream of an earlier run, for as long as it may be kept; else with a new one."""
+        """Reply with the stream of an earlier run, for as long as it may be kept; else with a new
+        one."""
         if asyncio.get_running_loop().time() < self._resumes_until:
             reply = await self._call("GET", f"{STREAMS}/{record.request_id}", b"")
             if reply.status != 404:
@@ -297,12 +344,19 @@ class _Run:
         known = KnownRequest(record.request_id, record.response["created_at"])
         on_body = self._read if method != "DELETE" else None
         return await in_process.call(
-            self._app, path, body, record.tenant, record.priority, method=method, known=known, on_body=on_body
+            self._app,
+            path,
+            body,
+            record.tenant,
+            record.priority,
+            method=method,
+            known=known,
+            on_body=on_body,
         )
 
     def _read(self, piece: bytes) -> None:
-        """Reads the events in a piece of the stream, without comments, up to the one that says that another reader has
-        it."""
+        """Reads the events in a piece of the stream, without comments, up to the one that says that
+        another reader has it."""
         *whole, self._unread = (self._unread + piece).split(b"\n\n")
         for text in whole:
             _, found, data = text.partition(b"data: ")
@@ -317,8 +371,8 @@ class _Run:
                 self._events.add(event)
 
     async def _write(self) -> None:
-        """Writes events until the answer is whole. Raises `StorageLimitExceeded` when the tenant has no room for
-        more."""
+        """Writes events until the answer is whole. Raises `StorageLimitExceeded` when the tenant
+        has no room for more."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             num_events = self._events.num_waiting
@@ -332,15 +386,21 @@ class _Run:
                 await retry(functools.partial(self._events.flush, num_events))
 
     async def _check_room(self) -> None:
-        """Checks that the tenant has room for the events that were added meanwhile. Raises `StorageLimitExceeded`."""
-        num_bytes, now = self._events.num_bytes, time.monotonic()
+        """Checks that the tenant has room for the events that were added meanwhile. Raises
+        `StorageLimitExceeded`."""
+        num_bytes = self._events.num_bytes
+        now = time.monotonic()
         num_new = num_bytes - self._num_checked
         if num_new > CHECK_BYTES or (num_new > 0 and now - self._checked_at > CHECK_SECONDS):
-            await retry(lambda: self._storage.check_events(self._tenant, self._events.num_waiting_bytes))
-            self._checked_at, self._num_checked = now, num_bytes
+            await retry(
+                lambda: self._storage.check_events(self._tenant, self._events.num_waiting_bytes)
+            )
+            self._checked_at = now
+            self._num_checked = num_bytes
 
     async def _write_end(self, response: dict[str, Any]) -> None:
-        """Writes the events that are left; where there is no room, only the last one, which has the whole answer."""
+        """Writes the events that are left; where there is no room, only the last one, which has the
+        whole answer."""
         try:
             await self._check_room()
         except StorageLimitExceeded:

@@ -1,4 +1,5 @@
-"""Files of tenants: metadata in a bucket, contents in an object store. Knows nothing about batches or HTTP."""
+"""Files of tenants: metadata in a bucket, contents in an object store. Knows nothing about batches
+or HTTP."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _refusals = Refusals("record")
 
 
 class Files:
-    """Files by tenant and id. Every method raises `NotFound` for a file that does not exist or is another tenant's."""
+    """Files by tenant and id. Every method raises `NotFound` for a file that does not exist or is
+    another tenant's."""
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -44,7 +46,9 @@ class Files:
             durable, "files", "file", msgspec.json.Decoder(File).decode, msgspec.json.encode
         )
 
-    async def add(self, tenant: str, filename: str, purpose: str, content: IO[bytes], num_bytes: int) -> File:
+    async def add(
+        self, tenant: str, filename: str, purpose: str, content: IO[bytes], num_bytes: int
+    ) -> File:
         rooms = await self._durable.rooms()
         file = File(
             id=new_id("file-"),
@@ -68,12 +72,16 @@ class Files:
 
     async def all(self, tenant: str) -> list[File]:
         """Files of a tenant, the youngest first."""
-        return sorted(await self._records.all(tenant), key=lambda file: (file.created_at, file.id), reverse=True)
+        return sorted(
+            await self._records.all(tenant),
+            key=lambda file: (file.created_at, file.id),
+            reverse=True,
+        )
 
     @contextlib.asynccontextmanager
     async def opened(self, tenant: str, file_id: str) -> AsyncIterator[IO[bytes]]:
-        """Copies the content to this machine for the length of a scope. Content that does not match the record counts
-        as missing."""
+        """Copies the content to this machine for the length of a scope. Content that does not match
+        the record counts as missing."""
         rooms = await self._durable.rooms()
         kept = _kept.decode((await self._records.value(tenant, file_id))[0])
         with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as copy:
@@ -106,7 +114,8 @@ class Hashed:
     """A file that the object store reads from or writes into, in a thread."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._hash = file, hashlib.sha256()
+        self._file = file
+        self._hash = hashlib.sha256()
 
     @property
     def digest(self) -> str:

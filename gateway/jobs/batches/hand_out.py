@@ -1,4 +1,5 @@
-"""The ranges of one batch in the queue, a bounded number at a time, and the lines that have a result."""
+"""The ranges of one batch in the queue, a bounded number at a time, and the lines that have a
+result."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from ..retry import retry
 from .ranges import Range, Ranges, first_of
 
 MAX_RANGES = 64
-"""Number of ranges of one batch in the queue or in work: enough for a dozen gateways, few enough that batches take
-turns."""
+"""Number of ranges of one batch in the queue or in work: enough for a dozen gateways, few enough
+that batches take turns."""
 
 
 class HandOut:
     def __init__(self, ranges: Ranges, todo: Iterator[tuple[Range, set[int]]]) -> None:
-        self._ranges, self._todo = ranges, todo
+        self._ranges = ranges
+        self._todo = todo
         self._open: dict[int, tuple[Range, set[int]]] = {}
         """Ranges by first line, each with the numbers of its lines that have no result."""
         self._done: set[int] = set()
@@ -45,7 +47,8 @@ class HandOut:
                 await self._put(each)
 
     async def repeat(self) -> None:
-        """Puts the ranges that are in the queue or in work into the queue again, in case one was lost."""
+        """Puts the ranges that are in the queue or in work into the queue again, in case one was
+        lost."""
         for each, _ in list(self._open.values()):
             await self._put(each)
 

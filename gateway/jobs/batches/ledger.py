@@ -1,4 +1,5 @@
-"""Batches, and the queue of those that wait for a runner. Knows nothing about files, lines or HTTP."""
+"""Batches, and the queue of those that wait for a runner. Knows nothing about files, lines or
+HTTP."""
 
 from __future__ import annotations
 
@@ -26,14 +27,18 @@ class Job(WorkLease):
     def __init__(self, message: Msg) -> None:
         super().__init__(message)
         name = msgspec.json.decode(message.data, type=JobName)
-        self.tenant, self.batch_id = name.tenant, name.batch_id
+        self.tenant = name.tenant
+        self.batch_id = name.batch_id
 
 
 class Ledger(TenantRecords[Kept]):
-    """Records by tenant and id. A process that works on a batch which is dropped finds that it is gone, and stops."""
+    """Records by tenant and id. A process that works on a batch which is dropped finds that it is
+    gone, and stops."""
 
     def __init__(self, durable: Durable) -> None:
-        super().__init__(durable, "batches", "batch", msgspec.json.Decoder(Kept).decode, msgspec.json.encode)
+        super().__init__(
+            durable, "batches", "batch", msgspec.json.Decoder(Kept).decode, msgspec.json.encode
+        )
 
     async def add(self, kept: Kept) -> None:
         """Queues the batch before it can be found: a message without its batch does no harm."""
@@ -50,7 +55,11 @@ class Ledger(TenantRecords[Kept]):
     async def result_bytes(self, tenant: str, *, without: str) -> list[int]:
         """Bytes of the results of each unfinished batch except one, as its run stored them last."""
         found = await self.all(tenant)
-        return [kept.result_bytes for kept in found if not kept.batch.is_over and kept.batch.id != without]
+        return [
+            kept.result_bytes
+            for kept in found
+            if not kept.batch.is_over and kept.batch.id != without
+        ]
 
     async def next_job(self) -> Job:
         """Waits for the next batch. Raises what NATS raises."""

@@ -1,4 +1,5 @@
-"""Computes the result of a batch's line through the gateway's own REST surface, behind the requests of clients."""
+"""Computes the result of a batch's line through the gateway's own REST surface, behind the requests
+of clients."""
 
 from __future__ import annotations
 
@@ -26,26 +27,38 @@ class LineCaller:
         self._app = app
         self._turns = asyncio.Semaphore(concurrency)
         self._lines = Counter(
-            "headwater_batch_lines", "Lines of batches answered, by status", ["status"], registry=registry
+            "headwater_batch_lines",
+            "Lines of batches answered, by status",
+            ["status"],
+            registry=registry,
         )
 
     async def answer(self, payer: Tenant, text: bytes, *, patience: int) -> Result:
-        """Result of a line. Raises `Busy` for one that cannot be served now, after `patience` tries."""
+        """Result of a line. Raises `Busy` for one that cannot be served now, after `patience`
+        tries."""
         line = read_line(text)
         result = Result(id=new_id("batch_req_"), custom_id=line.custom_id)
         for name in ("stream", "background"):
             if bytes(line.body.get(name, b"")) == b"true":
-                result.error = Failure(code="invalid_value", message=f"{name} is true; allowed: false, in a batch")
+                result.error = Failure(
+                    code="invalid_value", message=f"{name} is true; allowed: false, in a batch"
+                )
                 return result
         reply = await self._retry(line.url, msgspec.json.encode(line.body), payer, patience)
         self._lines.labels(reply.status).inc()
         if not reply.body:
-            result.error = Failure(code="no_answer", message=f"the answer with status {reply.status} was empty")
+            result.error = Failure(
+                code="no_answer", message=f"the answer with status {reply.status} was empty"
+            )
             return result
-        result.response = Response(status_code=reply.status, request_id=reply.request_id, body=msgspec.Raw(reply.body))
+        result.response = Response(
+            status_code=reply.status, request_id=reply.request_id, body=msgspec.Raw(reply.body)
+        )
         return result
 
-    async def _retry(self, path: str, body: bytes, payer: Tenant, patience: int) -> in_process.Reply:
+    async def _retry(
+        self, path: str, body: bytes, payer: Tenant, patience: int
+    ) -> in_process.Reply:
         num_refusals = num_faults = 0
         while True:
             async with self._turns:

@@ -27,7 +27,8 @@ def numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def read_line(text: bytes) -> Line:
-    """Reads a line. Raises `msgspec.DecodeError`. Some editors write a byte order mark before the first line."""
+    """Reads a line. Raises `msgspec.DecodeError`. Some editors write a byte order mark before the
+    first line."""
     try:
         return _lines.decode(text.removeprefix(BOM_UTF8))
     except RecursionError:
@@ -42,7 +43,9 @@ def check_lines(file: IO[bytes], endpoint: str, max_line_bytes: int) -> tuple[in
     for number, text in numbered(file):
         count += 1
         if count > MAX_LINES:
-            return count, [Fault(code="too_many_lines", message=f"the file has more than {MAX_LINES} requests")]
+            return count, [
+                Fault(code="too_many_lines", message=f"the file has more than {MAX_LINES} requests")
+            ]
         if (fault := _fault_of(number, text, endpoint, max_line_bytes, seen)) is not None:
             faults.append(fault)
         if len(faults) == MAX_FAULTS:
@@ -52,20 +55,34 @@ def check_lines(file: IO[bytes], endpoint: str, max_line_bytes: int) -> tuple[in
     return count, faults
 
 
-def _fault_of(number: int, text: bytes, endpoint: str, max_line_bytes: int, seen: dict[str, int]) -> Fault | None:
+def _fault_of(
+    number: int, text: bytes, endpoint: str, max_line_bytes: int, seen: dict[str, int]
+) -> Fault | None:
     if len(text) > max_line_bytes:
-        return Fault(code="line_too_long", message=f"it has more than {max_line_bytes} bytes", line=number)
+        return Fault(
+            code="line_too_long", message=f"it has more than {max_line_bytes} bytes", line=number
+        )
     try:
         line = read_line(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as broken:
         return Fault(code="invalid_json_line", message=f"it is no request: {broken}", line=number)
-    param, code, message = "", "", ""
+    param = ""
+    code = ""
+    message = ""
     if line.method != "POST":
-        param, code, message = "method", "invalid_method", "allowed: POST"
+        param = "method"
+        code = "invalid_method"
+        message = "allowed: POST"
     elif line.url != endpoint:
-        param, code, message = "url", "mismatched_endpoint", f"allowed: the batch's, {endpoint}"
+        param = "url"
+        code = "mismatched_endpoint"
+        message = f"allowed: the batch's, {endpoint}"
     elif not 1 <= len(line.custom_id) <= MAX_CUSTOM_ID:
-        param, code, message = "custom_id", "invalid_custom_id", f"allowed: 1 to {MAX_CUSTOM_ID} characters"
+        param = "custom_id"
+        code = "invalid_custom_id"
+        message = f"allowed: 1 to {MAX_CUSTOM_ID} characters"
     elif (first := seen.setdefault(line.custom_id, number)) != number:
-        param, code, message = "custom_id", "duplicate_custom_id", f"line {first} has the same"
+        param = "custom_id"
+        code = "duplicate_custom_id"
+        message = f"line {first} has the same"
     return Fault(code=code, message=message, line=number, param=param) if code else None

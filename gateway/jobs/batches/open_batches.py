@@ -1,4 +1,5 @@
-"""Batches of which this gateway answers lines: keeps a local copy of their files and watches for their end."""
+"""Batches of which this gateway answers lines: keeps a local copy of their files and watches for
+their end."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class OpenBatch:
     """A batch with an open file. `ended` is set once its lines are not to be answered any more."""
 
     def __init__(self, kept: Kept, content: IO[bytes], ended: asyncio.Task[None]) -> None:
-        self.kept, self.content, self.ended = kept, content, ended
+        self.kept = kept
+        self.content = content
+        self.ended = ended
         self.num_users = 0
         self.left_at = time.monotonic()
 
@@ -35,7 +38,8 @@ class OpenBatches:
     """The open batches of one gateway. Use within `running`."""
 
     def __init__(self, files: Files, ledger: Ledger) -> None:
-        self._files, self._ledger = files, ledger
+        self._files = files
+        self._ledger = ledger
         self._opening: dict[str, asyncio.Future[OpenBatch]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

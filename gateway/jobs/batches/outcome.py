@@ -15,9 +15,15 @@ from .lines import numbered, read_line
 from .records import Batch, Failure, Kept, Result, new_id
 from .results import Results
 
-_CANCELLED = Failure(code="batch_cancelled", message="the batch was cancelled before this request was answered")
-_EXPIRED = Failure(code="batch_expired", message="the completion window closed before this request was answered")
-_OUT_OF_ROOM = Failure(code=StorageLimitExceeded.code, message="the tenant has no room for more results (file_bytes)")
+_CANCELLED = Failure(
+    code="batch_cancelled", message="the batch was cancelled before this request was answered"
+)
+_EXPIRED = Failure(
+    code="batch_expired", message="the completion window closed before this request was answered"
+)
+_OUT_OF_ROOM = Failure(
+    code=StorageLimitExceeded.code, message="the tenant has no room for more results (file_bytes)"
+)
 
 
 def _reason(kept: Kept) -> Failure:
@@ -39,8 +45,10 @@ class Outcome:
     """Whether every line was answered, well or not."""
 
     def set_fields(self, batch: Batch) -> None:
-        batch.output_file_id, batch.error_file_id = self.output_file_id, self.error_file_id
-        batch.request_counts.completed, batch.request_counts.failed = self.num_good, self.num_bad
+        batch.output_file_id = self.output_file_id
+        batch.error_file_id = self.error_file_id
+        batch.request_counts.completed = self.num_good
+        batch.request_counts.failed = self.num_bad
 
 
 class _Pages:
@@ -59,20 +67,30 @@ class _Pages:
         if not self.num_lines:
             return None
         filename = f"{kept.batch.id}_{name}.jsonl"
-        return (await files.add(kept.tenant, filename, "batch_output", self.file, self.num_bytes)).id
+        return (
+            await files.add(kept.tenant, filename, "batch_output", self.file, self.num_bytes)
+        ).id
 
 
 async def gathered(files: Files, results: Results, kept: Kept, content: IO[bytes]) -> Outcome:
     """Writes the files. Lines without a result go to the error file, with the reason."""
-    with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as one, tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as other:
-        good, bad = _Pages(one), _Pages(other)
+    with (
+        tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as one,
+        tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as other,
+    ):
+        good = _Pages(one)
+        bad = _Pages(other)
         done = set()
         async for number, line, is_success in results.all(kept.batch.id):
             done.add(number)
             (good if is_success else bad).add(line)
         for number, text in numbered(content):
             if number not in done:
-                result = Result(id=new_id("batch_req_"), custom_id=read_line(text).custom_id, error=_reason(kept))
+                result = Result(
+                    id=new_id("batch_req_"),
+                    custom_id=read_line(text).custom_id,
+                    error=_reason(kept),
+                )
                 bad.add(msgspec.json.encode(result))
         return Outcome(
             output_file_id=await good.put(files, kept, "output"),

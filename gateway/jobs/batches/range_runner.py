@@ -1,4 +1,5 @@
-"""Answers the next ranges of lines in the queue, of any batch. All gateways do so at the same time."""
+"""Answers the next ranges of lines in the queue, of any batch. All gateways do so at the same
+time."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ from .ranges import LINES, HeldRange, Ranges
 from .records import Failure, Kept, Result, new_id
 from .results import Results
 
-_FAULT = Failure(code=InternalError.code, message=f"it failed {MAX_ERRORS} times by an internal fault; the log has it")
+_FAULT = Failure(
+    code=InternalError.code,
+    message=f"it failed {MAX_ERRORS} times by an internal fault; the log has it",
+)
 NumberedLine = tuple[int, bytes]
 
 
@@ -34,7 +38,8 @@ class RangeRunner:
     """Answers ranges of lines. Use within `running`."""
 
     def __init__(self, durable: Durable, caller: LineCaller) -> None:
-        self._caller, self._results = caller, Results(durable)
+        self._caller = caller
+        self._results = Results(durable)
         self._ledger = Ledger(durable)
         self._open = OpenBatches(Files(durable), self._ledger)
         # One more than are answered at once, so that the last lines of a range do not answer alone.
@@ -48,7 +53,8 @@ class RangeRunner:
             yield self
 
     async def _work(self, held: HeldRange) -> None:
-        tenant, batch_id = held.range.tenant, held.range.batch_id
+        tenant = held.range.tenant
+        batch_id = held.range.batch_id
         try:
             async with held.held(), self._open.used(tenant, batch_id) as batch:
                 is_done = await self._answer(held, batch)
@@ -61,13 +67,16 @@ class RangeRunner:
             # The batch or its file is gone: the answers are not wanted.
             await held.done()
         except (*FAILURES, Unavailable) as failure:
-            structlog.get_logger().warning("lines of a batch interrupted", batch=batch_id, error=repr(failure))
+            structlog.get_logger().warning(
+                "lines of a batch interrupted", batch=batch_id, error=repr(failure)
+            )
             await held.give_back(PAUSE_SECONDS)
 
     async def _answer(self, held: HeldRange, batch: OpenBatch) -> bool:
-        """Answers lines until every line of the range has a result, or the batch ends. Returns False where some lines
-        must wait."""
-        lines, patience = held.range.read(batch.content), patience_of(held.num_deliveries)
+        """Answers lines until every line of the range has a result, or the batch ends. Returns
+        False where some lines must wait."""
+        lines = held.range.read(batch.content)
+        patience = patience_of(held.num_deliveries)
         failed: list[NumberedLine] = []
         each = (self._line(batch, line, patience, failed) for line in lines)
         work = asyncio.ensure_future(asyncio.gather(*each))
@@ -83,25 +92,34 @@ class RangeRunner:
             await end(work)
 
     async def _give_up(self, held: HeldRange, failed: list[NumberedLine]) -> bool:
-        """Counts a delivery in which lines failed by unforeseen errors. After the last one that is their result."""
+        """Counts a delivery in which lines failed by unforeseen errors. After the last one that is
+        their result."""
 
         def count(kept: Kept) -> None:
             kept.range_errors[held.range.first] = kept.range_errors.get(held.range.first, 0) + 1
 
-        kept = await retry(lambda: self._ledger.change(held.range.tenant, held.range.batch_id, count))
+        kept = await retry(
+            lambda: self._ledger.change(held.range.tenant, held.range.batch_id, count)
+        )
         if kept.range_errors[held.range.first] < MAX_ERRORS:
             return False
         for number, text in failed:
-            result = Result(id=new_id("batch_req_"), custom_id=read_line(text).custom_id, error=_FAULT)
+            result = Result(
+                id=new_id("batch_req_"), custom_id=read_line(text).custom_id, error=_FAULT
+            )
             await retry(functools.partial(self._results.keep, kept.batch.id, number, result))
         return True
 
     async def _count_error(self, held: HeldRange) -> bool:
-        """Errors of lines are counted above. Others compute nothing again, and the range ends with its batch."""
+        """Errors of lines are counted above. Others compute nothing again, and the range ends with
+        its batch."""
         return False
 
-    async def _line(self, batch: OpenBatch, line: NumberedLine, patience: int, failed: list[NumberedLine]) -> bool:
-        """Answers one line. Returns True where it has a result; adds it to `failed` after an unforeseen error."""
+    async def _line(
+        self, batch: OpenBatch, line: NumberedLine, patience: int, failed: list[NumberedLine]
+    ) -> bool:
+        """Answers one line. Returns True where it has a result; adds it to `failed` after an
+        unforeseen error."""
         number, text = line
         try:
             return await self._answer_line(batch.kept, number, text, patience)

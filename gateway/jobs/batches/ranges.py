@@ -1,4 +1,5 @@
-"""Divides batches into ranges of lines, which any gateway takes from a queue. Knows nothing about their results."""
+"""Divides batches into ranges of lines, which any gateway takes from a queue. Knows nothing about
+their results."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ class Range(msgspec.Struct, kw_only=True):
     def read(self, content: IO[bytes]) -> list[tuple[int, bytes]]:
         """Lines of the range that are not blank, by their number in the file."""
         content.seek(self.offset)
-        return [(number, text) for number, text in enumerate(islice(content, LINES), self.first) if text.strip()]
+        return [
+            (number, text)
+            for number, text in enumerate(islice(content, LINES), self.first)
+            if text.strip()
+        ]
 
 
 _ranges = msgspec.json.Decoder(Range)
@@ -55,7 +60,11 @@ class Ranges:
     async def put(self, each: Range) -> None:
         """Puts a range into the queue. The queue ignores one that it has already."""
         rooms = await self._durable.rooms()
-        await put_once(rooms.js, subjects.batch_lines(each.batch_id, str(each.first)), msgspec.json.encode(each))
+        await put_once(
+            rooms.js,
+            subjects.batch_lines(each.batch_id, str(each.first)),
+            msgspec.json.encode(each),
+        )
 
     async def next(self) -> HeldRange:
         """Waits for the next range. Raises what NATS raises."""
@@ -73,14 +82,19 @@ def first_of(number: int) -> int:
 
 
 def cut(content: IO[bytes], tenant: str, batch_id: str) -> Iterator[tuple[Range, set[int]]]:
-    """Ranges, in order, with the numbers of their lines that are not blank. No other reader uses the file meanwhile."""
-    first, offset, num_bytes = 1, 0, 0
+    """Ranges, in order, with the numbers of their lines that are not blank. No other reader uses
+    the file meanwhile."""
+    first = 1
+    offset = 0
+    num_bytes = 0
     numbers: set[int] = set()
     content.seek(0)
     for number, text in enumerate(content, 1):
         if first_of(number) != first:
             yield Range(tenant=tenant, batch_id=batch_id, first=first, offset=offset), numbers
-            first, offset, numbers = number, num_bytes, set()
+            first = number
+            offset = num_bytes
+            numbers = set()
         num_bytes += len(text)
         if text.strip():
             numbers.add(number)

@@ -109,7 +109,8 @@ class Kept(msgspec.Struct, kw_only=True):
     num_errors: int = 0
     """Number of runs that ended by an unforeseen error."""
     range_errors: dict[int, int] = {}
-    """Number of deliveries of a range in which lines failed by unforeseen errors, by its first line."""
+    """Number of deliveries of a range in which lines failed by unforeseen errors, by its first
+    line."""
 
     @classmethod
     def of(cls, batch: Batch, payer: Tenant) -> Kept:

@@ -1,4 +1,5 @@
-"""The results of batches' lines: one a line, however often it is computed. Knows nothing about their content."""
+"""The results of batches' lines: one a line, however often it is computed. Knows nothing about
+their content."""
 
 from __future__ import annotations
 
@@ -19,13 +20,17 @@ from .records import Result, new_id
 IS_SUCCESS = "Headwater-Success"
 NUM_BYTES = "Headwater-Bytes"
 SEAL = "Headwater-Seal"
-"""Headers of a result, which allow counting without bodies; the last one is the seal of the others."""
+"""Headers of a result, which allow counting without bodies; the last one is the seal of the
+others."""
 MAX_VALUE_BYTES = 512 * 1024
 """Largest number of bytes of a result in the bucket itself: below the server's largest message."""
-_ELSEWHERE, _LARGE = b"@", "large"
-"""Prefix of a value that refers to another place, before the name there; and prefix of the keys of such objects."""
+_ELSEWHERE = b"@"
+_LARGE = "large"
+"""Prefix of a value that refers to another place, before the name there; and prefix of the keys of
+such objects."""
 READ_SECONDS = 60.0
-_STREAM, _SUBJECT = f"KV_{RESULTS}", f"$KV.{RESULTS}"
+_STREAM = f"KV_{RESULTS}"
+_SUBJECT = f"$KV.{RESULTS}"
 _results = msgspec.json.Decoder(Result)
 _refusals = Refusals("record")
 
@@ -35,8 +40,11 @@ class Results:
         self._durable = durable
 
     async def keep(self, batch_id: str, number: int, result: Result) -> bool:
-        """Keeps the result of a line. Returns False when the line had one already: the first stands."""
-        rooms, value, key = await self._durable.rooms(), msgspec.json.encode(result), f"{batch_id}.{number}"
+        """Keeps the result of a line. Returns False when the line had one already: the first
+        stands."""
+        rooms = await self._durable.rooms()
+        value = msgspec.json.encode(result)
+        key = f"{batch_id}.{number}"
         headers = {IS_SUCCESS: str(int(result.is_success)), NUM_BYTES: str(len(value))}
         headers[SEAL] = rooms.results.seals.code(_headers_of(key), _sealed_bytes(headers)).decode()
         if len(value) > MAX_VALUE_BYTES:
@@ -69,8 +77,8 @@ class Results:
             await rooms.results.drop(f"{keys}.>")
 
     async def _put_elsewhere(self, rooms: Rooms, batch_id: str, number: int, value: bytes) -> bytes:
-        """Stores a result among the contents of files; returns the value that refers to it. Each process that computes
-        the line writes to a place of its own."""
+        """Stores a result among the contents of files; returns the value that refers to it. Each
+        process that computes the line writes to a place of its own."""
         name = new_id(f"{batch_id}-{number}-")
         await rooms.results.put(f"{_LARGE}.{batch_id}.{name}", name.encode())
         await rooms.contents.put(name, value)
@@ -94,25 +102,35 @@ class Follower:
     """Reports the lines of a batch that have a result, as they come."""
 
     def __init__(self, durable: Durable, reader: LogReader) -> None:
-        self._durable, self._reader = durable, reader
+        self._durable = durable
+        self._reader = reader
         # Kept where reading fails between two results: the reader gives each once.
         self._found: list[tuple[int, bool, int]] = []
 
     async def more(self, seconds: float) -> list[tuple[int, bool, int]]:
-        """(line number, whether it is a success, its bytes) of the new results; waits for one, at most `seconds`.
+        """(line number, whether it is a success, its bytes) of the new results; waits for one, at
+        most `seconds`.
 
         Raises what NATS raises when it is out of reach.
         """
         seals = (await self._durable.rooms()).results.seals
         while (message := await self._reader.next(seconds)) is not None:
-            key, headers = message.subject.removeprefix(f"{_SUBJECT}."), message.headers or {}
+            key = message.subject.removeprefix(f"{_SUBJECT}.")
+            headers = message.headers or {}
             # A line that has none but a forged one is still in the queue, with its range.
-            if seals.open_beside(_headers_of(key), headers.get(SEAL, "").encode(), _sealed_bytes(headers)) is not None:
-                is_success, num_bytes = headers.get(IS_SUCCESS) != "0", int(headers.get(NUM_BYTES, "0"))
+            if (
+                seals.open_beside(
+                    _headers_of(key), headers.get(SEAL, "").encode(), _sealed_bytes(headers)
+                )
+                is not None
+            ):
+                is_success = headers.get(IS_SUCCESS) != "0"
+                num_bytes = int(headers.get(NUM_BYTES, "0"))
                 self._found.append((int(key.rpartition(".")[2]), is_success, num_bytes))
             if not message.metadata.num_pending:
                 break
-        found, self._found = self._found, []
+        found = self._found
+        self._found = []
         return found
 
 

@@ -1,7 +1,8 @@
-"""One run of a batch: checks its lines, hands out those without a result, gathers the results into files.
+"""One run of a batch: checks its lines, hands out those without a result, gathers the results into
+files.
 
-When a process dies meanwhile, the next run goes on from the results. A run that was overtaken finds another's name on
-the batch and stops; nothing that it wrote is seen.
+When a process dies meanwhile, the next run goes on from the results. A run that was overtaken finds
+another's name on the batch and stops; nothing that it wrote is seen.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from .records import Batch, Counts, Fault, Faults, Kept
 from .results import Follower, Results
 
 PROGRESS_SECONDS = 0.5
-"""Seconds between two checks whether the batch is to be cancelled, and between two updates of its progress."""
+"""Seconds between two checks whether the batch is to be cancelled, and between two updates of its
+progress."""
 REPEAT_SECONDS = 10.0
-"""Seconds between two times at which ranges in work are put into the queue, which ignores those that it has."""
+"""Seconds between two times at which ranges in work are put into the queue, which ignores those
+that it has."""
 
 
 class NotMine(Exception):
@@ -39,16 +42,25 @@ class NotMine(Exception):
 
 
 class Run:
-    def __init__(self, storage: TenantStorage, tenant: str, batch_id: str, *, max_line_bytes: int) -> None:
+    def __init__(
+        self, storage: TenantStorage, tenant: str, batch_id: str, *, max_line_bytes: int
+    ) -> None:
         durable = storage.durable
-        self._files, self._ledger = Files(durable), Ledger(durable)
-        self._ranges, self._results = Ranges(durable), Results(durable)
-        self._tenant, self._batch_id, self._max_line_bytes = tenant, batch_id, max_line_bytes
+        self._files = Files(durable)
+        self._ledger = Ledger(durable)
+        self._ranges = Ranges(durable)
+        self._results = Results(durable)
+        self._tenant = tenant
+        self._batch_id = batch_id
+        self._max_line_bytes = max_line_bytes
         self._name = secrets.token_hex(8)
-        self._counts, self._storage, self._num_bytes = Counts(), storage, 0
+        self._counts = Counts()
+        self._storage = storage
+        self._num_bytes = 0
 
     async def to_its_end(self) -> Batch:
-        """Runs the batch until it is over and returns it. Raises `NotMine`, `NotFound`, and what storage raises."""
+        """Runs the batch until it is over and returns it. Raises `NotMine`, `NotFound`, and what
+        storage raises."""
         kept = await retry(lambda: self._ledger.change(self._tenant, self._batch_id, self._claim))
         if not kept.batch.is_over:
             try:
@@ -60,15 +72,17 @@ class Run:
         return kept.batch
 
     async def count_error(self) -> bool:
-        """Counts a run that ended by an unforeseen error; the last one ends the batch. Returns whether it is given
-        up."""
+        """Counts a run that ended by an unforeseen error; the last one ends the batch. Returns
+        whether it is given up."""
 
         def count(kept: Kept) -> None:
             kept.num_errors += 1
             if kept.num_errors >= MAX_ERRORS and not kept.batch.is_over:
                 # A run that still works on it stops.
                 kept.owner = self._name
-                message = f"the batch failed {MAX_ERRORS} times by an internal fault; the log has it"
+                message = (
+                    f"the batch failed {MAX_ERRORS} times by an internal fault; the log has it"
+                )
                 kept.batch.errors = Faults(data=[Fault(code=InternalError.code, message=message)])
                 kept.batch.become("failed")
 
@@ -98,10 +112,13 @@ class Run:
         kept.owner = self._name
 
     async def _validate(self, kept: Kept, content: IO[bytes]) -> Kept:
-        """Refuses the whole file if one of its lines is invalid or could not be told from another."""
+        """Refuses the whole file if one of its lines is invalid or could not be told from
+        another."""
         if kept.batch.in_progress_at is not None:
             return kept
-        total, faults = await asyncio.to_thread(check_lines, content, kept.batch.endpoint, self._max_line_bytes)
+        total, faults = await asyncio.to_thread(
+            check_lines, content, kept.batch.endpoint, self._max_line_bytes
+        )
         if faults:
             return await self._fail(*faults)
 
@@ -121,7 +138,8 @@ class Run:
         return await self._change(fail)
 
     async def _hand_out(self, kept: Kept, content: IO[bytes], *, is_new: bool) -> None:
-        """Hands out lines until every line has a result, the batch is cancelled or another's, or its time is over."""
+        """Hands out lines until every line has a result, the batch is cancelled or another's, or
+        its time is over."""
         hand_out = HandOut(self._ranges, cut(content, self._tenant, self._batch_id))
         looked_at = repeated_at = time.monotonic()
         room = await retry(self._room)
@@ -145,7 +163,8 @@ class Run:
         for number, is_good, num_bytes in await retry(lambda: follower.more(PROGRESS_SECONDS)):
             hand_out.note(number, is_good, num_bytes)
         self._num_bytes = hand_out.num_bytes
-        self._counts.completed, self._counts.failed = hand_out.num_good, hand_out.num_done - hand_out.num_good
+        self._counts.completed = hand_out.num_good
+        self._counts.failed = hand_out.num_done - hand_out.num_good
 
     async def _room(self) -> int:
         """Number of bytes that the batch's results may have in all."""
@@ -162,7 +181,9 @@ class Run:
         stored = kept.batch.request_counts
         with contextlib.suppress(*FAILURES, Unavailable):
             if (stored.completed, stored.failed) != (self._counts.completed, self._counts.failed):
-                return await self._ledger.change(self._tenant, self._batch_id, self._guarded(self._set_progress))
+                return await self._ledger.change(
+                    self._tenant, self._batch_id, self._guarded(self._set_progress)
+                )
             kept = await self._ledger.get(self._tenant, self._batch_id)
         if kept.owner != self._name:
             raise NotMine
@@ -183,7 +204,9 @@ class Run:
 
         def end(kept: Kept) -> None:
             outcome.set_fields(kept.batch)
-            kept.batch.become("cancelled" if is_cancelled else "completed" if has_all else "expired")
+            kept.batch.become(
+                "cancelled" if is_cancelled else "completed" if has_all else "expired"
+            )
 
         try:
             return await self._change(end)
@@ -199,11 +222,15 @@ class Run:
                     await self._files.delete(kept.tenant, file_id)
 
     def _set_progress(self, kept: Kept) -> None:
-        counts, kept.result_bytes = kept.batch.request_counts, self._num_bytes
-        counts.completed, counts.failed = self._counts.completed, self._counts.failed
+        counts = kept.batch.request_counts
+        kept.result_bytes = self._num_bytes
+        counts.completed = self._counts.completed
+        counts.failed = self._counts.failed
 
     async def _change(self, change: Callable[[Kept], None]) -> Kept:
-        return await retry(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(change)))
+        return await retry(
+            lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(change))
+        )
 
     def _guarded(self, change: Callable[[Kept], None]) -> Callable[[Kept], None]:
         def guarded(kept: Kept) -> None:

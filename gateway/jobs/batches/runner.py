@@ -1,4 +1,5 @@
-"""Takes batches from the queue and runs each to its end, a few at a time; all gateways answer their lines."""
+"""Takes batches from the queue and runs each to its end, a few at a time; all gateways answer their
+lines."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ from .line_caller import LineCaller
 from .range_runner import RangeRunner
 from .run import NotMine, Run
 
-MAX_BATCHES, MAX_BATCHES_OF_TENANT = 6, 4
-"""Number of batches that one gateway runs at once, and of these that are one tenant's: others find seats, however many
-batches it has in the queue."""
+MAX_BATCHES = 6
+MAX_BATCHES_OF_TENANT = 4
+"""Number of batches that one gateway runs at once, and of these that are one tenant's: others find
+seats, however many batches it has in the queue."""
 TURN_SECONDS = 5.0
 """Seconds that a batch waits whose tenant has no seat."""
 MAX_UNKNOWN = 8
@@ -32,15 +34,20 @@ class Runner:
     """Runs batches from the queue. Use within `running`."""
 
     def __init__(self, storage: TenantStorage, caller: LineCaller, *, max_line_bytes: int) -> None:
-        durable, self._storage, self._max_line_bytes = storage.durable, storage, max_line_bytes
-        self._workers = Workers(durable, Ledger(durable).next_job, self._work, self._count_error, MAX_BATCHES)
+        durable = storage.durable
+        self._storage = storage
+        self._max_line_bytes = max_line_bytes
+        self._workers = Workers(
+            durable, Ledger(durable).next_job, self._work, self._count_error, MAX_BATCHES
+        )
         self._ranges = RangeRunner(durable, caller)
         self._num_running: Counter[str] = Counter()
         """Number of batches that run, by tenant."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Runner]:
-        """Takes batches for the length of a scope; leaving it gives back those that are not done."""
+        """Takes batches for the length of a scope; leaving it gives back those that are not
+        done."""
         async with self._ranges.running(), self._workers.running():
             yield self
 

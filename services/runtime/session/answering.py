@@ -18,8 +18,8 @@ HeardT = TypeVar("HeardT")
 class AnsweringEnd(Generic[SentT, HeardT]):
     """The called end. `next_frame` as in `Outgoing`; `on_frame` takes each frame in order.
 
-    `on_left` is called when no more frames come: with True when the caller ended them or was cancelled, with False when
-    reading them failed.
+    `on_left` is called when no more frames come: with True when the caller ended them or was
+    cancelled, with False when reading them failed.
     """
 
     def __init__(
@@ -29,7 +29,8 @@ class AnsweringEnd(Generic[SentT, HeardT]):
         on_left: Callable[[bool], None],
     ) -> None:
         self._outgoing = Outgoing(next_frame)
-        self._on_frame, self._on_left = on_frame, on_left
+        self._on_frame = on_frame
+        self._on_left = on_left
 
     def wake(self) -> None:
         """Notes that a frame waits to be sent."""

@@ -1,5 +1,5 @@
-"""Lets one attempt for each prompt of a request run here: the latest. Knows attempts; knows nothing about their
-computing."""
+"""Lets one attempt for each prompt of a request run here: the latest. Knows attempts; knows nothing
+about their computing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class _Latest:
 
 
 class AttemptFence:
-    """Latest attempts of all prompts. A gateway that has given an attempt up may be unable to cancel it: its next
-    attempt ends it."""
+    """Latest attempts of all prompts. A gateway that has given an attempt up may be unable to
+    cancel it: its next attempt ends it."""
 
     def __init__(self) -> None:
         self._latest: dict[Prompt, _Latest] = {}

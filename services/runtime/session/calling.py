@@ -1,5 +1,5 @@
-"""The calling end of a session: checks the proof of the other end, passes frames both ways, and reports the cause of
-the end.
+"""The calling end of a session: checks the proof of the other end, passes frames both ways, and
+reports the cause of the end.
 
 Reading never waits for writing. Knows nothing about the contents of frames.
 """
@@ -59,25 +59,32 @@ SILENT = Ending(Cause.SILENT, "it says nothing, not even when it is asked")
 
 
 class CallingEnd(Generic[SentT, HeardT]):
-    """One session after another with the same process: `next_frame` as in `Outgoing`; `on_frame` takes each frame in
-    order and raises `ValueError` for one that contradicts itself."""
+    """One session after another with the same process: `next_frame` as in `Outgoing`; `on_frame`
+    takes each frame in order and raises `ValueError` for one that contradicts itself."""
 
     def __init__(
-        self, next_frame: Callable[[], SentT | None], on_frame: Callable[[HeardT], None], silence: Silence | None = None
+        self,
+        next_frame: Callable[[], SentT | None],
+        on_frame: Callable[[HeardT], None],
+        silence: Silence | None = None,
     ) -> None:
         self._outgoing = Outgoing(next_frame)
-        self._on_frame, self._silence = on_frame, silence
+        self._on_frame = on_frame
+        self._silence = silence
 
     def wake(self) -> None:
-        """Notes that a frame waits to be sent. While no session runs it waits for the next one, unless its owner drops
-        it."""
+        """Notes that a frame waits to be sent. While no session runs it waits for the next one,
+        unless its owner drops it."""
         self._outgoing.wake()
 
     async def run(
-        self, channel: StageChannel, call: Any, on_open: Callable[[], Awaitable[None]] | Callable[[], None]
+        self,
+        channel: StageChannel,
+        call: Any,
+        on_open: Callable[[], Awaitable[None]] | Callable[[], None],
     ) -> Ending:
-        """Runs a session from its call to its end. `on_open` is called when the other end has proven itself, before the
-        first frame; it may ask the other end more."""
+        """Runs a session from its call to its end. `on_open` is called when the other end has
+        proven itself, before the first frame; it may ask the other end more."""
         is_open = False
         try:
             await channel.proven(call)
@@ -128,9 +135,14 @@ class CallingEnd(Generic[SentT, HeardT]):
 
 
 async def keep_up(
-    run: Callable[[], Awaitable[Ending]], name: str, address: str, *, is_over: Callable[[Ending], bool]
+    run: Callable[[], Awaitable[Ending]],
+    name: str,
+    address: str,
+    *,
+    is_over: Callable[[Ending], bool],
 ) -> None:
-    """Runs one session after another until the end of one shows that no more are due. `name` is the one in logs."""
+    """Runs one session after another until the end of one shows that no more are due. `name` is the
+    one in logs."""
 
     async def run_one() -> Ending:
         try:
@@ -144,6 +156,9 @@ async def keep_up(
     while not is_over(ending := await run_one()):
         # Each attempt in vain ends the same way: one line tells it.
         is_news = ending.was_open or ending.problem != told
-        log, told = structlog.get_logger(), ending.problem
-        (log.warning if is_news else log.debug)(f"{name} lost", address=address, problem=ending.problem)
+        log = structlog.get_logger()
+        told = ending.problem
+        (log.warning if is_news else log.debug)(
+            f"{name} lost", address=address, problem=ending.problem
+        )
         await asyncio.sleep(RECONNECT_SECONDS)

@@ -1,4 +1,5 @@
-"""The lane of long chunks that are not urgent, beside a session's frames of tokens. Knows no stream's state."""
+"""The lane of long chunks that are not urgent, beside a session's frames of tokens. Knows no
+stream's state."""
 
 from __future__ import annotations
 
@@ -31,14 +32,16 @@ class ChunkLane(Generic[ChunkT, FinishT]):
         self._num_chunks[stream_id] += 1
 
     def holds(self, stream_id: int, finish: FinishT) -> bool:
-        """Whether the stream has chunks to send; then its finish is kept and sent with the last of them."""
+        """Whether the stream has chunks to send; then its finish is kept and sent with the last of
+        them."""
         if stream_id not in self._num_chunks:
             return False
         self._held[stream_id] = finish
         return True
 
     def is_next(self, others_wait: bool) -> bool:
-        """Whether a chunk goes next, given whether frames wait; asked once for each frame that is sent."""
+        """Whether a chunk goes next, given whether frames wait; asked once for each frame that is
+        sent."""
         self._went_last = bool(self._chunks) and not (others_wait and self._went_last)
         return self._went_last
 

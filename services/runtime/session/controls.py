@@ -1,4 +1,5 @@
-"""Controls of running streams by the calling end: cancels, credit, probes. They overtake requests that wait to be sent.
+"""Controls of running streams by the calling end: cancels, credit, probes. They overtake requests
+that wait to be sent.
 
 Knows no stream's state.
 """
@@ -9,7 +10,10 @@ from collections import deque
 from itertools import islice
 from typing import Protocol
 
-from google.protobuf.internal.containers import RepeatedCompositeFieldContainer, RepeatedScalarFieldContainer
+from google.protobuf.internal.containers import (
+    RepeatedCompositeFieldContainer,
+    RepeatedScalarFieldContainer,
+)
 
 from headwater.proto.engine_pb2 import Cancel, Credit
 
@@ -66,7 +70,9 @@ class Controls:
 
     def put_into(self, frame: ControlFrame) -> None:
         """Moves as many controls as a frame may have into it."""
-        frame.cancels.extend(self._cancels.popleft() for _ in range(min(MAX_ITEMS, len(self._cancels))))
+        frame.cancels.extend(
+            self._cancels.popleft() for _ in range(min(MAX_ITEMS, len(self._cancels)))
+        )
         for stream_id in list(islice(self._credits, MAX_ITEMS)):
             frame.credits.add(stream_id=stream_id, tokens=self._credits.pop(stream_id))
         for stream_id in list(islice(self._probes, MAX_ITEMS)):

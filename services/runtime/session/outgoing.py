@@ -1,4 +1,5 @@
-"""Frames that one end of a session sends: an end that has something to send makes them one by one."""
+"""Frames that one end of a session sends: an end that has something to send makes them one by
+one."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ SentT = TypeVar("SentT")
 
 
 class Outgoing(Generic[SentT]):
-    """Outgoing frames. `next_frame` makes the next frame of everything that waits, or returns None when nothing waits.
+    """Outgoing frames. `next_frame` makes the next frame of everything that waits, or returns None
+    when nothing waits.
 
     On a slow connection frames become fuller, not more.
     """

@@ -1,9 +1,9 @@
 """Bounds how far an engine may run ahead of its gateways: the more streams, the fewer tokens each.
 
-Credit bounds the tokens that a stream may have on their way to a thousand; for hundreds of streams together that is
-seconds of work for a gateway, behind which every other stream's tokens wait. Credit is passed on to the engine in
-parts, as tokens leave for the gateway, so that the streams of an engine together have a fraction of a second's work on
-their way.
+Credit bounds the tokens that a stream may have on their way to a thousand; for hundreds of streams
+together that is seconds of work for a gateway, behind which every other stream's tokens wait.
+Credit is passed on to the engine in parts, as tokens leave for the gateway, so that the streams of
+an engine together have a fraction of a second's work on their way.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 TOKENS_AHEAD = 8192
-"""Number of tokens that all streams of an engine together may be ahead, if that leaves each of them LEAST_AHEAD."""
+"""Number of tokens that all streams of an engine together may be ahead, if that leaves each of them
+LEAST_AHEAD."""
 LEAST_AHEAD = 32
-"""Number of tokens that one stream may be ahead: more than engines plan at once, and than they compute until more
-credit is there."""
+"""Number of tokens that one stream may be ahead: more than engines plan at once, and than they
+compute until more credit is there."""
 
 
 @dataclass(slots=True)
@@ -51,7 +52,8 @@ class Pace:
         return self._due(paced)
 
     def on_delivered(self, number: int, tokens: int) -> int:
-        """Notes that tokens have left for the gateway; returns the credit that the engine is given now."""
+        """Notes that tokens have left for the gateway; returns the credit that the engine is given
+        now."""
         if (paced := self._streams.get(number)) is None:
             return 0
         paced.ahead = max(0, paced.ahead - tokens)

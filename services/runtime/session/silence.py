@@ -1,7 +1,8 @@
-"""Detects that the peer of a session sends nothing although it answers pings: the peer has to answer a probe.
+"""Detects that the peer of a session sends nothing although it answers pings: the peer has to
+answer a probe.
 
-Counts ticks of this process's own event loop rather than seconds: after a pause of this process no peer counts as
-silent.
+Counts ticks of this process's own event loop rather than seconds: after a pause of this process no
+peer counts as silent.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ TICK_SECONDS = 0.5
 PROBE_TICKS = 6
 """Number of silent ticks after which the peer is probed."""
 LOST_TICKS = 16
-"""Number of silent ticks after which the peer counts as lost. A paused process, which answers no pings, is lost before
-that."""
+"""Number of silent ticks after which the peer counts as lost. A paused process, which answers no
+pings, is lost before that."""
 
 
 class Silence:

@@ -44,7 +44,8 @@ class Cable:
         while not self._is_over:
             if self._is_cut:
                 # What was connected hears nothing more, also after the cable is mended.
-                lost, self._pairs = self._pairs, {}
+                lost = self._pairs
+                self._pairs = {}
                 while self._is_cut and not self._is_over:
                     time.sleep(TICK_SECONDS)
                 for each in lost:

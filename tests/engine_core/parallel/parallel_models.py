@@ -9,10 +9,21 @@ from typing import Any
 
 import transformers
 
-from tests.engine_core.small_models import FAMILIES, GEMMA3, SHAPE, SmallEngine, convert, random_checkpoint
+from tests.engine_core.small_models import (
+    FAMILIES,
+    GEMMA3,
+    SHAPE,
+    SmallEngine,
+    convert,
+    random_checkpoint,
+)
 
 QWEN3 = "qwen3 of 8 and 4 heads"
-EIGHT_AND_FOUR = SHAPE | {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 4}
+EIGHT_AND_FOUR = SHAPE | {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+}
 FAMILIES[QWEN3] = lambda: transformers.Qwen3Config(**EIGHT_AND_FOUR, head_dim=32)
 FAMILIES["gemma3 of 4 and 2 heads"] = lambda: transformers.Gemma3TextConfig(
     **GEMMA3 | {"num_key_value_heads": 2, "head_dim": 64}

@@ -1,4 +1,5 @@
-"""A draft model and draft heads beside ranks on a CPU: answers are those of one process, and all ranks guess alike."""
+"""A draft model and draft heads beside ranks on a CPU: answers are those of one process, and all
+ranks guess alike."""
 
 from __future__ import annotations
 
@@ -29,13 +30,23 @@ from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engi
 from tests.engine_core.parallel.parallel_models import engine_of, folder_of
 from tests.engine_core.parallel.thread_ranks import ThreadEngine
 from tests.engine_core.published_heads import CONFIGS, publish, random_heads
-from tests.engine_core.small_models import FAMILIES, SHAPE, Answer, SmallEngine, convert, greedy, random_checkpoint
+from tests.engine_core.small_models import (
+    FAMILIES,
+    SHAPE,
+    Answer,
+    SmallEngine,
+    convert,
+    greedy,
+    random_checkpoint,
+)
 from tests.engine_core.test_draft_heads import Recorder
 from tests.engine_core.test_draft_model import LENGTHS, MAX_DRAFTS, PROMPTS, WholeDrafts
 from tests.long_values import long_but
 
 KINDS = [kind for kind in SAMPLINGS if kind != "a stop"]
-ASKED = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n, kind in zip(LENGTHS, KINDS, strict=True)]
+ASKED = [
+    SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n, kind in zip(LENGTHS, KINDS, strict=True)
+]
 DRAFTED = {"tensor_parallel_size": 2, "max_draft_tokens": MAX_DRAFTS}
 
 
@@ -76,7 +87,9 @@ def threads_of(folder: Path, **options: Any) -> Iterator[ThreadEngine]:
 def heads_of(kind: str, path: Path, *, is_broken: bool = False) -> Path:
     tensors = random_heads(kind)
     if is_broken:
-        tensors = {name: t * torch.nan if t.is_floating_point() else t for name, t in tensors.items()}
+        tensors = {
+            name: t * torch.nan if t.is_floating_point() else t for name, t in tensors.items()
+        }
     return publish(path / f"{kind}-{is_broken}", CONFIGS[kind], tensors)
 
 
@@ -85,7 +98,8 @@ def token_ids(answers: list[Answer]) -> list[list[int]]:
 
 
 def check_drafts(engine: SmallEngine, plain: list[Answer]) -> int:
-    """Tokens with drafts are the plain ones, prompts that are cached included. Returns the number of accepted ones."""
+    """Tokens with drafts are the plain ones, prompts that are cached included. Returns the number
+    of accepted ones."""
     num_accepted = 0
     for is_ahead in (False, True):
         speculator = WholeDrafts(is_ahead=is_ahead).beside(engine.config)
@@ -97,7 +111,9 @@ def check_drafts(engine: SmallEngine, plain: list[Answer]) -> int:
     return num_accepted
 
 
-def test_processes_draft_by_a_model_and_answer_as_one_process_without(folder: Path, plain: list[Answer]) -> None:
+def test_processes_draft_by_a_model_and_answer_as_one_process_without(
+    folder: Path, plain: list[Answer]
+) -> None:
     with engine_of(folder, draft_model=folder, **DRAFTED) as engine:
         assert isinstance(engine.executor, MultiExecutor)
         for is_ahead in (False, True):
@@ -111,13 +127,19 @@ def test_processes_draft_by_a_model_and_answer_as_one_process_without(folder: Pa
 @pytest.mark.parametrize("size", [3, 4, 8])
 @pytest.mark.long
 def test_sizes_that_divide_the_model_divide_its_drafts(size: int, tmp_path: Path) -> None:
-    heads = {"num_attention_heads": size, "num_key_value_heads": size, "intermediate_size": 32 * size}
+    heads = {
+        "num_attention_heads": size,
+        "num_key_value_heads": size,
+        "intermediate_size": 32 * size,
+    }
     family = f"qwen3 of {size} heads"
     FAMILIES[family] = lambda: transformers.Qwen3Config(**SHAPE | heads, head_dim=32)
     _, folder = folder_of(family, tmp_path)
     with engine_of(folder) as one:
         expected, _ = answers_of_a_new_engine(one, PROMPTS, ASKED)
-    with engine_of(folder, draft_model=folder, **DRAFTED | {"tensor_parallel_size": size}) as engine:
+    with engine_of(
+        folder, draft_model=folder, **DRAFTED | {"tensor_parallel_size": size}
+    ) as engine:
         assert check_drafts(engine, expected) > 50
 
 
@@ -136,7 +158,11 @@ def test_drafts_beside_tree_numerics_change_no_bit_on_any_number_of_ranks(
     what: str, folder: Path, tmp_path: Path
 ) -> None:
     asked = [replace(each, num_logprobs=2) for each in ASKED]
-    drafting = {"draft_model": folder} if what == "a draft model" else {"draft_heads": heads_of(what, tmp_path)}
+    drafting = (
+        {"draft_model": folder}
+        if what == "a draft model"
+        else {"draft_heads": heads_of(what, tmp_path)}
+    )
     with engine_of(folder, numerics="tree") as one:
         expected, _ = answers_of_a_new_engine(one, PROMPTS, asked)
     for size in (1, 2):
@@ -166,7 +192,9 @@ def test_the_first_stage_drafts_and_answers_have_the_bits_of_those_without(
     with engine_of(folder, draft_model=folder, **DRAFTED | layout) as engine:
         for is_ahead in (False, True):
             speculator = WholeDrafts(is_ahead=is_ahead).beside(engine.config)
-            answers, load = answers_of_a_new_engine(engine, PROMPTS, asked, speculator, num_rounds=2)
+            answers, load = answers_of_a_new_engine(
+                engine, PROMPTS, asked, speculator, num_rounds=2
+            )
             assert token_ids(answers) == token_ids(expected) * 2
             assert [each.logprobs for each in answers] == [each.logprobs for each in expected] * 2
             assert load.num_accepted_tokens > 0.8 * load.num_draft_tokens > 50
@@ -192,22 +220,31 @@ def test_the_death_of_a_stage_ends_the_executor_that_drafts(
     drafting = {what: folder if what == "draft_model" else heads_of("eagle3", tmp_path)}
     sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
     with engine_of(folder, **DRAFTED | sizes | drafting) as engine:
-        answers_of_a_new_engine(engine, PROMPTS[:2], [greedy(4)], WholeDrafts().beside(engine.config))
+        answers_of_a_new_engine(
+            engine, PROMPTS[:2], [greedy(4)], WholeDrafts().beside(engine.config)
+        )
         assert isinstance(engine.executor, MultiExecutor)
         os.kill(engine.executor.ranks.pids[rank], signal.SIGKILL)
         with pytest.raises(RankLost, match=f"rank {rank} was ended by SIGKILL"):
-            answers_of_a_new_engine(engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config))
+            answers_of_a_new_engine(
+                engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config)
+            )
 
 
 @pytest.mark.long
-def test_a_draft_model_of_another_kind_changes_no_token(folder: Path, other: Path, plain: list[Answer]) -> None:
+def test_a_draft_model_of_another_kind_changes_no_token(
+    folder: Path, other: Path, plain: list[Answer]
+) -> None:
     with threads_of(folder, draft_model=other) as engine:
         check_drafts(engine, plain)
 
 
 @pytest.mark.parametrize("kind", long_but(CONFIGS, "medusa", "eagle3"))
-def test_ranks_guess_what_the_published_definition_guesses(kind: str, served: tuple[Any, Path], tmp_path: Path) -> None:
-    twin, prompts = HeadsTwin(served[0], CONFIGS[kind], random_heads(kind)), PROMPTS[1:4]
+def test_ranks_guess_what_the_published_definition_guesses(
+    kind: str, served: tuple[Any, Path], tmp_path: Path
+) -> None:
+    twin = HeadsTwin(served[0], CONFIGS[kind], random_heads(kind))
+    prompts = PROMPTS[1:4]
     with threads_of(served[1], draft_heads=heads_of(kind, tmp_path)) as engine:
         recorder = Recorder(engine.ranks.ranks[1])
         speculator = WholeDrafts().beside(engine.config)
@@ -232,7 +269,11 @@ def test_ranks_guess_alike_whatever_one_of_them_computes(
     what: str, folder: Path, plain: list[Answer], tmp_path: Path
 ) -> None:
     """`ThreadExecutor` compares the ranks' tables after each step, guesses included."""
-    drafting = {"draft_model": folder} if what == "a draft model" else {"draft_heads": heads_of(what, tmp_path)}
+    drafting = (
+        {"draft_model": folder}
+        if what == "a draft model"
+        else {"draft_heads": heads_of(what, tmp_path)}
+    )
     with threads_of(folder, **drafting) as engine:
         for rank in engine.ranks.ranks:
             spoil(rank)
@@ -253,8 +294,10 @@ class WholeSampling:
 
     def __init__(self) -> None:
         own = CpuSampling()
-        self.draw, self.draw_filtered = own.draw, own.draw_filtered
-        self.mask_tokens, self.logprobs = own.mask_tokens, own.logprobs
+        self.draw = own.draw
+        self.draw_filtered = own.draw_filtered
+        self.mask_tokens = own.mask_tokens
+        self.logprobs = own.logprobs
 
 
 @pytest.mark.long
@@ -268,7 +311,9 @@ def test_a_platform_that_draws_from_whole_rows_alone_drafts_too(
 
 
 @pytest.mark.parametrize("what", long_but(("draft_model", "draft_heads"), "draft_model"))
-def test_the_death_of_a_rank_that_drafts_ends_the_executor(what: str, folder: Path, tmp_path: Path) -> None:
+def test_the_death_of_a_rank_that_drafts_ends_the_executor(
+    what: str, folder: Path, tmp_path: Path
+) -> None:
     drafting = {what: folder if what == "draft_model" else heads_of("eagle", tmp_path)}
     with engine_of(folder, **DRAFTED | drafting) as engine:
         speculator = WholeDrafts().beside(engine.config)
@@ -276,24 +321,35 @@ def test_the_death_of_a_rank_that_drafts_ends_the_executor(what: str, folder: Pa
         assert isinstance(engine.executor, MultiExecutor)
         os.kill(engine.executor.ranks.pids[1], signal.SIGKILL)
         with pytest.raises(RankLost, match="rank 1 was ended by SIGKILL"):
-            answers_of_a_new_engine(engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config))
+            answers_of_a_new_engine(
+                engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config)
+            )
 
 
-def test_ranks_may_be_silent_for_longer_where_a_step_has_guesses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_may_be_silent_for_longer_where_a_step_has_guesses(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with engine_of(folder, draft_model=folder, **DRAFTED) as engine:
-        executor, allowed = engine.executor, set()
+        executor = engine.executor
+        allowed = set()
         assert isinstance(executor, MultiExecutor)
         allow = executor.ranks.allow_silence
-        monkeypatch.setattr(executor.ranks, "allow_silence", lambda seconds: (allowed.add(seconds), allow(seconds)))
+        monkeypatch.setattr(
+            executor.ranks, "allow_silence", lambda seconds: (allowed.add(seconds), allow(seconds))
+        )
         executor.warm_up()
         executor._slowest_step = 1.0
         answers_of_a_new_engine(engine, PROMPTS[:1], [greedy(4)])
         assert allowed == {PATIENCE}
-        answers_of_a_new_engine(engine, PROMPTS[:1], [greedy(30)], WholeDrafts().beside(engine.config))
+        answers_of_a_new_engine(
+            engine, PROMPTS[:1], [greedy(30)], WholeDrafts().beside(engine.config)
+        )
         assert max(allowed) == PATIENCE + MAX_DRAFTS
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [pytest.param(2, 1, marks=pytest.mark.long), (1, 2)])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline"), [pytest.param(2, 1, marks=pytest.mark.long), (1, 2)]
+)
 def test_planes_of_what_drafts_go_to_the_disk_and_come_back(
     tensor: int, pipeline: int, folder: Path, tmp_path: Path
 ) -> None:
@@ -301,8 +357,11 @@ def test_planes_of_what_drafts_go_to_the_disk_and_come_back(
     few = {"num_blocks": 18, "max_model_len": 160, "kv_disk_dir": tmp_path, "draft_model": folder}
     few |= {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     prompts = [PROMPTS[-1], *([i + 3] * 100 for i in range(4)), PROMPTS[-1]]
-    answers, drafts = [], []
-    with engine_of(folder, speculate=lambda config: WholeDrafts().beside(config), **DRAFTED | few) as engine:
+    answers = []
+    drafts = []
+    with engine_of(
+        folder, speculate=lambda config: WholeDrafts().beside(config), **DRAFTED | few
+    ) as engine:
         for prompt in prompts:
             answers += engine.answer([prompt], greedy(40))
             engine.settle()
@@ -318,19 +377,32 @@ def test_planes_of_what_drafts_go_to_the_disk_and_come_back(
 @pytest.mark.long
 def test_the_memory_of_a_cache_counts_the_planes_of_what_drafts_on_every_rank(folder: Path) -> None:
     sized = {"num_blocks": 0, "kv_cache_memory": 64 << 20, "tensor_parallel_size": 2}
-    with engine_of(folder, **sized) as plain, engine_of(folder, **DRAFTED | sized, draft_model=folder) as drafting:
+    with (
+        engine_of(folder, **sized) as plain,
+        engine_of(folder, **DRAFTED | sized, draft_model=folder) as drafting,
+    ):
         assert drafting.config.num_blocks == plain.config.num_blocks // 3
 
 
-def test_what_drafts_is_refused_where_a_platform_does_not_build_it(folder: Path, tmp_path: Path) -> None:
+def test_what_drafts_is_refused_where_a_platform_does_not_build_it(
+    folder: Path, tmp_path: Path
+) -> None:
     heads = heads_of("eagle", tmp_path)
     for name, value in (("draft_model", folder), ("draft_heads", heads)):
         options = ExecutorOptions(model_folder=folder, max_draft_tokens=3, **{name: value})
         staged = replace(options, tensor_parallel_size=2, pipeline_parallel_size=2)
-        with pytest.raises(ConfigError, match=f"{name} is .*; allowed: none with pipeline_parallel_size 2"):
+        with pytest.raises(
+            ConfigError, match=f"{name} is .*; allowed: none with pipeline_parallel_size 2"
+        ):
             checked(staged, "cpu", replace(cpu.capabilities, stage_drafts=False, stage_heads=False))
-        with pytest.raises(ConfigError, match=f"{name} is .*; allowed: none with tensor_parallel_size 2"):
-            checked(replace(options, tensor_parallel_size=2), "cpu", replace(cpu.capabilities, rank_drafts=False))
+        with pytest.raises(
+            ConfigError, match=f"{name} is .*; allowed: none with tensor_parallel_size 2"
+        ):
+            checked(
+                replace(options, tensor_parallel_size=2),
+                "cpu",
+                replace(cpu.capabilities, rank_drafts=False),
+            )
 
 
 @pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
@@ -340,7 +412,11 @@ def test_ranks_on_gpus_that_draft_keep_blocks_in_their_cache(
 ) -> None:
     value: Any = tmp_path if name == "kv_disk_dir" else 64 << 20
     options = ExecutorOptions(model_folder=folder, block_size=64, **{size: 2, name: value})
-    drafting = checked(replace(options, draft_model=folder, max_draft_tokens=3), "cuda", cuda.capabilities)
+    drafting = checked(
+        replace(options, draft_model=folder, max_draft_tokens=3), "cuda", cuda.capabilities
+    )
     place: Any = None
-    with pytest.raises(ConfigError, match=f"{name} is .*; allowed: .* beside draft_model with {size} 2"):
+    with pytest.raises(
+        ConfigError, match=f"{name} is .*; allowed: .* beside draft_model with {size} 2"
+    ):
         cuda.build_rank(drafting, place, lambda phase, done, total: None)

@@ -1,5 +1,5 @@
-"""A draft model and draft heads beside ranks on GPUs, or on one GPU, by turns: answers have the bits that the same
-ranks give without drafts."""
+"""A draft model and draft heads beside ranks on GPUs, or on one GPU, by turns: answers have the
+bits that the same ranks give without drafts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,12 @@ HEADS = {"medusa": CONFIGS["medusa"], "eagle": CONFIGS["eagle"]} | {
     "eagle3": CONFIGS["eagle3"] | {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
 }
 NUM_GPUS = torch.cuda.device_count()
-SIZES = [2, pytest.param(4, marks=pytest.mark.skipif(NUM_GPUS < 4, reason="four ranks take minutes on fewer GPUs"))]
+SIZES = [
+    2,
+    pytest.param(
+        4, marks=pytest.mark.skipif(NUM_GPUS < 4, reason="four ranks take minutes on fewer GPUs")
+    ),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +82,16 @@ def heads_of(kind: str, path: Path) -> Path:
 
 
 def check_drafts(engine: SmallEngine) -> list[EngineLoad]:
-    """Of rows that wait for results and of rows that run ahead; the second round finds prefixes, and all graphs."""
+    """Of rows that wait for results and of rows that run ahead; the second round finds prefixes,
+    and all graphs."""
     plain, _ = answers_of_a_new_engine(engine, PROMPTS, ASKED)
     loads = []
     for is_ahead in (False, True):
         speculator = WholeDrafts(is_ahead=is_ahead).beside(engine.config)
         answers, load = answers_of_a_new_engine(engine, PROMPTS, ASKED, speculator, num_rounds=2)
-        assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain] * 2
+        assert [answer.token_ids for answer in answers] == [
+            answer.token_ids for answer in plain
+        ] * 2
         assert [answer.logprobs for answer in answers] == [answer.logprobs for answer in plain] * 2
         assert load.num_draft_tokens > 50
         loads.append(load)
@@ -99,16 +107,22 @@ def test_guesses_of_the_served_model_itself_are_accepted(size: int, folder: Path
             assert load.num_accepted_tokens > 0.6 * load.num_draft_tokens
 
 
-def test_a_draft_model_that_ranks_could_not_divide_changes_no_bit(folder: Path, tmp_path: Path) -> None:
+def test_a_draft_model_that_ranks_could_not_divide_changes_no_bit(
+    folder: Path, tmp_path: Path
+) -> None:
     random_checkpoint("gemma3", tmp_path / "hf")
-    with ranks_of(folder, draft_model=convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")) as engine:
+    with ranks_of(
+        folder, draft_model=convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
+    ) as engine:
         check_drafts(engine)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", HEADS)
 def test_heads_change_no_bit(kind: str, size: int, folder: Path, tmp_path: Path) -> None:
-    with ranks_of(folder, draft_heads=heads_of(kind, tmp_path), tensor_parallel_size=size) as engine:
+    with ranks_of(
+        folder, draft_heads=heads_of(kind, tmp_path), tensor_parallel_size=size
+    ) as engine:
         check_drafts(engine)
 
 
@@ -116,7 +130,11 @@ def test_heads_change_no_bit(kind: str, size: int, folder: Path, tmp_path: Path)
 def test_drafts_beside_tree_numerics_change_no_bit_on_any_number_of_ranks(
     what: str, folder: Path, tmp_path: Path
 ) -> None:
-    drafting = {"draft_model": folder} if what == "draft model" else {"draft_heads": heads_of(what, tmp_path)}
+    drafting = (
+        {"draft_model": folder}
+        if what == "draft model"
+        else {"draft_heads": heads_of(what, tmp_path)}
+    )
     with ranks_of(folder, numerics="tree", tensor_parallel_size=1) as one:
         expected, _ = answers_of_a_new_engine(one, PROMPTS, ASKED)
     for size in (1, 2):
@@ -127,7 +145,9 @@ def test_drafts_beside_tree_numerics_change_no_bit_on_any_number_of_ranks(
         assert [answer.logprobs for answer in answers] == [answer.logprobs for answer in expected]
 
 
-@pytest.mark.parametrize("options", [{"async_depth": 4}, {"decode_steps": 4}, {"num_blocks": 14}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"async_depth": 4}, {"decode_steps": 4}, {"num_blocks": 14}], ids=str
+)
 def test_however_an_engine_is_set(options: dict[str, Any], folder: Path) -> None:
     with ranks_of(folder, draft_model=folder, **options) as engine:
         check_drafts(engine)
@@ -142,17 +162,29 @@ def test_the_memory_of_a_cache_counts_the_planes_of_what_drafts_on_every_rank(fo
 
 
 @pytest.mark.parametrize("what", ["draft_model", "draft_heads"])
-def test_the_death_of_a_rank_that_drafts_ends_the_executor(what: str, folder: Path, tmp_path: Path) -> None:
+def test_the_death_of_a_rank_that_drafts_ends_the_executor(
+    what: str, folder: Path, tmp_path: Path
+) -> None:
     drafting = {what: folder if what == "draft_model" else heads_of("eagle", tmp_path)}
     with ranks_of(folder, **drafting) as engine:
-        answers_of_a_new_engine(engine, PROMPTS[:1], [greedy(4)], WholeDrafts().beside(engine.config))
+        answers_of_a_new_engine(
+            engine, PROMPTS[:1], [greedy(4)], WholeDrafts().beside(engine.config)
+        )
         assert isinstance(engine.executor, MultiExecutor)
         os.kill(engine.executor.ranks.pids[1], signal.SIGKILL)
         with pytest.raises(RankLost, match="rank 1 was ended by SIGKILL"):
-            answers_of_a_new_engine(engine, PROMPTS, [greedy(200)], WholeDrafts(is_ahead=True).beside(engine.config))
+            answers_of_a_new_engine(
+                engine, PROMPTS, [greedy(200)], WholeDrafts(is_ahead=True).beside(engine.config)
+            )
 
 
-def test_heads_that_do_not_fit_are_refused_before_the_engine_serves(folder: Path, tmp_path: Path) -> None:
-    heads = publish(tmp_path / "heads", CONFIGS["eagle with biases"], random_heads("eagle with biases"))
-    with pytest.raises(ConfigError, match=r"draft_heads is .*; allowed: heads with 2 query heads a key head"):
+def test_heads_that_do_not_fit_are_refused_before_the_engine_serves(
+    folder: Path, tmp_path: Path
+) -> None:
+    heads = publish(
+        tmp_path / "heads", CONFIGS["eagle with biases"], random_heads("eagle with biases")
+    )
+    with pytest.raises(
+        ConfigError, match=r"draft_heads is .*; allowed: heads with 2 query heads a key head"
+    ):
         SmallEngine(folder, **SMALL, tensor_parallel_size=2, draft_heads=heads)

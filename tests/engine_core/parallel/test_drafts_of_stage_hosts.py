@@ -1,5 +1,5 @@
-"""A draft model or heads of the first stage beside stages on other hosts, which have neither: every bit is that of an
-engine that drafts nothing."""
+"""A draft model or heads of the first stage beside stages on other hosts, which have neither: every
+bit is that of an engine that drafts nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def test_guesses_of_the_first_stage_reach_other_hosts_and_change_no_bit(
     with engine_with_hosts(served, tmp_path, **layout, **drafting) as (engine, _):
         for is_ahead in (False, True):
             speculator = WholeDrafts(is_ahead=is_ahead).beside(engine.config)
-            answers, load = answers_of_a_new_engine(engine, PROMPTS, asked, speculator, num_rounds=2)
+            answers, load = answers_of_a_new_engine(
+                engine, PROMPTS, asked, speculator, num_rounds=2
+            )
             assert [each.token_ids for each in answers] == [each.token_ids for each in expected] * 2
             assert [each.logprobs for each in answers] == [each.logprobs for each in expected] * 2
             # The draft model is the served one, whose sums ranks round in another order.
@@ -55,14 +57,20 @@ def test_guesses_of_the_first_stage_reach_other_hosts_and_change_no_bit(
 HEADED = [(kind, (3, 2, 1)) for kind in CONFIGS]
 
 
-@pytest.mark.parametrize("headed", long_but([*HEADED, ("eagle3", (2, 1, 2))], ("eagle3", (3, 2, 1))))
+@pytest.mark.parametrize(
+    "headed", long_but([*HEADED, ("eagle3", (2, 1, 2))], ("eagle3", (3, 2, 1)))
+)
 def test_other_hosts_show_heads_what_they_read(
     headed: tuple[str, tuple[int, int, int]], served: Path, tmp_path: Path
 ) -> None:
     kind, (size, num_hosts, tensor) = headed
     asked = [replace(each, num_logprobs=2) for each in ASKED]
-    drafting: dict[str, Any] = {"draft_heads": heads_of(kind, tmp_path), "max_draft_tokens": MAX_DRAFTS}
-    told, counted = list[Any](), list[tuple[int, int]]()
+    drafting: dict[str, Any] = {
+        "draft_heads": heads_of(kind, tmp_path),
+        "max_draft_tokens": MAX_DRAFTS,
+    }
+    told = list[Any]()
+    counted = list[tuple[int, int]]()
     alone = engine_of(served, tensor_parallel_size=tensor, **drafting)
     layout = {"size": size, "num_hosts": num_hosts, "tensor_parallel_size": tensor}
     with alone as one, engine_with_hosts(served, tmp_path, **layout, **drafting) as (several, _):
@@ -77,8 +85,11 @@ def test_other_hosts_show_heads_what_they_read(
 
 
 @pytest.mark.long
-def test_hosts_without_the_draft_model_have_as_many_blocks_as_the_host_with_it(served: Path, tmp_path: Path) -> None:
-    """All ranks have to find the same config where blocks are counted from bytes, which planes of both models share."""
+def test_hosts_without_the_draft_model_have_as_many_blocks_as_the_host_with_it(
+    served: Path, tmp_path: Path
+) -> None:
+    """All ranks have to find the same config where blocks are counted from bytes, which planes of
+    both models share."""
     random_checkpoint("gemma3", tmp_path / "hf")
     other = convert(tmp_path / "hf", tmp_path / "other", "bfloat16")
     drafting: dict[str, Any] = {"draft_model": other, "max_draft_tokens": MAX_DRAFTS}
@@ -92,21 +103,33 @@ def test_hosts_without_the_draft_model_have_as_many_blocks_as_the_host_with_it(s
         assert engine.tokens(PROMPTS, greedy(12)) == expected
 
 
-def test_a_host_that_is_killed_while_the_first_stage_drafts_ends_the_engine(served: Path, tmp_path: Path) -> None:
+def test_a_host_that_is_killed_while_the_first_stage_drafts_ends_the_engine(
+    served: Path, tmp_path: Path
+) -> None:
     drafting: dict[str, Any] = {"draft_model": served, "max_draft_tokens": MAX_DRAFTS}
     with engine_with_hosts(served, tmp_path, **drafting) as (engine, [host]):
         speculator = WholeDrafts().beside(engine.config)
         answers_of_a_new_engine(engine, PROMPTS[:2], [greedy(4)], speculator)
         loss = Loss(engine)
         host.signal(signal.SIGKILL)
-        with pytest.raises(RankLost, match=r"rank 1 \(stage 1 on 127.0.0.1\) has closed its connection"):
-            answers_of_a_new_engine(engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config))
+        with pytest.raises(
+            RankLost, match=r"rank 1 \(stage 1 on 127.0.0.1\) has closed its connection"
+        ):
+            answers_of_a_new_engine(
+                engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config)
+            )
         loss.wait()
 
 
-def test_a_disk_beside_stages_on_other_hosts_is_refused_with_a_draft_model_too(served: Path, tmp_path: Path) -> None:
+def test_a_disk_beside_stages_on_other_hosts_is_refused_with_a_draft_model_too(
+    served: Path, tmp_path: Path
+) -> None:
     options = ExecutorOptions(
-        model_folder=served, draft_model=served, max_draft_tokens=3, pipeline_parallel_size=2, stage_hosts=1
+        model_folder=served,
+        draft_model=served,
+        max_draft_tokens=3,
+        pipeline_parallel_size=2,
+        stage_hosts=1,
     )
     assert checked(options, "cpu", cpu.capabilities).stage_drafts is not None
     with pytest.raises(ConfigError, match=r"kv_disk_dir is .*; allowed: none with stage_hosts 1"):

@@ -1,5 +1,5 @@
-"""Hidden states of several steps on their way to heads of the first stage on a GPU, here all in one process. Without a
-GPU kernels are interpreted."""
+"""Hidden states of several steps on their way to heads of the first stage on a GPU, here all in one
+process. Without a GPU kernels are interpreted."""
 
 from __future__ import annotations
 
@@ -26,12 +26,21 @@ from headwater.engine_core.stage_drafts import ALL, StageDrafts
 from headwater.kernels.stage_states import StateMemory
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-HIDDEN, DTYPE = 16, torch.bfloat16
+HIDDEN = 16
+DTYPE = torch.bfloat16
 CONFIG = EngineConfig(
-    num_blocks=20, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=8, max_draft_tokens=3, async_depth=3
+    num_blocks=20,
+    max_model_len=64,
+    max_num_seqs=2,
+    max_num_batched_tokens=8,
+    max_draft_tokens=3,
+    async_depth=3,
 )
 STAGES = [Stage(0, 2, 4), Stage(2, 3, 4), Stage(3, 4, 4)]
-DRAFTS = {"of the last layer": StageDrafts(final=ALL), "of three layers": StageDrafts(layers=(1, 2, 3))}
+DRAFTS = {
+    "of the last layer": StageDrafts(final=ALL),
+    "of three layers": StageDrafts(layers=(1, 2, 3)),
+}
 SHAPES = [StepShape(num_tokens=n, num_decodes=n) for n in (3, 1, 5, 2, 4, 1)]
 
 
@@ -44,7 +53,12 @@ class Heads:
         self.seen: list[dict[str, Any]] = []
 
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
-        self.seen.append({"final": final.clone(), "inputs": {layer: each.clone() for layer, each in inputs.items()}})
+        self.seen.append(
+            {
+                "final": final.clone(),
+                "inputs": {layer: each.clone() for layer, each in inputs.items()},
+            }
+        )
 
     def see(self, shape: StepShape, steps: torch.Tensor) -> None:
         words = self._buffers.words(shape)
@@ -53,15 +67,23 @@ class Heads:
 
 class Stages:
     def __init__(self, drafts: StageDrafts) -> None:
-        self.drafts, self.elsewhere = drafts, shown_elsewhere(drafts, STAGES[0])
-        sizes = state_sizes_of(CONFIG, len(self.elsewhere), CONFIG.max_positions * HIDDEN * DTYPE.itemsize)
+        self.drafts = drafts
+        self.elsewhere = shown_elsewhere(drafts, STAGES[0])
+        sizes = state_sizes_of(
+            CONFIG, len(self.elsewhere), CONFIG.max_positions * HIDDEN * DTYPE.itemsize
+        )
         piece = torch.zeros(sizes.num_bytes, dtype=torch.uint8, device=DEVICE)
         memory = StateMemory(address=piece.data_ptr(), sizes=sizes, owner=piece)
         self.buffers = StepBuffers(CONFIG, 4, DEVICE, 2)
         self.heads = Heads(self.buffers)
         first, *later = (
             ShownStates(
-                drafts=drafts, stage=stage, elsewhere=self.elsewhere, memory=memory, hidden_size=HIDDEN, dtype=DTYPE
+                drafts=drafts,
+                stage=stage,
+                elsewhere=self.elsewhere,
+                memory=memory,
+                hidden_size=HIDDEN,
+                dtype=DTYPE,
             )
             for stage in STAGES
         )
@@ -75,10 +97,14 @@ class Stages:
         self.tellers = [self.late.shown, *(each.teller(DEVICE) for each in later)]
 
     def launch(self, number: int, shape: StepShape) -> dict[int, torch.Tensor]:
-        """Has all stages compute a step. Returns the inputs of all layers, and the states behind the last."""
+        """Has all stages compute a step. Returns the inputs of all layers, and the states behind
+        the last."""
         self.buffers._words.fill_(number)
         self.late.note(shape, 2)
-        states = {each: torch.randn(shape.num_tokens, HIDDEN, device=DEVICE).to(DTYPE) for each in (*range(4), FINAL)}
+        states = {
+            each: torch.randn(shape.num_tokens, HIDDEN, device=DEVICE).to(DTYPE)
+            for each in (*range(4), FINAL)
+        }
         for stage, teller in zip(STAGES, self.tellers, strict=True):
             own = {layer - stage.first: states[layer] for layer in range(stage.first, stage.stop)}
             assert set(teller.layers) <= set(own)
@@ -87,8 +113,11 @@ class Stages:
 
 
 @pytest.mark.parametrize("drafts", DRAFTS.values(), ids=DRAFTS)
-def test_heads_read_each_step_as_it_was_when_others_have_had_the_buffers(drafts: StageDrafts) -> None:
-    stages, launched = Stages(drafts), list[dict[int, torch.Tensor]]()
+def test_heads_read_each_step_as_it_was_when_others_have_had_the_buffers(
+    drafts: StageDrafts,
+) -> None:
+    stages = Stages(drafts)
+    launched = list[dict[int, torch.Tensor]]()
     assert stages.late.most == 4
     for number, shape in enumerate(SHAPES):
         launched.append(stages.launch(number, shape))
@@ -108,7 +137,8 @@ def test_heads_read_each_step_as_it_was_when_others_have_had_the_buffers(drafts:
 
 
 @pytest.mark.parametrize(
-    ("layers", "stop", "expected"), [((0, 1, 2), 3, ()), ((0, 2, 5), 2, (2, 5)), ((2, 3, 5), 1, (2, 3, 5))]
+    ("layers", "stop", "expected"),
+    [((0, 1, 2), 3, ()), ((0, 2, 5), 2, (2, 5)), ((2, 3, 5), 1, (2, 3, 5))],
 )
 def test_layers_of_the_first_stage_have_no_channel(
     layers: tuple[int, ...], stop: int, expected: tuple[int, ...]

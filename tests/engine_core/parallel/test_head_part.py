@@ -1,5 +1,5 @@
-"""Draws of guesses on GPUs that have the logits of some tokens each: the tokens of one GPU, and the same on each rank.
-Without a GPU kernels are interpreted."""
+"""Draws of guesses on GPUs that have the logits of some tokens each: the tokens of one GPU, and the
+same on each rank. Without a GPU kernels are interpreted."""
 
 from __future__ import annotations
 
@@ -26,9 +26,14 @@ from tests.kernels.paging import LONG_INTERPRETED
 from tests.kernels.peer_rank import PeerRanks, peer_ranks
 from tests.long_values import long_but
 
-VOCAB_SIZE, HIDDEN, PROMPT_LEN, NUM_ROWS = 300, 64, 6, 6
+VOCAB_SIZE = 300
+HIDDEN = 64
+PROMPT_LEN = 6
+NUM_ROWS = 6
 PLAIN_DRAWS = [SamplingParams(temperature=0.3 * i, seed=i) for i in range(NUM_ROWS)]
-EDITED = [replace(each, repetition_penalty=1.5, logit_bias={7: 2.0, 250: 2.0}) for each in PLAIN_DRAWS]
+EDITED = [
+    replace(each, repetition_penalty=1.5, logit_bias={7: 2.0, 250: 2.0}) for each in PLAIN_DRAWS
+]
 FILTERED = [replace(each, temperature=0.9, top_k=9, top_p=0.9) for each in PLAIN_DRAWS]
 OF_EACH_KIND = [
     SamplingParams(temperature=0.0, top_k=3),
@@ -64,14 +69,23 @@ class Plainly:
 
 
 class Rows:
-    """A sampler over a matrix as one GPU has it, or over a rank's part, with rows of some samplings."""
+    """A sampler over a matrix as one GPU has it, or over a rank's part, with rows of some
+    samplings."""
 
-    def __init__(self, samplings: list[SamplingParams], memory: PeerMemory, *, is_part: bool) -> None:
+    def __init__(
+        self, samplings: list[SamplingParams], memory: PeerMemory, *, is_part: bool
+    ) -> None:
         self.device = memory.bases.device
         if self.device.type == "cpu":
             torch.Tensor.pin_memory = lambda tensor: tensor  # type: ignore[assignment,method-assign]
-        shard, platform = Shard(memory.index, memory.size), Plainly()
-        weight = torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(0)).to(self.device) / 8
+        shard = Shard(memory.index, memory.size)
+        platform = Plainly()
+        weight = (
+            torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(0)).to(
+                self.device
+            )
+            / 8
+        )
         tokens = shard.vocabulary(VOCAB_SIZE)
         linear = DenseLinear(weight[tokens.start : tokens.stop] if is_part else weight)
         self.group = CountedGroup(memory)
@@ -88,20 +102,33 @@ class Rows:
         for row, params in enumerate(samplings):
             ids = np.full(PROMPT_LEN, 7, np.int32)
             self.served.admit(
-                AdmittedRow(row=row, token_ids=ids, num_prompt_tokens=PROMPT_LEN, sampling=params, choice_index=0)
+                AdmittedRow(
+                    row=row,
+                    token_ids=ids,
+                    num_prompt_tokens=PROMPT_LEN,
+                    sampling=params,
+                    choice_index=0,
+                )
             )
             words = np.zeros(PARAM_WORDS, np.int32)
             strengths = np.array([params.temperature, params.top_p, params.min_p], np.float32)
-            words[0], words[4], words[[3, 5, 6]] = params.seed, params.top_k, strengths.view(np.int32)
+            words[0] = params.seed
+            words[4] = params.top_k
+            words[[3, 5, 6]] = strengths.view(np.int32)
             self.params[row] = torch.from_numpy(words)
         self.needs = self.served.needs(np.arange(NUM_ROWS))
 
     def draw(self, noise: int | None = None) -> list[int]:
-        """From the same hidden states on all ranks; `noise`: the seed of what a rank's logits differ by."""
-        hidden = torch.randn(NUM_ROWS, HIDDEN, generator=torch.Generator().manual_seed(1)).to(self.device)
+        """From the same hidden states on all ranks; `noise`: the seed of what a rank's logits
+        differ by."""
+        hidden = torch.randn(NUM_ROWS, HIDDEN, generator=torch.Generator().manual_seed(1)).to(
+            self.device
+        )
         logits = self.product(hidden)
         if noise is not None:
-            logits = logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(noise)).to(self.device)
+            logits = logits + torch.randn(
+                logits.shape, generator=torch.Generator().manual_seed(noise)
+            ).to(self.device)
         rows = torch.arange(NUM_ROWS, dtype=torch.int32, device=self.device)
         places = Places(rows, torch.full_like(rows, PROMPT_LEN), torch.ones_like(rows))
         drawn = self.sampler.draw_from(logits, self.params, self.tokens, places, self.needs)
@@ -109,12 +136,17 @@ class Rows:
         return tokens
 
     def scored(self, masks: torch.Tensor | None) -> tuple[list[int], torch.Tensor]:
-        """From one row of hidden states each, as a step of the served model: tokens, and words of their scores."""
-        hidden = torch.randn(NUM_ROWS, HIDDEN, generator=torch.Generator().manual_seed(2)).to(self.device)
+        """From one row of hidden states each, as a step of the served model: tokens, and words of
+        their scores."""
+        hidden = torch.randn(NUM_ROWS, HIDDEN, generator=torch.Generator().manual_seed(2)).to(
+            self.device
+        )
         rows = torch.arange(NUM_ROWS, dtype=torch.int32, device=self.device)
         places = Places(rows, torch.full_like(rows, PROMPT_LEN), torch.ones_like(rows))
         given = None if masks is None else masks.to(self.device)
-        drawn = self.served.draw_special(hidden, self.params, self.tokens, places, self.needs, given)
+        drawn = self.served.draw_special(
+            hidden, self.params, self.tokens, places, self.needs, given
+        )
         tokens: list[int] = drawn.tolist()
         return tokens, self.served._scores._words.cpu().clone()
 
@@ -125,7 +157,9 @@ def of_each_kind(memory: PeerMemory, masks: torch.Tensor | None) -> tuple[Any, A
     return found, whole.scored(masks), parts.group.num_joined
 
 
-def drawn(memory: PeerMemory, samplings: list[SamplingParams]) -> tuple[Needs, list[int], list[int], list[int]]:
+def drawn(
+    memory: PeerMemory, samplings: list[SamplingParams]
+) -> tuple[Needs, list[int], list[int], list[int]]:
     parts = Rows(samplings, memory, is_part=True)
     alone = Rows(samplings, memory, is_part=False).draw()
     return parts.needs, parts.draw(), alone, parts.draw(noise=memory.index)
@@ -153,12 +187,16 @@ def test_guesses_from_parts_are_those_from_whole_rows_and_the_same_on_each_rank(
 
 
 @pytest.mark.parametrize("is_masked", long_but((False, True), True))
-def test_filtered_draws_and_log_probabilities_of_a_step_gather_no_logits(ranks: PeerRanks, is_masked: bool) -> None:
+def test_filtered_draws_and_log_probabilities_of_a_step_gather_no_logits(
+    ranks: PeerRanks, is_masked: bool
+) -> None:
     masks = torch.full((NUM_ROWS, -(-VOCAB_SIZE // 32)), -1, dtype=torch.int32)
     # Some rows are left to one rank alone.
     masks[::2, 3:] = 0
     given = masks if is_masked else None
-    for (tokens, words), (expected, expected_words), num_joined in ranks(of_each_kind, [given] * ranks.size):
+    for (tokens, words), (expected, expected_words), num_joined in ranks(
+        of_each_kind, [given] * ranks.size
+    ):
         assert tokens == expected
         assert torch.equal(words, expected_words)
         assert num_joined == 0

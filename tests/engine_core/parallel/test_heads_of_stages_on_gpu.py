@@ -1,5 +1,5 @@
-"""Draft heads of the first pipeline stage on GPUs, or on one GPU, by turns: guesses are those of one process, and
-answers have the bits of the same stages without drafts."""
+"""Draft heads of the first pipeline stage on GPUs, or on one GPU, by turns: guesses are those of
+one process, and answers have the bits of the same stages without drafts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ pytestmark = pytest.mark.gpu
 FEW_TOKENS = {41: 60.0, 42: 60.0, 45: 60.0, 46: 60.0}
 """A bias to tokens that all heads guess."""
 OF_FEW_TOKENS = [
-    SamplingParams(max_tokens=40, temperature=0.7 * (i % 2), seed=i, logit_bias=FEW_TOKENS) for i in range(len(PROMPTS))
+    SamplingParams(max_tokens=40, temperature=0.7 * (i % 2), seed=i, logit_bias=FEW_TOKENS)
+    for i in range(len(PROMPTS))
 ]
 STAGES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -56,8 +57,9 @@ def told(answers: list[Answer]) -> list[object]:
 
 
 def counts(engine: SmallEngine) -> list[tuple[int, int]]:
-    """Drafts of each answer, and those accepted. Even random heads guess every eighth of few tokens, and others where
-    they read other hidden states. One answer follows another: of several at once a step verifies fewer drafts."""
+    """Drafts of each answer, and those accepted. Even random heads guess every eighth of few
+    tokens, and others where they read other hidden states. One answer follows another: of several
+    at once a step verifies fewer drafts."""
     found = []
     for prompt, sampling in zip(PROMPTS, OF_FEW_TOKENS, strict=True):
         speculator = WholeDrafts().beside(engine.config)
@@ -73,7 +75,8 @@ def test_the_first_stage_guesses_as_one_process_does_and_no_bit_changes(
     share_unless(2, monkeypatch)
     heads = heads_of(kind, tmp_path)
     with ranks_of(folder, tensor_parallel_size=1, draft_heads=heads) as one:
-        expected, guessed = told(answers_of_a_new_engine(one, PROMPTS, ASKED)[0]), counts(one)
+        expected = told(answers_of_a_new_engine(one, PROMPTS, ASKED)[0])
+        guessed = counts(one)
     assert len({accepted for _, accepted in guessed} - {0}) > 1
     for access in ("auto", "off"):
         with ranks_of(folder, draft_heads=heads, peer_access=access, **STAGES) as engine:
@@ -85,14 +88,20 @@ def test_the_first_stage_guesses_as_one_process_does_and_no_bit_changes(
 
 @pytest.mark.parametrize(("kind", "options"), OPTIONS, ids=str)
 def test_however_an_engine_is_set(
-    kind: str, options: dict[str, Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    options: dict[str, Any],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     share_unless(2, monkeypatch)
     with ranks_of(folder, draft_heads=heads_of(kind, tmp_path), **STAGES, **options) as engine:
         check_drafts(engine)
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [("eagle3", (1, 3)), ("eagle", (2, 2)), ("medusa", (2, 2))])
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [("eagle3", (1, 3)), ("eagle", (2, 2)), ("medusa", (2, 2))]
+)
 def test_more_stages_and_ranks_of_each(
     kind: str, sizes: tuple[int, int], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +137,8 @@ def test_stages_on_other_hosts_show_the_first_one_what_heads_read(
     share_unless(tensor, monkeypatch)
     heads = heads_of(kind, tmp_path)
     with ranks_of(folder, draft_heads=heads, tensor_parallel_size=tensor) as one:
-        expected, guessed = told(answers_of_a_new_engine(one, PROMPTS, ASKED)[0]), counts(one)
+        expected = told(answers_of_a_new_engine(one, PROMPTS, ASKED)[0])
+        guessed = counts(one)
     hosts = hosts_of(folder, tmp_path, monkeypatch, size=size, num_hosts=num_hosts, tensor=tensor)
     with hosts as (stages, _), ranks_of(folder, draft_heads=heads, **stages, **options) as engine:
         assert counts(engine) == guessed
@@ -142,8 +152,12 @@ def test_the_death_of_a_stage_ends_the_executor(
 ) -> None:
     share_unless(2, monkeypatch)
     with ranks_of(folder, draft_heads=heads_of("eagle", tmp_path), **STAGES) as engine:
-        answers_of_a_new_engine(engine, PROMPTS[:1], [greedy(4)], WholeDrafts().beside(engine.config))
+        answers_of_a_new_engine(
+            engine, PROMPTS[:1], [greedy(4)], WholeDrafts().beside(engine.config)
+        )
         assert isinstance(engine.executor, MultiExecutor)
         os.kill(engine.executor.ranks.pids[rank], signal.SIGKILL)
         with pytest.raises(RankLost, match=f"rank {rank} was ended by SIGKILL"):
-            answers_of_a_new_engine(engine, PROMPTS, [greedy(200)], WholeDrafts(is_ahead=True).beside(engine.config))
+            answers_of_a_new_engine(
+                engine, PROMPTS, [greedy(200)], WholeDrafts(is_ahead=True).beside(engine.config)
+            )

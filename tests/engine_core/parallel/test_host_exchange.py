@@ -1,4 +1,5 @@
-"""Where pieces lie in the host memory through which ranks exchange, and what is said of it. Without a GPU."""
+"""Where pieces lie in the host memory through which ranks exchange, and what is said of it. Without
+a GPU."""
 
 from __future__ import annotations
 
@@ -63,23 +64,31 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def sizes_of(tensor: int, pipeline: int) -> ExchangeSizes:
     layout = ParallelLayout(tensor=tensor, pipeline=pipeline)
     stages, states = (STAGES, STATES) if pipeline > 1 else (None, None)
-    return ExchangeSizes(layout=layout, row_bytes=2048, stages=stages, states=states, here=range(pipeline))
+    return ExchangeSizes(
+        layout=layout, row_bytes=2048, stages=stages, states=states, here=range(pipeline)
+    )
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 3), (2, 2)])
-def test_no_two_pieces_share_a_byte_and_ranks_agree_where_they_lie(tensor: int, pipeline: int) -> None:
-    sizes, memory = sizes_of(tensor, pipeline), anonymous_memory("exchange", 0)
+def test_no_two_pieces_share_a_byte_and_ranks_agree_where_they_lie(
+    tensor: int, pipeline: int
+) -> None:
+    sizes = sizes_of(tensor, pipeline)
+    memory = anonymous_memory("exchange", 0)
     found: dict[tuple[str, int], set[int]] = {}
     for rank in range(sizes.layout.num_ranks):
         exchange = HostExchange(memory, sizes, rank)
-        first, stage, shard = exchange._address, rank // tensor, rank % tensor
+        first = exchange._address
+        stage = rank // tensor
+        shard = rank % tensor
         if tensor > 1:
             peers = exchange.peers()
             assert peers.index == shard
             for i, base in enumerate(peers.bases.tolist()):
                 found.setdefault(("peers", stage * tensor + i), set()).add(base - first)
         if pipeline > 1:
-            stages, states = exchange.stages(), exchange.states()
+            stages = exchange.stages()
+            states = exchange.states()
             assert states is not None
             assert states.is_host
             found.setdefault(("states", shard), set()).add(states.address - first)
@@ -91,7 +100,11 @@ def test_no_two_pieces_share_a_byte_and_ranks_agree_where_they_lie(tensor: int, 
                 found.setdefault(("stage", rank - tensor), set()).add(stages.before - first)
     assert os.fstat(memory).st_size == sizes.num_bytes
     os.close(memory)
-    lengths = {"peers": memory_bytes(tensor, sizes.slot_bytes), "stage": STAGES.num_bytes, "states": STATES.num_bytes}
+    lengths = {
+        "peers": memory_bytes(tensor, sizes.slot_bytes),
+        "stage": STAGES.num_bytes,
+        "states": STATES.num_bytes,
+    }
     end = 0
     for [begin], kind in sorted((sorted(begins), kind) for (kind, _), begins in found.items()):
         assert begin % 16 == 0
@@ -102,7 +115,9 @@ def test_no_two_pieces_share_a_byte_and_ranks_agree_where_they_lie(tensor: int, 
 
 def on_hosts(tensor: int, here: range, *, has_peers: bool = False) -> ExchangeSizes:
     layout = ParallelLayout(tensor=tensor, pipeline=3)
-    return ExchangeSizes(layout=layout, row_bytes=2048, stages=STAGES, here=here, has_peers=has_peers)
+    return ExchangeSizes(
+        layout=layout, row_bytes=2048, stages=STAGES, here=here, has_peers=has_peers
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,29 +129,38 @@ def on_hosts(tensor: int, here: range, *, has_peers: bool = False) -> ExchangeSi
 def test_a_host_has_pieces_of_its_own_stages_and_of_those_next_to_them(
     here: range, with_pieces: list[int], has_peers: bool
 ) -> None:
-    tensor, sizes = 2, on_hosts(2, here, has_peers=has_peers)
+    tensor = 2
+    sizes = on_hosts(2, here, has_peers=has_peers)
     assert list(sizes.with_pieces) == with_pieces
     peers = len(here) * tensor * sizes.peer_bytes
     assert (peers > 0) == has_peers
     assert sizes.num_bytes == peers + len(with_pieces) * tensor * sizes.stage_bytes
-    memory, begins = anonymous_memory("exchange", 0), set[int]()
+    memory = anonymous_memory("exchange", 0)
+    begins = set[int]()
     for stage in here:
         for shard in range(tensor):
             exchange = HostExchange(memory, sizes, stage * tensor + shard)
-            stages, first = exchange.stages(), exchange._address + peers
+            stages = exchange.stages()
+            first = exchange._address + peers
             found = {stage - 1: stages.before, stage: stages.own, stage + 1: stages.behind}
-            assert [each for each, address in found.items() if address] == [n for n in with_pieces if n in found]
+            assert [each for each, address in found.items() if address] == [
+                n for n in with_pieces if n in found
+            ]
             begins |= {address - first for address in found.values() if address}
             # The last stage tells its tokens once: those on other hosts are told over its rings.
             if stage in (0, 2):
-                others = [first + ((n - with_pieces[0]) * tensor + shard) * sizes.stage_bytes for n in with_pieces]
+                others = [
+                    first + ((n - with_pieces[0]) * tensor + shard) * sizes.stage_bytes
+                    for n in with_pieces
+                ]
                 assert stages.others.tolist() == [each for each in others if each != stages.own]
     os.close(memory)
     assert begins == {i * sizes.stage_bytes for i in range(len(with_pieces) * tensor)}
 
 
 def test_a_stage_relays_what_other_hosts_have_next_to_it() -> None:
-    memory, links = anonymous_memory("exchange", 0), [links_of(each) for each in create_stage_rings(THREE)]
+    memory = anonymous_memory("exchange", 0)
+    links = [links_of(each) for each in create_stage_rings(THREE)]
     relayed = {}
     for here in (range(2), range(2, 3)):
         for stage in here:
@@ -144,16 +168,21 @@ def test_a_stage_relays_what_other_hosts_have_next_to_it() -> None:
             relay = exchange.relay(links[stage])
             relayed[stage] = relay._received is not None, relay._sender is not None
     os.close(memory)
-    # Streams of a stage before, and what goes to others. All but the last one receive tokens over their links.
+    # Streams of a stage before, and what goes to others. All but the last one receive tokens over
+    # their links.
     assert relayed == {0: (False, False), 1: (False, True), 2: (True, True)}
 
 
 def test_hidden_states_are_relayed_from_where_kernels_of_the_host_leave_them() -> None:
-    memory, links = anonymous_memory("exchange", 0), [links_of(each) for each in create_stage_rings(THREE)]
-    sizes = replace(on_hosts(2, range(2, 3)), states=StateSizes(num_channels=2, num_slots=2, slot_bytes=4096))
+    memory = anonymous_memory("exchange", 0)
+    links = [links_of(each) for each in create_stage_rings(THREE)]
+    sizes = replace(
+        on_hosts(2, range(2, 3)), states=StateSizes(num_channels=2, num_slots=2, slot_bytes=4096)
+    )
     for rank in (4, 5):
         exchange = HostExchange(memory, sizes, rank)
-        relay, states = exchange.relay(links[2], [1]), exchange.states()
+        relay = exchange.relay(links[2], [1])
+        states = exchange.states()
         assert states is not None
         assert relay._states is not None
         piece = relay._states._piece
@@ -164,10 +193,13 @@ def test_hidden_states_are_relayed_from_where_kernels_of_the_host_leave_them() -
 
 
 def test_heads_that_read_the_first_stage_alone_have_nothing_relayed() -> None:
-    memory, links = anonymous_memory("exchange", 0), [links_of(each) for each in create_stage_rings(THREE)]
+    memory = anonymous_memory("exchange", 0)
+    links = [links_of(each) for each in create_stage_rings(THREE)]
     states = StateSizes(num_channels=0, num_slots=2, slot_bytes=4096)
     for stage in range(3):
-        exchange = HostExchange(memory, replace(on_hosts(1, range(stage, stage + 1)), states=states), stage)
+        exchange = HostExchange(
+            memory, replace(on_hosts(1, range(stage, stage + 1)), states=states), stage
+        )
         relay = exchange.relay(links[stage])
         relay.note_layers(5)
         assert relay._states is not None
@@ -178,7 +210,8 @@ def test_heads_that_read_the_first_stage_alone_have_nothing_relayed() -> None:
 class Host:
     """The group over host memory of a rank beside one that gives `others`, if it is less."""
 
-    index, size = 0, 2
+    index = 0
+    size = 2
 
     def __init__(self, other: int) -> None:
         self._other = other
@@ -188,7 +221,12 @@ class Host:
 
 
 def exchanged(
-    access: str, host: Host, reached: int | None, monkeypatch: pytest.MonkeyPatch, *, num_hosts: int = 0
+    access: str,
+    host: Host,
+    reached: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    num_hosts: int = 0,
 ) -> tuple[Any, list[str]]:
     """What a rank finds, and what it says."""
     monkeypatch.setattr(rank_channels, "first_unreached", lambda options, own: reached)
@@ -203,10 +241,15 @@ def exchanged(
         stage_hosts=num_hosts,
     )
     types = dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
-    place: Any = SimpleNamespace(shard=options.layout.shard(0), stage_index=0, group=host, links=StageLinks())
-    place.exchange, place.warn = memory, said.append
+    place: Any = SimpleNamespace(
+        shard=options.layout.shard(0), stage_index=0, group=host, links=StageLinks()
+    )
+    place.exchange = memory
+    place.warn = said.append
     try:
-        return _host_exchange(BuildRequest(options=options, model=MODEL, **types), place, sizes), said
+        return _host_exchange(
+            BuildRequest(options=options, model=MODEL, **types), place, sizes
+        ), said
     finally:
         os.close(memory)
 
@@ -215,7 +258,9 @@ def test_gpus_that_reach_one_another_need_no_host_memory(monkeypatch: pytest.Mon
     assert exchanged("auto", Host(100), None, monkeypatch) == (None, [])
 
 
-@pytest.mark.parametrize(("reached", "other"), [(1, 100), (None, 1)], ids=["this rank", "the other rank"])
+@pytest.mark.parametrize(
+    ("reached", "other"), [(1, 100), (None, 1)], ids=["this rank", "the other rank"]
+)
 def test_the_log_names_the_gpus_that_do_not_reach_one_another(
     reached: int | None, other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +281,8 @@ def test_host_memory_that_cannot_be_locked_is_refused_on_all_ranks(
     with pytest.raises(ConfigError) as error:
         exchanged("off", Host(0 if is_other else 100), None, monkeypatch)
     assert str(error.value) == (
-        "peer_access is 'off'; allowed: auto, where GPUs reach one another's memory; peer_access is off, and the host "
+        "peer_access is 'off'; allowed: auto, where GPUs reach one another's memory; peer_access "
+        "is off, and the host "
         f"does not let a GPU lock {sizes_of(2, 1).num_bytes} bytes to exchange through"
     )
 
@@ -255,5 +301,6 @@ def test_stages_on_other_hosts_exchange_through_host_memory_and_ranks_of_one_as_
         exchanged("auto", Host(100), None, monkeypatch, num_hosts=2)
     num_bytes = on_hosts(2, range(1)).num_bytes
     assert str(error.value) == (
-        f"stage_hosts is 2; allowed: 0, since the host does not let a GPU lock {num_bytes} bytes to exchange through"
+        f"stage_hosts is 2; allowed: 0, since the host does not let a GPU lock {num_bytes} bytes "
+        "to exchange through"
     )

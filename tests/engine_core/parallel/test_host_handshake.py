@@ -20,8 +20,22 @@ from headwater.engine_core.parallel.board import Board, create_board
 from headwater.engine_core.parallel.host_address import listen
 from headwater.engine_core.parallel.host_applicant import CHECK_SECONDS
 from headwater.engine_core.parallel.host_frames import ACCEPT, BEAT, HEAD, LOST, OFFER, PIECE, head
-from headwater.engine_core.parallel.host_join import EngineAway, Joined, JoinRefused, Stopped, Waiting, join
-from headwater.engine_core.parallel.host_proof import HELLO_BYTES, MAGIC, PROOF_SECONDS, STAGE, new_hello, proof
+from headwater.engine_core.parallel.host_join import (
+    EngineAway,
+    Joined,
+    JoinRefused,
+    Stopped,
+    Waiting,
+    join,
+)
+from headwater.engine_core.parallel.host_proof import (
+    HELLO_BYTES,
+    MAGIC,
+    PROOF_SECONDS,
+    STAGE,
+    new_hello,
+    proof,
+)
 from headwater.engine_core.parallel.rank_rings import create_rank_rings
 from headwater.engine_core.parallel.stage_hosts import StageHosts
 from headwater.engine_core.shards import ParallelLayout
@@ -89,7 +103,8 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def advance_clock(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Advances the engine's clock by so many seconds. The clock stands still otherwise, even if the machine pauses."""
+    """Advances the engine's clock by so many seconds. The clock stands still otherwise, even if the
+    machine pauses."""
     now = [time.monotonic()]
     monkeypatch.setattr(stage_hosts, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -117,8 +132,13 @@ def test_a_host_with_the_secret_gets_the_offer_of_its_stage(engine: Engine) -> N
     assert engine.lost.startswith("(stage 1 on 127.0.0.1) has closed its connection")
 
 
-def test_each_side_refuses_the_other_with_another_secret(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), pytest.raises(JoinRefused, match="does not believe this host: it has anoth"):
+def test_each_side_refuses_the_other_with_another_secret(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(JoinRefused, match="does not believe this host: it has anoth"),
+    ):
         join(engine.address, OTHER, Waiting([]))
     assert holds_within(lambda: "from 127.0.0.1 has another secret" in caplog.text, 30)
     # One that believes anybody, to learn what stage hosts say.
@@ -156,7 +176,9 @@ def test_a_proof_counts_once_and_for_one_role(engine: Engine) -> None:
     assert engine.hosts.missing == [1]
 
 
-@pytest.mark.parametrize("rubbish", [b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n", b"\0" * 4096, MAGIC[:-1] + b"2" * 40])
+@pytest.mark.parametrize(
+    "rubbish", [b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n", b"\0" * 4096, MAGIC[:-1] + b"2" * 40]
+)
 def test_what_is_no_stage_host_is_closed_at_its_first_bytes(engine: Engine, rubbish: bytes) -> None:
     with engine.connected() as connection:
         connection.sendall(rubbish)
@@ -181,7 +203,9 @@ def test_who_stalls_in_the_handshake_is_closed_and_holds_up_no_other(
 
 def test_of_many_connections_the_oldest_is_closed(engine: Engine) -> None:
     with contextlib.ExitStack() as stack:
-        many = [stack.enter_context(engine.connected()) for _ in range(stage_hosts.MOST_APPLICANTS + 3)]
+        many = [
+            stack.enter_context(engine.connected()) for _ in range(stage_hosts.MOST_APPLICANTS + 3)
+        ]
         for each in many[:3]:
             assert ends(each) == b""
         engine.joined().connection.close()
@@ -191,7 +215,9 @@ def test_many_connections_do_not_close_that_of_a_host_which_has_the_secret(engin
     """A host may take a minute to compare its model with the offer."""
     checking = join(engine.address, SECRET, Waiting([]))
     with checking.connection, contextlib.ExitStack() as stack:
-        many = [stack.enter_context(engine.connected()) for _ in range(stage_hosts.MOST_APPLICANTS + 3)]
+        many = [
+            stack.enter_context(engine.connected()) for _ in range(stage_hosts.MOST_APPLICANTS + 3)
+        ]
         for each in many[:4]:
             assert ends(each) == b""
         checking.accept()
@@ -209,9 +235,22 @@ def test_many_connections_do_not_close_that_of_a_host_which_has_the_secret(engin
         (head(BEAT, 4) + b"beat", "broke the protocol: it sent 4 bytes of progress"),
         (head(LOST, 4) + b"lost", "broke the protocol: it sent a loss that cannot be read"),
         (head(LOST, 16) + json.dumps([1, "was\n"]).encode().ljust(16), "was?"),
-        (head(PIECE, 1 << 18, 3).join([b"", *[bytes(1 << 18)] * 40]), "it sent more than channel 3 has room for"),
+        (
+            head(PIECE, 1 << 18, 3).join([b"", *[bytes(1 << 18)] * 40]),
+            "it sent more than channel 3 has room for",
+        ),
     ],
-    ids=["long piece", "long frame", "kind", "channel", "offer", "beat", "unreadable loss", "loss", "too much"],
+    ids=[
+        "long piece",
+        "long frame",
+        "kind",
+        "channel",
+        "offer",
+        "beat",
+        "unreadable loss",
+        "loss",
+        "too much",
+    ],
 )
 def test_a_host_that_breaks_the_protocol_is_lost(engine: Engine, sent: bytes, reason: str) -> None:
     joined = engine.joined()
@@ -222,7 +261,8 @@ def test_a_host_that_breaks_the_protocol_is_lost(engine: Engine, sent: bytes, re
 
 
 def test_a_host_that_says_nothing_is_lost_after_two_seconds(engine: Engine) -> None:
-    engine.watch.allowed_silence, began = 0.0, time.monotonic()
+    engine.watch.allowed_silence = 0.0
+    began = time.monotonic()
     joined = engine.joined()
     assert engine.lost.startswith("(stage 1 on 127.0.0.1) has been silent for 2.")
     assert time.monotonic() - began > 1.5
@@ -241,7 +281,9 @@ def test_an_engine_does_not_wait_for_ever_when_nothing_is_moved(
 
 
 def test_a_host_waits_for_an_engine_that_is_not_there_or_does_not_answer() -> None:
-    with pytest.raises(EngineAway, match=r"no engine is at 127\.0\.0\.1:\d+ \(Connection refused\)"):
+    with pytest.raises(
+        EngineAway, match=r"no engine is at 127\.0\.0\.1:\d+ \(Connection refused\)"
+    ):
         join(free_address(), SECRET, Waiting([]))
     stopped, stop = os.pipe()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -254,12 +296,16 @@ def test_a_host_waits_for_an_engine_that_is_not_there_or_does_not_answer() -> No
     os.close(stop)
 
 
-def test_a_host_tries_every_address_of_the_engines_name(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_tries_every_address_of_the_engines_name(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine listens at one of its addresses, and a resolver may return another one first."""
     port = int(engine.address.rsplit(":", 1)[1])
     tcp = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
     places = [(*tcp, ("127.0.0.2", port)), (*tcp, ("127.0.0.1", port))]
-    monkeypatch.setattr("headwater.engine_core.parallel.host_join.socket.getaddrinfo", lambda *_, **__: places)
+    monkeypatch.setattr(
+        "headwater.engine_core.parallel.host_join.socket.getaddrinfo", lambda *_, **__: places
+    )
     joined = join(f"engine.example:{port}", SECRET, Waiting([]))
     with joined.connection:
         assert (joined.stage, joined.offer) == (1, "an offer")
@@ -275,7 +321,9 @@ def test_a_host_ends_where_something_else_listens() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(JoinRefused, match="speaks another protocol, or that of another version"):
+        with pytest.raises(
+            JoinRefused, match="speaks another protocol, or that of another version"
+        ):
             join(address_of(server), SECRET, Waiting([]))
         thread.join()
 

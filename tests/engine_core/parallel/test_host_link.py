@@ -10,7 +10,13 @@ import pytest
 
 from headwater.engine_core.parallel.host_channels import WINDOW_BYTES
 from headwater.engine_core.parallel.host_frames import FrameReader
-from headwater.engine_core.parallel.host_link import HostLink, LinkLost, downward_ends, poll_once, upward_ends
+from headwater.engine_core.parallel.host_link import (
+    HostLink,
+    LinkLost,
+    downward_ends,
+    poll_once,
+    upward_ends,
+)
 from headwater.engine_core.parallel.rank_rings import RankRings, create_rank_rings
 from headwater.engine_core.ring import RingReader, RingWriter
 from headwater.engine_core.shards import ParallelLayout
@@ -25,23 +31,41 @@ class Hosts:
 
     def __init__(self) -> None:
         pairs = [(create_rank_rings(THREE, rank), create_rank_rings(THREE, rank)) for rank in RANKS]
-        at_engine, self.engine = [own for (own, _), _ in pairs], [other for (_, other), _ in pairs]
-        self.ranks, at_host = [own for _, (own, _) in pairs], [other for _, (_, other) in pairs]
+        at_engine = [own for (own, _), _ in pairs]
+        self.engine = [other for (_, other), _ in pairs]
+        self.ranks = [own for _, (own, _) in pairs]
+        at_host = [other for _, (_, other) in pairs]
         sockets = socket.socketpair()
         self.beats = list[bytes]()
-        more: dict[str, Callable[..., None]] = {"on_beat": lambda link, beat: self.beats.append(beat)}
+        more: dict[str, Callable[..., None]] = {
+            "on_beat": lambda link, beat: self.beats.append(beat)
+        }
         self.links = [
             HostLink(
-                sockets[0], FrameReader(), downward_ends(at_engine), upward_ends(at_engine), beat=lambda: b"", **more
+                sockets[0],
+                FrameReader(),
+                downward_ends(at_engine),
+                upward_ends(at_engine),
+                beat=lambda: b"",
+                **more,
             ),
-            HostLink(sockets[1], FrameReader(), upward_ends(at_host), downward_ends(at_host), beat=lambda: b"", **more),
+            HostLink(
+                sockets[1],
+                FrameReader(),
+                upward_ends(at_host),
+                downward_ends(at_host),
+                beat=lambda: b"",
+                **more,
+            ),
         ]
 
     def move(self, until: Callable[[], bool], rounds: int = 100_000) -> None:
         for _ in range(rounds):
             if until():
                 return
-            for call in poll_once([each for link in self.links for each in link.interests()], 0.001):
+            for call in poll_once(
+                [each for link in self.links for each in link.interests()], 0.001
+            ):
                 call()
         raise AssertionError("what is awaited does not come")
 
@@ -66,8 +90,10 @@ def writers(rings: list[RankRings], names: str) -> list[RingWriter]:
 
 
 def test_each_ring_of_a_rank_goes_to_the_same_ring_of_the_other_host(hosts: Hosts) -> None:
-    down, heard = writers(hosts.engine, "downward"), readers(hosts.ranks, "downward")
-    up, said = writers(hosts.ranks, "upward"), readers(hosts.engine, "upward")
+    down = writers(hosts.engine, "downward")
+    heard = readers(hosts.ranks, "downward")
+    up = writers(hosts.ranks, "upward")
+    said = readers(hosts.engine, "upward")
     # Plans and streams down; reports and the tokens for two stages up.
     assert (len(down), len(up)) == (4, 6)
     for wrote, read in ((down, heard), (up, said)):
@@ -89,9 +115,12 @@ def test_each_ring_of_a_rank_goes_to_the_same_ring_of_the_other_host(hosts: Host
 
 
 def test_a_rank_that_reads_nothing_holds_up_its_own_writer_alone(hosts: Hosts) -> None:
-    down, heard = writers(hosts.engine, "downward"), readers(hosts.ranks, "downward")
-    plans, stream = 0, 1
-    piece, num_written = os.urandom(1 << 20), 0
+    down = writers(hosts.engine, "downward")
+    heard = readers(hosts.ranks, "downward")
+    plans = 0
+    stream = 1
+    piece = os.urandom(1 << 20)
+    num_written = 0
 
     def is_full() -> bool:
         nonlocal num_written
@@ -118,11 +147,15 @@ def test_a_rank_that_reads_nothing_holds_up_its_own_writer_alone(hosts: Hosts) -
 
 
 def test_long_messages_do_not_hold_up_short_ones(hosts: Hosts) -> None:
-    down, heard = writers(hosts.engine, "downward"), readers(hosts.ranks, "downward")
-    plans, stream = 0, 1
-    long, pieces = os.urandom(50 << 20), []
+    down = writers(hosts.engine, "downward")
+    heard = readers(hosts.ranks, "downward")
+    plans = 0
+    stream = 1
+    long = os.urandom(50 << 20)
+    pieces = []
     pieces = list(down[stream].pieces(long))
-    sent_plan, order = False, list[str]()
+    sent_plan = False
+    order = list[str]()
 
     def all_came() -> bool:
         nonlocal sent_plan

@@ -55,7 +55,8 @@ REFUSALS: dict[str, tuple[Any, str]] = {
 
 def changed_copy(folder: Path, copy: Path, what: str) -> Path:
     """A model that is another one by one byte of its weights, or one number of its config."""
-    config, weights = (folder / "config.json").read_text(), bytearray((folder / "weights.safetensors").read_bytes())
+    config = (folder / "config.json").read_text()
+    weights = bytearray((folder / "weights.safetensors").read_bytes())
     if what == "weights":
         weights[-100_000] ^= 1
     else:
@@ -76,19 +77,27 @@ def test_a_host_that_would_compute_something_else_ends_with_one_sentence(
     what: str, qwen3: Path, tmp_path: Path
 ) -> None:
     """The engine goes on waiting for one that fits."""
-    address, secret = free_address(), write_secret(tmp_path)
+    address = free_address()
+    secret = write_secret(tmp_path)
     prepare, sentence = REFUSALS.get(what, (None, "model_folder is "))
-    folder, shown = qwen3, secret
+    folder = qwen3
+    shown = secret
     if what in ("weights", "config"):
         folder = changed_copy(qwen3, tmp_path / "other", what)
-        sentence = f"whose {'weights file' if what == 'weights' else 'config.json'} is not that of the engine's model"
+        sentence = (
+            f"whose {'weights file' if what == 'weights' else 'config.json'} is not that "
+            "of the engine's model"
+        )
     elif what == "folder":
-        folder, sentence = tmp_path, "a folder with one that can be read (No such file or directory))"
+        folder = tmp_path
+        sentence = "a folder with one that can be read (No such file or directory))"
     elif what == "secret":
-        shown, sentence = write_secret(tmp_path, OTHER), "does not believe this host: it has another secret"
+        shown = write_secret(tmp_path, OTHER)
+        sentence = "does not believe this host: it has another secret"
     with contextlib.ExitStack() as stack:
         refusing = stack.enter_context(forked_host(address, shown, folder, prepare=prepare))
-        hosts, said = [refusing], list[str]()
+        hosts = [refusing]
+        said = list[str]()
 
         def join_another(phase: str, done: int, total: int) -> None:
             said.append(phase)
@@ -125,8 +134,14 @@ def huge_header(folder: Path) -> None:
             empty_config,
             r"allowed: a converted model \(config.json is .*\(Expecting value: line 1 column 1 \(char 0\)\)\)$",
         ),
-        (zeros, r"allowed: a converted model \(checkpoint file is 'weights.safetensors'; allowed: a whole file"),
-        (huge_header, r"allowed: a converted model \(header of weights.safetensors is '\d+ bytes'; allowed: \d+ bytes"),
+        (
+            zeros,
+            r"allowed: a converted model \(checkpoint file is 'weights.safetensors'; allowed: a whole file",
+        ),
+        (
+            huge_header,
+            r"allowed: a converted model \(header of weights.safetensors is '\d+ bytes'; allowed: \d+ bytes",
+        ),
     ],
 )
 def test_a_host_whose_copy_of_the_model_is_damaged_refuses_in_a_sentence(
@@ -161,25 +176,50 @@ def refused(**options: Any) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_served_with_other_hosts_is_refused_by_name(qwen3: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_served_with_other_hosts_is_refused_by_name(
+    qwen3: Path, tmp_path: Path
+) -> None:
     two = {"model_folder": qwen3, "pipeline_parallel_size": 2, "num_blocks": 600}
-    assert refused(**two, stage_hosts=2) == "stage_hosts is 2; allowed: 0…1, fewer than pipeline_parallel_size"
-    assert refused(model_folder=qwen3, stage_hosts=1) == "stage_hosts is 1; allowed: 0 with pipeline_parallel_size 1"
+    assert (
+        refused(**two, stage_hosts=2)
+        == "stage_hosts is 2; allowed: 0…1, fewer than pipeline_parallel_size"
+    )
+    assert (
+        refused(model_folder=qwen3, stage_hosts=1)
+        == "stage_hosts is 1; allowed: 0 with pipeline_parallel_size 1"
+    )
     disk = {"stage_hosts": 1, "kv_disk_dir": tmp_path}
     assert "kv_disk_dir is" in (said := refused(**two, **disk))
     assert said.endswith("allowed: none with stage_hosts 1")
     one = two | {"stage_hosts": 1}
-    assert refused(**one, kv_peer_memory=1 << 20) == "kv_peer_memory is 1048576; allowed: 0 with stage_hosts 1"
-    assert refused(**one) == "stage_secret_file is None; allowed: a file with the secret of the stages on other hosts"
+    assert (
+        refused(**one, kv_peer_memory=1 << 20)
+        == "kv_peer_memory is 1048576; allowed: 0 with stage_hosts 1"
+    )
+    assert (
+        refused(**one)
+        == "stage_secret_file is None; allowed: a file with the secret of the stages on other hosts"
+    )
     open_file = write_secret(tmp_path)
     open_file.chmod(0o640)
-    assert "a file of mode 0600, which its owner alone may read" in refused(**one, stage_secret_file=open_file)
+    assert "a file of mode 0600, which its owner alone may read" in refused(
+        **one, stage_secret_file=open_file
+    )
     short = write_secret(tmp_path, b"short")
     assert "a file with at least 32 bytes" in refused(**one, stage_secret_file=short)
     assert "(No such file or directory)" in refused(**one, stage_secret_file=tmp_path / "none")
     one |= {"stage_secret_file": write_secret(tmp_path, OTHER)}
     no_names = "engine..example:7300", f"{'e' * 64}.example:7300"
-    for address in ("", "7300", "host:", "host:0", "host:70000", "fd00::1:7300", "host:７３００", *no_names):
+    for address in (
+        "",
+        "7300",
+        "host:",
+        "host:0",
+        "host:70000",
+        "fd00::1:7300",
+        "host:７３００",
+        *no_names,
+    ):
         assert "allowed: host:port, such as 10.0.0.1:7300" in refused(**one, stage_listen=address)
     for address in ("0.0.0.0:7300", "[::]:7300", "[::0]:7300", "0:7300", "0x0:7300"):
         assert "allowed: one address of this host" in refused(**one, stage_listen=address)
@@ -187,28 +227,36 @@ def test_what_cannot_be_served_with_other_hosts_is_refused_by_name(qwen3: Path, 
         taken = address_of(server)
         said = refused(**one, stage_listen=taken)
     assert said == (
-        f"stage_listen is {taken!r}; allowed: an address of this host whose port is free (Address already in use)"
+        f"stage_listen is {taken!r}; allowed: an address of this host whose port is free "
+        "(Address already in use)"
     )
 
 
 def test_a_platform_that_has_no_stages_on_other_hosts_is_named(qwen3: Path, tmp_path: Path) -> None:
-    options, flags = (
-        awaiting(qwen3, free_address(), write_secret(tmp_path)),
-        replace(cpu.capabilities, stage_hosts=False),
-    )
+    options = awaiting(qwen3, free_address(), write_secret(tmp_path))
+    flags = replace(cpu.capabilities, stage_hosts=False)
     with pytest.raises(ConfigError) as refusal:
         checked(options, "cuda", flags)
-    sentence = "stage_hosts is 1; allowed: 0 on the platform cuda, which has no stages on other hosts"
+    sentence = (
+        "stage_hosts is 1; allowed: 0 on the platform cuda, which has no stages on other hosts"
+    )
     assert str(refusal.value) == sentence
 
 
-def test_what_ranks_refuse_is_said_whether_other_hosts_are_there_or_not(qwen3: Path, tmp_path: Path) -> None:
-    address, secret = free_address(), write_secret(tmp_path)
+def test_what_ranks_refuse_is_said_whether_other_hosts_are_there_or_not(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    address = free_address()
+    secret = write_secret(tmp_path)
     options = replace(awaiting(qwen3, address, secret), num_blocks=3)
     for folders in ((), (qwen3,)):
         with contextlib.ExitStack() as stack:
-            hosts = [stack.enter_context(forked_host(address, secret, folder)) for folder in folders]
-            with pytest.raises(ConfigError, match="num_blocks is '3'; allowed: at least 65 for max_model_len 1024"):
+            hosts = [
+                stack.enter_context(forked_host(address, secret, folder)) for folder in folders
+            ]
+            with pytest.raises(
+                ConfigError, match="num_blocks is '3'; allowed: at least 65 for max_model_len 1024"
+            ):
                 build_executor(options, lambda phase, done, total: None)
             for host in hosts:
                 # It stays for an engine with other options.

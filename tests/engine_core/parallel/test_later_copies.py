@@ -1,4 +1,5 @@
-"""Copies of a rank that end later than they are launched are counted though the rank is told nothing more."""
+"""Copies of a rank that end later than they are launched are counted though the rank is told
+nothing more."""
 
 from __future__ import annotations
 
@@ -53,6 +54,8 @@ def test_copies_are_noted_as_they_end_while_nothing_is_told() -> None:
 
 
 def test_copies_that_cannot_be_counted_end_the_process() -> None:
-    ended = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=60, check=False
+    )
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr

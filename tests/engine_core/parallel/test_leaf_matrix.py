@@ -39,7 +39,10 @@ LAYOUT: Layout = {"qkv": joined_linear((64, 32, 32), 48), "o": linear(48, 64, sp
 def weights_of(shard: Shard, dtype: torch.dtype = torch.bfloat16) -> Weights:
     """A rank's part of the same random weights."""
     generator = torch.Generator().manual_seed(3)
-    tensors = {name: torch.randn(spec.shape, generator=generator).to(dtype) for name, spec in LAYOUT.items()}
+    tensors = {
+        name: torch.randn(spec.shape, generator=generator).to(dtype)
+        for name, spec in LAYOUT.items()
+    }
     return keep_leaves(load_weights(LAYOUT, tensors, dtype, shard), LAYOUT, shard)
 
 
@@ -53,9 +56,14 @@ def products(shard: Shard, group: Group, x: torch.Tensor) -> torch.Tensor:
 def test_divided_inputs_are_leaves_of_one_matrix_and_divided_outputs_a_dense_one() -> None:
     for size in (1, 2, 4, 8):
         part = weights_of(Shard(size - 1, size))
-        o, qkv = part.linears["o"], part.linears["qkv"]
+        o = part.linears["o"]
+        qkv = part.linears["qkv"]
         assert isinstance(o, LeafLinear)
-        assert (o.num_leaves, o.is_whole, o.weight.shape) == (NUM_LEAVES // size, size == 1, (48, 64 // size))
+        assert (o.num_leaves, o.is_whole, o.weight.shape) == (
+            NUM_LEAVES // size,
+            size == 1,
+            (48, 64 // size),
+        )
         assert isinstance(qkv, DenseLinear)
         assert o.weight.dtype == qkv.weight.dtype == torch.bfloat16
 
@@ -66,7 +74,9 @@ def test_any_number_of_ranks_makes_the_same_bits() -> None:
     assert whole.dtype == x.dtype
     o = weights_of(WHOLE).linears["o"]
     assert isinstance(o, LeafLinear)
-    torch.testing.assert_close(whole.double(), x.double() @ o.weight.double().t(), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        whole.double(), x.double() @ o.weight.double().t(), rtol=1e-2, atol=1e-2
+    )
     for size in (2, 4, 8):
         groups = [MemoryGroup(rank, end) for rank, end in enumerate(create_group(size))]
         with ThreadPoolExecutor(size) as pool:
@@ -85,10 +95,14 @@ def test_a_rank_with_all_leaves_asks_no_other() -> None:
 
 
 def test_a_group_adds_neighbours_in_float32_and_rounds_once() -> None:
-    parts = list(torch.randn(4, 6, 50).mul(torch.tensor([1.0, 100.0, 1e4, 10.0])[:, None, None]).unbind())
+    parts = list(
+        torch.randn(4, 6, 50).mul(torch.tensor([1.0, 100.0, 1e4, 10.0])[:, None, None]).unbind()
+    )
     groups = [MemoryGroup(rank, end) for rank, end in enumerate(create_group(4))]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda group, part: group.tree_sum(part, torch.bfloat16), groups, parts))
+        found = list(
+            pool.map(lambda group, part: group.tree_sum(part, torch.bfloat16), groups, parts)
+        )
     for group in groups:
         group.close()
     expected = (parts[0] + parts[1]) + (parts[2] + parts[3])
@@ -106,7 +120,8 @@ def test_packed_weights_are_expanded(tmp_path: Path) -> None:
     kept = keep_leaves(packed, layout, WHOLE)
     assert {type(each) for each in kept.linears.values()} == {LeafLinear, DenseLinear}
     for name in ("layers.0.qkv", "layers.0.o"):
-        linear, was = kept.linears[name], packed.linears[name]
+        linear = kept.linears[name]
+        was = packed.linears[name]
         assert isinstance(was, Int4Linear)
         assert isinstance(linear, LeafLinear | DenseLinear)
         assert torch.equal(linear.weight, was.expanded())
@@ -115,7 +130,10 @@ def test_packed_weights_are_expanded(tmp_path: Path) -> None:
 def test_inputs_without_equal_leaves_are_refused_by_name() -> None:
     layout = {"o": linear(16, 36, split=Split.INPUTS)}
     weights = load_weights(layout, {"o": torch.zeros(16, 36)}, torch.float32)
-    with pytest.raises(ConfigError, match="numerics is 'tree'; allowed: default for o, whose 36 are no multiple of 8"):
+    with pytest.raises(
+        ConfigError,
+        match="numerics is 'tree'; allowed: default for o, whose 36 are no multiple of 8",
+    ):
         keep_leaves(weights, layout, WHOLE)
 
 
@@ -124,14 +142,22 @@ def test_what_a_gpu_does_not_make_alike_is_refused_by_name(tmp_path: Path) -> No
     options = ExecutorOptions(model_folder=folder, numerics="tree", block_size=64)
     request = checked(options, "cuda", cuda.capabilities)
     for build in (cuda.build_executor, lambda *args: cuda.build_rank(args[0], None, args[1])):  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="dtype is 'float32'; allowed: bfloat16 or float16 with numerics tree"):
+        with pytest.raises(
+            ConfigError, match="dtype is 'float32'; allowed: bfloat16 or float16 with numerics tree"
+        ):
             build(request, lambda phase, done, total: None)
 
 
 @pytest.mark.parametrize(("packing", "rounds_to"), [("int8", "int8"), ("fp8", "fp8")])
-def test_tokens_that_a_checkpoint_rounds_are_refused_by_name(packing: str, rounds_to: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TINY | {"quantization_config": PACKINGS[packing]}))
-    options = ExecutorOptions(model_folder=tmp_path, numerics="tree", load_format="dummy", block_size=64)
+def test_tokens_that_a_checkpoint_rounds_are_refused_by_name(
+    packing: str, rounds_to: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(TINY | {"quantization_config": PACKINGS[packing]})
+    )
+    options = ExecutorOptions(
+        model_folder=tmp_path, numerics="tree", load_format="dummy", block_size=64
+    )
     with pytest.raises(ConfigError) as caught:
         checked(options, "cuda", cuda.capabilities)
     allowed = f"default beside activations in {rounds_to}, which activation_dtype says"

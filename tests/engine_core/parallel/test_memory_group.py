@@ -1,4 +1,5 @@
-"""Tensors that ranks exchange through shared memory. Ranks are threads here, each with descriptors of its own."""
+"""Tensors that ranks exchange through shared memory. Ranks are threads here, each with descriptors
+of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def ranks() -> Iterator[Made]:
     made: list[MemoryGroup] = []
 
     def make(size: int, slot_bytes: int = 4096) -> list[MemoryGroup]:
-        made.extend(MemoryGroup(rank, end) for rank, end in enumerate(create_group(size, slot_bytes)))
+        made.extend(
+            MemoryGroup(rank, end) for rank, end in enumerate(create_group(size, slot_bytes))
+        )
         return made[-size:]
 
     yield make
@@ -28,7 +31,9 @@ def ranks() -> Iterator[Made]:
 
 
 def together(
-    call: Callable[[MemoryGroup, torch.Tensor], torch.Tensor], groups: list[MemoryGroup], own: list[torch.Tensor]
+    call: Callable[[MemoryGroup, torch.Tensor], torch.Tensor],
+    groups: list[MemoryGroup],
+    own: list[torch.Tensor],
 ) -> list[torch.Tensor]:
     with ThreadPoolExecutor(len(groups)) as pool:
         return list(pool.map(call, groups, own))
@@ -36,7 +41,9 @@ def together(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_a_sum_is_added_in_float32_in_the_order_of_the_ranks_and_rounded_once(size: int, dtype: torch.dtype) -> None:
+def test_a_sum_is_added_in_float32_in_the_order_of_the_ranks_and_rounded_once(
+    size: int, dtype: torch.dtype
+) -> None:
     groups = [MemoryGroup(rank, end) for rank, end in enumerate(create_group(size, 4096))]
     for num_rows in (1, 3, 40):
         own = [torch.randn(num_rows, 96).to(dtype) * 10**rank for rank in range(size)]

@@ -1,4 +1,5 @@
-"""Engines whose layers follow one another in several processes, beside one process: every bit is the same."""
+"""Engines whose layers follow one another in several processes, beside one process: every bit is
+the same."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def test_stages_answer_to_the_bit_as_one_process(size: int, qwen3: tuple[Any, Pa
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["smollm2", "gemma3 of 4 and 2 heads"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_other_families_answer_to_the_bit_as_one_process(family: str, dtype: str, tmp_path: Path) -> None:
+def test_other_families_answer_to_the_bit_as_one_process(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
     _, folder = folder_of(family, tmp_path, dtype)
     scored = greedy(12, num_logprobs=3, num_prompt_logprobs=1)
     with engine_of(folder) as one, engine_of(folder, pipeline_parallel_size=2) as two:
@@ -100,14 +103,18 @@ def test_stages_compute_different_groups_at_the_same_time(qwen3: tuple[Any, Path
         executor = two.executor
         assert isinstance(executor, MultiExecutor)
         # The stages behind the first one may answer before the first one counts the plan.
-        assert holds_within(lambda: executor.rank_figures()[0].num_plans == executor.ranks._num_told, 30)
+        assert holds_within(
+            lambda: executor.rank_figures()[0].num_plans == executor.ranks._num_told, 30
+        )
         num_plans = executor.rank_figures()[0].num_plans
-    # Eight requests in two groups of four: twice as many steps as tokens, and some at the end whose tokens are late.
+    # Eight requests in two groups of four: twice as many steps as tokens, and some at the end whose
+    # tokens are late.
     assert 40 <= num_plans <= 48
 
 
 def test_more_stages_than_steps_in_flight_or_layers_are_refused(qwen3: tuple[Any, Path]) -> None:
     with pytest.raises(ConfigError, match="pipeline_parallel_size is 5; allowed: 1…4 for 4 layers"):
         build_executor(
-            ExecutorOptions(model_folder=qwen3[1], pipeline_parallel_size=5), lambda phase, done, total: None
+            ExecutorOptions(model_folder=qwen3[1], pipeline_parallel_size=5),
+            lambda phase, done, total: None,
         )

@@ -62,15 +62,33 @@ def step(**more: Any) -> StepPlan:
 
 def columns(plan: object) -> dict[str, Any]:
     values = {field.name: getattr(plan, field.name) for field in fields(plan)}  # type: ignore[arg-type]
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+    }
 
 
 def test_a_step_arrives_as_it_was_sent() -> None:
     plans = [
         step(),
-        step(shares=False, row_steps=ints(1, 2, 3), released=[7, 8], prompt_logprob_rows=[1], pooled_rows=[2]),
-        step(num_drafts=ints(0, 2, 1), draft_ids=ints(5, 6, 7), follows=np.array([False, True, False])),
-        step(num_drafts=ints(0, 0, 0), draft_ids=ints(), block_rows=ints(4, 4), block_indices=ints(0, 1)),
+        step(
+            shares=False,
+            row_steps=ints(1, 2, 3),
+            released=[7, 8],
+            prompt_logprob_rows=[1],
+            pooled_rows=[2],
+        ),
+        step(
+            num_drafts=ints(0, 2, 1),
+            draft_ids=ints(5, 6, 7),
+            follows=np.array([False, True, False]),
+        ),
+        step(
+            num_drafts=ints(0, 0, 0),
+            draft_ids=ints(),
+            block_rows=ints(4, 4),
+            block_indices=ints(0, 1),
+        ),
         step(copied_blocks=ints(5, 6, 7, 8).reshape(2, 2)),
     ]
     for plan in plans:
@@ -87,8 +105,12 @@ def test_columns_that_arrived_may_be_written_as_torch_does() -> None:
 
 def test_admitted_rows_arrive_with_every_field_of_their_sampling() -> None:
     rows = [
-        AdmittedRow(row=3, token_ids=ints(1, 2, 3), num_prompt_tokens=2, sampling=EVERYTHING, choice_index=1),
-        AdmittedRow(row=0, token_ids=ints(9), num_prompt_tokens=1, sampling=SamplingParams(), choice_index=0),
+        AdmittedRow(
+            row=3, token_ids=ints(1, 2, 3), num_prompt_tokens=2, sampling=EVERYTHING, choice_index=1
+        ),
+        AdmittedRow(
+            row=0, token_ids=ints(9), num_prompt_tokens=1, sampling=SamplingParams(), choice_index=0
+        ),
     ]
     arrived = decode_step(encode_step(step(admitted=rows))).admitted
     assert [columns(row) for row in arrived] == [columns(row) for row in rows]
@@ -119,7 +141,10 @@ def test_a_draw_takes_the_masks_of_its_rows_along_and_of_no_others() -> None:
 
 def test_a_result_arrives_with_its_log_probabilities_to_the_bit() -> None:
     exact = [float(np.float32(value)) for value in (-1 / 3, -math.pi, -1e-30, -math.inf)]
-    entries = [TokenLogprobs(logprob=value, top_ids=[7] * n, top_logprobs=exact[:n]) for n, value in enumerate(exact)]
+    entries = [
+        TokenLogprobs(logprob=value, top_ids=[7] * n, top_logprobs=exact[:n])
+        for n, value in enumerate(exact)
+    ]
     result = StepResult(
         token_ids=np.arange(6, dtype=np.int32).reshape(3, 2),
         num_tokens=ints(2, 1, 1),

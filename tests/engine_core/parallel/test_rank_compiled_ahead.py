@@ -1,5 +1,5 @@
-"""A rank on a GPU that drafts: it is built of all its parts, and what it launches is compiled before it launches
-anything, while no other rank waits. Kernels are noted, not run."""
+"""A rank on a GPU that drafts: it is built of all its parts, and what it launches is compiled
+before it launches anything, while no other rank waits. Kernels are noted, not run."""
 
 from __future__ import annotations
 
@@ -45,9 +45,12 @@ from tests.engine_core.test_compiled_ahead import (
 from tests.long_values import long_but
 
 __all__ = ["launches"]
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="puts things in the place of a GPU")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="puts things in the place of a GPU"
+)
 
-CPU, DTYPE = torch.device("cpu"), torch.bfloat16
+CPU = torch.device("cpu")
+DTYPE = torch.bfloat16
 SERVED = replace(MODEL, num_layers=4)
 ROOM = Memory(total=1 << 40, others=0, weights=0, step=0)
 REQUEST = BuildRequest(
@@ -75,7 +78,8 @@ HEADS = {
 class Host:
     """The group over host memory of a rank whose other one says what it says."""
 
-    index, size = 0, 2
+    index = 0
+    size = 2
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * x
@@ -97,7 +101,11 @@ def _no_gpu(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def zeros(layout: Layout, shard: Shard) -> Weights:
-    tensors = {name: torch.zeros(spec.shape, dtype=DTYPE) for name, spec in layout.items() if not spec.tied_to}
+    tensors = {
+        name: torch.zeros(spec.shape, dtype=DTYPE)
+        for name, spec in layout.items()
+        if not spec.tied_to
+    }
     return load_weights(layout, tensors, DTYPE, shard)
 
 
@@ -106,11 +114,20 @@ def served(shard: Shard, group: PeerGroup, *, is_tree: bool) -> LoadedRank:
     weights = zeros(layout, shard)
     if is_tree:
         weights = keep_leaves(weights, layout, shard)
-    stage, links = Stage(0, 4, 4), StageLinks()
+    stage = Stage(0, 4, 4)
+    links = StageLinks()
     place = RankPlace(
-        shard=shard, stage_index=0, stage=stage, group=group, links=links, slots=-1, exchange=-1, warn=print
+        shard=shard,
+        stage_index=0,
+        stage=stage,
+        group=group,
+        links=links,
+        slots=-1,
+        exchange=-1,
+        warn=print,
     )
-    request, config = replace(REQUEST, is_tree=is_tree), local_config(SERVED, shard)
+    request = replace(REQUEST, is_tree=is_tree)
+    config = local_config(SERVED, shard)
     return LoadedRank(config, weights, DTYPE, is_tree, request, place, group, Host(), None)
 
 
@@ -123,14 +140,22 @@ def draft(shard: Shard, group: PeerGroup) -> LoadedRankDraft:
 def heads(kind: str, shard: Shard, path: Path) -> LoadedHeads:
     config = HeadsConfig.from_hf(HEADS[kind], SERVED)
     shapes, _ = CLASSES[kind].published(config, SERVED)
-    tensors = {name: torch.zeros(shape, dtype=DTYPE) for name, shape in shapes.items() if name != "d2t"}
+    tensors = {
+        name: torch.zeros(shape, dtype=DTYPE) for name, shape in shapes.items() if name != "d2t"
+    }
     if "d2t" in shapes:
         # Every sixth token, so that both ranks have some.
         tensors["d2t"] = 5 * torch.arange(config.draft_vocab_size)
     file = HeadsFile(publish(path / kind, HEADS[kind], tensors))
     # Copies: memory of a file is not aligned as a GPU's is.
-    own = {name: tensor.clone() for name, tensor in CLASSES[kind].collect(file, config, DTYPE).items()}
-    return LoadedHeads(config, load_weights(CLASSES[kind].layout(config, SERVED, own.keys()), own, DTYPE, shard), shard)
+    own = {
+        name: tensor.clone() for name, tensor in CLASSES[kind].collect(file, config, DTYPE).items()
+    }
+    return LoadedHeads(
+        config,
+        load_weights(CLASSES[kind].layout(config, SERVED, own.keys()), own, DTYPE, shard),
+        shard,
+    )
 
 
 class NotedGroup(PeerGroup):
@@ -139,7 +164,9 @@ class NotedGroup(PeerGroup):
     def __init__(self, shard: Shard) -> None:
         bases = torch.zeros(shard.size, dtype=torch.int64)
         numbers = new_numbers("cpu")
-        memory = PeerMemory(index=shard.index, bases=bases, numbers=numbers, slot_bytes=1 << 15, flagged_len=1024)
+        memory = PeerMemory(
+            index=shard.index, bases=bases, numbers=numbers, slot_bytes=1 << 15, flagged_len=1024
+        )
         super().__init__(memory)
         self.noted: list[tuple[str, tuple[int, ...]]] = []
 
@@ -156,7 +183,13 @@ class NotedGroup(PeerGroup):
         return super().join(x)
 
     def sum_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bool
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        dependent: bool,
     ) -> torch.Tensor:
         self.noted.append(("sum and norm", tuple(x.shape)))
         return super().sum_add_rms_norm(x, residual, weight, eps, dependent=dependent)
@@ -166,8 +199,11 @@ class NotedGroup(PeerGroup):
         super().best(candidates, num_stretches, out)
 
 
-def run_rank(launches: Launches, kind: str, shard: Shard, path: Path, *, is_tree: bool) -> NotedGroup:
-    """Builds a rank and has it serve. What it launches then has been compiled, and it has guessed."""
+def run_rank(
+    launches: Launches, kind: str, shard: Shard, path: Path, *, is_tree: bool
+) -> NotedGroup:
+    """Builds a rank and has it serve. What it launches then has been compiled, and it has
+    guessed."""
     group = NotedGroup(shard)
     launches.seen.clear()
     device, config = build_cuda_executor(
@@ -180,7 +216,8 @@ def run_rank(launches: Launches, kind: str, shard: Shard, path: Path, *, is_tree
         gpu_memory_utilization=0.9,
         is_sized=True,
     )
-    ahead, num_guessed = set(launches.seen), 0
+    ahead = set(launches.seen)
+    num_guessed = 0
     assert device._guesser is not None
     follow = device._guesser.follow
 
@@ -204,5 +241,8 @@ def run_rank(launches: Launches, kind: str, shard: Shard, path: Path, *, is_tree
 def test_ranks_that_draft_exchange_the_same_and_compile_nothing_while_another_waits(
     launches: Launches, kind: str, numerics: str, tmp_path: Path
 ) -> None:
-    first, last = (run_rank(launches, kind, Shard(i, 2), tmp_path, is_tree=numerics == "tree") for i in range(2))
+    first, last = (
+        run_rank(launches, kind, Shard(i, 2), tmp_path, is_tree=numerics == "tree")
+        for i in range(2)
+    )
     assert first.noted == last.noted

@@ -5,7 +5,13 @@ import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cuda
-from headwater.engine_core.executors.rank_devices import MOST_SHARING, SHARE, VISIBLE, most_ranks, rank_variables
+from headwater.engine_core.executors.rank_devices import (
+    MOST_SHARING,
+    SHARE,
+    VISIBLE,
+    most_ranks,
+    rank_variables,
+)
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from tests.engine_core.test_compiled_ahead import MODEL
 
@@ -14,7 +20,10 @@ def test_each_rank_sees_its_own_gpu_first_and_those_of_its_engine_alone() -> Non
     seen = [rank_variables({}, 4, rank, 3)["CUDA_VISIBLE_DEVICES"] for rank in range(3)]
     assert seen == ["0,1,2", "1,0,2", "2,0,1"]
     given = {"CUDA_VISIBLE_DEVICES": "6,7"}
-    assert [rank_variables(given, 2, rank, 2)["CUDA_VISIBLE_DEVICES"] for rank in range(2)] == ["6,7", "7,6"]
+    assert [rank_variables(given, 2, rank, 2)["CUDA_VISIBLE_DEVICES"] for rank in range(2)] == [
+        "6,7",
+        "7,6",
+    ]
 
 
 def test_ranks_share_a_gpu_only_where_a_developer_says_so() -> None:
@@ -28,7 +37,9 @@ def test_ranks_on_another_host_have_the_first_gpus_there(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     for variable in (SHARE, VISIBLE):
         monkeypatch.delenv(variable, raising=False)
-    options = ExecutorOptions(model_folder=None, tensor_parallel_size=2, pipeline_parallel_size=3, stage_hosts=1)
+    options = ExecutorOptions(
+        model_folder=None, tensor_parallel_size=2, pipeline_parallel_size=3, stage_hosts=1
+    )
     seen = [cuda.rank_variables(options, rank)[VISIBLE] for rank in range(6)]
     # The engine's host has two stages, the other one the last.
     assert seen == ["0,1,2,3", "1,0,2,3", "2,0,1,3", "3,0,1,2", "0,1", "1,0"]
@@ -37,7 +48,9 @@ def test_ranks_on_another_host_have_the_first_gpus_there(monkeypatch: pytest.Mon
 def request_of(stage_hosts: int = 0) -> BuildRequest:
     options = ExecutorOptions(model_folder=None, pipeline_parallel_size=2, stage_hosts=stage_hosts)
     return BuildRequest(
-        options=options, model=MODEL, **dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
+        options=options,
+        model=MODEL,
+        **dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16"),
     )
 
 
@@ -46,7 +59,8 @@ def test_processors_that_may_reorder_stores_relay_nothing(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError) as refusal:
         cuda._check_stage_hosts(request_of(stage_hosts=1))
     assert str(refusal.value) == (
-        "stage_hosts is 1; allowed: 0 on the platform cuda beside processors of kind aarch64, which may not keep the "
+        "stage_hosts is 1; allowed: 0 on the platform cuda beside processors of kind aarch64, "
+        "which may not keep the "
         "order of stores"
     )
     cuda._check_stage_hosts(request_of())

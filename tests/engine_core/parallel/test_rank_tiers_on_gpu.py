@@ -1,4 +1,5 @@
-"""Host memory, a disk and other engines behind the caches of ranks: on a GPU each, or by turns on one."""
+"""Host memory, a disk and other engines behind the caches of ranks: on a GPU each, or by turns on
+one."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ SIZES: dict[str, Any] = {"device": "cuda", "max_num_batched_tokens": 512, "max_n
 SIZES |= {"block_size": 16, "max_model_len": 400}
 TWO = {"tensor_parallel_size": 2}
 STAGES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
-ROOMY, TIGHT = {"num_blocks": 200}, {"num_blocks": 30}
+ROOMY = {"num_blocks": 200}
+TIGHT = {"num_blocks": 30}
 MEMORY = 64 << 20
 NONE = np.empty(0, np.int32)
 
@@ -98,7 +100,9 @@ def test_forgotten_prompts_come_back_from_host_memory(
     options: dict[str, Any], qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = TWO | options
-    share_unless(options["tensor_parallel_size"] * options.get("pipeline_parallel_size", 1), monkeypatch)
+    share_unless(
+        options["tensor_parallel_size"] * options.get("pipeline_parallel_size", 1), monkeypatch
+    )
     with engine(qwen3, **ROOMY | options) as two:
         expected = two.answer(PROMPTS, *SAMPLINGS)
     with engine(qwen3, kv_swap_memory=MEMORY, **TIGHT | options) as two:
@@ -110,12 +114,17 @@ def test_forgotten_prompts_come_back_from_host_memory(
         load = two.engine.load()
     check_same(again, expected)
     # More than the caches hold: it came from elsewhere.
-    assert sum(answer.cached_tokens for answer in again) > 2 * TIGHT["num_blocks"] * SIZES["block_size"]
+    assert (
+        sum(answer.cached_tokens for answer in again)
+        > 2 * TIGHT["num_blocks"] * SIZES["block_size"]
+    )
     assert load.num_swapped_in > 0
     assert load.num_used_blocks == 0
 
 
-def test_blocks_of_ranks_on_a_disk_outlive_the_engine(qwen3: Path, expected: list[Answer], tmp_path: Path) -> None:
+def test_blocks_of_ranks_on_a_disk_outlive_the_engine(
+    qwen3: Path, expected: list[Answer], tmp_path: Path
+) -> None:
     for life in range(2):
         with engine(qwen3, kv_disk_dir=tmp_path, **TIGHT) as two:
             two.settle()
@@ -130,7 +139,8 @@ def test_blocks_of_ranks_on_a_disk_outlive_the_engine(qwen3: Path, expected: lis
 
 def test_engines_of_two_ranks_pull_blocks_as_records(qwen3: Path, expected: list[Answer]) -> None:
     """The first has host memory behind its cache, and lends from there too."""
-    link, memory = DirectLink(), {"kv_peer_memory": MEMORY}
+    link = DirectLink()
+    memory = {"kv_peer_memory": MEMORY}
     with (
         engine(qwen3, link=link, address="a", kv_swap_memory=MEMORY, **memory, **TIGHT) as owner,
         engine(qwen3, link=link, address="b", **memory, **ROOMY) as puller,
@@ -149,7 +159,9 @@ def test_engines_of_two_ranks_pull_blocks_as_records(qwen3: Path, expected: list
     assert lent.num_lent_from_tiers > 0
 
 
-def test_a_rank_that_dies_while_blocks_are_copied_ends_the_engine(qwen3: Path, expected: list[Answer]) -> None:
+def test_a_rank_that_dies_while_blocks_are_copied_ends_the_engine(
+    qwen3: Path, expected: list[Answer]
+) -> None:
     with engine(qwen3, kv_swap_memory=MEMORY, **TIGHT) as two:
         two.answer(PROMPTS[:1], SAMPLINGS[0])
         assert isinstance(two.executor, MultiExecutor)

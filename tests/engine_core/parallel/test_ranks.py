@@ -61,9 +61,10 @@ def two_ranks(run: Callable[[RankStart], None]) -> Iterator[Ranks]:
 
 
 def wait_for_the_second(start: RankStart) -> None:
-    """Waits for the second rank, as ranks do before they exchange data. The second rank reports its progress, and
-    continues when the engine has received the report."""
-    reports, plans = RingWriter(start.rings.reports), RingReader(start.rings.plans)
+    """Waits for the second rank, as ranks do before they exchange data. The second rank reports its
+    progress, and continues when the engine has received the report."""
+    reports = RingWriter(start.rings.reports)
+    plans = RingReader(start.rings.plans)
     if start.rank == 0:
         os.read(start.group.from_peers[0], 1)
     else:
@@ -96,8 +97,12 @@ def end_as_the_second(number: int, start: RankStart) -> None:
 REAL_TIME = signal.SIGRTMIN + 1
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (REAL_TIME, f"signal {REAL_TIME:d}")])
-def test_the_end_of_a_rank_by_any_signal_is_noticed_while_nothing_is_asked_of_it(number: int, name: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (REAL_TIME, f"signal {REAL_TIME:d}")]
+)
+def test_the_end_of_a_rank_by_any_signal_is_noticed_while_nothing_is_asked_of_it(
+    number: int, name: str
+) -> None:
     with two_ranks(partial(end_as_the_second, number)) as ranks:
         lost = list[RankLost]()
         ranks.on_lost(lost.append)
@@ -106,21 +111,27 @@ def test_the_end_of_a_rank_by_any_signal_is_noticed_while_nothing_is_asked_of_it
 
 
 def close_all_as_the_second(start: RankStart) -> None:
-    """Closes the pipes of the second rank long before its process ends. Freeing GPU memory may take seconds."""
+    """Closes the pipes of the second rank long before its process ends. Freeing GPU memory may take
+    seconds."""
     if start.rank == 1:
         os.closerange(3, max(start.descriptors) + 1)
     threading.Event().wait()
 
 
 def test_a_rank_that_ends_slowly_is_named() -> None:
-    with two_ranks(close_all_as_the_second) as ranks, pytest.raises(RankLost, match="rank 1 has closed its pipes;"):
+    with (
+        two_ranks(close_all_as_the_second) as ranks,
+        pytest.raises(RankLost, match="rank 1 has closed its pipes;"),
+    ):
         ranks.receive(1)
 
 
 def refuse_as_the_second(start: RankStart) -> None:
     if start.rank == 0:
         os.read(start.lifeline, 1)
-    RingWriter(start.rings.reports).write(encode_told(Refusal(name="dtype", value="float8", allowed="float32")))
+    RingWriter(start.rings.reports).write(
+        encode_told(Refusal(name="dtype", value="float8", allowed="float32"))
+    )
     raise SystemExit(1)
 
 
@@ -134,7 +145,8 @@ def test_a_refusal_of_any_rank_is_raised() -> None:
 
 def compute_a_step(start: RankStart) -> None:
     """Says that a step of the whole budget takes 4 s, then answers nothing."""
-    reports, plans = RingWriter(start.rings.reports), RingReader(start.rings.plans)
+    reports = RingWriter(start.rings.reports)
+    plans = RingReader(start.rings.plans)
     plans.wait(60)
     assert plans.read() == [encode_warm_up()]
     reports.write(encode_told(WarmedUp(seconds=4.0)))
@@ -143,13 +155,19 @@ def compute_a_step(start: RankStart) -> None:
 
 def plan_of(start: int, count: int) -> StepPlan:
     """A row that computes so many tokens behind a prefix."""
-    plan = next(plan for plan in warmup_plans(HELLO.config, vocab_size=8) if isinstance(plan, StepPlan))
+    plan = next(
+        plan for plan in warmup_plans(HELLO.config, vocab_size=8) if isinstance(plan, StepPlan)
+    )
     return replace(plan, starts=np.array([start], np.int32), counts=np.array([count], np.int32))
 
 
 @pytest.mark.parametrize(
     ("start", "count", "seconds"),
-    [(0, 1, 2.0), (0, 1024, 10 * 4.0 * (0.5 + 0.25)), (1 << 20, 1024, 10 * 4.0 * (0.5 + 0.25 + 256))],
+    [
+        (0, 1, 2.0),
+        (0, 1024, 10 * 4.0 * (0.5 + 0.25)),
+        (1 << 20, 1024, 10 * 4.0 * (0.5 + 0.25 + 256)),
+    ],
     ids=["one token", "half the budget", "half the budget behind a long cached prefix"],
 )
 def test_the_silence_that_a_first_step_is_allowed_counts_what_its_tokens_attend_to(
@@ -193,7 +211,8 @@ LONG_MESSAGE = bytes(2 * RING_BYTES)
 
 def answer_at_length(start: RankStart) -> None:
     """Reads the next plan when the result of the last one is written, as ranks on CPUs do."""
-    reports, plans = RingWriter(start.rings.reports), RingReader(start.rings.plans)
+    reports = RingWriter(start.rings.reports)
+    plans = RingReader(start.rings.plans)
     with suppress(PeerGone):
         while True:
             plans.wait()
@@ -204,7 +223,9 @@ def answer_at_length(start: RankStart) -> None:
 
 def test_long_plans_behind_long_results_are_told() -> None:
     with two_ranks(answer_at_length) as ranks:
-        telling = threading.Thread(target=lambda: [ranks.tell(LONG_MESSAGE) for _ in range(3)], daemon=True)
+        telling = threading.Thread(
+            target=lambda: [ranks.tell(LONG_MESSAGE) for _ in range(3)], daemon=True
+        )
         telling.start()
         telling.join(60)
         assert not telling.is_alive()

@@ -30,7 +30,8 @@ PROMPTS = [RNG.integers(3, 512, 100).tolist() for _ in range(4)]
 NUM_CACHED = 96
 FEW_BLOCKS = {"num_blocks": 18, "max_model_len": 160}
 LAYOUTS = [(2, 1), (1, 2), (2, 2)]
-NONE, BLOCK = np.empty(0, np.int32), np.array([1], np.int32)
+NONE = np.empty(0, np.int32)
+BLOCK = np.array([1], np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,9 @@ def test_engines_of_any_size_share_blocks_under_tree_numerics(qwen3: Path, tmp_p
 
 
 @pytest.mark.long
-def test_preempted_requests_go_on_from_the_disk_with_the_same_tokens(qwen3: Path, tmp_path: Path) -> None:
+def test_preempted_requests_go_on_from_the_disk_with_the_same_tokens(
+    qwen3: Path, tmp_path: Path
+) -> None:
     prompts = [RNG.integers(3, 512, 60).tolist() for _ in range(6)]
     layout = {"tensor_parallel_size": 2, "max_model_len": 256}
     with engine_of(qwen3, **layout) as engine:
@@ -124,8 +127,15 @@ def test_the_parts_of_ranks_make_the_block_of_one_process() -> None:
     slots = np.zeros_like(alone.slots)
     save = SwapPlan(out_blocks=words(3, 5), out_slots=words(2, 0), in_slots=NONE, in_blocks=NONE)
     alone.swap(save)
-    parts = [(layers, heads) for layers in (range(1), range(1, 4)) for heads in (range(2), range(2, 4), range(4, 6))]
-    caches = [whole[layers.start : layers.stop, :, :, heads.start : heads.stop].clone() for layers, heads in parts]
+    parts = [
+        (layers, heads)
+        for layers in (range(1), range(1, 4))
+        for heads in (range(2), range(2, 4), range(4, 6))
+    ]
+    caches = [
+        whole[layers.start : layers.stop, :, :, heads.start : heads.stop].clone()
+        for layers, heads in parts
+    ]
     swappers = []
     for (layers, heads), cache in zip(parts, caches, strict=True):
         planes = range(2 * layers.start, 2 * layers.stop)
@@ -137,25 +147,37 @@ def test_the_parts_of_ranks_make_the_block_of_one_process() -> None:
     for cache, swapper in zip(caches, swappers, strict=True):
         before = cache.clone()
         cache.zero_()
-        swapper.swap(SwapPlan(out_blocks=NONE, out_slots=NONE, in_slots=words(0, 2), in_blocks=words(8, 1)))
+        swapper.swap(
+            SwapPlan(out_blocks=NONE, out_slots=NONE, in_slots=words(0, 2), in_blocks=words(8, 1))
+        )
         assert torch.equal(cache[:, :, 8], before[:, :, 5])
         assert torch.equal(cache[:, :, 1], before[:, :, 3])
         assert not cache[:, :, [0, 2, 3, 4, 5, 6, 7]].any()
 
 
 REFUSALS = {
-    "kv_swap_memory": (1 << 20, "kv_swap_memory is 1048576; allowed: 0 with tensor_parallel_size 2"),
-    "kv_peer_memory": (1 << 20, "kv_peer_memory is 1048576; allowed: 0 with tensor_parallel_size 2"),
+    "kv_swap_memory": (
+        1 << 20,
+        "kv_swap_memory is 1048576; allowed: 0 with tensor_parallel_size 2",
+    ),
+    "kv_peer_memory": (
+        1 << 20,
+        "kv_peer_memory is 1048576; allowed: 0 with tensor_parallel_size 2",
+    ),
     "kv_disk_dir": (Path("/kv"), "kv_disk_dir is '/kv'; allowed: none with tensor_parallel_size 2"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_platform_whose_ranks_share_no_slots_keeps_blocks_in_its_cache(name: str, qwen3: Path) -> None:
+def test_a_platform_whose_ranks_share_no_slots_keeps_blocks_in_its_cache(
+    name: str, qwen3: Path
+) -> None:
     value, sentence = REFUSALS[name]
     flags = replace(cpu.capabilities, host_blocks=True, rank_slots=False)
     options: Any = {name: value}
     with pytest.raises(ConfigError) as error:
-        checked(ExecutorOptions(model_folder=qwen3, tensor_parallel_size=2, **options), "small", flags)
+        checked(
+            ExecutorOptions(model_folder=qwen3, tensor_parallel_size=2, **options), "small", flags
+        )
     assert str(error.value) == sentence
     checked(ExecutorOptions(model_folder=qwen3, **options), "small", flags)

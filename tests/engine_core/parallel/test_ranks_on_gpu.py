@@ -28,7 +28,13 @@ from tests.engine_core.test_cuda_engine import behind_the_likeliest
 
 pytestmark = pytest.mark.gpu
 
-SMALL = {"device": "cuda", "block_size": 64, "num_blocks": 60, "max_num_batched_tokens": 512, "max_num_seqs": 8}
+SMALL = {
+    "device": "cuda",
+    "block_size": 64,
+    "num_blocks": 60,
+    "max_num_batched_tokens": 512,
+    "max_num_seqs": 8,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +66,10 @@ def test_an_answer_of_two_ranks_is_likely_and_has_bits_of_its_own(qwen3: tuple[A
         answers = two.tokens(PROMPTS, greedy(12, num_logprobs=3, num_prompt_logprobs=0))
         # Again, now that all graphs are there, and one by one: bits are a row's own.
         again = two.answer(PROMPTS, *SAMPLINGS)
-        alone = [two.answer([prompt], sampling)[0] for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+        alone = [
+            two.answer([prompt], sampling)[0]
+            for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)
+        ]
         figures = two.executor.rank_figures()
     for answered in (again, alone):
         assert [each.token_ids for each in answered] == [each.token_ids for each in divided]
@@ -74,15 +83,21 @@ def test_an_answer_of_two_ranks_is_likely_and_has_bits_of_its_own(qwen3: tuple[A
 def test_two_ranks_score_nearly_as_one_process(qwen3: tuple[Any, Path]) -> None:
     scored = SamplingParams(temperature=0.0, max_tokens=1, num_prompt_logprobs=0)
     with engine(qwen3[1]) as one, engine(qwen3[1], tensor_parallel_size=2) as two:
-        alone, divided = one.answer(PROMPTS[2:], scored), two.answer(PROMPTS[2:], scored)
+        alone = one.answer(PROMPTS[2:], scored)
+        divided = two.answer(PROMPTS[2:], scored)
     for ours, theirs in zip(divided, alone, strict=True):
-        a, b = (np.array([entry.logprob for entry in each.prompt_logprobs]) for each in (ours, theirs))
+        a, b = (
+            np.array([entry.logprob for entry in each.prompt_logprobs]) for each in (ours, theirs)
+        )
         # bf16 rounds the parts of a sum that one process rounds once.
         assert np.abs(a - b).mean() < 0.2
 
 
-def test_weights_in_blocks_answer_on_two_ranks_as_they_do_expanded_to_the_bit(tmp_path: Path) -> None:
-    """Parts of `o` would be cut inside a block of 256 inputs where it has such: these are expanded."""
+def test_weights_in_blocks_answer_on_two_ranks_as_they_do_expanded_to_the_bit(
+    tmp_path: Path,
+) -> None:
+    """Parts of `o` would be cut inside a block of 256 inputs where it has such: these are
+    expanded."""
     answers = []
     for folder in write_blocks(tmp_path, (Q6_K, Q4_K, Q8_0), "bfloat16"):
         with engine(folder, tensor_parallel_size=2) as two:
@@ -91,7 +106,9 @@ def test_weights_in_blocks_answer_on_two_ranks_as_they_do_expanded_to_the_bit(tm
     assert packed == expanded
 
 
-def test_weights_of_eight_bits_stay_packed_on_two_ranks_and_tokens_are_rounded(tmp_path: Path) -> None:
+def test_weights_of_eight_bits_stay_packed_on_two_ranks_and_tokens_are_rounded(
+    tmp_path: Path,
+) -> None:
     packed, expanded = written_blocks(tmp_path)
     scored = SamplingParams(temperature=0.0, max_tokens=8, num_prompt_logprobs=0)
 
@@ -104,7 +121,8 @@ def test_weights_of_eight_bits_stay_packed_on_two_ranks_and_tokens_are_rounded(t
 
     exact = answers(packed, tensor_parallel_size=2, activation_dtype="model")
     assert exact == answers(expanded, tensor_parallel_size=2)
-    rounded, one = answers(packed, tensor_parallel_size=2), answers(packed)
+    rounded = answers(packed, tensor_parallel_size=2)
+    one = answers(packed)
     assert rounded != exact
 
     def distance(some: list[Any], others: list[Any]) -> float:
@@ -112,7 +130,8 @@ def test_weights_of_eight_bits_stay_packed_on_two_ranks_and_tokens_are_rounded(t
         pairs = zip(some[2:], others[2:], strict=True)
         return float(np.mean([np.abs(_scores(a) - _scores(b)).mean() for a, b in pairs]))
 
-    # Sums of two ranks are rounded elsewhere, and some numbers of the next layer then to another e4m3 number.
+    # Sums of two ranks are rounded elsewhere, and some numbers of the next layer then to another
+    # e4m3 number.
     cost = distance(one, answers(packed, activation_dtype="model"))
     assert distance(rounded, one) < cost, (distance(rounded, one), cost)
 
@@ -128,8 +147,12 @@ def test_answers_through_host_memory_have_the_bits_of_those_between_gpus(
     numerics = {"numerics": "tree"} if tree else {}
     # Steps of one row and of many, and draws that join logits.
     prompts = [*PROMPTS, *[[(7 * i + j) % 500 + 3 for j in range(90)] for i in range(6)]]
-    asked = [*SAMPLINGS, *[replace(SAMPLED, seed=seed, max_tokens=20, num_logprobs=2) for seed in range(6)]]
-    answers, said = {}, {}
+    asked = [
+        *SAMPLINGS,
+        *[replace(SAMPLED, seed=seed, max_tokens=20, num_logprobs=2) for seed in range(6)],
+    ]
+    answers = {}
+    said = {}
     for access in ("auto", "off"):
         caplog.clear()
         with engine(qwen3[1], tensor_parallel_size=2, peer_access=access, **numerics) as two:
@@ -140,7 +163,10 @@ def test_answers_through_host_memory_have_the_bits_of_those_between_gpus(
         answers[access] = [(each.token_ids, each.logprobs) for each in found]
         said[access] = [text for text in caplog.messages if "through host memory" in text]
     assert answers["off"] == answers["auto"]
-    sentence = "peer_access is off: ranks exchange tensors through host memory, which is slower than between GPUs"
+    sentence = (
+        "peer_access is off: ranks exchange tensors through host memory, which is slower "
+        "than between GPUs"
+    )
     assert said["off"] == [sentence]
 
 
@@ -172,27 +198,33 @@ def test_a_family_whose_norms_stand_before_the_sum_answers_as_transformers(tmp_p
     assert torch.cat(gaps).max() < 0.3
 
 
-def test_more_ranks_than_gpus_are_refused(qwen3: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_gpus_are_refused(
+    qwen3: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(SHARE, raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert refused(qwen3[1], device="cuda", block_size=64, tensor_parallel_size=2) == (
         "tensor_parallel_size is 2; allowed: at most 1 ranks on this machine, on the platform cuda"
     )
     assert refused(qwen3[1], device="cuda", block_size=64, pipeline_parallel_size=2) == (
-        "pipeline_parallel_size is 2; allowed: at most 1 ranks on this machine, on the platform cuda"
+        "pipeline_parallel_size is 2; allowed: at most 1 ranks on this machine, on the "
+        "platform cuda"
     )
 
 
 def test_one_prompt_has_one_answer_in_a_thousand_changing_batches(qwen3: tuple[Any, Path]) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("takes minutes where two ranks share a GPU")
-    rng, asked = np.random.default_rng(3), replace(SAMPLED, seed=11, max_tokens=6, num_logprobs=2)
+    rng = np.random.default_rng(3)
+    asked = replace(SAMPLED, seed=11, max_tokens=6, num_logprobs=2)
     with engine(qwen3[1], tensor_parallel_size=2) as two:
         [expected] = two.answer([PROMPTS[1]], asked)
         num_left = 1000
         while num_left:
             copies = int(rng.integers(1, min(num_left, 6) + 1))
-            others = [rng.integers(3, 512, int(rng.integers(1, 90))).tolist() for _ in range(8 - copies)]
+            others = [
+                rng.integers(3, 512, int(rng.integers(1, 90))).tolist() for _ in range(8 - copies)
+            ]
             prompts = [*others, *[PROMPTS[1]] * copies]
             order = rng.permutation(len(prompts))
             answers = two.answer([prompts[i] for i in order], asked)

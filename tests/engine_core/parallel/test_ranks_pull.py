@@ -1,4 +1,5 @@
-"""Engines of several ranks that pull blocks from each other, as records: a block there is as one process has it."""
+"""Engines of several ranks that pull blocks from each other, as records: a block there is as one
+process has it."""
 
 from __future__ import annotations
 
@@ -58,14 +59,17 @@ def counts(engine: SmallEngine) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("layout", long_but(LAYOUTS, (2, 1)), ids=str)
-def test_pulled_blocks_of_ranks_have_the_bits_of_computed_ones(layout: tuple[int, int], qwen3: Path) -> None:
+def test_pulled_blocks_of_ranks_have_the_bits_of_computed_ones(
+    layout: tuple[int, int], qwen3: Path
+) -> None:
     link = DirectLink()
     with (
         engine_of(qwen3, link=link, address="a", **sized(layout)) as first,
         engine_of(qwen3, link=link, address="b", **sized(layout)) as second,
     ):
         for number, (one, other, holder) in enumerate([(first, second, "a"), (second, first, "b")]):
-            computed, pulled = asked(one, number), asked(other, number, holder)
+            computed = asked(one, number)
+            pulled = asked(other, number, holder)
             assert same(computed, pulled)
             assert (computed.cached_tokens, pulled.cached_tokens) == (0, NUM_CACHED)
         assert counts(first) == counts(second) == (NUM_CACHED, NUM_CACHED, 0)
@@ -81,7 +85,8 @@ def test_one_process_and_two_ranks_share_blocks_under_tree_numerics(qwen3: Path)
         engine_of(qwen3, link=link, address="two", numerics="tree", **sized((2, 1))) as two,
     ):
         for number, (owner, puller, holder) in enumerate([(one, two, "one"), (two, one, "two")]):
-            computed, pulled = asked(owner, number), asked(puller, number, holder)
+            computed = asked(owner, number)
+            pulled = asked(puller, number, holder)
             assert same(computed, pulled)
             assert pulled.cached_tokens == NUM_CACHED
         assert counts(one) == counts(two) == (NUM_CACHED, NUM_CACHED, 0)

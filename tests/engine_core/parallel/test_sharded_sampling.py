@@ -49,8 +49,11 @@ def draws() -> Draws:
     )
 
 
-def parts(logits: torch.Tensor, groups: list[CountedGroup]) -> list[tuple[ShardedSampling, torch.Tensor]]:
-    vocab_size, found = logits.shape[1], []
+def parts(
+    logits: torch.Tensor, groups: list[CountedGroup]
+) -> list[tuple[ShardedSampling, torch.Tensor]]:
+    vocab_size = logits.shape[1]
+    found = []
     for group in groups:
         shard = Shard(group.index, group.size)
         own = shard.vocabulary(vocab_size)
@@ -79,13 +82,16 @@ def test_plain_draws_are_those_of_whole_rows_and_gather_a_token_of_each_rank(
 
 def test_masks_that_leave_some_parts_nothing_are_kept(groups: list[CountedGroup]) -> None:
     torch.manual_seed(1)
-    logits, masks = torch.randn(NUM_ROWS, 1000).mul(4), torch.zeros(NUM_ROWS, 32, dtype=torch.int32)
+    logits = torch.randn(NUM_ROWS, 1000).mul(4)
+    masks = torch.zeros(NUM_ROWS, 32, dtype=torch.int32)
     for row in range(NUM_ROWS):
         masks[row, row % 31] = 1 << (row % 30)
         masks[row, (7 * row) % 31] |= 6
     expected = OPERATIONS.draw(logits, draws(), masks)
     with ThreadPoolExecutor(len(groups)) as pool:
-        for tokens in pool.map(lambda part: part[0].draw(part[1], draws(), masks), parts(logits, groups)):
+        for tokens in pool.map(
+            lambda part: part[0].draw(part[1], draws(), masks), parts(logits, groups)
+        ):
             assert torch.equal(tokens, expected)
 
 
@@ -117,13 +123,16 @@ def test_filtered_draws_are_those_of_whole_rows_and_gather_few_candidates(
     vocab_size: int, spread: float, groups: list[CountedGroup]
 ) -> None:
     torch.manual_seed(vocab_size)
-    logits, filters = torch.randn(NUM_ROWS, vocab_size).mul(spread), filters_of(FILTERS * (NUM_ROWS // len(FILTERS)))
+    logits = torch.randn(NUM_ROWS, vocab_size).mul(spread)
+    filters = filters_of(FILTERS * (NUM_ROWS // len(FILTERS)))
     # Of equals at a cut all are kept, on every rank.
     logits[2:4] = logits[2:4].round()
     expected = OPERATIONS.draw_filtered(logits, hot(), filters)
     assert torch.equal(expected, filtered_sample_twin(logits, hot(), filters))
     with ThreadPoolExecutor(len(groups)) as pool:
-        for tokens in pool.map(lambda part: part[0].draw_filtered(part[1], hot(), filters), parts(logits, groups)):
+        for tokens in pool.map(
+            lambda part: part[0].draw_filtered(part[1], hot(), filters), parts(logits, groups)
+        ):
             assert torch.equal(tokens, expected)
     if vocab_size > 10_000:
         gathered = 4 * NUM_ROWS * vocab_size // len(groups)
@@ -131,16 +140,24 @@ def test_filtered_draws_are_those_of_whole_rows_and_gather_few_candidates(
 
 
 def test_a_small_top_k_gathers_its_candidates_alone(groups: list[CountedGroup]) -> None:
-    logits, filters = torch.randn(NUM_ROWS, 20_001), filters_of([(20, 0.9, 0.0)] * NUM_ROWS)
+    logits = torch.randn(NUM_ROWS, 20_001)
+    filters = filters_of([(20, 0.9, 0.0)] * NUM_ROWS)
     with ThreadPoolExecutor(len(groups)) as pool:
-        list(pool.map(lambda part: part[0].draw_filtered(part[1], hot(), filters), parts(logits, groups)))
+        list(
+            pool.map(
+                lambda part: part[0].draw_filtered(part[1], hot(), filters), parts(logits, groups)
+            )
+        )
     assert [group.num_bytes for group in groups] == [8 * 21 * NUM_ROWS] * len(groups)
 
 
 def test_filtered_draws_under_masks_gather_no_logits(groups: list[CountedGroup]) -> None:
     torch.manual_seed(3)
-    logits, masks = torch.randn(NUM_ROWS, 1000).mul(4), torch.zeros(NUM_ROWS, 32, dtype=torch.int32)
-    masks[:, 1], masks[::2, 30], filters = 0x0FF0, 7, filters_of(FILTERS * (NUM_ROWS // len(FILTERS)))
+    logits = torch.randn(NUM_ROWS, 1000).mul(4)
+    masks = torch.zeros(NUM_ROWS, 32, dtype=torch.int32)
+    masks[:, 1] = 0x0FF0
+    masks[::2, 30] = 7
+    filters = filters_of(FILTERS * (NUM_ROWS // len(FILTERS)))
     expected = OPERATIONS.draw_filtered(OPERATIONS.mask_tokens(logits, masks), hot(), filters)
 
     def draw(part: tuple[ShardedSampling, torch.Tensor]) -> torch.Tensor:
@@ -167,7 +184,9 @@ def test_log_probabilities_are_to_the_bit_those_of_whole_rows(
     for own, exact in zip(expected, logprobs_twin(logits.double(), ids, num_top), strict=True):
         torch.testing.assert_close(own.double(), exact.double(), rtol=0, atol=1e-5)
     with ThreadPoolExecutor(len(groups)) as pool:
-        for found in pool.map(lambda part: part[0].logprobs(part[1], ids, num_top), parts(logits, groups)):
+        for found in pool.map(
+            lambda part: part[0].logprobs(part[1], ids, num_top), parts(logits, groups)
+        ):
             assert all(torch.equal(own, other) for own, other in zip(found, expected, strict=True))
     assert [group.num_bytes for group in groups] == [(16 + 8 * num_top) * NUM_ROWS] * len(groups)
 

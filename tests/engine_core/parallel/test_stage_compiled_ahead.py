@@ -1,5 +1,6 @@
-"""Pipeline stages on GPUs of which the first drafts: what each launches is compiled before any launches anything, and
-each message of guesses and each hidden state that is sent is received. Kernels are noted, not run."""
+"""Pipeline stages on GPUs of which the first drafts: what each launches is compiled before any
+launches anything, and each message of guesses and each hidden state that is sent is received.
+Kernels are noted, not run."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ from tests.engine_core.test_compiled_ahead import CONFIG, MODEL, Launches, launc
 from tests.long_values import long_but
 
 __all__ = ["launches"]
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="puts things in the place of a GPU")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="puts things in the place of a GPU"
+)
 
 _no_gpu = ranks._no_gpu
 LIMITS = replace(CONFIG, num_blocks=200, num_groups=3, async_depth=3)
@@ -60,7 +63,8 @@ STAGES = [Stage(0, 2, 4), Stage(2, 3, 4), Stage(3, 4, 4)]
 
 
 class Stages:
-    """See `Executor`: all stages, one after another. The last one's results are those of all. What each launches is
+    """See `Executor`: all stages, one after another. The last one's results are those of all. What
+    each launches is
     noted apart: in their own processes a stage finds nothing that another has compiled."""
 
     swapper = None
@@ -69,7 +73,8 @@ class Stages:
     prefill_seconds = 0.0
 
     def __init__(self, stages: list[CudaExecutor | CudaStageExecutor], launches: Launches) -> None:
-        self._stages, self._launches = stages, launches
+        self._stages = stages
+        self._launches = launches
         self.launched: list[set[tuple[object, ...]]] = [set() for _ in stages]
 
     def _each(self, do: Callable[[CudaExecutor | CudaStageExecutor], Any]) -> Any:
@@ -107,7 +112,8 @@ class NotedRelay:
     def __init__(self) -> None:
         self.shown: list[int] = []
         """Tokens that each launch of layers has shown the first stage."""
-        self.tokens, self.guesses = list[tuple[int, int]](), list[tuple[int, int]]()
+        self.tokens = list[tuple[int, int]]()
+        self.guesses = list[tuple[int, int]]()
 
     def start(self) -> None:
         assert not self.shown, "what is launched before is lost"
@@ -122,8 +128,11 @@ class NotedRelay:
         self.guesses.append((number, num_words))
 
 
-def stage_of(index: int, kind: str, path: Path, relay: Any = None) -> CudaExecutor | CudaStageExecutor:
-    layout, last = Decoder.layout(SERVED), len(STAGES) - 1
+def stage_of(
+    index: int, kind: str, path: Path, relay: Any = None
+) -> CudaExecutor | CudaStageExecutor:
+    layout = Decoder.layout(SERVED)
+    last = len(STAGES) - 1
     memory = StageMemory(
         own=4096 * (index + 1),
         before=4096 * index,
@@ -138,7 +147,8 @@ def stage_of(index: int, kind: str, path: Path, relay: Any = None) -> CudaExecut
     )  # fmt: skip
     options = ExecutorOptions(model_folder=None, pipeline_parallel_size=len(STAGES))
     weights = stage_weights(zeros(layout, WHOLE), layout, place.stage, DTYPE)
-    config, by_model = place.local_config(SERVED), kind == "draft model"
+    config = place.local_config(SERVED)
+    by_model = kind == "draft model"
     heads = None if by_model else ranks.heads(kind, WHOLE, path)
     shown = None if heads is None else shown_by(place.stage, StageDrafts.of(heads.config))
     served = LoadedRank(
@@ -150,7 +160,9 @@ def stage_of(index: int, kind: str, path: Path, relay: Any = None) -> CudaExecut
         served,
         LIMITS,
         CPU,
-        draft=LoadedModel(MODEL, zeros(Decoder.layout(MODEL), WHOLE), DTYPE, False) if by_model and not index else None,
+        draft=LoadedModel(MODEL, zeros(Decoder.layout(MODEL), WHOLE), DTYPE, False)
+        if by_model and not index
+        else None,
         heads=None if index else heads,
         taken=TakenDrafts(memory, shown) if index else None,
         kv_cache_memory=0,
@@ -162,7 +174,9 @@ def stage_of(index: int, kind: str, path: Path, relay: Any = None) -> CudaExecut
 
 def shown_by(stage: Stage, drafts: StageDrafts) -> ShownStates:
     elsewhere = shown_elsewhere(drafts, STAGES[0])
-    sizes = state_sizes_of(LIMITS, len(elsewhere), sizes_of(LIMITS, SERVED.hidden_size, DTYPE).stream_bytes)
+    sizes = state_sizes_of(
+        LIMITS, len(elsewhere), sizes_of(LIMITS, SERVED.hidden_size, DTYPE).stream_bytes
+    )
     return ShownStates(
         drafts=drafts,
         stage=stage,
@@ -174,7 +188,8 @@ def shown_by(stage: Stage, drafts: StageDrafts) -> ShownStates:
 
 
 class Messages:
-    """What stages send and receive, of hidden states as steps are launched, since graphs launch nothing here."""
+    """What stages send and receive, of hidden states as steps are launched, since graphs launch
+    nothing here."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.guesses: list[tuple[int, int, int]] = []
@@ -183,23 +198,31 @@ class Messages:
         self.received: list[Channel] = []
         for name in ("send_guesses", "receive_guesses"):
             monkeypatch.setattr(gpu_stage, name, partial(self._guess, getattr(gpu_stage, name)))
-        hidden, see = DeviceModel.hidden, LateStates.see
+        hidden = DeviceModel.hidden
+        see = LateStates.see
 
         def sent(model: DeviceModel, shape: StepShape) -> torch.Tensor:
             if isinstance(shown := model.shown, StateTeller):
                 address = shown._memory.address
-                self.sent += [(address, channel, shape.num_tokens) for channel in shown._channels.values()]
+                self.sent += [
+                    (address, channel, shape.num_tokens) for channel in shown._channels.values()
+                ]
             return hidden(model, shape)
 
         def received(late: LateStates) -> None:
-            num_tokens, sources = late._noted[0][0].num_tokens, late._states._sources
-            self.received += [(memory.address, channel, num_tokens) for _, memory, channel in sources]
+            num_tokens = late._noted[0][0].num_tokens
+            sources = late._states._sources
+            self.received += [
+                (memory.address, channel, num_tokens) for _, memory, channel in sources
+            ]
             see(late)
 
         monkeypatch.setattr(DeviceModel, "hidden", sent)
         monkeypatch.setattr(LateStates, "see", received)
 
-    def _guess(self, launch: Any, memory: StageMemory, number: int, steps: torch.Tensor, *more: Any) -> None:
+    def _guess(
+        self, launch: Any, memory: StageMemory, number: int, steps: torch.Tensor, *more: Any
+    ) -> None:
         self.guesses.append((memory.before // 4096, number, steps.shape[1]))
         launch(memory, number, steps, *more)
 
@@ -208,7 +231,10 @@ class Messages:
         channels = {each[:2] for each in self.sent}
         assert len(channels) == num_channels
         for channel in channels:
-            sent, received = ([each[2] for each in ends if each[:2] == channel] for ends in (self.sent, self.received))
+            sent, received = (
+                [each[2] for each in ends if each[:2] == channel]
+                for ends in (self.sent, self.received)
+            )
             assert len(sent) > 100
             assert sent[: len(received)] == received
             assert 0 < len(sent) - len(received) <= LIMITS.async_depth
@@ -219,12 +245,15 @@ class Messages:
 def test_stages_compile_nothing_late_and_receive_each_message(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
 ) -> None:
-    built, ahead, relays = [], [], [NotedRelay() for _ in STAGES]
+    built = []
+    ahead = []
+    relays = [NotedRelay() for _ in STAGES]
     for index, relay in enumerate(relays):
         launches.seen = set()
         built.append(stage_of(index, kind, tmp_path / str(index), relay))
         ahead.append(launches.seen)
-    stages, messages = Stages(built, launches), Messages(monkeypatch)
+    stages = Stages(built, launches)
+    messages = Messages(monkeypatch)
     serve_at_random(stages, LIMITS)  # type: ignore[arg-type]
     for launched, compiled in zip(stages.launched, ahead, strict=True):
         late = launched - compiled
@@ -233,7 +262,9 @@ def test_stages_compile_nothing_late_and_receive_each_message(
     assert [number for number, _ in sent] == list(range(1, len(sent) + 1))
     assert len(sent) > 20
     for later in (1, 2):
-        assert [(number, count) for stage, number, count in messages.guesses if stage == later] == sent
+        assert [
+            (number, count) for stage, number, count in messages.guesses if stage == later
+        ] == sent
     messages.check_states({"draft model": 0, "eagle3": 3}.get(kind, 1))
     check_relayed(relays, [number for number, _ in sent])
     by_channel: dict[int, list[int]] = {}
@@ -246,7 +277,8 @@ def test_stages_compile_nothing_late_and_receive_each_message(
 
 
 def check_relayed(relays: list[NotedRelay], guesses: list[int]) -> None:
-    """Where stages are on other hosts, each stream, each message of tokens and each one of guesses is relayed."""
+    """Where stages are on other hosts, each stream, each message of tokens and each one of guesses
+    is relayed."""
     sizes = sizes_of(LIMITS, SERVED.hidden_size, DTYPE)
     assert len(relays[0].shown) == len(relays[1].shown) == len(relays[2].shown) > 100
     assert [number for number, _ in relays[2].tokens] == list(range(1, len(relays[2].tokens) + 1))
@@ -270,7 +302,8 @@ def test_stages_of_few_requests_tell_their_tokens_in_messages_of_as_few_rows(
 def test_a_stage_prepares_a_shape_over_padding_whatever_step_its_buffers_hold(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    stage, tried = stage_of(0, "draft model", tmp_path), list[torch.Tensor]()
+    stage = stage_of(0, "draft model", tmp_path)
+    tried = list[torch.Tensor]()
     stage._buffers._words.fill_(1)
     try_out = DeviceModel.try_out
 
@@ -291,14 +324,17 @@ def test_a_stage_prepares_a_shape_over_padding_whatever_step_its_buffers_hold(
 def test_draws_without_a_step_between_them_receive_what_earlier_ones_drew(
     monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
 ) -> None:
-    stage, received, receive = stage_of(0, kind, tmp_path), list[int](), cuda_stage.receive_tokens
+    stage = stage_of(0, kind, tmp_path)
+    received = list[int]()
+    receive = cuda_stage.receive_tokens
 
     def noted(memory: StageMemory, number: int, *more: Any) -> None:
         received.append(number)
         receive(memory, number, *more)
 
     monkeypatch.setattr(cuda_stage, "receive_tokens", noted)
-    row, masks = np.zeros(1, np.int32), np.zeros((1, LIMITS.num_rows, 1), np.int32)
+    row = np.zeros(1, np.int32)
+    masks = np.zeros((1, LIMITS.num_rows, 1), np.int32)
     for number in range(1, 50):
         stage.draw(DrawPlan(step=number, rows=row, positions=row, output_indices=row, masks=masks))
         # Those of plans that may be in flight before this one are left, and its own.
@@ -309,7 +345,8 @@ def test_draws_without_a_step_between_them_receive_what_earlier_ones_drew(
 def test_messages_that_may_not_be_received_yet_have_slots_of_their_own(guesses: bool) -> None:
     sizes = sizes_of(LIMITS, SERVED.hidden_size, DTYPE)
     num_slots = sizes.num_guesses if guesses else sizes.num_messages
-    # Plans in flight have one each; behind the last step, that step's is left, and those of draws of each row alone.
+    # Plans in flight have one each; behind the last step, that step's is left, and those of draws
+    # of each row alone.
     most_left = parts_of(LIMITS) + (0 if guesses else 1 + LIMITS.num_rows)
     numbers = MessageNumbers(num_slots)
     numbers._number = numbers._most - 2 * most_left

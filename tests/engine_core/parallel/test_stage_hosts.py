@@ -1,4 +1,5 @@
-"""Engines whose last stages are computed by other processes over sockets, beside one process: every bit is the same."""
+"""Engines whose last stages are computed by other processes over sockets, beside one process: every
+bit is the same."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ from tests.polling import holds_within
 from tests.services.engine.engine_process import wait_for_end
 
 NOTICED_SECONDS = 1.9
-"""Less than the silence after which a rank counts as one that hangs. On a machine with nothing else to do the end of a
-process is noticed in 0.1 to 0.2 s."""
+"""Less than the silence after which a rank counts as one that hangs. On a machine with nothing else
+to do the end of a process is noticed in 0.1 to 0.2 s."""
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +44,17 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_with_hosts(
     folder: Path, base: Path, *, size: int = 2, num_hosts: int = 1, **options: Any
 ) -> Iterator[tuple[SmallEngine, list[ForkedHost]]]:
-    address, secret = free_address(), write_secret(base)
-    asked = {"pipeline_parallel_size": size, "stage_hosts": num_hosts, "stage_listen": address} | options
+    address = free_address()
+    secret = write_secret(base)
+    asked = {
+        "pipeline_parallel_size": size,
+        "stage_hosts": num_hosts,
+        "stage_listen": address,
+    } | options
     with contextlib.ExitStack() as stack:
-        hosts = [stack.enter_context(forked_host(address, secret, folder)) for _ in range(num_hosts)]
+        hosts = [
+            stack.enter_context(forked_host(address, secret, folder)) for _ in range(num_hosts)
+        ]
         yield stack.enter_context(engine_of(folder, stage_secret_file=secret, **asked)), hosts
 
 
@@ -68,7 +76,10 @@ def test_stages_on_other_hosts_answer_to_the_bit_as_one_process(
 ) -> None:
     scored = greedy(12, num_logprobs=3, num_prompt_logprobs=1)
     asked = {"size": size, "num_hosts": num_hosts, "tensor_parallel_size": tensor}
-    with engine_with_hosts(qwen3, tmp_path, **asked) as (many, _), engine_of(qwen3, tensor_parallel_size=tensor) as one:
+    with (
+        engine_with_hosts(qwen3, tmp_path, **asked) as (many, _),
+        engine_of(qwen3, tensor_parallel_size=tensor) as one,
+    ):
         assert told(many.answer(PROMPTS, scored)) == told(one.answer(PROMPTS, scored))
         assert told(many.answer(PROMPTS, *SAMPLINGS)) == told(one.answer(PROMPTS, *SAMPLINGS))
         prompts = [prompt[:20] for prompt in PROMPTS] * 16
@@ -86,7 +97,8 @@ class Loss:
         engine.executor.on_rank_lost(self._note)
 
     def _note(self, lost: RankLost) -> None:
-        self.lost, self.at = lost, time.monotonic()
+        self.lost = lost
+        self.at = time.monotonic()
 
     def wait(self) -> RankLost:
         """Waits until the engine reports the loss, and returns it. Answers may fail before that."""
@@ -95,7 +107,8 @@ class Loss:
         return self.lost
 
     def within(self, seconds: float, began: float, stalls: MachineStalls | None = None) -> RankLost:
-        """Where `stalls` is given, seconds that the machine took from every process do not count."""
+        """Where `stalls` is given, seconds that the machine took from every process do not
+        count."""
         lost = self.wait()
         stalled = stalls.seconds_between(began, self.at) if stalls is not None else 0.0
         assert self.at - began - stalled < seconds
@@ -111,9 +124,12 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", long_but(("idle", *MOMENTS), "decode"))
-def test_a_host_that_is_killed_ends_the_engine_at_once(moment: str, qwen3: Path, tmp_path: Path) -> None:
+def test_a_host_that_is_killed_ends_the_engine_at_once(
+    moment: str, qwen3: Path, tmp_path: Path
+) -> None:
     with engine_with_hosts(qwen3, tmp_path) as (engine, [host]), MachineStalls() as stalls:
-        loss, pids = Loss(engine), host.rank_pids
+        loss = Loss(engine)
+        pids = host.rank_pids
         began = [0.0]
 
         def strike() -> None:
@@ -138,8 +154,11 @@ def test_a_host_that_is_killed_ends_the_engine_at_once(moment: str, qwen3: Path,
             wait_for_end(pid, 30)
 
 
-def test_a_host_that_is_killed_while_the_engine_starts_ends_the_start(qwen3: Path, tmp_path: Path) -> None:
-    address, secret = free_address(), write_secret(tmp_path)
+def test_a_host_that_is_killed_while_the_engine_starts_ends_the_start(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    address = free_address()
+    secret = write_secret(tmp_path)
     options = ExecutorOptions(
         model_folder=qwen3,
         num_threads=1,
@@ -169,9 +188,19 @@ def test_a_host_that_is_killed_while_the_engine_starts_ends_the_start(qwen3: Pat
 def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_next_one(
     qwen3: Path, tmp_path: Path
 ) -> None:
-    address, secret = free_address(), write_secret(tmp_path)
-    asked = {"pipeline_parallel_size": 2, "stage_hosts": 1, "stage_listen": address, "stage_secret_file": secret}
-    with engine_of(qwen3) as one, forked_host(address, secret, qwen3) as host, MachineStalls() as stalls:
+    address = free_address()
+    secret = write_secret(tmp_path)
+    asked = {
+        "pipeline_parallel_size": 2,
+        "stage_hosts": 1,
+        "stage_listen": address,
+        "stage_secret_file": secret,
+    }
+    with (
+        engine_of(qwen3) as one,
+        forked_host(address, secret, qwen3) as host,
+        MachineStalls() as stalls,
+    ):
         expected = told(one.answer(PROMPTS, greedy(12, num_logprobs=1)))
         descriptors = list[list[str]]()
         for _ in range(3):
@@ -181,7 +210,11 @@ def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_
                 descriptors.append(host.descriptors())
                 os.kill(pid, signal.SIGKILL)
                 lost = loss.within(NOTICED_SECONDS, began, stalls)
-                assert str(lost) == "rank 1 (stage 1 on 127.0.0.1) was ended by SIGKILL; all ranks of the engine end"
+                assert (
+                    str(lost)
+                    == "rank 1 (stage 1 on 127.0.0.1) was ended by SIGKILL; all ranks of the "
+                    "engine end"
+                )
                 with pytest.raises(RankLost):
                     engine.answer(PROMPTS[:1], greedy(4))
         assert descriptors[0] == descriptors[1] == descriptors[2]
@@ -196,22 +229,35 @@ def test_a_host_that_stands_still_ends_an_engine_that_is_idle(qwen3: Path, tmp_p
     with engine_with_hosts(qwen3, tmp_path) as (engine, [host]):
         loss = Loss(engine)
         host.signal(signal.SIGSTOP)
-        assert re.search(r"rank 1 \(stage 1 on 127.0.0.1\) has been silent for 2.\d s", str(loss.wait()))
+        assert re.search(
+            r"rank 1 \(stage 1 on 127.0.0.1\) has been silent for 2.\d s", str(loss.wait())
+        )
 
 
-def test_a_link_that_is_cut_ends_the_engine_and_the_stage_of_the_host(qwen3: Path, tmp_path: Path) -> None:
-    address, secret = free_address(), write_secret(tmp_path)
-    asked = {"pipeline_parallel_size": 2, "stage_hosts": 1, "stage_listen": address, "stage_secret_file": secret}
+def test_a_link_that_is_cut_ends_the_engine_and_the_stage_of_the_host(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    address = free_address()
+    secret = write_secret(tmp_path)
+    asked = {
+        "pipeline_parallel_size": 2,
+        "stage_hosts": 1,
+        "stage_listen": address,
+        "stage_secret_file": secret,
+    }
     with Cable(address) as cable, forked_host(cable.address, secret, qwen3) as host:
         with engine_of(qwen3, **asked) as engine:
-            loss, pids = Loss(engine), host.rank_pids
+            loss = Loss(engine)
+            pids = host.rank_pids
             timer = threading.Timer(0.5, cable.cut)
             timer.start()
             with pytest.raises(RankLost):
                 engine.answer([PROMPT[:20]] * 8, greedy(900))
             timer.join()
             # A pause of the machine during a step makes the silence longer than two seconds.
-            told = re.search(r"rank [01] .*(?:silent|computed no plan) for (\d+\.\d) s", str(loss.wait()))
+            told = re.search(
+                r"rank [01] .*(?:silent|computed no plan) for (\d+\.\d) s", str(loss.wait())
+            )
             assert told is not None
             assert float(told[1]) >= 2.0
             assert host.says(f"the engine at {cable.address} has been silent for ", 60)
@@ -224,7 +270,8 @@ def test_a_link_that_is_cut_ends_the_engine_and_the_stage_of_the_host(qwen3: Pat
 
 def test_a_host_that_is_asked_to_end_does_so_with_its_ranks(qwen3: Path, tmp_path: Path) -> None:
     with engine_with_hosts(qwen3, tmp_path) as (engine, [host]):
-        loss, pids = Loss(engine), host.rank_pids
+        loss = Loss(engine)
+        pids = host.rank_pids
         host.signal(signal.SIGTERM)
         assert host.wait() == 0
         assert "has closed its connection" in str(loss.wait())
@@ -238,8 +285,14 @@ def test_a_host_that_is_asked_to_end_does_so_with_its_ranks(qwen3: Path, tmp_pat
 
 
 def test_a_second_host_waits_until_a_stage_is_missing(qwen3: Path, tmp_path: Path) -> None:
-    address, secret = free_address(), write_secret(tmp_path)
-    asked = {"pipeline_parallel_size": 2, "stage_hosts": 1, "stage_listen": address, "stage_secret_file": secret}
+    address = free_address()
+    secret = write_secret(tmp_path)
+    asked = {
+        "pipeline_parallel_size": 2,
+        "stage_hosts": 1,
+        "stage_listen": address,
+        "stage_secret_file": secret,
+    }
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(forked_host(address, secret, qwen3))
         engine = stack.enter_context(engine_of(qwen3, **asked))

@@ -1,5 +1,5 @@
-"""Engines whose last stages are computed on GPUs of other processes over sockets, beside one process: every bit is the
-same. Where there are fewer GPUs than ranks, all take turns on one."""
+"""Engines whose last stages are computed on GPUs of other processes over sockets, beside one
+process: every bit is the same. Where there are fewer GPUs than ranks, all take turns on one."""
 
 from __future__ import annotations
 
@@ -46,13 +46,26 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def hosts_of(
-    folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch, *, size: int = 2, num_hosts: int = 1, tensor: int = 1
+    folder: Path,
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    size: int = 2,
+    num_hosts: int = 1,
+    tensor: int = 1,
 ) -> Iterator[tuple[dict[str, Any], list[ForkedHost]]]:
-    """Options of an engine and its hosts, which have GPUs of their own behind those of the engine."""
-    address, secret, first = free_address(), write_secret(base), (size - num_hosts) * tensor
+    """Options of an engine and its hosts, which have GPUs of their own behind those of the
+    engine."""
+    address = free_address()
+    secret = write_secret(base)
+    first = (size - num_hosts) * tensor
     if shares := torch.cuda.device_count() < size * tensor:
         monkeypatch.setenv(SHARE, "1")
-    options = {"pipeline_parallel_size": size, "tensor_parallel_size": tensor, "stage_hosts": num_hosts}
+    options = {
+        "pipeline_parallel_size": size,
+        "tensor_parallel_size": tensor,
+        "stage_hosts": num_hosts,
+    }
     with contextlib.ExitStack() as stack:
         hosts = []
         for i in range(num_hosts):
@@ -62,9 +75,16 @@ def hosts_of(
         yield options | {"stage_listen": address, "stage_secret_file": secret}, hosts
 
 
-@pytest.mark.parametrize(("size", "num_hosts", "tensor"), [(2, 1, 1), (3, 2, 1), (3, 1, 1), (2, 1, 2)])
+@pytest.mark.parametrize(
+    ("size", "num_hosts", "tensor"), [(2, 1, 1), (3, 2, 1), (3, 1, 1), (2, 1, 2)]
+)
 def test_stages_on_other_hosts_answer_to_the_bit_as_one_process(
-    size: int, num_hosts: int, tensor: int, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int,
+    num_hosts: int,
+    tensor: int,
+    qwen3: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layout = {"size": size, "num_hosts": num_hosts, "tensor": tensor}
     many = [prompt[:20] for prompt in PROMPTS] * 16
@@ -75,7 +95,10 @@ def test_stages_on_other_hosts_answer_to_the_bit_as_one_process(
         ([PROMPT[:700]] * 2, [greedy(4, num_logprobs=1)]),
         (many, [greedy(1 + i % 7) for i in range(len(many))]),
     ]
-    with hosts_of(qwen3, tmp_path, monkeypatch, **layout) as (options, _), engine(qwen3, **options) as several:
+    with (
+        hosts_of(qwen3, tmp_path, monkeypatch, **layout) as (options, _),
+        engine(qwen3, **options) as several,
+    ):
         answers = [told(several.answer(prompts, *samplings)) for prompts, samplings in asked]
     with engine(qwen3, tensor_parallel_size=tensor) as one:
         assert answers == [told(one.answer(prompts, *samplings)) for prompts, samplings in asked]
@@ -85,8 +108,16 @@ def test_drafts_that_every_stage_looks_up_change_no_bit(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = prompts_of([1 + i * 37 % 200 for i in range(40)])
-    sizes: dict[str, Any] = {"max_num_seqs": 40, "num_blocks": 400, "max_draft_tokens": MAX_DRAFTS, "async_depth": 4}
-    with hosts_of(qwen3, tmp_path, monkeypatch) as (options, _), engine(qwen3, **options, **sizes) as two:
+    sizes: dict[str, Any] = {
+        "max_num_seqs": 40,
+        "num_blocks": 400,
+        "max_draft_tokens": MAX_DRAFTS,
+        "async_depth": 4,
+    }
+    with (
+        hosts_of(qwen3, tmp_path, monkeypatch) as (options, _),
+        engine(qwen3, **options, **sizes) as two,
+    ):
         check_own_drafts(two, prompts, PLAIN)
 
 
@@ -112,8 +143,10 @@ def test_guesses_of_the_first_stage_reach_other_hosts_and_change_no_bit(
 
 
 def test_what_a_relay_costs(qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prints it, with `pytest -s`: milliseconds a token of an answer alone, and of each of 8 at once."""
-    prompts, asked = [PROMPT[i : i + 20] for i in range(8)], greedy(300)
+    """Prints it, with `pytest -s`: milliseconds a token of an answer alone, and of each of 8 at
+    once."""
+    prompts = [PROMPT[i : i + 20] for i in range(8)]
+    asked = greedy(300)
 
     def measured(name: str, two: SmallEngine) -> list[list[int]]:
         answers = two.tokens(prompts, asked)
@@ -121,7 +154,10 @@ def test_what_a_relay_costs(qwen3: Path, tmp_path: Path, monkeypatch: pytest.Mon
             two.tokens(prompts[:num_rows], asked)
             began = time.perf_counter()
             assert two.tokens(prompts[:num_rows], asked) == answers[:num_rows]
-            print(f"\n{name}, {num_rows} at once: {1e3 * (time.perf_counter() - began) / asked.max_tokens:.2f} ms")
+            print(
+                f"\n{name}, {num_rows} at once: "
+                f"{1e3 * (time.perf_counter() - began) / asked.max_tokens:.2f} ms"
+            )
         return answers
 
     with hosts_of(qwen3, tmp_path, monkeypatch) as (options, _), engine(qwen3, **options) as two:
@@ -135,9 +171,14 @@ def test_what_a_relay_costs(qwen3: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_host_or_its_rank_that_is_killed_ends_the_engine_at_once(
     who: str, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with hosts_of(qwen3, tmp_path, monkeypatch) as (options, [host]), engine(qwen3, **options) as two:
+    with (
+        hosts_of(qwen3, tmp_path, monkeypatch) as (options, [host]),
+        engine(qwen3, **options) as two,
+    ):
         two.tokens(PROMPTS[:1], greedy(2))
-        loss, pids, began = Loss(two), host.rank_pids, [0.0]
+        loss = Loss(two)
+        pids = host.rank_pids
+        began = [0.0]
 
         def strike() -> None:
             began[0] = time.monotonic()
@@ -153,7 +194,9 @@ def test_a_host_or_its_rank_that_is_killed_ends_the_engine_at_once(
         timer.join()
         lost = str(loss.within(NOTICED_SECONDS, began[0]))
         how = r"has closed its connection( \(.*\))?" if who == "host" else "was ended by SIGKILL"
-        assert re.fullmatch(rf"rank 1 \(stage 1 on 127.0.0.1\) {how}; all ranks of the engine end", lost)
+        assert re.fullmatch(
+            rf"rank 1 \(stage 1 on 127.0.0.1\) {how}; all ranks of the engine end", lost
+        )
         for pid in pids:
             wait_for_end(pid, 5)
 
@@ -165,7 +208,8 @@ def test_a_host_that_stands_still_ends_the_engine_and_the_host_joins_the_next_on
     with hosts_of(qwen3, tmp_path, monkeypatch) as (options, [host]):
         with engine(qwen3, **options) as two:
             expected = two.tokens(PROMPTS, greedy(8))
-            loss, began = Loss(two), time.monotonic()
+            loss = Loss(two)
+            began = time.monotonic()
             host.signal(signal.SIGSTOP)
             assert "has been silent for" in str(loss.within(30, began))
         host.signal(signal.SIGCONT)

@@ -1,4 +1,5 @@
-"""A stage in a network namespace of its own, joined to the engine's by a virtual cable: answers, and the cable cut."""
+"""A stage in a network namespace of its own, joined to the engine's by a virtual cable: answers,
+and the cable cut."""
 
 from __future__ import annotations
 
@@ -48,8 +49,11 @@ def network() -> Iterator[Network]:
     number = os.getpid() % (1 << 14)
     subnet = f"10.213.{number // 64 % 256}.{number % 64 * 4}"
     first, _, last = subnet.rpartition(".")
-    ours, theirs = f"{first}.{int(last) + 1}", f"{first}.{int(last) + 2}"
-    name, cable, other = f"headwater-{number}", f"hw{number}a", f"hw{number}b"
+    ours = f"{first}.{int(last) + 1}"
+    theirs = f"{first}.{int(last) + 2}"
+    name = f"headwater-{number}"
+    cable = f"hw{number}a"
+    other = f"hw{number}b"
     try:
         run("ip", "netns", "add", name)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -77,7 +81,8 @@ def enter(namespace: str) -> None:
 def test_a_stage_of_another_network_answers_to_the_bit_and_is_lost_when_the_cable_is_cut(
     network: Network, tmp_path: Path
 ) -> None:
-    folder, secret = folder_of(QWEN3, tmp_path)[1], write_secret(tmp_path)
+    folder = folder_of(QWEN3, tmp_path)[1]
+    secret = write_secret(tmp_path)
     asked = {
         "pipeline_parallel_size": 2,
         "stage_hosts": 1,
@@ -87,7 +92,9 @@ def test_a_stage_of_another_network_answers_to_the_bit_and_is_lost_when_the_cabl
     scored = greedy(12, num_logprobs=3)
     with engine_of(folder) as one:
         expected = told(one.answer(PROMPTS, scored))
-    with forked_host(network.address, secret, folder, prepare=partial(enter, network.namespace)) as host:
+    with forked_host(
+        network.address, secret, folder, prepare=partial(enter, network.namespace)
+    ) as host:
         with engine_of(folder, **asked) as engine:
             assert told(engine.answer(PROMPTS, scored)) == expected
             loss, [pid], began = Loss(engine), host.rank_pids, time.monotonic()

@@ -1,5 +1,5 @@
-"""Streams, tokens, guesses and hidden states between pipeline stages whose pieces of memory lie on three hosts, in one
-process."""
+"""Streams, tokens, guesses and hidden states between pipeline stages whose pieces of memory lie on
+three hosts, in one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import host_address
 from headwater.kernels.stage_guesses import receive_guesses, send_guesses
 from headwater.kernels.stage_memory import LAST_TOKENS, NUM_LANES, StageMemory, StageSizes
-from headwater.kernels.stage_states import StateMemory, StateSizes, new_counts, receive_states, send_states
+from headwater.kernels.stage_states import (
+    StateMemory,
+    StateSizes,
+    new_counts,
+    receive_states,
+    send_states,
+)
 from headwater.kernels.stage_stream import (
     receive_ends,
     receive_stream,
@@ -41,9 +47,15 @@ from tests.kernels.paging import LONG_INTERPRETED
 from tests.polling import holds_within
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-HIDDEN, MOST_TOKENS, ROW_BYTES = 16, 2 * NUM_LANES.value + 3, 2 * 16
+HIDDEN = 16
+MOST_TOKENS = 2 * NUM_LANES.value + 3
+ROW_BYTES = 2 * 16
 SIZES = StageSizes(
-    stream_bytes=-(-ROW_BYTES * MOST_TOKENS // 128) * 128, most_rows=4, most_positions=9, num_messages=3, num_guesses=2
+    stream_bytes=-(-ROW_BYTES * MOST_TOKENS // 128) * 128,
+    most_rows=4,
+    most_positions=9,
+    num_messages=3,
+    num_guesses=2,
 )
 THREE = ParallelLayout(pipeline=3)
 PIECE_BYTES = -(-SIZES.num_bytes // 128) * 128
@@ -123,7 +135,8 @@ class Hosts:
         return states
 
     def close(self) -> None:
-        """Closes what the first stage writes and what the last one does, so that all threads end."""
+        """Closes what the first stage writes and what the last one does, so that all threads
+        end."""
         for link in self._links:
             for writer in (link.stream_out, *link.tokens_out):
                 if writer is not None:
@@ -146,7 +159,11 @@ def streams_of(lengths: list[int]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "lengths", [[1, 3, 2, 1, 5], pytest.param([1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2], marks=LONG_INTERPRETED)]
+    "lengths",
+    [
+        [1, 3, 2, 1, 5],
+        pytest.param([1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2], marks=LONG_INTERPRETED),
+    ],
 )
 def test_streams_pass_from_host_to_host_in_their_order(hosts: Hosts, lengths: list[int]) -> None:
     for sent in streams_of(lengths):
@@ -168,15 +185,24 @@ def test_a_stage_sends_ahead_of_one_that_has_received_nothing(hosts: Hosts) -> N
 def test_tokens_and_ends_of_the_last_stage_reach_every_other_host(hosts: Hosts) -> None:
     table = torch.randint(1, 500, (4, 40), dtype=torch.int32, device=DEVICE)
     known = torch.tensor([3, 0, 36, 9], dtype=torch.int32, device=DEVICE)
-    row, position, token = (torch.tensor([n, -1], dtype=torch.int32, device=DEVICE) for n in (3, 1, 17))
+    row, position, token = (
+        torch.tensor([n, -1], dtype=torch.int32, device=DEVICE) for n in (3, 1, 17)
+    )
     # More messages than slots.
     for number in (1, 3, 5):
         send_tokens(hosts.memory[2], number, row, position, token)
         hosts.relays[2].note_tokens(number, 1 + 3 * 2)
-        send_ends(hosts.memory[2], number + 1, torch.tensor([2], dtype=torch.int32, device=DEVICE), known, table)
+        send_ends(
+            hosts.memory[2],
+            number + 1,
+            torch.tensor([2], dtype=torch.int32, device=DEVICE),
+            known,
+            table,
+        )
         hosts.relays[2].note_tokens(number + 1, 1 + 2 + LAST_TOKENS)
         for memory in hosts.memory[:2]:
-            theirs, seen = torch.zeros_like(table), torch.zeros_like(known)
+            theirs = torch.zeros_like(table)
+            seen = torch.zeros_like(known)
             receive_tokens(memory, number, 2, theirs)
             assert theirs[3, 2] == 17
             assert int((theirs != 0).sum()) == 1
@@ -186,7 +212,9 @@ def test_tokens_and_ends_of_the_last_stage_reach_every_other_host(hosts: Hosts) 
 
 
 def test_guesses_of_the_first_stage_pass_every_later_one(hosts: Hosts) -> None:
-    steps = torch.tensor([[1, -1], [0, 0], [2, 0], [1, 0], [-1, -1]], dtype=torch.int32, device=DEVICE)
+    steps = torch.tensor(
+        [[1, -1], [0, 0], [2, 0], [1, 0], [-1, -1]], dtype=torch.int32, device=DEVICE
+    )
     positions = torch.tensor([4, 5, 6], dtype=torch.int32, device=DEVICE)
     known = torch.tensor([0, 5], dtype=torch.int32, device=DEVICE)
     table = torch.randint(1, 500, (2, 9), dtype=torch.int32, device=DEVICE)
@@ -204,7 +232,11 @@ def test_guesses_of_the_first_stage_pass_every_later_one(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize(
-    "lengths", [[1, 3, 2, 1, 5], pytest.param([1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2], marks=LONG_INTERPRETED)]
+    "lengths",
+    [
+        [1, 3, 2, 1, 5],
+        pytest.param([1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2], marks=LONG_INTERPRETED),
+    ],
 )
 def test_hidden_states_of_each_later_host_reach_the_first(hosts: Hosts, lengths: list[int]) -> None:
     """One step behind, as where another is in flight, so that both slots are in use."""
@@ -249,7 +281,9 @@ def test_a_channel_that_is_not_there_has_no_states() -> None:
 
 @pytest.mark.parametrize("first", [0, 2**31 - 4], ids=["from the start", "over the end of int32"])
 def test_states_are_taken_in_the_slots_of_their_numbers(first: int) -> None:
-    relayed = RelayedStates(StatePiece(np.zeros(STATES.num_bytes, np.uint8), STATES, ROW_BYTES), [1])
+    relayed = RelayedStates(
+        StatePiece(np.zeros(STATES.num_bytes, np.uint8), STATES, ROW_BYTES), [1]
+    )
     for counts in (relayed._put, relayed._taken, relayed._piece.arrived):
         counts[:] = first
     for length in (1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2, MOST_TOKENS, NUM_LANES.value, 1):
@@ -317,7 +351,8 @@ class Kernels:
 
 @pytest.mark.parametrize("first", [0, 2**31 - 4], ids=["from the start", "over the end of int32"])
 def test_rows_of_a_lane_lie_in_the_slot_of_that_lanes_turn(first: int) -> None:
-    kernels, lengths = Kernels(first), [1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2, MOST_TOKENS, NUM_LANES.value, 1]
+    kernels = Kernels(first)
+    lengths = [1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2, MOST_TOKENS, NUM_LANES.value, 1]
     for one, another in zip(lengths[::2], lengths[1::2], strict=True):
         kernels.send(rows_of(one))
         kernels.send(rows_of(another))
@@ -374,7 +409,9 @@ class Sent:
 
 def test_what_a_launch_has_yet_to_write_holds_up_what_is_noted_behind_it() -> None:
     own, behind = pieces()
-    sent, sender, words = Sent(), Sender(), behind.guesses(1)[:3]
+    sent = Sent()
+    sender = Sender()
+    words = behind.guesses(1)[:3]
     sender.note_message(1, words, [sent])
     sender.note(SentStreams(own, behind).take, [sent])
     threading.Thread(target=sender.run, daemon=True).start()

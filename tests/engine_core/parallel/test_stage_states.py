@@ -10,7 +10,12 @@ import torch
 
 from headwater.engine_core.executor import Int32Array, StepPlan
 from headwater.engine_core.executors.stage_guesses import ShownStep
-from headwater.engine_core.executors.stage_link import LaterWriter, Receiver, received_states, send_states
+from headwater.engine_core.executors.stage_link import (
+    LaterWriter,
+    Receiver,
+    received_states,
+    send_states,
+)
 from headwater.engine_core.ring import PeerGone, RingReader, RingWriter, create_ring
 from headwater.engine_core.stage_drafts import ALL, SAMPLED, StageDrafts
 
@@ -46,14 +51,21 @@ def states(num_tokens: int, first: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("final", "num_final", "kept"), [(SAMPLED, 4, [103]), (ALL, 7, [100, 101, 102, 106]), ("", 0, [])]
+    ("final", "num_final", "kept"),
+    [(SAMPLED, 4, [103]), (ALL, 7, [100, 101, 102, 106]), ("", 0, [])],
 )
-def test_a_guesser_sees_states_of_rows_that_have_not_left(final: str, num_final: int, kept: list[int]) -> None:
+def test_a_guesser_sees_states_of_rows_that_have_not_left(
+    final: str, num_final: int, kept: list[int]
+) -> None:
     drafts = StageDrafts(final=final, layers=(1, 4, 6))
     message = torch.cat([states(num_final, 100), states(7, 400), states(7, 600)])
     shown = ShownStep(step(), {1: states(7, 0)})
     seen = shown.computed(drafts, message, np.array([True, False, True]))
-    assert (seen.rows.tolist(), seen.starts.tolist(), seen.counts.tolist()) == ([5, 7], [0, 20], [3, 1])
+    assert (seen.rows.tolist(), seen.starts.tolist(), seen.counts.tolist()) == (
+        [5, 7],
+        [0, 20],
+        [3, 1],
+    )
     assert (seen.num_drafts.tolist(), seen.num_sampled.tolist()) == ([0, 0], [0, 1])
     assert seen.final[:, 0].tolist() == kept
     assert {layer: each[:, 0].tolist() for layer, each in seen.inputs.items()} == {
@@ -67,13 +79,20 @@ def test_a_guesser_sees_states_of_rows_that_have_not_left(final: str, num_final:
 
 
 def test_facts_of_what_drafts_are_the_same_on_another_host() -> None:
-    for drafts in (StageDrafts(), StageDrafts(most=3, final=SAMPLED), StageDrafts(layers=(1, 2, 5))):
+    for drafts in (
+        StageDrafts(),
+        StageDrafts(most=3, final=SAMPLED),
+        StageDrafts(layers=(1, 2, 5)),
+    ):
         assert StageDrafts.from_json(drafts.to_json()) == drafts
 
 
 def test_messages_that_a_ring_has_no_room_for_hold_up_nobody_and_come_in_order() -> None:
     writing, reading = create_ring(1 << 12)
-    writer, receiver = LaterWriter(RingWriter(writing)), Receiver(RingReader(reading), lambda waits: None)
+    writer, receiver = (
+        LaterWriter(RingWriter(writing)),
+        Receiver(RingReader(reading), lambda waits: None),
+    )
     sent = [states(n, n) for n in (3000, 0, 1, 500)]
     for each in sent:
         send_states(writer, each)

@@ -1,4 +1,5 @@
-"""Engines whose layers follow one another on several GPUs, or by turns on one, beside one process."""
+"""Engines whose layers follow one another on several GPUs, or by turns on one, beside one
+process."""
 
 from __future__ import annotations
 
@@ -73,15 +74,24 @@ def test_shards_of_stages_answer_as_shards_of_one_stage(
     share_unless(4, monkeypatch)
     with engine(qwen3[1], tensor_parallel_size=2) as two:
         expected = [told(two.answer(PROMPTS, *asked)) for asked in ((SCORED,), SAMPLINGS)]
-    with engine(qwen3[1], tensor_parallel_size=2, pipeline_parallel_size=2, peer_access=access) as four:
+    with engine(
+        qwen3[1], tensor_parallel_size=2, pipeline_parallel_size=2, peer_access=access
+    ) as four:
         assert [told(four.answer(PROMPTS, *asked)) for asked in ((SCORED,), SAMPLINGS)] == expected
 
 
 @pytest.mark.parametrize(("num_rows", "access"), [(1, "auto"), (40, "auto"), (40, "off")])
-def test_answers_are_those_without_drafts(num_rows: int, access: str, qwen3: tuple[Any, Path]) -> None:
+def test_answers_are_those_without_drafts(
+    num_rows: int, access: str, qwen3: tuple[Any, Path]
+) -> None:
     """Looked up by the devices or told by the host, ahead of what is known here."""
     prompts = prompts_of([1 + i * 37 % 200 for i in range(num_rows)])
-    sizes = {"max_num_seqs": 40, "num_blocks": 400, "max_draft_tokens": MAX_DRAFTS, "async_depth": 4}
+    sizes = {
+        "max_num_seqs": 40,
+        "num_blocks": 400,
+        "max_draft_tokens": MAX_DRAFTS,
+        "async_depth": 4,
+    }
     with engine(qwen3[1], pipeline_parallel_size=2, peer_access=access, **sizes) as two:
         check_own_drafts(two, prompts, PLAIN if num_rows > 1 else [GREEDY])
 
@@ -96,6 +106,9 @@ def test_the_death_of_a_stage_ends_the_executor(qwen3: tuple[Any, Path]) -> None
 
 
 def test_several_steps_of_one_plan_are_refused(qwen3: tuple[Any, Path]) -> None:
-    assert refused(qwen3[1], device="cuda", block_size=64, pipeline_parallel_size=2, decode_steps=4) == (
-        "decode_steps is 4; allowed: 1 with pipeline_parallel_size 2, whose stages each compute a step"
+    assert refused(
+        qwen3[1], device="cuda", block_size=64, pipeline_parallel_size=2, decode_steps=4
+    ) == (
+        "decode_steps is 4; allowed: 1 with pipeline_parallel_size 2, whose stages each "
+        "compute a step"
     )

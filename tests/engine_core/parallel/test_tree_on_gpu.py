@@ -1,5 +1,5 @@
-"""Engines of 1, 2 and 4 GPUs with `numerics` tree: their answers have the same bits. Where GPUs are too few, the ranks
-of an engine take turns on one."""
+"""Engines of 1, 2 and 4 GPUs with `numerics` tree: their answers have the same bits. Where GPUs are
+too few, the ranks of an engine take turns on one."""
 
 from __future__ import annotations
 
@@ -60,13 +60,17 @@ def engine(folder: Path, size: int, **options: Any) -> Iterator[SmallEngine]:
             one.close()
 
 
-def answered(folder: Path, size: int, prompts: list[list[int]], *samplings: SamplingParams, **options: Any) -> Bits:
+def answered(
+    folder: Path, size: int, prompts: list[list[int]], *samplings: SamplingParams, **options: Any
+) -> Bits:
     with engine(folder, size, **options) as one:
         return bits_of(one.answer(prompts, *samplings))
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_any_number_of_ranks_gives_the_same_bits_alone_and_in_batches(size: int, qwen3: tuple[Any, Path]) -> None:
+def test_any_number_of_ranks_gives_the_same_bits_alone_and_in_batches(
+    size: int, qwen3: tuple[Any, Path]
+) -> None:
     folder = qwen3[1]
     with engine(folder, 1) as one, engine(folder, size) as many:
         expected = bits_of(one.answer(PROMPTS, *SCORED))
@@ -74,7 +78,10 @@ def test_any_number_of_ranks_gives_the_same_bits_alone_and_in_batches(size: int,
         # Again, now that all graphs are there, and one by one.
         for each in (one, many):
             assert bits_of(each.answer(PROMPTS, *SCORED)) == expected
-            alone = [each.answer([prompt], asked)[0] for prompt, asked in zip(PROMPTS, SCORED, strict=True)]
+            alone = [
+                each.answer([prompt], asked)[0]
+                for prompt, asked in zip(PROMPTS, SCORED, strict=True)
+            ]
             assert bits_of(alone) == expected
 
 
@@ -103,26 +110,47 @@ def test_without_it_two_ranks_have_bits_of_their_own(qwen3: tuple[Any, Path]) ->
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_shapes_of_a_real_model_give_the_same_bits(size: int, tmp_path: Path) -> None:
-    """Weights of Qwen3-0.6B's shapes: narrow and wide products, gates, prompts of several steps, rows by the dozen."""
+    """Weights of Qwen3-0.6B's shapes: narrow and wide products, gates, prompts of several steps,
+    rows by the dozen."""
     shape = MODELS["qwen3-0.6b"] | {"num_hidden_layers": 3, "vocab_size": 32_000}
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    options = {"load_format": "dummy", "dtype": "bfloat16", "max_model_len": 2048, "num_blocks": 200}
+    options = {
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "max_model_len": 2048,
+        "num_blocks": 200,
+    }
     prompts = [*LONG, *(LONG[2][: 5 + n] for n in range(20))]
-    asked = [replace(SAMPLED, seed=n, max_tokens=6, num_logprobs=2, num_prompt_logprobs=0) for n in range(25)]
+    asked = [
+        replace(SAMPLED, seed=n, max_tokens=6, num_logprobs=2, num_prompt_logprobs=0)
+        for n in range(25)
+    ]
     plain = [replace(SAMPLED, seed=n, max_tokens=6) for n in range(25)]
     with engine(tmp_path, 1, **options) as one, engine(tmp_path, size, **options) as many:
         for samplings in (asked, plain):
-            assert bits_of(many.answer(prompts, *samplings)) == bits_of(one.answer(prompts, *samplings))
-        assert bits_of(many.answer(prompts[:1], asked[0])) == bits_of(one.answer(prompts[:1], asked[0]))
+            assert bits_of(many.answer(prompts, *samplings)) == bits_of(
+                one.answer(prompts, *samplings)
+            )
+        assert bits_of(many.answer(prompts[:1], asked[0])) == bits_of(
+            one.answer(prompts[:1], asked[0])
+        )
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"kv_cache_dtype": "fp8"}, {"decode_steps": 4, "async_depth": 3}, {"max_num_batched_tokens": 67}],
+    [
+        {"kv_cache_dtype": "fp8"},
+        {"decode_steps": 4, "async_depth": 3},
+        {"max_num_batched_tokens": 67},
+    ],
     ids=str,
 )
-def test_other_settings_beside_it_change_no_bit_either(options: dict[str, Any], qwen3: tuple[Any, Path]) -> None:
-    asked = [replace(each, num_logprobs=None if "decode_steps" in options else 3) for each in SAMPLINGS]
+def test_other_settings_beside_it_change_no_bit_either(
+    options: dict[str, Any], qwen3: tuple[Any, Path]
+) -> None:
+    asked = [
+        replace(each, num_logprobs=None if "decode_steps" in options else 3) for each in SAMPLINGS
+    ]
     one, two = (answered(qwen3[1], size, PROMPTS, *asked, **options) for size in (1, 2))
     assert one == two
 

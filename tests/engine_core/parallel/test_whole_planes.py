@@ -1,4 +1,5 @@
-"""Planes of what drafts, which every rank has and one saves: no rank loads them before they are saved."""
+"""Planes of what drafts, which every rank has and one saves: no rank loads them before they are
+saved."""
 
 from __future__ import annotations
 
@@ -13,16 +14,21 @@ from headwater.engine_core.executors.block_part import BlockPart
 from headwater.engine_core.executors.memory_swapper import MemorySwapper
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
 
-NUM_RANKS, NUM_SLOTS = 2, 4
+NUM_RANKS = 2
+NUM_SLOTS = 4
 NONE: Int32Array = np.empty(0, np.int32)
 
 
 class Rank:
-    """A rank of two, with its heads of a model and all of a draft model; a swapper over slots that both map."""
+    """A rank of two, with its heads of a model and all of a draft model; a swapper over slots that
+    both map."""
 
-    def __init__(self, group: MemoryGroup, slots: np.ndarray, whole: torch.Tensor, draft: torch.Tensor) -> None:
+    def __init__(
+        self, group: MemoryGroup, slots: np.ndarray, whole: torch.Tensor, draft: torch.Tensor
+    ) -> None:
         heads = range(3 * group.index, 3 * group.index + 3)
-        self.own, self.draft = whole[:, :, :, heads.start : heads.stop].clone(), draft.clone()
+        self.own = whole[:, :, :, heads.start : heads.stop].clone()
+        self.draft = draft.clone()
         self.may_save = threading.Event()
         self.swapper = MemorySwapper.of_part(
             [self.own, self.draft],
@@ -47,16 +53,20 @@ class Rank:
 
 @pytest.mark.parametrize("late", range(NUM_RANKS))
 def test_a_rank_loads_what_another_one_saves_however_late_that_one_is(late: int) -> None:
-    whole, draft = torch.randn(2, 2, 9, 6, 4, 8), torch.randn(1, 2, 9, 2, 4, 8)
+    whole = torch.randn(2, 2, 9, 6, 4, 8)
+    draft = torch.randn(1, 2, 9, 2, 4, 8)
     alone = MemorySwapper.of([whole, draft], NUM_SLOTS)
-    slots, waits = np.zeros_like(alone.slots), threading.Event()
+    slots = np.zeros_like(alone.slots)
+    waits = threading.Event()
 
     def say(is_waiting: bool) -> None:
         if is_waiting:
             waits.set()
 
     ends = create_group(NUM_RANKS)
-    groups = [MemoryGroup(i, end, say if i != late else lambda waits: None) for i, end in enumerate(ends)]
+    groups = [
+        MemoryGroup(i, end, say if i != late else lambda waits: None) for i, end in enumerate(ends)
+    ]
     ranks = [Rank(group, slots, whole, draft) for group in groups]
 
     def work(rank: Rank) -> None:

@@ -26,20 +26,24 @@ from tests.engine_core.small_models import SmallEngine
 
 
 class ThreadExecutor:
-    """See `Executor`. All ranks of a stage have the same results and the same tokens in their tables, or a step raises.
-    Stages compute a step one after another."""
+    """See `Executor`. All ranks of a stage have the same results and the same tokens in their
+    tables, or a step raises. Stages compute a step one after another."""
 
     swapper = None
     copies_blocks = computes_at_once = True
     prefill_seconds = 0.0
 
     def __init__(self, options: ExecutorOptions) -> None:
-        request, layout = checked(options, "cpu", cpu.capabilities), options.layout
-        slots, stages = anonymous_memory("slots", 0), stages_of(request)
+        request = checked(options, "cpu", cpu.capabilities)
+        layout = options.layout
+        slots = anonymous_memory("slots", 0)
+        stages = stages_of(request)
         ends = [end for _ in stages for end in create_group(layout.tensor)]
         self._groups = [MemoryGroup(rank % layout.tensor, end) for rank, end in enumerate(ends)]
-        self._speaker, self._size = layout.speaker, layout.tensor
-        # A thread begins with as many threads of its own as there are cores, for which weights are packed otherwise.
+        self._speaker = layout.speaker
+        self._size = layout.tensor
+        # A thread begins with as many threads of its own as there are cores, for which weights are
+        # packed otherwise.
         own = {"initializer": torch.set_num_threads, "initargs": (1,)}
         self._threads = [ThreadPoolExecutor(1, **own) for _ in ends]
         places = [
@@ -53,9 +57,13 @@ class ThreadExecutor:
                 exchange=-1,
                 warn=print,
             )
-            for rank, (group, rings) in enumerate(zip(self._groups, create_stage_rings(layout), strict=True))
+            for rank, (group, rings) in enumerate(
+                zip(self._groups, create_stage_rings(layout), strict=True)
+            )
         ]
-        built = self._each(lambda rank: cpu.build_rank(request, places[rank], lambda phase, done, total: None))
+        built = self._each(
+            lambda rank: cpu.build_rank(request, places[rank], lambda phase, done, total: None)
+        )
         os.close(slots)
         [self.config] = {config for _, config in built}
         self.ranks: list[Runner] = []
@@ -99,7 +107,9 @@ class ThreadExecutor:
             first = rank // self._size * self._size
             assert other.token_ids.tolist() == results[first].token_ids.tolist(), rank
             assert other.num_tokens.tolist() == results[first].num_tokens.tolist(), rank
-            assert torch.equal(self.ranks[rank].tables[0], self.ranks[first].tables[0]), "guesses differ"
+            assert torch.equal(self.ranks[rank].tables[0], self.ranks[first].tables[0]), (
+                "guesses differ"
+            )
         self._done.append(results[self._speaker])
 
 
@@ -121,8 +131,15 @@ class ThreadEngine(SmallEngine):
     """See `SmallEngine`."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        given = {"num_threads": 1, "num_blocks": 600, "max_num_batched_tokens": 256, "max_num_seqs": 64} | options
+        given = {
+            "num_threads": 1,
+            "num_blocks": 600,
+            "max_num_batched_tokens": 256,
+            "max_num_seqs": 64,
+        } | options
         self.ranks = ThreadExecutor(ExecutorOptions(model_folder=folder, **given))
-        self.executor, self.config = self.ranks, self.ranks.config
+        self.executor = self.ranks
+        self.config = self.ranks.config
         self.engine = Engine(self.config, self.executor)
-        self._link, self._num_asked = None, 0
+        self._link = None
+        self._num_asked = 0

@@ -1,4 +1,5 @@
-"""What web pages may do on a gateway without keys: its own console everything, pages of others nothing."""
+"""What web pages may do on a gateway without keys: its own console everything, pages of others
+nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ DRAIN = "/admin/replicas/nobody/drain"
     ],
     ids=["console", "same-site", "old-browser"],
 )
-def test_a_page_changes_things_only_as_the_gateways_own(gateway: Gateway, headers: dict[str, str], code: str) -> None:
+def test_a_page_changes_things_only_as_the_gateways_own(
+    gateway: Gateway, headers: dict[str, str], code: str
+) -> None:
     reply = gateway.client.post(DRAIN, json={}, headers={"origin": gateway.rest} | headers)
     assert reply.json()["error"]["code"] == code
 

@@ -34,7 +34,8 @@ from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway, chat_body
 from tests.gateway.tenancy.test_line_of_tenants import ADMIN, CHAT, Customer, admin
 
-RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
+RESPONSES = "/v1/responses"
+CONVERSATIONS = "/v1/conversations"
 NOBODY = AdminKeys({})
 
 
@@ -42,10 +43,12 @@ class Named(Customer):
     """A tenant of a name that may have been another's."""
 
     def __init__(self, gateway: Gateway, name: str, **settings: Any) -> None:
-        self.gateway, self.id = gateway, name
+        self.gateway = gateway
+        self.id = name
         made = admin(gateway, "POST", "/tenants", {"id": name, **settings})
         assert made.status_code == 201, made.text
-        self.key, self.uid = made.json()["key"], made.json()["uid"]
+        self.key = made.json()["key"]
+        self.uid = made.json()["uid"]
         gateway.wait_until(lambda: self.get("/v1/models").status_code == 200)
 
     def upload(self, content: bytes) -> str:
@@ -80,10 +83,15 @@ def both(
 ) -> Iterator[Gateway]:
     """A gateway that has tenants in a key file and in the book."""
     folder = tmp_path_factory.mktemp("keys")
-    admins, keys = folder / "admins", folder / "keys"
+    admins = folder / "admins"
+    keys = folder / "keys"
     admins.write_text(f"carol {ADMIN}\n")
     keys.write_text(f"{names[0]} {names[1]}\n")
-    flags = (f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}", f"--admin-key-file={admins}")
+    flags = (
+        f"--nats-url={nats_url}",
+        f"--redis-url={shared_redis_url}",
+        f"--admin-key-file={admins}",
+    )
     more = (f"--api-key-file={keys}", "--master-key=0123456789abcdef")
     with start_gateway(behind, *flags, *more) as gateway:
         yield gateway
@@ -91,10 +99,14 @@ def both(
 
 def leave_everything(ada: Named) -> dict[str, str]:
     """Paths of everything that a tenant can leave behind."""
-    line = b'{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"model": "none", "prompt": "x"}}'
+    line = (
+        b'{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"model": '
+        b'"none", "prompt": "x"}}'
+    )
     file_id = ada.upload(line)
     batch = ada.post(
-        "/v1/batches", {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        "/v1/batches",
+        {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"},
     ).json()
     turn = {"model": MODEL, "input": "My secret is blue.", "max_output_tokens": 4}
     response = ada.post(RESPONSES, turn)
@@ -112,7 +124,8 @@ def leave_everything(ada: Named) -> dict[str, str]:
     }
     for path in paths.values():
         assert ada.get(path).status_code == 200, path
-    # A job that runs while its tenant is removed may write once more, and its data is cleared later.
+    # A job that runs while its tenant is removed may write once more, and its data is cleared
+    # later.
     ada.gateway.wait_until(lambda: ada.get(paths["batch"]).json().get("status") == "completed")
     ada.gateway.wait_until(lambda: ada.get(paths["background"]).json().get("status") in OVER)
     return paths
@@ -136,13 +149,19 @@ def test_who_gets_the_name_of_a_removed_tenant_gets_nothing_of_it(
     assert (removed["uid"], removed["is_cleared"]) == (before.uid, True)
     after = Named(both, before.id, limits={"budget": 3000})
     assert after.uid != before.uid
-    assert {path: after.get(path).status_code for path in paths.values()} == dict.fromkeys(paths.values(), 404)
+    assert {path: after.get(path).status_code for path in paths.values()} == dict.fromkeys(
+        paths.values(), 404
+    )
     assert [after.get(path).json()["data"] for path in ("/v1/files", "/v1/batches")] == [[], []]
     assert admin(both, "GET", f"/tenants/{after.id}/usage").json()["data"] == []
-    assert admin(both, "GET", f"/tenants/{before.uid}/usage").json()["data"], "what it used stays on record"
+    assert admin(both, "GET", f"/tenants/{before.uid}/usage").json()["data"], (
+        "what it used stays on record"
+    )
     assert hits(after, text) == 0
     assert after.get("/v1/models").status_code == 200
-    assert asyncio.run(num_left(nats_url, shared_redis_url, before.uid)) == {}, "it is not there, not only out of sight"
+    assert asyncio.run(num_left(nats_url, shared_redis_url, before.uid)) == {}, (
+        "it is not there, not only out of sight"
+    )
 
 
 async def num_left(nats_url: str, redis_url: str, key: str) -> dict[str, int]:
@@ -157,7 +176,12 @@ async def num_left(nats_url: str, redis_url: str, key: str) -> dict[str, int]:
             found[name] = sum((info.state.subjects or {}).values())
     async with Redis.from_url(redis_url) as client:
         for kind in ("response", "conversation"):
-            found[kind] = len([each async for each in client.scan_iter(f"headwater:{kind}:{key.encode().hex()}:*")])
+            found[kind] = len(
+                [
+                    each
+                    async for each in client.scan_iter(f"headwater:{kind}:{key.encode().hex()}:*")
+                ]
+            )
     return {name: number for name, number in found.items() if number}
 
 
@@ -193,7 +217,12 @@ def test_no_tenant_has_a_name_under_which_others_than_tenants_keep_things(
     keys.write_text(f"{name} some-key\n")
     with pytest.raises(SettingError, match="names of tenants but open and admin"):
         KeyedTenants.read(keys)
-    assert both.client.get(f"/v1/files/{of_admin}", headers={"authorization": f"Bearer {ADMIN}"}).status_code == 200
+    assert (
+        both.client.get(
+            f"/v1/files/{of_admin}", headers={"authorization": f"Bearer {ADMIN}"}
+        ).status_code
+        == 200
+    )
     in_its_name = {"authorization": f"Bearer {ADMIN}", "x-tenant": "admin"}
     assert both.client.get(f"/v1/files/{of_admin}", headers=in_its_name).status_code == 404
     with pytest.raises(BadRequest, match="reserved"):
@@ -231,27 +260,40 @@ def test_a_tenant_of_before_keeps_what_it_has_and_leaves_it_to_nobody(
 
     asyncio.run(write())
     old = Named.__new__(Named)
-    old.gateway, old.id, old.key, old.uid = both, name, secret, name
+    old.gateway = both
+    old.id = name
+    old.key = secret
+    old.uid = name
     both.wait_until(lambda: old.get("/v1/models").status_code == 200)
     paths = leave_everything(old)
     assert admin(both, "GET", f"/tenants/{name}").json()["uid"] == name
-    assert asyncio.run(num_left(nats_url, shared_redis_url, name)).keys() >= {FILES, BATCHES, "response"}
+    assert asyncio.run(num_left(nats_url, shared_redis_url, name)).keys() >= {
+        FILES,
+        BATCHES,
+        "response",
+    }
     admin(both, "PATCH", f"/tenants/{name}", {"weight": 2})
     assert old.get(paths["file"]).status_code == 200, "a change gives it no other key"
     admin(both, "DELETE", f"/tenants/{name}")
     new = Named(both, name)
-    assert {path: new.get(path).status_code for path in paths.values()} == dict.fromkeys(paths.values(), 404)
+    assert {path: new.get(path).status_code for path in paths.values()} == dict.fromkeys(
+        paths.values(), 404
+    )
     assert asyncio.run(num_left(nats_url, shared_redis_url, name)) == {}
 
 
-async def test_a_key_file_never_opens_what_a_tenant_of_before_has(nats_url: str, tmp_path: Path) -> None:
+async def test_a_key_file_never_opens_what_a_tenant_of_before_has(
+    nats_url: str, tmp_path: Path
+) -> None:
     name = f"old-{uuid.uuid4().hex[:8]}"
     path = tmp_path / "keys"
     path.write_text(f"{name} key-of-file\nbob key-of-bob\n")
     async with Bus.open(nats_url) as bus:
         book = TenantStore(bus)
         unread = TenantDirectory(book, NOBODY, KeyedTenants.read(path))
-        assert unread.identify("Bearer key-of-file", "").key == f"file~{name}", "the book may have that name"
+        assert unread.identify("Bearer key-of-file", "").key == f"file~{name}", (
+            "the book may have that name"
+        )
         await (await book._open()).put(name.encode().hex(), old_record(name)[0])
         async with TenantDirectory(book, NOBODY, KeyedTenants.read(path)).running(bus) as directory:
             assert directory.identify("Bearer key-of-file", "").key == f"file~{name}"
@@ -259,7 +301,9 @@ async def test_a_key_file_never_opens_what_a_tenant_of_before_has(nats_url: str,
             removed = await book.remove(name)
             await book.cleared(removed)
             assert await directory.read()
-            assert directory.identify("Bearer key-of-file", "").key == f"file~{name}", "it does not inherit either"
+            assert directory.identify("Bearer key-of-file", "").key == f"file~{name}", (
+                "it does not inherit either"
+            )
 
 
 @pytest.fixture
@@ -275,10 +319,13 @@ async def until_cleared(book: TenantStore, removed: Removed) -> None:
 
 
 @pytest.mark.usefixtures("eager_purge")
-async def test_what_a_gateway_could_not_delete_is_deleted_later(nats_url: str, redis_url: str) -> None:
+async def test_what_a_gateway_could_not_delete_is_deleted_later(
+    nats_url: str, redis_url: str
+) -> None:
     record = TenantRecord(id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid())
     async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
-        book, durable = TenantStore(bus), Durable(bus)
+        book = TenantStore(bus)
+        durable = Durable(bus)
         await book.add(record)
         removed = await book.remove(record.id)
         # A request that was still running.

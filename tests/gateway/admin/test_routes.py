@@ -9,7 +9,11 @@ from tests.gateway.processes import Gateway
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/admin/tenants"), ("POST", "/admin/tenants/ada/keys"), ("DELETE", "/admin/tenants/ada")],
+    [
+        ("GET", "/admin/tenants"),
+        ("POST", "/admin/tenants/ada/keys"),
+        ("DELETE", "/admin/tenants/ada"),
+    ],
 )
 def test_who_asks_for_tenants_where_none_are_kept_is_told_how_to_keep_them(
     gateway: Gateway, method: str, path: str
@@ -17,4 +21,6 @@ def test_who_asks_for_tenants_where_none_are_kept_is_told_how_to_keep_them(
     reply = gateway.client.request(method, path)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (404, "path_not_found")
-    assert error["message"].endswith("gateways have it that are started with --admin-key-file or HEADWATER_ADMIN_KEY")
+    assert error["message"].endswith(
+        "gateways have it that are started with --admin-key-file or HEADWATER_ADMIN_KEY"
+    )

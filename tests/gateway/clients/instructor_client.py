@@ -1,4 +1,5 @@
-"""What instructor makes of a gateway: python instructor_client.py URL MODEL prints one JSON object."""
+"""What instructor makes of a gateway: python instructor_client.py URL MODEL prints one JSON
+object."""
 
 from __future__ import annotations
 
@@ -23,10 +24,15 @@ class Trip(BaseModel):
 made = {}
 for mode in MODES:
     client: Any = instructor.from_openai(
-        openai.OpenAI(base_url=url, api_key="any", max_retries=0), mode=getattr(instructor.Mode, mode)
+        openai.OpenAI(base_url=url, api_key="any", max_retries=0),
+        mode=getattr(instructor.Mode, mode),
     )
-    unthinking: Any = {"reasoning": {"effort": "none"}} if "RESPONSES" in mode else {"reasoning_effort": "none"}
+    unthinking: Any = (
+        {"reasoning": {"effort": "none"}} if "RESPONSES" in mode else {"reasoning_effort": "none"}
+    )
     user = [{"role": "user", "content": "A trip to Ulm."}]
-    trip = client.create(model=model, messages=user, response_model=Trip, max_retries=0, temperature=0, **unthinking)
+    trip = client.create(
+        model=model, messages=user, response_model=Trip, max_retries=0, temperature=0, **unthinking
+    )
     made[mode] = trip.model_dump()
 print(json.dumps({"version": importlib.metadata.version("instructor"), "made": made}))

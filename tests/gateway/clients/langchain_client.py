@@ -42,7 +42,9 @@ schema = {
     "additionalProperties": False,
 }
 structured = longer.with_structured_output(schema, method="json_schema").invoke("A river?")
-responses = ChatOpenAI(**asked, temperature=0, max_tokens=12, use_responses_api=True).invoke("Name a river.")
+responses = ChatOpenAI(**asked, temperature=0, max_tokens=12, use_responses_api=True).invoke(
+    "Name a river."
+)
 continued = OpenAI(**asked, temperature=0, max_tokens=8).invoke("Once upon a time")
 embeddings = OpenAIEmbeddings(**asked, check_embedding_ctx_length=False)
 vectors = embeddings.embed_documents(["A river.", "A lake."])

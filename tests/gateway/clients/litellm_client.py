@@ -11,7 +11,9 @@ url, model = sys.argv[1:]
 asked = {"model": f"openai/{model}", "api_base": url, "api_key": "any", "num_retries": 0}
 messages = [{"role": "user", "content": "Name a river."}]
 whole = litellm.completion(**asked, messages=messages, temperature=0, max_tokens=12)
-chunks = list(litellm.completion(**asked, messages=messages, temperature=0, max_tokens=12, stream=True))
+chunks = list(
+    litellm.completion(**asked, messages=messages, temperature=0, max_tokens=12, stream=True)
+)
 function = {
     "name": "weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}},

@@ -1,4 +1,5 @@
-"""What lm-eval measures of a server: python lm_eval_client.py URL MODEL TASKS ids|strings prints one JSON object."""
+"""What lm-eval measures of a server: python lm_eval_client.py URL MODEL TASKS ids|strings prints
+one JSON object."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ print(
             "version": importlib.metadata.version("lm_eval"),
             "scores": result["results"],
             "samples": {
-                name: [sample["filtered_resps"] for sample in sorted(samples, key=lambda each: each["doc_id"])]
+                name: [
+                    sample["filtered_resps"]
+                    for sample in sorted(samples, key=lambda each: each["doc_id"])
+                ]
                 for name, samples in result["samples"].items()
             },
         },

@@ -1,4 +1,5 @@
-"""What openai-agents makes of a gateway: python openai_agents_client.py URL MODEL prints one JSON object."""
+"""What openai-agents makes of a gateway: python openai_agents_client.py URL MODEL prints one JSON
+object."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ async def ask(kind: Any, unthinking: dict[str, Any]) -> dict[str, Any]:
     """An agent with a tool that it has to call first, and a type of what it says last."""
     called.clear()
     async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
-        settings = ModelSettings(tool_choice="required", temperature=0, max_tokens=300, extra_body=unthinking)
+        settings = ModelSettings(
+            tool_choice="required", temperature=0, max_tokens=300, extra_body=unthinking
+        )
         agent = Agent(
             name="planner",
             instructions="Plan.",

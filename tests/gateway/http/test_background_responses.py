@@ -22,7 +22,9 @@ async def wait_for_ever(*_: Any) -> MutableMapping[str, Any]:
     raise AssertionError("unreachable")
 
 
-async def test_events_are_not_read_for_a_client_that_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_are_not_read_for_a_client_that_takes_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     num_read = 0
 
     async def events(*_: Any) -> AsyncIterator[dict[str, Any]]:
@@ -33,7 +35,9 @@ async def test_events_are_not_read_for_a_client_that_takes_none(monkeypatch: pyt
 
     monkeypatch.setattr(background_responses, "follow", events)
     scope = {"method": "GET", "path": "/", "headers": []}
-    exchange = Exchange(scope, wait_for_ever, wait_for_ever, slow_reader_limit=0.1, slow_body_limit=1.0)
+    exchange = Exchange(
+        scope, wait_for_ever, wait_for_ever, slow_reader_limit=0.1, slow_body_limit=1.0
+    )
     responses = BackgroundResponses(Mock(), Mock(), Mock(), keep_alive=60.0)
     async with asyncio.timeout(60):
         with pytest.raises(SlowReader) as slow:

@@ -10,13 +10,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from headwater.gateway.http.connection_limit import OWN_FILES, SPARE_CONNECTIONS, WATCHED, connections_allowed
+from headwater.gateway.http.connection_limit import (
+    OWN_FILES,
+    SPARE_CONNECTIONS,
+    WATCHED,
+    connections_allowed,
+)
 from headwater.gateway.settings import MIN_CALLS, GatewaySettings
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway
 
-HEALTH, CLOSING = "HEAD /health HTTP/1.1\r\nhost: localhost\r\n", "connection: close\r\n\r\n"
-CHAT_HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+HEALTH = "HEAD /health HTTP/1.1\r\nhost: localhost\r\n"
+CLOSING = "connection: close\r\n\r\n"
+CHAT_HEAD = (
+    "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+)
 
 
 @pytest.fixture
@@ -47,7 +55,9 @@ def answer(connection: socket.socket, said: str = "") -> tuple[str, bytes]:
     return head.decode(), body
 
 
-def test_a_connection_too_many_is_refused_before_its_body_and_those_who_watch_are_answered(small: Gateway) -> None:
+def test_a_connection_too_many_is_refused_before_its_body_and_those_who_watch_are_answered(
+    small: Gateway,
+) -> None:
     with contextlib.ExitStack() as scope:
         busy = [scope.enter_context(begun(small)) for _ in range(MIN_CALLS)]
         # This one is past the limit too, and closed by each answer.
@@ -56,7 +66,9 @@ def test_a_connection_too_many_is_refused_before_its_body_and_those_who_watch_ar
             assert small.client.get(path).status_code == 200
         # Nothing comes of the body, and no leave to send it.
         surplus = scope.enter_context(connected(small))
-        head, body = answer(surplus, CHAT_HEAD + "content-length: 1000\r\nexpect: 100-continue\r\n\r\n")
+        head, body = answer(
+            surplus, CHAT_HEAD + "content-length: 1000\r\nexpect: 100-continue\r\n\r\n"
+        )
         assert head.startswith("HTTP/1.1 503 ")
         assert "\r\nretry-after: 1" in head
         assert "\r\nconnection: close" in head

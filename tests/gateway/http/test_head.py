@@ -1,4 +1,5 @@
-"""HEAD: the headers of the GET, at once, and neither a stream nor the making of the content behind them."""
+"""HEAD: the headers of the GET, at once, and neither a stream nor the making of the content behind
+them."""
 
 from __future__ import annotations
 
@@ -31,22 +32,36 @@ def keeper(
 
 
 def head_of(gateway: Gateway, path: str) -> httpx.Response:
-    """The answer to a HEAD. The server takes another request on its connection only when its handler has ended."""
-    with httpx.Client(base_url=gateway.rest, timeout=30, limits=httpx.Limits(max_connections=1)) as client:
+    """The answer to a HEAD. The server takes another request on its connection only when its
+    handler has ended."""
+    with httpx.Client(
+        base_url=gateway.rest, timeout=30, limits=httpx.Limits(max_connections=1)
+    ) as client:
         head = client.head(path)
         assert client.get("/version").status_code == 200
     return head
 
 
 def told(headers: httpx.Headers) -> dict[str, str]:
-    """Headers that two answers of the same request share, but for those that the content decides on."""
-    mine = ("date", "x-request-id", "transfer-encoding", "content-length", "content-encoding", "vary")
+    """Headers that two answers of the same request share, but for those that the content decides
+    on."""
+    mine = (
+        "date",
+        "x-request-id",
+        "transfer-encoding",
+        "content-length",
+        "content-encoding",
+        "vary",
+    )
     return {name: value for name, value in headers.items() if name not in mine}
 
 
 def assert_head_of_stream(gateway: Gateway, path: str) -> None:
     head = head_of(gateway, path)
-    assert (head.status_code, head.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert (head.status_code, head.headers["content-type"]) == (
+        200,
+        "text/event-stream; charset=utf-8",
+    )
     with gateway.client.stream("GET", path) as stream:
         assert told(head.headers) == told(stream.headers)
 
@@ -59,7 +74,12 @@ def first_event(reply: httpx.Response) -> tuple[dict[str, Any], Iterator[str]]:
 
 
 def test_the_stream_of_a_background_response_is_not_followed_for_a_head(keeper: Gateway) -> None:
-    asked = {"model": MODEL, "input": "Name a river.", "max_output_tokens": 4000, "background": True} | LONG
+    asked = {
+        "model": MODEL,
+        "input": "Name a river.",
+        "max_output_tokens": 4000,
+        "background": True,
+    } | LONG
     with keeper.client.stream("POST", "/v1/responses", json=asked) as reply:
         event, _ = first_event(reply)
     path = f"/v1/responses/{event['response']['id']}"
@@ -75,7 +95,10 @@ def test_a_stream_is_not_gone_on_with_for_a_head(keeper: Gateway) -> None:
         event, lines = first_event(reply)
         path = f"/v1/streams/{event['id']}"
         head = head_of(keeper, path)
-        assert (head.status_code, head.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert (head.status_code, head.headers["content-type"]) == (
+            200,
+            "text/event-stream; charset=utf-8",
+        )
         # The reader that is there stays.
         assert any(line.startswith("data: ") for line in lines)
     assert_head_of_stream(keeper, path)
@@ -90,20 +113,37 @@ def test_a_head_does_not_watch(keeper: Gateway) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/v1/models", f"/v1/models/{MODEL}", "/metrics", "/openapi.json", "/console/live?once=1", "/health", "/"),
+        *(
+            "/v1/models",
+            f"/v1/models/{MODEL}",
+            "/metrics",
+            "/openapi.json",
+            "/console/live?once=1",
+            "/health",
+            "/",
+        ),
         *("/docs", "/tokenizer_info", f"/tokenizer_info?model={MODEL}"),
     ],
 )
 def test_the_head_of_content_has_its_type_and_no_length(keeper: Gateway, path: str) -> None:
-    head, whole = head_of(keeper, path), keeper.client.get(path)
+    head = head_of(keeper, path)
+    whole = keeper.client.get(path)
     assert (head.status_code, told(head.headers)) == (200, told(whole.headers))
-    assert head.headers.keys().isdisjoint({"content-length", "transfer-encoding", "content-encoding"})
+    assert head.headers.keys().isdisjoint(
+        {"content-length", "transfer-encoding", "content-encoding"}
+    )
 
 
 def test_what_a_get_is_refused_with_a_head_is_too(keeper: Gateway) -> None:
-    missing = ("/v1/models/nosuch", "/v1/responses/resp_0", "/console/nosuch.js", "/tokenizer_info?model=nosuch")
+    missing = (
+        "/v1/models/nosuch",
+        "/v1/responses/resp_0",
+        "/console/nosuch.js",
+        "/tokenizer_info?model=nosuch",
+    )
     for path in missing:
-        head, whole = head_of(keeper, path), keeper.client.get(path)
+        head = head_of(keeper, path)
+        whole = keeper.client.get(path)
         assert (head.status_code, told(head.headers)) == (404, told(whole.headers))
         assert whole.status_code == 404
 
@@ -143,6 +183,7 @@ def test_the_head_of_a_file_has_its_length(keeper: Gateway) -> None:
     form = {"file": ("in.jsonl", b"{}\n" * 5)}
     file = keeper.client.post("/v1/files", data={"purpose": "batch"}, files=form).json()
     path = f"/v1/files/{file['id']}/content"
-    head, whole = head_of(keeper, path), keeper.client.get(path)
+    head = head_of(keeper, path)
+    whole = keeper.client.get(path)
     assert (head.content, head.headers["content-length"]) == (b"", "15")
     assert told(head.headers) == told(whole.headers)

@@ -22,7 +22,8 @@ from headwater.services.runtime.errors import BadRequest
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import Behind, Gateway, chat_body, completion_body
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}
 BODY = json.dumps(chat_body()).encode()
 LIMIT = 4 * 1024 * 1024
@@ -60,10 +61,17 @@ def test_a_byte_order_mark_before_json_is_skipped(gateway: Gateway) -> None:
     reply = gateway.client.post(CHAT, content=b"\xef\xbb\xbf" + BODY, headers=JSON)
     assert reply.json()["choices"] == gateway.chat()["choices"]
     text = json.dumps({"model": "smollm2-135m-instruct", "prompt": "a"}).encode()
-    assert gateway.client.post("/tokenize", content=b"\xef\xbb\xbf" + text, headers=JSON).json()["count"] == 1
+    assert (
+        gateway.client.post("/tokenize", content=b"\xef\xbb\xbf" + text, headers=JSON).json()[
+            "count"
+        ]
+        == 1
+    )
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "deflate,gzip", "utf-8"])
+@pytest.mark.parametrize(
+    "encoding", ["br", "zstd", "compress", "gzip, gzip", "deflate,gzip", "utf-8"]
+)
 def test_another_encoding_is_refused_by_name(gateway: Gateway, encoding: str) -> None:
     reply = sent(gateway, BODY, encoding)
     assert reply.status_code == 415
@@ -87,7 +95,9 @@ def test_another_encoding_is_refused_by_name(gateway: Gateway, encoding: str) ->
         ("deflate", zlib.compress(BODY)[:-5]),
     ],
 )
-def test_a_body_that_is_not_in_its_encoding_is_refused(gateway: Gateway, encoding: str, body: bytes) -> None:
+def test_a_body_that_is_not_in_its_encoding_is_refused(
+    gateway: Gateway, encoding: str, body: bytes
+) -> None:
     reply = sent(gateway, body, encoding)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "content-encoding")
 
@@ -112,7 +122,9 @@ def bomb(num_bytes: int) -> bytes:
     return out.getvalue()
 
 
-def test_a_bomb_is_refused_and_takes_no_memory(behind: Behind, start_gateway: GatewayStarter) -> None:
+def test_a_bomb_is_refused_and_takes_no_memory(
+    behind: Behind, start_gateway: GatewayStarter
+) -> None:
     with start_gateway(behind) as gateway:
         pid = gateway.stage.process.pid
         assert sent(gateway, gzip.compress(BODY), "gzip").status_code == 200
@@ -142,8 +154,13 @@ def test_a_decoder_gives_pieces_of_bounded_size() -> None:
     assert max(sizes) <= PIECE_BYTES
     assert list(decoder.end()) == []
     # Byte by byte it comes to the same.
-    for encoding, pack in (("gzip", gzip.compress), ("deflate", zlib.compress), ("deflate", raw_deflate)):
-        decoder, packed = BodyDecoder(encoding), pack(BODY * 50)
+    for encoding, pack in (
+        ("gzip", gzip.compress),
+        ("deflate", zlib.compress),
+        ("deflate", raw_deflate),
+    ):
+        decoder = BodyDecoder(encoding)
+        packed = pack(BODY * 50)
         parts = [piece for i in range(len(packed)) for piece in decoder.pieces(packed[i : i + 1])]
         assert b"".join([*parts, *decoder.end()]) == BODY * 50
     with pytest.raises(BadRequest, match="more follows"):
@@ -154,7 +171,10 @@ def test_answers_over_a_kilobyte_are_compressed_for_who_takes_that(gateway: Gate
     asked = completion_body(["Once upon a time"] * 12)
     plain = gateway.client.post(COMPLETIONS, json=asked, headers={"accept-encoding": "identity"})
     assert len(plain.content) > 1024
-    assert (plain.headers["vary"], plain.headers.get("content-encoding")) == ("accept-encoding", None)
+    assert (plain.headers["vary"], plain.headers.get("content-encoding")) == (
+        "accept-encoding",
+        None,
+    )
     for accepted in ("gzip", "br, gzip;q=0.5", "*"):
         packed = gateway.client.post(COMPLETIONS, json=asked, headers={"accept-encoding": accepted})
         assert packed.headers["content-encoding"] == "gzip"
@@ -180,7 +200,9 @@ def test_streams_and_what_administrators_read_are_not_compressed(gateway: Gatewa
 
 
 def test_the_length_of_a_compressed_answer_is_not_that_of_its_text_alone(gateway: Gateway) -> None:
-    lengths = {int(gateway.client.get("/openapi.json").headers["content-length"]) for _ in range(12)}
+    lengths = {
+        int(gateway.client.get("/openapi.json").headers["content-length"]) for _ in range(12)
+    }
     assert len(lengths) > 3
     assert max(lengths) - min(lengths) <= 101
 
@@ -210,7 +232,9 @@ def test_a_client_of_http_1_0_gets_no_chunks(gateway: Gateway, stream: bool) -> 
     if stream:
         events = text.decode().strip().split("\n\n")
         assert events[-1] == "data: [DONE]"
-        told = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:-1]]
+        told = [
+            json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:-1]
+        ]
         said = "".join(delta.get("content") or "" for delta in told)
     else:
         said = json.loads(text)["choices"][0]["message"]["content"]
@@ -229,22 +253,35 @@ def test_http_2_by_prior_knowledge_is_refused_in_a_sentence(gateway: Gateway) ->
 def test_a_client_of_grpc_at_the_port_of_rest_is_told_so(gateway: Gateway) -> None:
     channel = grpc.insecure_channel(gateway.rest.removeprefix("http://"))
     with channel, pytest.raises(grpc.RpcError) as refused:
-        inference_pb2_grpc.InferenceStub(channel).ListModels(inference_pb2.ListModelsRequest(), timeout=60)
+        inference_pb2_grpc.InferenceStub(channel).ListModels(
+            inference_pb2.ListModelsRequest(), timeout=60
+        )
     assert "http1" in str(refused.value).lower()
 
 
 @pytest.mark.parametrize(
     ("data", "status", "told"),
     [
-        (b"POST /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\n", 400, "no request of HTTP/1.1"),
+        (
+            b"POST /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\n",
+            400,
+            "no request of HTTP/1.1",
+        ),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "no request of HTTP/1.1"),
-        (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 66_000 + b"\r\n\r\n", 431, "allowed: 65536 bytes"),
-        # No byte follows the first one past the limit, because closing a connection with unread bytes resets it.
+        (
+            b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 66_000 + b"\r\n\r\n",
+            431,
+            "allowed: 65536 bytes",
+        ),
+        # No byte follows the first one past the limit, because closing a connection with unread
+        # bytes resets it.
         (b"GET /" + b"a" * (2 * MAX_HEAD_BYTES - 4), 431, "allowed: 65536 bytes"),
     ],
     ids=["a length below zero", "TLS", "a long header", "a line without end"],
 )
-def test_what_is_no_request_gets_the_envelope_too(gateway: Gateway, data: bytes, status: int, told: str) -> None:
+def test_what_is_no_request_gets_the_envelope_too(
+    gateway: Gateway, data: bytes, status: int, told: str
+) -> None:
     head, _, body = b"".join(exchanged(gateway, data)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
     error = json.loads(body)["error"]

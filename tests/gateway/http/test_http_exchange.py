@@ -1,4 +1,5 @@
-"""A client that leaves while its answer is computed ends the work, once, and not after it is done."""
+"""A client that leaves while its answer is computed ends the work, once, and not after it is
+done."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Server:
 
 def exchange_of(server: Server) -> Exchange:
     scope = {"method": "POST", "path": "/", "headers": []}
-    return Exchange(scope, server.receive, lambda message: None, slow_reader_limit=1.0, slow_body_limit=1.0)
+    return Exchange(
+        scope, server.receive, lambda message: None, slow_reader_limit=1.0, slow_body_limit=1.0
+    )
 
 
 async def test_a_file_is_not_held_for_a_client_that_takes_nothing_of_it() -> None:
@@ -55,11 +58,16 @@ async def test_a_file_is_not_held_for_a_client_that_takes_nothing_of_it() -> Non
     ("first", "sentence"),
     [
         (0, "only 0 bytes of the request's body came within 0.01 s"),
-        (100 * BODY_BYTES_PER_SECOND, "nothing of the request's body came for 0.01 s, behind 1638400 bytes"),
+        (
+            100 * BODY_BYTES_PER_SECOND,
+            "nothing of the request's body came for 0.01 s, behind 1638400 bytes",
+        ),
     ],
     ids=["at its start", "behind much of it"],
 )
-async def test_a_body_that_stops_is_given_up_after_one_limit_however_much_of_it_came(first: int, sentence: str) -> None:
+async def test_a_body_that_stops_is_given_up_after_one_limit_however_much_of_it_came(
+    first: int, sentence: str
+) -> None:
     said = iter([{"type": "http.request", "body": bytes(first), "more_body": True}])
 
     async def receive() -> MutableMapping[str, Any]:

@@ -1,4 +1,5 @@
-"""What a web page makes its visitor's browser send to a gateway, and heads that two readers would read differently."""
+"""What a web page makes its visitor's browser send to a gateway, and heads that two readers would
+read differently."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ KEY = "key-of-ada"
 
 
 @pytest.fixture(scope="module")
-def keyed(behind: Behind, start_gateway: GatewayStarter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def keyed(
+    behind: Behind, start_gateway: GatewayStarter, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
     path: Path = tmp_path_factory.mktemp("keys") / "keys"
     path.touch(mode=0o600)
     path.write_text(f"ada {KEY}\n")
@@ -29,7 +32,9 @@ def keyed(behind: Behind, start_gateway: GatewayStarter, tmp_path_factory: pytes
         yield gateway
 
 
-def said_to(gateway: Gateway, *head: str, body: bytes = b"", line: str = "GET /v1/models HTTP/1.1") -> tuple[int, Any]:
+def said_to(
+    gateway: Gateway, *head: str, body: bytes = b"", line: str = "GET /v1/models HTTP/1.1"
+) -> tuple[int, Any]:
     """Status and error of a request whose head is exactly this."""
     host, _, port = gateway.rest.removeprefix("http://").rpartition(":")
     lines = [line, *head, f"content-length: {len(body)}", "connection: close", "", ""]
@@ -37,13 +42,18 @@ def said_to(gateway: Gateway, *head: str, body: bytes = b"", line: str = "GET /v
         connection.sendall("\r\n".join(lines).encode() + body)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     status = int(answer.split(b" ", 2)[1])
-    return status, json.loads(answer.partition(b"\r\n\r\n")[2]).get("error") if status != 200 else None
+    return status, json.loads(answer.partition(b"\r\n\r\n")[2]).get(
+        "error"
+    ) if status != 200 else None
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "10.0.0.7", "localhost.evil.example", "127.0.0.1.x"]
+    "host",
+    ["evil.example", "evil.example:8000", "10.0.0.7", "localhost.evil.example", "127.0.0.1.x"],
 )
-def test_a_page_whose_name_was_rebound_to_loopback_learns_and_changes_nothing(gateway: Gateway, host: str) -> None:
+def test_a_page_whose_name_was_rebound_to_loopback_learns_and_changes_nothing(
+    gateway: Gateway, host: str
+) -> None:
     # Its browser takes page and gateway for one origin.
     own = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
     for reply in (
@@ -57,7 +67,16 @@ def test_a_page_whose_name_was_rebound_to_loopback_learns_and_changes_nothing(ga
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "LocalHost:8000", "localhost.:1", "127.0.0.1", "127.8.0.1:80", "[::1]", "[::1]:9"]
+    "host",
+    [
+        "localhost",
+        "LocalHost:8000",
+        "localhost.:1",
+        "127.0.0.1",
+        "127.8.0.1:80",
+        "[::1]",
+        "[::1]:9",
+    ],
 )
 def test_a_name_of_this_machine_is_answered(gateway: Gateway, host: str) -> None:
     assert gateway.client.get("/v1/models", headers={"host": host}).status_code == 200
@@ -67,8 +86,13 @@ def test_a_name_that_a_proxy_in_front_has_is_answered_where_it_is_allowed(
     behind: Behind, start_gateway: GatewayStarter
 ) -> None:
     with start_gateway(behind, "--allowed-hosts=chat.example") as gateway:
-        assert gateway.client.get("/v1/models", headers={"host": "chat.example:443"}).status_code == 200
-        assert gateway.client.get("/v1/models", headers={"host": "other.example"}).status_code == 403
+        assert (
+            gateway.client.get("/v1/models", headers={"host": "chat.example:443"}).status_code
+            == 200
+        )
+        assert (
+            gateway.client.get("/v1/models", headers={"host": "other.example"}).status_code == 403
+        )
 
 
 def test_with_keys_every_name_is_answered(keyed: Gateway) -> None:
@@ -89,7 +113,9 @@ def test_with_keys_every_name_is_answered(keyed: Gateway) -> None:
     ],
     ids=str,
 )
-def test_a_page_of_another_origin_is_refused(gateway: Gateway, keyed: Gateway, told: dict[str, str]) -> None:
+def test_a_page_of_another_origin_is_refused(
+    gateway: Gateway, keyed: Gateway, told: dict[str, str]
+) -> None:
     before = gateway.metric("headwater_generation_tokens_total")
     for reply in (
         gateway.client.post(CHAT, json=chat_body(), headers=told),
@@ -104,38 +130,70 @@ def test_a_page_of_another_origin_is_refused(gateway: Gateway, keyed: Gateway, t
 def test_the_gateways_own_pages_and_links_to_them_are_answered(gateway: Gateway) -> None:
     own = {"origin": gateway.rest, "sec-fetch-site": "same-origin"}
     assert gateway.client.post(CHAT, json=chat_body(), headers=own).status_code == 200
-    assert gateway.client.post(CHAT, json=chat_body(), headers={"origin": gateway.rest}).status_code == 200
-    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert (
+        gateway.client.post(CHAT, json=chat_body(), headers={"origin": gateway.rest}).status_code
+        == 200
+    )
+    link = {
+        "sec-fetch-site": "cross-site",
+        "sec-fetch-mode": "navigate",
+        "sec-fetch-dest": "document",
+    }
     assert gateway.client.get("/", headers=link).status_code == 200
     assert gateway.client.post(CHAT, json=chat_body(), headers=link).status_code == 403
 
 
-def test_a_page_whose_origin_is_allowed_is_answered(behind: Behind, start_gateway: GatewayStarter) -> None:
+def test_a_page_whose_origin_is_allowed_is_answered(
+    behind: Behind, start_gateway: GatewayStarter
+) -> None:
     with start_gateway(behind, "--allowed-origins=https://chat.example") as gateway:
         told = {"origin": "https://chat.example", "sec-fetch-site": "cross-site"}
         reply = gateway.client.post(CHAT, json=chat_body(), headers=told)
-        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "https://chat.example")
-        assert gateway.client.get("/v1/models", headers=told | {"origin": "https://evil.example"}).status_code == 403
+        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (
+            200,
+            "https://chat.example",
+        )
+        assert (
+            gateway.client.get(
+                "/v1/models", headers=told | {"origin": "https://evil.example"}
+            ).status_code
+            == 403
+        )
 
 
 def test_a_body_that_is_not_said_to_be_json_is_none(gateway: Gateway) -> None:
-    # What a page may send to another origin without asking: no content type, or one that forms have.
+    # What a page may send to another origin without asking: no content type, or one that forms
+    # have.
     body = json.dumps(chat_body()).encode()
     status, error = said_to(gateway, "host: localhost", body=body, line=f"POST {CHAT} HTTP/1.1")
     assert (status, error["code"]) == (415, "unsupported_media_type")
-    for path in ("/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/v1/conversations", "/v1/batches"):
+    for path in (
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/tokenize",
+        "/v1/conversations",
+        "/v1/batches",
+    ):
         assert gateway.client.post(path, content=body).status_code == 415
     with_type = said_to(
-        gateway, "host: localhost", "content-type: application/json", body=body, line=f"POST {CHAT} HTTP/1.1"
+        gateway,
+        "host: localhost",
+        "content-type: application/json",
+        body=body,
+        line=f"POST {CHAT} HTTP/1.1",
     )
     assert with_type == (200, None)
 
 
 def test_no_answer_is_taken_for_a_page_or_a_script(gateway: Gateway) -> None:
     replies: list[httpx.Response] = [
-        gateway.client.get(path) for path in ("/", "/v1/models", "/metrics", "/health", "/nothing", "/openapi.json")
+        gateway.client.get(path)
+        for path in ("/", "/v1/models", "/metrics", "/health", "/nothing", "/openapi.json")
     ]
-    replies += [gateway.client.post(CHAT, json=chat_body(stream=stream)) for stream in (False, True)]
+    replies += [
+        gateway.client.post(CHAT, json=chat_body(stream=stream)) for stream in (False, True)
+    ]
     replies.append(gateway.client.get("/", headers={"host": "evil.example"}))
     assert {reply.headers["x-content-type-options"] for reply in replies} == {"nosniff"}
 
@@ -143,7 +201,12 @@ def test_no_answer_is_taken_for_a_page_or_a_script(gateway: Gateway) -> None:
 def test_a_host_that_is_missing_or_given_twice_is_refused(gateway: Gateway, keyed: Gateway) -> None:
     for each in (gateway, keyed):
         key = f"authorization: Bearer {KEY}"
-        for head in ((), ("host: localhost", "host: evil.example"), ("host: a@localhost",), ("host:",)):
+        for head in (
+            (),
+            ("host: localhost", "host: evil.example"),
+            ("host: a@localhost",),
+            ("host:",),
+        ):
             status, error = said_to(each, key, *head)
             assert (status, error["param"]) == (400, "host")
 
@@ -159,7 +222,10 @@ def test_a_key_that_is_given_twice_is_refused(keyed: Gateway) -> None:
         told = ("authorization", f"Bearer {KEY}")
         assert stub.ListModels(inference_pb2.ListModelsRequest(), metadata=[told]).models
         with pytest.raises(grpc.RpcError) as raised:
-            stub.ListModels(inference_pb2.ListModelsRequest(), metadata=[told, ("authorization", "Bearer another")])
+            stub.ListModels(
+                inference_pb2.ListModelsRequest(),
+                metadata=[told, ("authorization", "Bearer another")],
+            )
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -33,7 +33,10 @@ async def listening(
     app: Any, slow_reader_limit: float = 0.1, slow_head_limit: float = 60.0
 ) -> AsyncIterator[tuple[RestListener, str, int]]:
     """A listener of the application, its host and its port."""
-    limits = OTHER_LIMITS | {"slow_head_limit": slow_head_limit, "slow_reader_limit": slow_reader_limit}
+    limits = OTHER_LIMITS | {
+        "slow_head_limit": slow_head_limit,
+        "slow_reader_limit": slow_reader_limit,
+    }
     listener = RestListener(app, "127.0.0.1", 0, **limits)
     listener.start()
     host, _, port = listener.address.removeprefix("http://").rpartition(":")
@@ -61,7 +64,9 @@ async def address() -> AsyncIterator[tuple[str, int]]:
 
 
 async def test_what_a_client_does_not_read_is_not_taken_from_who_answers() -> None:
-    num_sent, is_filled, has_left = 0, asyncio.Event(), asyncio.Event()
+    num_sent = 0
+    is_filled = asyncio.Event()
+    has_left = asyncio.Event()
 
     async def endless(scope: Any, receive: Any, send: Any) -> None:
         nonlocal num_sent
@@ -96,7 +101,9 @@ async def test_a_client_that_takes_nothing_of_a_long_answer_is_cut_off(
     piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener_module, "UNTAKEN_SECONDS", 0.5)
-    num_bytes, is_begun, is_over = 16 << 20, asyncio.Event(), asyncio.Event()
+    num_bytes = 16 << 20
+    is_begun = asyncio.Event()
+    is_over = asyncio.Event()
 
     async def long_answer(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"%d" % num_bytes), (b"connection", b"close")]
@@ -104,7 +111,9 @@ async def test_a_client_that_takes_nothing_of_a_long_answer_is_cut_off(
         is_begun.set()
         for begin in range(0, num_bytes, piece_bytes):
             is_last = begin + piece_bytes == num_bytes
-            await send({"type": "http.response.body", "body": bytes(piece_bytes), "more_body": not is_last})
+            await send(
+                {"type": "http.response.body", "body": bytes(piece_bytes), "more_body": not is_last}
+            )
         is_over.set()
 
     async with listening(long_answer) as (listener, host, port):
@@ -118,7 +127,13 @@ async def test_a_client_that_takes_nothing_of_a_long_answer_is_cut_off(
 
 @pytest.mark.parametrize(
     ("unsent", "is_cut_off"),
-    [([9] * 4, True), ([9] * 3, False), ([9, 9, 9, 8, 8, 8], False), ([9, 9, 0, 9, 9, 9], False), ([0] * 9, False)],
+    [
+        ([9] * 4, True),
+        ([9] * 3, False),
+        ([9, 9, 9, 8, 8, 8], False),
+        ([9, 9, 0, 9, 9, 9], False),
+        ([0] * 9, False),
+    ],
 )
 async def test_a_client_is_cut_off_once_it_has_taken_nothing_in_all_its_time(
     unsent: list[int], *, is_cut_off: bool
@@ -139,7 +154,9 @@ async def test_a_port_in_use_is_named_with_its_address(address: tuple[str, int])
         RestListener(hello, host, port, slow_head_limit=1.0, slow_reader_limit=0.1, **OTHER_LIMITS)
 
 
-async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(address: tuple[str, int]) -> None:
+async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(
+    address: tuple[str, int],
+) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
     async with asyncio.timeout(30):
@@ -156,7 +173,9 @@ async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(address: 
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HT", WHOLE[:-2], WHOLE + WHOLE[:10]])
-async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(said: bytes, address: tuple[str, int]) -> None:
+async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(
+    said: bytes, address: tuple[str, int]
+) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(said)
     async with asyncio.timeout(30):
@@ -164,7 +183,9 @@ async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(said: bytes, ad
     assert (b"200 OK" in answer) == (WHOLE in said)
     if said:
         assert b"HTTP/1.1 408 Request Timeout\r\n" in answer
-        assert b'"message":"the line and headers of the request did not come within 0.5 s"' in answer
+        assert (
+            b'"message":"the line and headers of the request did not come within 0.5 s"' in answer
+        )
     else:
         assert answer == b""
     writer.close()
@@ -172,7 +193,9 @@ async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(said: bytes, ad
 
 
 @pytest.mark.parametrize(
-    ("begin", "piece"), [(b"GET / HTTP/1.1\r\n", b"a: b\r\n"), (WHOLE, b"\r\n")], ids=["headers", "empty lines"]
+    ("begin", "piece"),
+    [(b"GET / HTTP/1.1\r\n", b"a: b\r\n"), (WHOLE, b"\r\n")],
+    ids=["headers", "empty lines"],
 )
 async def test_who_trickles_what_is_no_whole_head_is_cut_off(
     begin: bytes, piece: bytes, address: tuple[str, int]
@@ -199,10 +222,12 @@ async def test_who_trickles_what_is_no_whole_head_is_cut_off(
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
     """Answers with the request's method, path and body."""
-    body, more = b"", True
+    body = b""
+    more = True
     while more:
         message = await receive()
-        body, more = body + message.get("body", b""), message.get("more_body", False)
+        body = body + message.get("body", b"")
+        more = message.get("more_body", False)
     body = f"{scope['method']} {scope['path']} ".encode() + body
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -221,16 +246,30 @@ async def connected(app: Any) -> AsyncIterator[tuple[asyncio.StreamReader, async
             writer.close()
 
 
-ASKS_FOR_HTTP2 = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+ASKS_FOR_HTTP2 = (
+    b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: "
+    b"h2c\r\nhttp2-settings: AAMAAABk\r\n"
+)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 500])
 @pytest.mark.parametrize(
-    "framed", [b"content-length: 5\r\n\r\nfirst", b"transfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n0\r\n\r\n"]
+    "framed",
+    [
+        b"content-length: 5\r\n\r\nfirst",
+        b"transfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n0\r\n\r\n",
+    ],
 )
 async def test_a_body_comes_with_a_request_that_asks_for_http2(framed: bytes, parts: int) -> None:
     """Java's HttpClient sends such requests. The next request on the connection is answered too."""
-    sent = b"POST /a HTTP/1.1\r\n" + ASKS_FOR_HTTP2 + framed + b"GET /b HTTP/1.1\r\n" + ASKS_FOR_HTTP2 + b"\r\n"
+    sent = (
+        b"POST /a HTTP/1.1\r\n"
+        + ASKS_FOR_HTTP2
+        + framed
+        + b"GET /b HTTP/1.1\r\n"
+        + ASKS_FOR_HTTP2
+        + b"\r\n"
+    )
     size = -(-len(sent) // parts)
     async with connected(echo) as (reader, writer):
         for start in range(0, len(sent), size):
@@ -241,9 +280,13 @@ async def test_a_body_comes_with_a_request_that_asks_for_http2(framed: bytes, pa
 
 
 @pytest.mark.parametrize(("version", "more"), [(b"1.1", b"connection: close\r\n"), (b"1.0", b"")])
-async def test_a_request_that_asks_for_http2_may_be_the_last_of_its_connection(version: bytes, more: bytes) -> None:
+async def test_a_request_that_asks_for_http2_may_be_the_last_of_its_connection(
+    version: bytes, more: bytes
+) -> None:
     """As `curl --http2 -H 'Connection: close'` asks."""
-    head = b"POST /a HTTP/" + version + b"\r\n" + ASKS_FOR_HTTP2 + more + b"content-length: 5\r\n\r\n"
+    head = (
+        b"POST /a HTTP/" + version + b"\r\n" + ASKS_FOR_HTTP2 + more + b"content-length: 5\r\n\r\n"
+    )
     async with connected(echo) as (reader, writer):
         writer.write(head + b"first")
         answer = await reader.read()

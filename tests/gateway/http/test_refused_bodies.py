@@ -1,4 +1,5 @@
-"""Bodies that are refused and whose sender hopes that refusing them costs much: time of the event loop, or memory."""
+"""Bodies that are refused and whose sender hopes that refusing them costs much: time of the event
+loop, or memory."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ import pytest
 
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.schema import ChatCompletionRequest
-from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2, processor_pb2_grpc
+from headwater.proto import (
+    common_pb2,
+    inference_pb2,
+    inference_pb2_grpc,
+    processor_pb2,
+    processor_pb2_grpc,
+)
 from headwater.services.runtime.errors import BadRequest
 from tests.gateway.processes import MODEL, Gateway, chat_body, processor_stage, started
 
@@ -22,8 +29,14 @@ BEGIN = b'{"model":"m","messages":[{"role":"user","content":"x"}],'
 MIB = 1 << 20
 # What a body of 4 MB becomes when all of it is parsed takes 20 times that.
 COSTLY: dict[str, tuple[bytes, str | None]] = {
-    "90k lone surrogates": (BEGIN + b'"metadata":{%s}}' % b",".join(b'"\\ud800%d":1' % i for i in range(90_000)), None),
-    "a fault before four megabytes": (b'{"model":5,"metadata":[%s1]}' % (b"[]," * 1_300_000), "model"),
+    "90k lone surrogates": (
+        BEGIN + b'"metadata":{%s}}' % b",".join(b'"\\ud800%d":1' % i for i in range(90_000)),
+        None,
+    ),
+    "a fault before four megabytes": (
+        b'{"model":5,"metadata":[%s1]}' % (b"[]," * 1_300_000),
+        "model",
+    ),
     "a long name with a thousand children": (
         BEGIN + b'"metadata":{"%s":[%s"\\ud800"]}}' % (b"a" * 50_000, b"1," * 2000),
         f"metadata.{'a' * 80}[2000]",
@@ -47,9 +60,14 @@ def test_the_first_fault_of_a_body_ends_its_reading(name: str) -> None:
 
 
 def tools(count: int, num_properties: int = 0) -> list[dict[str, Any]]:
-    properties = {f"p{i}": {"type": "string", "description": "x" * 20} for i in range(num_properties)}
+    properties = {
+        f"p{i}": {"type": "string", "description": "x" * 20} for i in range(num_properties)
+    }
     parameters = {"type": "object", "properties": properties}
-    return [{"type": "function", "function": {"name": f"t{i}", "parameters": parameters}} for i in range(count)]
+    return [
+        {"type": "function", "function": {"name": f"t{i}", "parameters": parameters}}
+        for i in range(count)
+    ]
 
 
 MESSAGE = {"role": "user", "content": "x"}
@@ -72,7 +90,9 @@ TOO_MANY: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param"), TOO_MANY, ids=[f"{row[1]} {str(row[0])[:30]}" for row in TOO_MANY])
+@pytest.mark.parametrize(
+    ("fields", "param"), TOO_MANY, ids=[f"{row[1]} {str(row[0])[:30]}" for row in TOO_MANY]
+)
 def test_rest_refuses_more_of_a_thing_than_any_request_needs(
     gateway: Gateway, fields: dict[str, Any], param: str | None
 ) -> None:
@@ -82,7 +102,11 @@ def test_rest_refuses_more_of_a_thing_than_any_request_needs(
 
 
 def test_rest_accepts_as_much_as_is_allowed(gateway: Gateway) -> None:
-    allowed = {"logit_bias": {str(i): 1 for i in range(1024)}, "bad_words": ["zzz"] * 1024, "tools": tools(200, 0)}
+    allowed = {
+        "logit_bias": {str(i): 1 for i in range(1024)},
+        "bad_words": ["zzz"] * 1024,
+        "tools": tools(200, 0),
+    }
     for name, value in allowed.items():
         reply = gateway.client.post(CHAT, json=chat_body(**{name: value}, temperature=1))
         assert reply.status_code == 200, reply.text[:300]
@@ -90,7 +114,10 @@ def test_rest_accepts_as_much_as_is_allowed(gateway: Gateway) -> None:
 
 def grpc_tools(count: int, num_properties: int = 0) -> list[common_pb2.Tool]:
     return [
-        common_pb2.Tool(name=tool["function"]["name"], parameters_json=json.dumps(tool["function"]["parameters"]))
+        common_pb2.Tool(
+            name=tool["function"]["name"],
+            parameters_json=json.dumps(tool["function"]["parameters"]),
+        )
         for tool in tools(count, num_properties)
     ]
 
@@ -117,7 +144,8 @@ def stub(gateway: Gateway) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     ("sampling", "conversation", "param"),
-    [(fields, {}, param) for fields, param in SAMPLING] + [({}, fields, param) for fields, param in CONVERSATION],
+    [(fields, {}, param) for fields, param in SAMPLING]
+    + [({}, fields, param) for fields, param in CONVERSATION],
     ids=[param + str(i) for i, (_, param) in enumerate([*SAMPLING, *CONVERSATION])],
 )
 def test_grpc_refuses_more_of_a_thing_than_any_request_needs(
@@ -127,7 +155,9 @@ def test_grpc_refuses_more_of_a_thing_than_any_request_needs(
     asked.MergeFrom(processor_pb2.Conversation(**conversation))
     with pytest.raises(grpc.RpcError) as raised:
         stub.Chat(
-            inference_pb2.ChatRequest(model=MODEL, conversation=asked, sampling=common_pb2.Sampling(**sampling)),
+            inference_pb2.ChatRequest(
+                model=MODEL, conversation=asked, sampling=common_pb2.Sampling(**sampling)
+            ),
             timeout=30,
         )
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -144,18 +174,24 @@ def test_a_processor_keeps_nothing_of_large_requests_that_it_refused(text_folder
             return pages * 4096
 
         def refused(prompt: processor_pb2.Prompt) -> str:
-            asked = processor_pb2.PrepareRequest(model=MODEL, prompt=prompt, cache_namespace=b"x" * 16)
+            asked = processor_pb2.PrepareRequest(
+                model=MODEL, prompt=prompt, cache_namespace=b"x" * 16
+            )
             with pytest.raises(grpc.RpcError) as raised:
                 stub.Prepare(asked, timeout=60)
             assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             return str(raised.value.details())
 
         stub.Prepare(
-            processor_pb2.PrepareRequest(model=MODEL, prompt=processor_pb2.Prompt(text="x"), cache_namespace=b"x" * 16)
+            processor_pb2.PrepareRequest(
+                model=MODEL, prompt=processor_pb2.Prompt(text="x"), cache_namespace=b"x" * 16
+            )
         )
         before = resident()
         for size in ((1, 50_000), (30, 1600), (1024, 20)):
             conversation = processor_pb2.Conversation(messages=[USER], tools=grpc_tools(*size))
-            assert refused(processor_pb2.Prompt(conversation=conversation)).startswith("tools have more than")
+            assert refused(processor_pb2.Prompt(conversation=conversation)).startswith(
+                "tools have more than"
+            )
         # 797 MiB of 218 before sizes were bounded.
         assert resident() - before < 100 * MIB

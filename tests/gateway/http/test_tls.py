@@ -1,4 +1,5 @@
-"""TLS by settings: stages show one another certificates, clients see the gateway's, and long heads are refused."""
+"""TLS by settings: stages show one another certificates, clients see the gateway's, and long heads
+are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +52,17 @@ def signed(folder: Path) -> Maker:
         (folder / "names").write_text(f"subjectAltName=DNS:{name},IP:127.0.0.1")
         openssl(*new[:4], "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
         openssl(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
+            *(
+                "x509",
+                "-req",
+                "-in",
+                f"{name}.csr",
+                "-CA",
+                "ca.pem",
+                "-CAkey",
+                "ca.key",
+                "-CAcreateserial",
+            ),
             *("-days", "2", "-extfile", "names", "-out", f"{name}.pem"),
         )
         return folder / f"{name}.pem", folder / f"{name}.key"
@@ -59,8 +70,14 @@ def signed(folder: Path) -> Maker:
     return make
 
 
-def test_a_line_whose_stages_and_clients_all_show_certificates(folder: Path, signed: Maker, text_folder: Path) -> None:
-    (stage_cert, stage_key), (cert, key), client = signed("stage.line"), signed("gateway"), signed("client")
+def test_a_line_whose_stages_and_clients_all_show_certificates(
+    folder: Path, signed: Maker, text_folder: Path
+) -> None:
+    (stage_cert, stage_key), (cert, key), client = (
+        signed("stage.line"),
+        signed("gateway"),
+        signed("client"),
+    )
     mutual = (
         f"--stage-tls-cert-file={stage_cert}",
         f"--stage-tls-key-file={stage_key}",
@@ -75,24 +92,38 @@ def test_a_line_whose_stages_and_clients_all_show_certificates(folder: Path, sig
     with started(*behind):
         seeds = [
             f"--{flag}={stage.address}"
-            for flag, stage in zip(("processor", "output-processor", "replica"), behind, strict=True)
+            for flag, stage in zip(
+                ("processor", "output-processor", "replica"), behind, strict=True
+            )
         ]
-        public = (f"--tls-cert-file={cert}", f"--tls-key-file={key}", f"--tls-client-ca-file={folder / 'ca.pem'}")
+        public = (
+            f"--tls-cert-file={cert}",
+            f"--tls-key-file={key}",
+            f"--tls-client-ca-file={folder / 'ca.pem'}",
+        )
         stage = gateway_stage(*seeds, *mutual, *public)
         with started(stage), Gateway(stage) as gateway:
             trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))
             trust.load_cert_chain(*client)
             gateway.client.close()
-            gateway.client = httpx.Client(base_url=f"https://{stage.addresses['rest']}", verify=trust, timeout=30)
+            gateway.client = httpx.Client(
+                base_url=f"https://{stage.addresses['rest']}", verify=trust, timeout=30
+            )
             gateway.wait_until(gateway.is_ready)
             assert gateway.chat()["usage"]["completion_tokens"] == 8
             authority = (folder / "ca.pem").read_bytes()
-            ours = grpc.ssl_channel_credentials(authority, client[1].read_bytes(), client[0].read_bytes())
+            ours = grpc.ssl_channel_credentials(
+                authority, client[1].read_bytes(), client[0].read_bytes()
+            )
             assert is_served(gateway.grpc, ours)
             assert not is_served(gateway.grpc, grpc.ssl_channel_credentials(authority))
-            assert not is_served(behind[2].address, grpc.ssl_channel_credentials(authority)), "no stage shows no card"
+            assert not is_served(behind[2].address, grpc.ssl_channel_credentials(authority)), (
+                "no stage shows no card"
+            )
             ours_too = (*mutual, f"--tls-cert-file={cert}", f"--tls-key-file={key}")
-            probed = [stage.address for stage in behind] + [f"https://{stage.addresses['rest']}/ready"]
+            probed = [stage.address for stage in behind] + [
+                f"https://{stage.addresses['rest']}/ready"
+            ]
             assert [health_probe.main([*ours_too, address]) for address in probed] == [True] * 4
             assert [health_probe.main([address]) for address in probed] == [False] * 4
             nobody = ssl.create_default_context(cafile=str(folder / "ca.pem"))
@@ -116,7 +147,8 @@ def has_ipv6() -> bool:
 def test_stages_and_gateways_on_ipv6_are_probed_under_tls(
     folder: Path, signed: Maker, text_folder: Path, host: str
 ) -> None:
-    """As the chart does it: the address of the pod, without brackets, and a name of certificates for all stages."""
+    """As the chart does it: the address of the pod, without brackets, and a name of certificates
+    for all stages."""
     (stage_cert, stage_key), (cert, key) = signed("stage.line"), signed("gateway")
     mutual = (
         f"--stage-tls-cert-file={stage_cert}",
@@ -126,7 +158,11 @@ def test_stages_and_gateways_on_ipv6_are_probed_under_tls(
     )
     (folder / "keys").write_text("ada key-of-ada\n")
     (folder / "keys").chmod(0o600)
-    public = (f"--tls-cert-file={cert}", f"--tls-key-file={key}", f"--api-key-file={folder / 'keys'}")
+    public = (
+        f"--tls-cert-file={cert}",
+        f"--tls-key-file={key}",
+        f"--api-key-file={folder / 'keys'}",
+    )
     behind = processor_stage(text_folder, f"--host={host}", *mutual)
     with started(behind):
         port = behind.address.rpartition(":")[2]
@@ -158,7 +194,9 @@ def test_half_of_what_tls_needs_is_refused_by_name() -> None:
         GatewaySettings(tls_client_ca_file="c")
 
 
-def test_files_that_hold_no_certificate_or_another_key_are_refused_by_name(folder: Path, signed: Maker) -> None:
+def test_files_that_hold_no_certificate_or_another_key_are_refused_by_name(
+    folder: Path, signed: Maker
+) -> None:
     cert, key = signed("here")
     _, other = signed("there")
     text = folder / "text.pem"
@@ -167,11 +205,16 @@ def test_files_that_hold_no_certificate_or_another_key_are_refused_by_name(folde
         ({"tls_cert_file": text, "tls_key_file": key}, "tls-cert-file"),
         ({"tls_cert_file": cert, "tls_key_file": text}, "tls-cert-file"),
         ({"tls_cert_file": cert, "tls_key_file": other}, "tls-cert-file"),
-        ({"tls_cert_file": cert, "tls_key_file": key, "tls_client_ca_file": text}, "tls-client-ca-file"),
+        (
+            {"tls_cert_file": cert, "tls_key_file": key, "tls_client_ca_file": text},
+            "tls-client-ca-file",
+        ),
     ):
         with pytest.raises(SettingError, match=f"--{name} is '.*'; allowed: "):
             ClientTls.of(GatewaySettings(**{field: str(path) for field, path in files.items()}))
-    assert ClientTls.of(GatewaySettings(tls_cert_file=str(cert), tls_key_file=str(key))) == ClientTls(cert, key, None)
+    assert ClientTls.of(
+        GatewaySettings(tls_cert_file=str(cert), tls_key_file=str(key))
+    ) == ClientTls(cert, key, None)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +225,14 @@ def test_files_that_hold_no_certificate_or_another_key_are_refused_by_name(folde
 def test_a_head_that_is_too_long_is_cut_off(gateway: Gateway, head: bytes) -> None:
     host, _, port = gateway.rest.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as client:
-        # The rest of what is sent may make the system reset the connection before the answer is read.
+        # The rest of what is sent may make the system reset the connection before the answer is
+        # read.
         with contextlib.suppress(ConnectionError):
-            client.sendall(b"GET /health HTTP/1.1\r\nhost: h\r\n" + head + (b"\r\n" if head.endswith(b"\n") else b""))
+            client.sendall(
+                b"GET /health HTTP/1.1\r\nhost: h\r\n"
+                + head
+                + (b"\r\n" if head.endswith(b"\n") else b"")
+            )
         with contextlib.suppress(ConnectionError):
             assert client.recv(4096).startswith(b"HTTP/1.1 431 ")
     assert gateway.client.get("/health").status_code == 200

@@ -1,4 +1,5 @@
-"""What remote tokenizers ask of a server, lm-eval's for one: without the model's name where there is only one."""
+"""What remote tokenizers ask of a server, lm-eval's for one: without the model's name where there
+is only one."""
 
 from __future__ import annotations
 
@@ -25,10 +26,15 @@ def telling(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="module")
 def of_two(
-    behind: Behind, text_folder: Path, start_gateway: GatewayStarter, tmp_path_factory: pytest.TempPathFactory
+    behind: Behind,
+    text_folder: Path,
+    start_gateway: GatewayStarter,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Gateway]:
     """A gateway of two models."""
-    folder = make_thinking_folder(text_folder, tmp_path_factory.mktemp("models") / THINKER, name=THINKER)
+    folder = make_thinking_folder(
+        text_folder, tmp_path_factory.mktemp("models") / THINKER, name=THINKER
+    )
     processor = processor_stage(text_folder, f"--model-folder={folder}")
     with (
         started(processor),
@@ -49,7 +55,9 @@ def test_the_tokenizer_is_told_with_its_template_where_the_operator_allows_it(
     assert not [name for name in info if name.endswith("_file")]
     # A client renders a chat as the server does.
     messages = [{"role": "user", "content": "Name a river."}]
-    text = jinja2.Template(info["chat_template"]).render(messages=messages, add_generation_prompt=True)
+    text = jinja2.Template(info["chat_template"]).render(
+        messages=messages, add_generation_prompt=True
+    )
     asked = {"prompt": text, "add_special_tokens": False}
     tokens = telling.client.post("/tokenize", json=asked).json()["tokens"]
     assert tokens == telling.client.post("/tokenize", json={"messages": messages}).json()["tokens"]
@@ -59,12 +67,16 @@ def test_the_tokenizer_is_told_with_its_template_where_the_operator_allows_it(
 
 
 def test_the_only_model_need_not_be_named(gateway: Gateway) -> None:
-    named = gateway.client.post("/tokenize", json={"model": MODEL, "prompt": "Once upon a time"}).json()
+    named = gateway.client.post(
+        "/tokenize", json={"model": MODEL, "prompt": "Once upon a time"}
+    ).json()
     asked = {"prompt": "Once upon a time", "add_special_tokens": False}
     assert gateway.client.post("/tokenize", json=asked).json() == named
     text = gateway.client.post("/detokenize", json={"tokens": named["tokens"]}).json()
     assert text == {"prompt": "Once upon a time"}
-    assert gateway.client.post("/tokenize", json={"model": "nobody", "prompt": "a"}).status_code == 404
+    assert (
+        gateway.client.post("/tokenize", json={"model": "nobody", "prompt": "a"}).status_code == 404
+    )
     assert gateway.client.post("/tokenize", json={"model": "", "prompt": "a"}).status_code == 404
 
 
@@ -86,8 +98,13 @@ def test_one_of_several_models_has_to_be_named(of_two: Gateway) -> None:
         error = reply.json()["error"]
         assert (reply.status_code, error["param"], error["code"]) == (400, "model", "missing_field")
         assert error["message"] == f"model is missing; allowed: one of {MODEL}, {THINKER}"
-    assert of_two.client.get(INFO, params={"model": THINKER}).json()["chat_template"] == THINKING_TEMPLATE
-    assert of_two.client.post("/tokenize", json={"model": MODEL, "prompt": "a"}).json()["count"] == 1
+    assert (
+        of_two.client.get(INFO, params={"model": THINKER}).json()["chat_template"]
+        == THINKING_TEMPLATE
+    )
+    assert (
+        of_two.client.post("/tokenize", json={"model": MODEL, "prompt": "a"}).json()["count"] == 1
+    )
 
 
 def test_a_slash_behind_the_list_of_models_changes_nothing(gateway: Gateway) -> None:

@@ -1,4 +1,5 @@
-"""What a log on JetStream owes to its writers and readers, also when the server restarts or the log is dropped."""
+"""What a log on JetStream owes to its writers and readers, also when the server restarts or the log
+is dropped."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from headwater.services.stack.embedded import start_nats
 
 
 def events_of(durable: Durable, name: str = "") -> EventLog:
-    return EventLog(durable, BACKGROUND_LOG, subjects.background_events("t", name or uuid.uuid4().hex))
+    return EventLog(
+        durable, BACKGROUND_LOG, subjects.background_events("t", name or uuid.uuid4().hex)
+    )
 
 
 def results_of(durable: Durable) -> EventLog:
@@ -51,7 +54,9 @@ async def append(log: EventLog, payload: bytes, after: int) -> int:
 
 
 @pytest.mark.parametrize("log_of", [events_of, results_of])
-async def test_of_two_writers_behind_one_message_the_second_is_overtaken(log_of: Any, nats_url: str) -> None:
+async def test_of_two_writers_behind_one_message_the_second_is_overtaken(
+    log_of: Any, nats_url: str
+) -> None:
     async with Bus.open(nats_url) as bus:
         log = log_of(Durable(bus))
         assert await log.is_empty()
@@ -71,7 +76,8 @@ async def test_each_message_is_read_once_and_in_order_over_restarts_of_the_serve
     free_dir: Path, kept: dict[str, Any]
 ) -> None:
     nats = await start_nats(free_dir, jetstream=free_dir / "js", **kept)
-    after, found = 0, list[bytes]()
+    after = 0
+    found = list[bytes]()
     async with contextlib.AsyncExitStack() as servers:
         servers.push_async_callback(nats.stop)
         async with Bus.open(nats.url) as bus, (log := events_of(Durable(bus))).reader() as reader:
@@ -90,10 +96,13 @@ async def test_each_message_is_read_once_and_in_order_over_restarts_of_the_serve
     assert found == [b"%d" % number for number in range(10)]
 
 
-async def test_a_log_that_is_dropped_is_empty_and_a_reader_goes_on_with_what_follows(nats_url: str) -> None:
+async def test_a_log_that_is_dropped_is_empty_and_a_reader_goes_on_with_what_follows(
+    nats_url: str,
+) -> None:
     async with Bus.open(nats_url) as bus:
         durable = Durable(bus)
-        log, other = events_of(durable), events_of(durable)
+        log = events_of(durable)
+        other = events_of(durable)
         last = await log.append(b"a", after=0)
         await other.append(b"other", after=0)
         async with log.reader() as reader:

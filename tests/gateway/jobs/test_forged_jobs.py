@@ -1,4 +1,5 @@
-"""A process with NATS's own password and no cluster token writes files, batches, answers and usage in others' names."""
+"""A process with NATS's own password and no cluster token writes files, batches, answers and usage
+in others' names."""
 
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ TODAY = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
 
 @pytest.fixture(scope="module")
 def house(
-    nats_url: str, shared_redis_url: str, text_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    nats_url: str,
+    shared_redis_url: str,
+    text_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Gateway]:
     token = tmp_path_factory.mktemp("access") / "token"
     token.write_text(TOKEN)
@@ -72,9 +76,12 @@ class Customer:
     def __init__(self, house: Gateway, **limits: Any) -> None:
         self.house = house
         made = house.client.post(
-            "/admin/tenants", json={"id": f"t-{uuid.uuid4().hex[:8]}", "limits": limits}, headers=ADMIN
+            "/admin/tenants",
+            json={"id": f"t-{uuid.uuid4().hex[:8]}", "limits": limits},
+            headers=ADMIN,
         ).json()
-        self.id, self.uid = made["id"], made["uid"]
+        self.id = made["id"]
+        self.uid = made["uid"]
         self.headers = {"authorization": f"Bearer {made['key']}"}
         house.wait_until(lambda: self.get("/v1/models").status_code == 200)
 
@@ -90,12 +97,16 @@ class Customer:
 
     def upload(self, content: bytes) -> str:
         file = {"file": ("in.jsonl", content)}
-        reply = self.house.client.post("/v1/files", headers=self.headers, files=file, data={"purpose": "batch"})
+        reply = self.house.client.post(
+            "/v1/files", headers=self.headers, files=file, data={"purpose": "batch"}
+        )
         return str(reply.json()["id"])
 
     @property
     def num_requests(self) -> int:
-        rows = self.house.client.get(f"/admin/tenants/{self.id}/usage", headers=ADMIN).json()["data"]
+        rows = self.house.client.get(f"/admin/tenants/{self.id}/usage", headers=ADMIN).json()[
+            "data"
+        ]
         return sum(row["requests"] for row in rows)
 
 
@@ -109,17 +120,23 @@ async def stranger_on(nats_url: str) -> AsyncIterator[Client]:
 
 
 async def put(stranger: Client, bucket: str, tenant: str, name: str, value: bytes) -> None:
-    await (await stranger.jetstream().key_value(bucket)).put(f"{subjects.key_of(tenant)}.{name}", value)
+    await (await stranger.jetstream().key_value(bucket)).put(
+        f"{subjects.key_of(tenant)}.{name}", value
+    )
 
 
-async def test_a_file_record_that_names_another_tenant_s_content_opens_nothing(nats_url: str, house: Gateway) -> None:
+async def test_a_file_record_that_names_another_tenant_s_content_opens_nothing(
+    nats_url: str, house: Gateway
+) -> None:
     eve, bob = await asyncio.to_thread(Customer, house), await asyncio.to_thread(Customer, house)
     file_id = await asyncio.to_thread(bob.upload, SECRET)
     card = bob.get(f"/v1/files/{file_id}").json()
     async with stranger_on(nats_url) as stranger:
         await put(stranger, FILES, eve.uid, file_id, msgspec.json.encode(card))
         # A record that is signed, for bob.
-        theirs = await (await stranger.jetstream().key_value(FILES)).get(f"{subjects.key_of(bob.uid)}.{file_id}")
+        theirs = await (await stranger.jetstream().key_value(FILES)).get(
+            f"{subjects.key_of(bob.uid)}.{file_id}"
+        )
         await put(stranger, FILES, eve.uid, file_id, theirs.value or b"")
     reply = await asyncio.to_thread(eve.get, f"/v1/files/{file_id}/content")
     assert (reply.status_code, SECRET in reply.content) == (404, False)
@@ -127,9 +144,16 @@ async def test_a_file_record_that_names_another_tenant_s_content_opens_nothing(n
     assert bob.get(f"/v1/files/{file_id}/content").content == SECRET
 
 
-async def test_no_request_runs_in_the_name_of_a_tenant_that_did_not_ask(nats_url: str, house: Gateway) -> None:
+async def test_no_request_runs_in_the_name_of_a_tenant_that_did_not_ask(
+    nats_url: str, house: Gateway
+) -> None:
     bob = await asyncio.to_thread(Customer, house)
-    line = {"custom_id": "1", "method": "POST", "url": URL, "body": {"model": MODEL, "prompt": "x", "max_tokens": 1}}
+    line = {
+        "custom_id": "1",
+        "method": "POST",
+        "url": URL,
+        "body": {"model": MODEL, "prompt": "x", "max_tokens": 1},
+    }
     file_id = await asyncio.to_thread(bob.upload, msgspec.json.encode(line))
     batch = Batch(
         id=new_id("batch_"),
@@ -139,16 +163,28 @@ async def test_no_request_runs_in_the_name_of_a_tenant_that_did_not_ask(nats_url
         created_at=now(),
         expires_at=now() + 3600,
     )
-    response = {"id": f"resp_{uuid.uuid4().hex}", "status": "queued", "created_at": now(), "store": True}
+    response = {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "status": "queued",
+        "created_at": now(),
+        "store": True,
+    }
     body = msgspec.json.encode(
         {"model": MODEL, "input": "What did bob say?", "background": True, "max_output_tokens": 2}
     )
     record = Record(
-        tenant=bob.tenant, priority=0, request_id=uuid.uuid4().hex, body=body, is_streamed=False, response=response
+        tenant=bob.tenant,
+        priority=0,
+        request_id=uuid.uuid4().hex,
+        body=body,
+        is_streamed=False,
+        response=response,
     )
     async with stranger_on(nats_url) as stranger:
         js = stranger.jetstream()
-        await put(stranger, BATCHES, bob.uid, batch.id, msgspec.json.encode(Kept.of(batch, bob.tenant)))
+        await put(
+            stranger, BATCHES, bob.uid, batch.id, msgspec.json.encode(Kept.of(batch, bob.tenant))
+        )
         await js.publish(subjects.BATCH_JOBS, msgspec.json.encode(JobName(bob.uid, batch.id)))
         await put(stranger, BACKGROUND, bob.uid, record.id, msgspec.msgpack.encode(record))
         name = {"tenant": bob.uid, "response_id": record.id}
@@ -171,18 +207,29 @@ async def test_no_request_runs_in_the_name_of_a_tenant_that_did_not_ask(nats_url
     assert bob.num_requests == 2
 
 
-async def test_content_that_was_exchanged_is_not_run_as_its_tenant_s(nats_url: str, house: Gateway) -> None:
+async def test_content_that_was_exchanged_is_not_run_as_its_tenant_s(
+    nats_url: str, house: Gateway
+) -> None:
     bob = await asyncio.to_thread(Customer, house)
-    line = {"custom_id": "1", "method": "POST", "url": URL, "body": {"model": MODEL, "prompt": "x", "max_tokens": 1}}
+    line = {
+        "custom_id": "1",
+        "method": "POST",
+        "url": URL,
+        "body": {"model": MODEL, "prompt": "x", "max_tokens": 1},
+    }
     file_id = await asyncio.to_thread(bob.upload, msgspec.json.encode(line))
     async with stranger_on(nats_url) as stranger:
         store = await stranger.jetstream().object_store(CONTENTS)
-        await store.put(file_id, msgspec.json.encode(line | {"custom_id": "forged"}), meta=ObjectMeta())
+        await store.put(
+            file_id, msgspec.json.encode(line | {"custom_id": "forged"}), meta=ObjectMeta()
+        )
     asked = {"input_file_id": file_id, "endpoint": URL, "completion_window": "24h"}
     made = (await asyncio.to_thread(bob.post, "/v1/batches", asked)).json()
     path = f"/v1/batches/{made['id']}"
     batch = await asyncio.to_thread(
-        house.first, lambda: bob.get(path).json(), lambda each: each.get("status") in ("failed", "completed")
+        house.first,
+        lambda: bob.get(path).json(),
+        lambda each: each.get("status") in ("failed", "completed"),
     )
     assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "invalid_input_file")
     assert bob.get(f"/v1/files/{file_id}/content").status_code == 404
@@ -197,7 +244,9 @@ async def test_forged_usage_gives_back_no_budget_that_is_counted_anew(
     refused = await asyncio.to_thread(eve.post, URL, asked)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
     await asyncio.to_thread(house.wait_until, lambda: eve.num_requests == 1)
-    forged = UsageRecord(request_id=uuid.uuid4().hex, tenant=eve.uid, model=MODEL, at=time.time(), prompt_tokens=-60)
+    forged = UsageRecord(
+        request_id=uuid.uuid4().hex, tenant=eve.uid, model=MODEL, at=time.time(), prompt_tokens=-60
+    )
     async with stranger_on(nats_url) as stranger:
         await stranger.jetstream().publish(subjects.usage(eve.uid), msgspec.json.encode(forged))
     async with Redis.from_url(shared_redis_url) as redis:

@@ -1,4 +1,5 @@
-"""A process that reaches NATS and has no cluster token: what it announces, and what it writes, is nobody's."""
+"""A process that reaches NATS and has no cluster token: what it announces, and what it writes, is
+nobody's."""
 
 from __future__ import annotations
 
@@ -91,10 +92,14 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(
         caught: asyncio.Queue[bytes] = asyncio.Queue()
         await stranger.subscribe(f"{word}.>", cb=_noting(caught))
         await flush(stranger)
-        before = {why: refused("message", why) for why in ("unsigned", "forged", "replayed", "stale", "no_token_here")}
+        before = {
+            why: refused("message", why)
+            for why in ("unsigned", "forged", "replayed", "stale", "no_token_here")
+        }
         await ours.publish(f"{word}.a", b"1")
         assert await next_of(heard) == b"1"
-        # NATS keeps the order of one sender only: the next sender waits until the stranger has caught this message.
+        # NATS keeps the order of one sender only: the next sender waits until the stranger has
+        # caught this message.
         async with asyncio.timeout(30):
             sealed = await caught.get()
         await stranger.publish(f"{word}.a", b"unsigned")
@@ -118,7 +123,8 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(
             await flush(stranger)
             await ours.publish(f"{word}.a", b"4")
             assert await next_of(newcomer) == b"4"
-        # This bus has a connection of its own. All earlier messages have arrived there when this one has.
+        # This bus has a connection of its own. All earlier messages have arrived there when this
+        # one has.
         assert (await next_of(heard_without)) == b"unsigned"
         gained = {why: refused("message", why) - count for why, count in before.items()}
         assert gained["replayed"] >= 1
@@ -134,7 +140,9 @@ def _noting(caught: asyncio.Queue[bytes]) -> Any:
     return note
 
 
-async def test_an_answer_to_a_question_is_believed_from_a_member_alone(nats_url: str, stranger: Client) -> None:
+async def test_an_answer_to_a_question_is_believed_from_a_member_alone(
+    nats_url: str, stranger: Client
+) -> None:
     word = f"t{uuid.uuid4().hex}"
 
     async def lie(message: Any) -> None:
@@ -161,7 +169,9 @@ async def test_a_member_s_heartbeat_counts_under_its_own_subject_only(nats_url: 
         asyncio.timeout(30),
     ):
         await ours.publish(subjects.member("engine", "another"), FIRST.to_pb().SerializeToString())
-        honest = Member(kind=Kind.ENGINE, replica_id=f"{FIRST.replica_id}-2", epoch=3, address="127.0.0.1:2")
+        honest = Member(
+            kind=Kind.ENGINE, replica_id=f"{FIRST.replica_id}-2", epoch=3, address="127.0.0.1:2"
+        )
         async with Heartbeat.running(ours, lambda: honest):
             await members.wait_for(lambda all: all.get(Kind.ENGINE, honest.replica_id) is not None)
         assert members.get(Kind.ENGINE, FIRST.replica_id) is None
@@ -177,7 +187,9 @@ class SilentEngine(engine_pb2_grpc.EngineServicer):
 
     async def Info(self, request: Any, context: Any) -> MemberPb:
         self.num_calls += 1
-        return MemberPb(kind=MemberPb.KIND_ENGINE, incarnation={"replica_id": "forged", "epoch": self.epoch})
+        return MemberPb(
+            kind=MemberPb.KIND_ENGINE, incarnation={"replica_id": "forged", "epoch": self.epoch}
+        )
 
     async def Session(self, frames: Any, context: Any) -> AsyncIterator[Any]:
         self.num_calls += 1
@@ -188,7 +200,8 @@ class SilentEngine(engine_pb2_grpc.EngineServicer):
 
 @contextlib.asynccontextmanager
 async def silent_engine() -> AsyncIterator[tuple[SilentEngine, str]]:
-    server, engine = grpc.aio.server(), SilentEngine(new_epoch())
+    server = grpc.aio.server()
+    engine = SilentEngine(new_epoch())
     engine_pb2_grpc.add_EngineServicer_to_server(engine, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -235,14 +248,18 @@ async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
                 load=ReplicaLoad(max_running=256, num_total_blocks=1 << 20, prefill_tps=1e9),
             )
             for _ in range(3):
-                await stranger.publish(subjects.member("engine", "forged"), lie.to_pb().SerializeToString())
+                await stranger.publish(
+                    subjects.member("engine", "forged"), lie.to_pb().SerializeToString()
+                )
                 await flush(stranger)
 
             def chat(i: int) -> int:
                 body = {"model": model, "prompt": f"secret {i}", "max_tokens": 4}
                 return gateway.client.post("/v1/completions", json=body, headers=admin).status_code
 
-            assert await asyncio.gather(*(asyncio.to_thread(chat, i) for i in range(8))) == [200] * 8
+            assert (
+                await asyncio.gather(*(asyncio.to_thread(chat, i) for i in range(8))) == [200] * 8
+            )
             assert (forged.num_calls, forged.frames) == (0, [])
         # A digest that the stranger wrote.
         key, secret = new_key()
@@ -253,15 +270,21 @@ async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
         async with opened(nats_url, KEY) as insider:
             await insider.publish(subjects.TENANTS_CHANGED, b"")
         # The next tenant is known after the record was read.
-        made = gateway.client.post("/admin/tenants", json={"id": f"ada-{key.id}"}, headers=admin).json()
+        made = gateway.client.post(
+            "/admin/tenants", json={"id": f"ada-{key.id}"}, headers=admin
+        ).json()
         ada = {"authorization": f"Bearer {made['key']}"}
         await asyncio.to_thread(
-            gateway.wait_until, lambda: gateway.client.get("/v1/models", headers=ada).status_code == 200
+            gateway.wait_until,
+            lambda: gateway.client.get("/v1/models", headers=ada).status_code == 200,
         )
         hers = {"authorization": f"Bearer {secret}"}
         assert gateway.client.get("/v1/models", headers=hers).status_code == 401
         # Nor does it keep the name.
-        assert gateway.client.post("/admin/tenants", json={"id": record.id}, headers=admin).status_code == 201
+        assert (
+            gateway.client.post("/admin/tenants", json={"id": record.id}, headers=admin).status_code
+            == 201
+        )
         assert gateway.metric("headwater_refused_total") >= 2
         for name in (record.id, f"ada-{key.id}"):
             await bucket.delete(_key(name))
@@ -290,7 +313,9 @@ async def test_an_engine_that_takes_requests_and_says_nothing_loses_them_to_othe
         await asyncio.to_thread(gateway.wait_until, lambda: ask(0) == 200)
         async with silent_engine() as (silent, address), opened(nats_url, None) as bus:
             async with Members(bus, [Kind.ENGINE]).running() as members, asyncio.timeout(30):
-                await members.wait_for(lambda all: any(each.address == engine.address for each in all.everyone()))
+                await members.wait_for(
+                    lambda all: any(each.address == engine.address for each in all.everyone())
+                )
                 [real] = [each for each in members.everyone() if each.address == engine.address]
             told = dataclasses.replace(
                 real,
@@ -305,21 +330,30 @@ async def test_an_engine_that_takes_requests_and_says_nothing_loses_them_to_othe
                     gateway.wait_until,
                     lambda: (
                         known
-                        <= {each["address"] for each in gateway.client.get("/admin/replicas").json().get("data", [])}
+                        <= {
+                            each["address"]
+                            for each in gateway.client.get("/admin/replicas").json().get("data", [])
+                        }
                     ),
                 )
-                assert await asyncio.gather(*(asyncio.to_thread(ask, i) for i in range(8))) == [200] * 8
+                assert (
+                    await asyncio.gather(*(asyncio.to_thread(ask, i) for i in range(8)))
+                    == [200] * 8
+                )
                 assert any(frame.adds for frame in silent.frames), "it was sent something"
 
 
-async def test_records_of_before_there_was_a_token_are_believed_once_and_signed(nats_url: str) -> None:
+async def test_records_of_before_there_was_a_token_are_believed_once_and_signed(
+    nats_url: str,
+) -> None:
     key, _ = new_key()
     record = TenantRecord(id=f"old-{key.id}", keys=(key,))
     async with opened(nats_url, None) as before:
         await TenantStore(before).add(record)
     async with opened(nats_url, KEY) as bus:
         with cluster_key.using(KEY):
-            strict, adopting = TenantStore(bus), TenantStore(bus, adopts_unsigned=True)
+            strict = TenantStore(bus)
+            adopting = TenantStore(bus, adopts_unsigned=True)
             after = TenantStore(bus)
         with pytest.raises(NotFound):
             await strict.get(record.id)

@@ -1,4 +1,5 @@
-"""A stranger's usage records, results and contents, as their readers see them; and what an earlier version left."""
+"""A stranger's usage records, results and contents, as their readers see them; and what an earlier
+version left."""
 
 from __future__ import annotations
 
@@ -49,9 +50,14 @@ def made_with(key: ClusterKey | None, make: Any, *args: Any, **more: Any) -> Any
         return make(*args, **more)
 
 
-async def test_a_record_that_nobody_signed_keeps_no_request_from_being_counted(nats_url: str, bus: Bus) -> None:
-    log, tenant = made_with(KEY, UsageLog, bus), f"t-{uuid.uuid4().hex}"
-    record = UsageRecord(request_id=uuid.uuid4().hex, tenant=tenant, model="m", at=time.time(), output_tokens=9)
+async def test_a_record_that_nobody_signed_keeps_no_request_from_being_counted(
+    nats_url: str, bus: Bus
+) -> None:
+    log = made_with(KEY, UsageLog, bus)
+    tenant = f"t-{uuid.uuid4().hex}"
+    record = UsageRecord(
+        request_id=uuid.uuid4().hex, tenant=tenant, model="m", at=time.time(), output_tokens=9
+    )
     stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     async with stranger_on(nats_url) as stranger, log.running(), asyncio.timeout(30):
         await log.make()
@@ -68,13 +74,21 @@ class Answering:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = msgspec.json.decode((await receive())["body"])
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"r1")]})
-        await send({"type": "http.response.body", "body": msgspec.json.encode({"text": body["prompt"]})})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"r1")]}
+        )
+        await send(
+            {"type": "http.response.body", "body": msgspec.json.encode({"text": body["prompt"]})}
+        )
 
 
-async def test_results_that_a_stranger_writes_are_answers_of_nobody(nats_url: str, bus: Bus) -> None:
-    durable, tenant = made_with(KEY, Durable, bus), uuid.uuid4().hex
-    files, ledger = Files(durable), Ledger(durable)
+async def test_results_that_a_stranger_writes_are_answers_of_nobody(
+    nats_url: str, bus: Bus
+) -> None:
+    durable = made_with(KEY, Durable, bus)
+    tenant = uuid.uuid4().hex
+    files = Files(durable)
+    ledger = Ledger(durable)
     secret = await files.add("bob", "secret", "batch", io.BytesIO(SECRET), len(SECRET))
     lines = [
         {
@@ -110,12 +124,19 @@ async def test_results_that_a_stranger_writes_are_answers_of_nobody(nats_url: st
     assert done.output_file_id is not None
     async with files.opened(tenant, done.output_file_id) as output:
         answered = {each["custom_id"]: each for each in map(msgspec.json.decode, output)}
-    assert [answered[f"{i}"]["response"]["body"]["text"][:2] for i in range(3)] == ["p0", "p1", "p2"]
+    assert [answered[f"{i}"]["response"]["body"]["text"][:2] for i in range(3)] == [
+        "p0",
+        "p1",
+        "p2",
+    ]
     assert SECRET.decode() not in str(answered)
 
 
-async def test_a_result_that_lies_elsewhere_and_was_exchanged_there_is_none(nats_url: str, bus: Bus) -> None:
-    durable, batch_id = made_with(KEY, Durable, bus), new_id("batch_")
+async def test_a_result_that_lies_elsewhere_and_was_exchanged_there_is_none(
+    nats_url: str, bus: Bus
+) -> None:
+    durable = made_with(KEY, Durable, bus)
+    batch_id = new_id("batch_")
     results = Results(durable)
     large = Result(id="1", custom_id="x" * MAX_VALUE_BYTES)
     assert await results.keep(batch_id, 1, large)
@@ -129,17 +150,31 @@ async def test_a_result_that_lies_elsewhere_and_was_exchanged_there_is_none(nats
     await results.drop(batch_id)
 
 
-async def test_what_an_earlier_version_kept_is_signed_once_and_believed_from_then_on(nats_url: str) -> None:
+async def test_what_an_earlier_version_kept_is_signed_once_and_believed_from_then_on(
+    nats_url: str,
+) -> None:
     tenant = f"t-{uuid.uuid4().hex}"
-    record = UsageRecord(request_id=uuid.uuid4().hex, tenant=tenant, model="m", at=time.time(), output_tokens=9)
-    response = {"id": f"resp_{uuid.uuid4().hex}", "status": "queued", "created_at": now(), "store": True}
+    record = UsageRecord(
+        request_id=uuid.uuid4().hex, tenant=tenant, model="m", at=time.time(), output_tokens=9
+    )
+    response = {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "status": "queued",
+        "created_at": now(),
+        "store": True,
+    }
     stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     async with Bus.open(nats_url) as bus, asyncio.timeout(60):
         before = Durable(bus)
         file = await Files(before).add(tenant, "old", "batch", io.BytesIO(b"old"), 3)
         await BackgroundLedger(before).add(
             Record(
-                tenant=Tenant(id=tenant), priority=0, request_id="r", body=b"{}", is_streamed=False, response=response
+                tenant=Tenant(id=tenant),
+                priority=0,
+                request_id="r",
+                body=b"{}",
+                is_streamed=False,
+                response=response,
             )
         )
         async with UsageLog(bus).running() as log:
@@ -155,12 +190,15 @@ async def test_what_an_earlier_version_kept_is_signed_once_and_believed_from_the
         async with Files(strict).opened(tenant, file.id) as content:
             assert content.read() == b"old"
         assert (await BackgroundLedger(strict).get(tenant, response["id"])).response == response
-        # What comes later without a signature is still refused, also after another gateway that adopts.
+        # What comes later without a signature is still refused, also after another gateway that
+        # adopts.
         js = bus.jetstream()
         assert js is not None
         await js.publish(subjects.usage(tenant), msgspec.json.encode(record))
         await adopting.adopt()
-        assert [each async for _, each in made_with(KEY, UsageLog, bus).read(tenant, TODAY)] == [record]
+        assert [each async for _, each in made_with(KEY, UsageLog, bus).read(tenant, TODAY)] == [
+            record
+        ]
         await BackgroundLedger(strict).drop(tenant, response["id"])
         await Files(strict).delete(tenant, file.id)
         with pytest.raises(NotFound):

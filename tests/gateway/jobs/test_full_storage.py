@@ -1,4 +1,5 @@
-"""A durable store that one tenant has filled: administrators and other tenants go on, and what fills it can go."""
+"""A durable store that one tenant has filled: administrators and other tenants go on, and what
+fills it can go."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from headwater.gateway.admin.tenants import make_audit_stream
 from headwater.gateway.jobs.background.ledger import BackgroundLedger
 from headwater.gateway.jobs.background.records import Record
 from headwater.gateway.jobs.batches.files import Files
-from headwater.gateway.jobs.durable import BACKGROUND, BATCHES, FILES, LINES_QUEUE, RESULTS, RUNNERS, Durable
+from headwater.gateway.jobs.durable import (
+    BACKGROUND,
+    BATCHES,
+    FILES,
+    LINES_QUEUE,
+    RESULTS,
+    RUNNERS,
+    Durable,
+)
 from headwater.gateway.jobs.storage_bounds import PERCENT, StorageBounds, set_bounds
 from headwater.gateway.jobs.tenant_storage import TenantStorage
 from headwater.gateway.storage_limits import StorageLimits
@@ -55,7 +64,9 @@ def storage() -> int:
 def small_nats(storage: int, free_dir: Path, kept: dict[str, Any]) -> Iterator[str]:
     """A server with a small JetStream."""
     config = free_dir / "nats.conf"
-    config.write_text(f'jetstream {{ store_dir: "{free_dir / "js"}", max_file_store: {storage} }}\n')
+    config.write_text(
+        f'jetstream {{ store_dir: "{free_dir / "js"}", max_file_store: {storage} }}\n'
+    )
     with asyncio.Runner() as runner:
         server = runner.run(start_nats(free_dir, config=config, **kept))
         yield server.url
@@ -64,18 +75,27 @@ def small_nats(storage: int, free_dir: Path, kept: dict[str, Any]) -> Iterator[s
 
 @pytest.fixture
 def stages_behind(request: pytest.FixtureRequest) -> Behind:
-    """Stages behind the gateway of `small`. A test may name another fixture than `behind` for them."""
+    """Stages behind the gateway of `small`. A test may name another fixture than `behind` for
+    them."""
     found: Behind = request.getfixturevalue(getattr(request, "param", "behind"))
     return found
 
 
 @pytest.fixture
 def small(
-    stages_behind: Behind, start_gateway: GatewayStarter, small_nats: str, shared_redis_url: str, tmp_path: Path
+    stages_behind: Behind,
+    start_gateway: GatewayStarter,
+    small_nats: str,
+    shared_redis_url: str,
+    tmp_path: Path,
 ) -> Iterator[Gateway]:
     path = tmp_path / "admins"
     path.write_text(f"carol {ADMIN}\n")
-    flags = (f"--nats-url={small_nats}", f"--redis-url={shared_redis_url}", f"--admin-key-file={path}")
+    flags = (
+        f"--nats-url={small_nats}",
+        f"--redis-url={shared_redis_url}",
+        f"--admin-key-file={path}",
+    )
     with start_gateway(stages_behind, *flags) as gateway:
         asyncio.run(until_bounded(small_nats))
         yield gateway
@@ -99,16 +119,21 @@ async def bound_of(js: JetStreamContext, stream: str) -> int:
 
 def upload(ada: Customer, num_bytes: int) -> httpx.Response:
     files = {"file": ("full.jsonl", io.BytesIO(bytes(num_bytes)))}
-    return ada.gateway.client.post("/v1/files", headers=ada.headers, files=files, data={"purpose": "batch"})
+    return ada.gateway.client.post(
+        "/v1/files", headers=ada.headers, files=files, data={"purpose": "batch"}
+    )
 
 
 def fill(ada: Customer, url: str) -> None:
-    """By the API as far as that goes; what a tenant's batches and responses can fill besides, to the last byte."""
+    """By the API as far as that goes; what a tenant's batches and responses can fill besides, to
+    the last byte."""
     size = 4 * 1024 * 1024
     while size:
         reply = upload(ada, size)
         if reply.status_code != 200:
-            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_full"), reply.text
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_full"), (
+                reply.text
+            )
             size //= 8
     assert asyncio.run(fill_streams(url)) == set(FILLED_BY_TENANTS)
 
@@ -119,11 +144,13 @@ async def fill_streams(url: str) -> set[str]:
     async with Bus.open(url) as bus:
         js = bus.jetstream()
         assert js is not None
-        # As if each gateway held all the lines that it takes at once: what waits behind them fills the queue.
+        # As if each gateway held all the lines that it takes at once: what waits behind them fills
+        # the queue.
         paused = await js.pause_consumer(LINES_QUEUE, RUNNERS, pause_until="2100-01-01T00:00:00Z")
         assert paused.paused
         for stream, subject in FILLED_BY_TENANTS.items():
-            size, number = 512 * 1024, 0
+            size = 512 * 1024
+            number = 0
             while size:
                 try:
                     await js.publish(f"{subject}.{(number := number + 1)}", bytes(size))
@@ -134,7 +161,9 @@ async def fill_streams(url: str) -> set[str]:
 
 
 def test_what_one_tenant_has_filled_stops_nobody_else(small: Gateway, small_nats: str) -> None:
-    eve, ada, bob = Customer(small), Customer(small), Customer(small)
+    eve = Customer(small)
+    ada = Customer(small)
+    bob = Customer(small)
     small_file = upload(ada, 1000).json()["id"]
     mine = {"role": "user", "content": "x", "type": "message"}
     conversation = ada.post("/v1/conversations", {"items": [mine]}).json()["id"]
@@ -153,7 +182,10 @@ def test_what_one_tenant_has_filled_stops_nobody_else(small: Gateway, small_nats
         assert small.client.delete(path, headers=ada.headers).json()["deleted"] is True
         assert ada.get(path).status_code == 404
     theirs = eve.get("/v1/files").json()["data"]
-    assert small.client.delete(f"/v1/files/{theirs[-1]['id']}", headers=eve.headers).json()["deleted"] is True
+    assert (
+        small.client.delete(f"/v1/files/{theirs[-1]['id']}", headers=eve.headers).json()["deleted"]
+        is True
+    )
     removed = admin(small, "DELETE", f"/tenants/{eve.id}")
     assert (removed.status_code, removed.json()["is_cleared"]) == (200, True), removed.text
     small.wait_until(lambda: eve.get("/v1/models").status_code == 401)
@@ -164,7 +196,8 @@ def test_what_one_tenant_has_filled_stops_nobody_else(small: Gateway, small_nats
 
 @pytest.mark.long
 def test_room_that_a_removed_tenant_had_is_there_again(small: Gateway, small_nats: str) -> None:
-    eve, ada = Customer(small), Customer(small)
+    eve = Customer(small)
+    ada = Customer(small)
     while upload(eve, 2_000_000).status_code == 200:
         pass
     assert upload(ada, 2_000_000).status_code == 503
@@ -173,8 +206,11 @@ def test_room_that_a_removed_tenant_had_is_there_again(small: Gateway, small_nat
         assert upload(ada, 2_000_000).status_code == 200
 
 
-def test_a_key_is_revoked_though_nobody_can_write_that_down(small: Gateway, small_nats: str) -> None:
-    ada, bob = Customer(small), Customer(small)
+def test_a_key_is_revoked_though_nobody_can_write_that_down(
+    small: Gateway, small_nats: str
+) -> None:
+    ada = Customer(small)
+    bob = Customer(small)
 
     async def close_the_record() -> None:
         async with Bus.open(small_nats) as bus:
@@ -186,7 +222,9 @@ def test_a_key_is_revoked_though_nobody_can_write_that_down(small: Gateway, smal
 
     asyncio.run(close_the_record())
     assert admin(small, "PATCH", f"/tenants/{ada.id}", {"weight": 2}).status_code == 503
-    assert admin(small, "DELETE", f"/tenants/{ada.id}/keys/{ada.key.split('-')[1]}").status_code == 200
+    assert (
+        admin(small, "DELETE", f"/tenants/{ada.id}/keys/{ada.key.split('-')[1]}").status_code == 200
+    )
     assert admin(small, "DELETE", f"/tenants/{bob.id}").status_code == 200
     for gone in (ada, bob):
         small.wait_until(lambda gone=gone: gone.get("/v1/models").status_code == 401)  # type: ignore[misc]
@@ -223,7 +261,8 @@ async def test_bounds_leave_reserved_room_whatever_the_server_has(small_nats: st
 
 
 def test_a_tenant_keeps_no_more_than_it_may(small: Gateway) -> None:
-    ada, bob = Customer(small, file_bytes=100_000, response_bytes=20_000), Customer(small)
+    ada = Customer(small, file_bytes=100_000, response_bytes=20_000)
+    bob = Customer(small)
     first = upload(ada, 90_000).json()["id"]
     refused = upload(ada, 20_000)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "storage_limit_exceeded")
@@ -239,10 +278,14 @@ def test_a_tenant_keeps_no_more_than_it_may(small: Gateway) -> None:
     assert "response_bytes: the tenant keeps" in conversations[2].json()["error"]["message"]
     here = f"/v1/conversations/{conversations[0].json()['id']}"
     assert ada.post(f"{here}/items", said).status_code == 429
-    unkept = ada.post("/v1/responses", {"model": MODEL, "input": "z" * 4000, "max_output_tokens": 1}).json()
+    unkept = ada.post(
+        "/v1/responses", {"model": MODEL, "input": "z" * 4000, "max_output_tokens": 1}
+    ).json()
     assert unkept["store"] is False
     assert small.client.delete(here, headers=ada.headers).status_code == 200
-    kept = ada.post("/v1/responses", {"model": MODEL, "input": "z" * 4000, "max_output_tokens": 1}).json()
+    kept = ada.post(
+        "/v1/responses", {"model": MODEL, "input": "z" * 4000, "max_output_tokens": 1}
+    ).json()
     assert (kept["store"], ada.get(f"/v1/responses/{kept['id']}").status_code) == (True, 200)
 
 
@@ -259,7 +302,14 @@ async def test_a_tenant_has_so_many_responses_in_the_background_and_no_more(
             response = {"id": f"resp_{uuid.uuid4().hex}", "status": "queued"}
             async with storage.room_in_background(tenant.key, 2, num_event_bytes=0):
                 await ledger.add(
-                    Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=False, response=response)
+                    Record(
+                        tenant=tenant,
+                        priority=0,
+                        request_id="r",
+                        body=b"{}",
+                        is_streamed=False,
+                        response=response,
+                    )
                 )
             return response["id"]
 
@@ -277,9 +327,14 @@ async def test_a_tenant_has_so_many_responses_in_the_background_and_no_more(
 def test_limits_in_bytes_are_changed_and_shown(small: Gateway) -> None:
     ada = Customer(small, file_bytes=1)
     assert upload(ada, 1000).status_code == 429
-    changed = admin(small, "PATCH", f"/tenants/{ada.id}", {"file_bytes": None, "response_bytes": 5}).json()
+    changed = admin(
+        small, "PATCH", f"/tenants/{ada.id}", {"file_bytes": None, "response_bytes": 5}
+    ).json()
     assert (changed["file_bytes"], changed["response_bytes"]) == (None, 5)
     small.wait_until(lambda: upload(ada, 1000).status_code == 200)
     refused = admin(small, "PATCH", f"/tenants/{ada.id}", {"file_bytes": -1}).json()["error"]
-    assert (refused["param"], "allowed: a whole number" in refused["message"]) == ("file_bytes", True)
+    assert (refused["param"], "allowed: a whole number" in refused["message"]) == (
+        "file_bytes",
+        True,
+    )
     assert admin(small, "GET", f"/tenants/{ada.id}").json()["uid"].startswith("t~")

@@ -1,4 +1,5 @@
-"""A Valkey that tenants have filled to its last byte: limits stay exact, the index goes on, and removing makes room."""
+"""A Valkey that tenants have filled to its last byte: limits stay exact, the index goes on, and
+removing makes room."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def response(name: str, text: str) -> KeptResponse:
 
 async def fill(store: Store) -> list[str]:
     """With responses of a tenant, smaller and smaller ones until not one byte more is taken."""
-    responses, names, text = ResponseStore(store, 3600.0), list[str](), TEXT
+    responses = ResponseStore(store, 3600.0)
+    names = list[str]()
+    text = TEXT
     while True:
         if await responses.keep("abuser", response(name := f"resp_{len(names)}", text)):
             names.append(name)
@@ -54,10 +57,12 @@ async def fill(store: Store) -> list[str]:
 
 
 async def first_refused(responses: ResponseStore) -> str:
-    """Returns the first tenant whose conversation the full store refuses. The store may accept a few before, because
-    Valkey frees the buffers of long requests a second or two later."""
+    """Returns the first tenant whose conversation the full store refuses. The store may accept a
+    few before, because Valkey frees the buffers of long requests a second or two later."""
     for tenant in (f"bob{number}" for number in range(10_000)):
-        conversation = Conversation(id=f"conv_{tenant}", head=Head(created_at=0, metadata={}), items=[{"id": "a"}])
+        conversation = Conversation(
+            id=f"conv_{tenant}", head=Head(created_at=0, metadata={}), items=[{"id": "a"}]
+        )
         try:
             await responses.conversations.create(tenant, conversation)
         except Unavailable:
@@ -65,16 +70,23 @@ async def first_refused(responses: ResponseStore) -> str:
     raise AssertionError("the store is not full")
 
 
-async def test_what_a_tenant_stores_ends_at_the_bound_and_takes_nothing_from_others(store: Store) -> None:
-    responses, limiter = ResponseStore(store, 3600.0), Limiter(store)
+async def test_what_a_tenant_stores_ends_at_the_bound_and_takes_nothing_from_others(
+    store: Store,
+) -> None:
+    responses = ResponseStore(store, 3600.0)
+    limiter = Limiter(store)
     scopes = [Scope("tenant", Limits(requests_per_minute=5, concurrency=3, tokens_per_minute=100))]
     assert await responses.keep("ada", response("resp_ada", "kept"))
     assert (await limiter.reserve("ada", "before", scopes, most=10, least=10)).granted == 10
     names = await fill(store)
     assert len(names) > 20
     refused = await first_refused(responses)
-    assert not await store.command("EXISTS", *stored_bytes._keys(refused)), "what was refused counts as nothing"
-    assert (await responses.find("ada", "resp_ada")).response["text"] == "kept", "nothing was evicted"
+    assert not await store.command("EXISTS", *stored_bytes._keys(refused)), (
+        "what was refused counts as nothing"
+    )
+    assert (await responses.find("ada", "resp_ada")).response["text"] == "kept", (
+        "nothing was evicted"
+    )
     assert (await responses.find("abuser", names[0])).response["id"] == names[0]
 
 
@@ -88,10 +100,15 @@ async def test_limits_stay_exact_beside_a_full_store(store: Store) -> None:
     assert refusals == ["", "", "concurrency"]
     for name in ("before", "r0", "r1"):
         await limiter.settle("ada", name, scopes, used=10, seq=0)
-    refusals = [refusal.limit if (refusal := (await limiter.count("ada", scopes)).refusal) else "" for _ in range(3)]
+    refusals = [
+        refusal.limit if (refusal := (await limiter.count("ada", scopes)).refusal) else ""
+        for _ in range(3)
+    ]
     assert refusals == ["", "", "requests"], "three of five were counted before"
     new = [Scope("tenant", Limits(requests_per_minute=1))]
-    assert (await limiter.reserve("bob", "r", new, most=1, least=1)).granted == 1, "a tenant that comes later too"
+    assert (await limiter.reserve("bob", "r", new, most=1, least=1)).granted == 1, (
+        "a tenant that comes later too"
+    )
     assert (await limiter.reserve("bob", "s", new, most=1, least=1)).refusal is not None
 
 

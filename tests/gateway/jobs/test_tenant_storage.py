@@ -1,4 +1,5 @@
-"""A tenant's storage as background streams check it: what the checks read from NATS, and what they refuse."""
+"""A tenant's storage as background streams check it: what the checks read from NATS, and what they
+refuse."""
 
 from __future__ import annotations
 
@@ -63,14 +64,17 @@ class Uploader:
 
     async def cost_of_check(self, num_streams: int = 1) -> int:
         before = self.num_received()
-        await asyncio.gather(*(self.storage.check_events(self.tenant, 1) for _ in range(num_streams)))
+        await asyncio.gather(
+            *(self.storage.check_events(self.tenant, 1) for _ in range(num_streams))
+        )
         return self.num_received() - before
 
 
 @pytest.fixture
 async def ada(nats_url: str) -> AsyncIterator[Uploader]:
     async with Bus.open(nats_url) as bus:
-        durable, clock = Durable(bus), Clock()
+        durable = Durable(bus)
+        clock = Clock()
         storage = TenantStorage(durable, StorageLimits(LIMIT), clock=clock)
         yield Uploader(durable, storage, bus, clock, new_uid())
 
@@ -97,7 +101,9 @@ async def test_a_tenant_over_its_limit_is_refused(ada: Uploader) -> None:
         await ada.storage.check_events(ada.tenant, 1)
 
 
-async def test_an_upload_here_counts_at_once_and_one_at_another_gateway_within_seconds(ada: Uploader) -> None:
+async def test_an_upload_here_counts_at_once_and_one_at_another_gateway_within_seconds(
+    ada: Uploader,
+) -> None:
     await ada.storage.check_events(ada.tenant, LIMIT // 2)
     file = await ada.upload(LIMIT * 3 // 4)
     with pytest.raises(StorageLimitExceeded):

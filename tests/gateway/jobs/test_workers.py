@@ -36,10 +36,17 @@ async def test_an_unforeseen_error_in_taking_work_is_logged_and_work_is_taken_ag
 ) -> None:
     monkeypatch.setattr(workers, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(workers, "MAX_PAUSE_SECONDS", 0.05)
-    ledger, errors, done = BackgroundLedger(durable), [ValueError("unforeseen")] * 12, asyncio.Event()
+    ledger = BackgroundLedger(durable)
+    errors = [ValueError("unforeseen")] * 12
+    done = asyncio.Event()
     response = {"id": "resp_1", "status": "queued"}
     record = Record(
-        tenant=Tenant(id="ada"), priority=0, request_id="r", body=b"{}", is_streamed=False, response=response
+        tenant=Tenant(id="ada"),
+        priority=0,
+        request_id="r",
+        body=b"{}",
+        is_streamed=False,
+        response=response,
     )
     await ledger.add(record)
 

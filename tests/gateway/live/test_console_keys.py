@@ -1,4 +1,5 @@
-"""The console of a gateway with keys, in a real Chromium: what it shows to whom, and where the key goes."""
+"""The console of a gateway with keys, in a real Chromium: what it shows to whom, and where the key
+goes."""
 
 from __future__ import annotations
 
@@ -11,12 +12,16 @@ from tests.browser.chromium import Chromium, Page
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import Behind, Gateway
 
-ADMIN_KEY, ADAS_KEY = "admin-key-of-the-house", "key-of-ada"
+ADMIN_KEY = "admin-key-of-the-house"
+ADAS_KEY = "key-of-ada"
 
 
 @pytest.fixture(scope="module")
 def keyed(
-    behind: Behind, start_gateway: GatewayStarter, nats_url: str, tmp_path_factory: pytest.TempPathFactory
+    behind: Behind,
+    start_gateway: GatewayStarter,
+    nats_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Gateway]:
     keys: Path = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"ada {ADAS_KEY}\ngrace key-of-grace\n")
@@ -34,7 +39,8 @@ def enter(page: Page, button: str, key: str) -> None:
 
 def views(page: Page) -> list[str]:
     shown: list[str] = page.run(
-        "[...document.querySelectorAll('#views a')].filter((each) => each.offsetParent).map((each) => each.hash)"
+        "[...document.querySelectorAll('#views a')].filter((each) => "
+        "each.offsetParent).map((each) => each.hash)"
     )
     return shown
 
@@ -53,7 +59,10 @@ def test_without_a_key_the_page_says_where_one_goes_and_shows_each_caller_its_ow
     page.wait("document.querySelector('#who').textContent.startsWith('ada')")
     assert "#replicas" not in views(page)
     page.click(".failed button")
-    page.wait("document.querySelector('.assistant .facts:not([hidden], .waiting)')?.innerText.includes('tokens')")
+    page.wait(
+        "document.querySelector('.assistant .facts:not([hidden], "
+        ".waiting)')?.innerText.includes('tokens')"
+    )
     page.run("location.hash = '#tenants'")
     page.wait("document.querySelectorAll('[aria-label=Tenants] tbody tr').length === 1")
     assert "grace" not in page.text()

@@ -1,4 +1,5 @@
-"""What watchers are told of a cluster: everything for administrators, for others their own tenant, text for nobody."""
+"""What watchers are told of a cluster: everything for administrators, for others their own tenant,
+text for nobody."""
 
 from __future__ import annotations
 
@@ -13,20 +14,36 @@ import pytest
 
 from headwater.gateway.live.live_feed import MAX_OF_TENANT, MAX_WATCHERS
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, chat_body, engine_stage, started
+from tests.gateway.processes import (
+    MODEL,
+    UNDRAFTED,
+    Behind,
+    Gateway,
+    chat_body,
+    engine_stage,
+    started,
+)
 
 ADMIN = {"authorization": "Bearer admin-key-of-the-house"}
-ADA, GRACE = {"authorization": "Bearer key-of-ada"}, {"authorization": "Bearer key-of-grace"}
+ADA = {"authorization": "Bearer key-of-ada"}
+GRACE = {"authorization": "Bearer key-of-grace"}
 SECRET_WORD = "quicksilver"
 
 
 @pytest.fixture(scope="module")
 def keyed(
-    slow_behind: Behind, start_gateway: GatewayStarter, nats_url: str, tmp_path_factory: pytest.TempPathFactory
+    slow_behind: Behind,
+    start_gateway: GatewayStarter,
+    nats_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Gateway]:
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("ada key-of-ada\ngrace key-of-grace\n")
-    flags = (f"--nats-url={nats_url}", f"--admin-key={ADMIN['authorization'][7:]}", f"--api-key-file={keys}")
+    flags = (
+        f"--nats-url={nats_url}",
+        f"--admin-key={ADMIN['authorization'][7:]}",
+        f"--api-key-file={keys}",
+    )
     with start_gateway(slow_behind, *flags) as gateway:
         yield gateway
 
@@ -48,7 +65,9 @@ def chat(gateway: Gateway, headers: dict[str, str]) -> None:
 @contextlib.contextmanager
 def answering(gateway: Gateway, headers: dict[str, str]) -> Iterator[None]:
     """An answer that runs for the length of a scope: longer than any machine is slow."""
-    body = chat_body(f"Say {SECRET_WORD} to a river.", max_tokens=6000, ignore_eos=True, stream=True, **UNDRAFTED)
+    body = chat_body(
+        f"Say {SECRET_WORD} to a river.", max_tokens=6000, ignore_eos=True, stream=True, **UNDRAFTED
+    )
     with gateway.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
         assert reply.status_code == 200, reply.read()
         yield
@@ -77,7 +96,9 @@ def test_a_tenant_of_the_same_name_sees_nothing_of_the_other(keyed: Gateway) -> 
     added = keyed.client.post("/admin/tenants", json={"id": "ada"}, headers=ADMIN)
     assert added.status_code == 201, added.text
     other = {"authorization": f"Bearer {added.json()['key']}"}
-    keyed.wait_until(lambda: keyed.client.get("/console/live?once=1", headers=other).status_code == 200)
+    keyed.wait_until(
+        lambda: keyed.client.get("/console/live?once=1", headers=other).status_code == 200
+    )
     told = snapshot(keyed, other)
     assert (told["totals"]["output_tokens"], told["recent"]) == (0, [])
     rows = [row for row in snapshot(keyed, ADMIN)["tenants"] if row["id"] == "ada"]
@@ -109,13 +130,20 @@ def test_an_administrator_sees_all_and_no_text(keyed: Gateway) -> None:
     assert replica["routed_tokens"] >= replica["cached_tokens"] > 0
 
 
-def test_counters_move_while_an_answer_runs_and_the_request_is_seen_with_its_state(keyed: Gateway) -> None:
+def test_counters_move_while_an_answer_runs_and_the_request_is_seen_with_its_state(
+    keyed: Gateway,
+) -> None:
     keyed.wait_until(lambda: snapshot(keyed, ADMIN)["requests"] == [])
     before = snapshot(keyed, ADMIN)["totals"]["output_tokens"]
-    with answering(keyed, ADA), keyed.client.stream("GET", "/console/live", headers=ADMIN, timeout=30) as reply:
+    with (
+        answering(keyed, ADA),
+        keyed.client.stream("GET", "/console/live", headers=ADMIN, timeout=30) as reply,
+    ):
         assert reply.headers["content-type"].startswith("text/event-stream")
         events = (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: "))
-        running = next(told for told in events if any(row["output_tokens"] for row in told["requests"]))
+        running = next(
+            told for told in events if any(row["output_tokens"] for row in told["requests"])
+        )
         grown = next(told for told in events if told["totals"]["output_tokens"] > before + 40)
     (row,) = running["requests"]
     assert (row["tenant"], row["state"], row["model"]) == ("ada", "decode", MODEL)
@@ -129,10 +157,16 @@ def test_an_engine_that_leaves_is_gone_and_what_is_missing_is_said(
     engine = engine_stage(f"--nats-url={nats_url}", "--replica-id=watched")
     with started(engine):
         alone = Behind(behind.processor, behind.output_processor, (engine.address,))
-        with start_gateway(alone, f"--admin-key={ADMIN['authorization'][7:]}", f"--nats-url={nats_url}") as gateway:
+        with start_gateway(
+            alone, f"--admin-key={ADMIN['authorization'][7:]}", f"--nats-url={nats_url}"
+        ) as gateway:
 
             def ids() -> list[str]:
-                return [row["id"] for row in snapshot(gateway, ADMIN)["replicas"] if row["model"] == MODEL]
+                return [
+                    row["id"]
+                    for row in snapshot(gateway, ADMIN)["replicas"]
+                    if row["model"] == MODEL
+                ]
 
             gateway.wait_until(lambda: "watched" in ids())
             engine.kill()
@@ -149,26 +183,45 @@ def gateways_running(told: dict[str, Any]) -> list[str]:
 
 
 def test_each_of_two_gateways_shows_the_requests_of_both(
-    keyed: Gateway, slow_behind: Behind, start_gateway: GatewayStarter, nats_url: str, tmp_path: Path
+    keyed: Gateway,
+    slow_behind: Behind,
+    start_gateway: GatewayStarter,
+    nats_url: str,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "keys").write_text("ada key-of-ada\ngrace key-of-grace\n")
-    flags = (f"--nats-url={nats_url}", f"--admin-key={ADMIN['authorization'][7:]}", f"--api-key-file={tmp_path}/keys")
+    flags = (
+        f"--nats-url={nats_url}",
+        f"--admin-key={ADMIN['authorization'][7:]}",
+        f"--api-key-file={tmp_path}/keys",
+    )
     with start_gateway(slow_behind, *flags) as other:
         name = snapshot(other, ADMIN)["gateway"]
-        keyed.wait_until(lambda: name in [each["id"] for each in snapshot(keyed, ADMIN)["gateways"]])
+        keyed.wait_until(
+            lambda: name in [each["id"] for each in snapshot(keyed, ADMIN)["gateways"]]
+        )
         # Both gateways have removed the engines that other tests killed.
         before, _ = (
-            gateway.first(lambda gateway=gateway: snapshot(gateway, ADMIN), lambda told: len(told["replicas"]) == 1)  # type: ignore[misc]
+            gateway.first(
+                lambda gateway=gateway: snapshot(gateway, ADMIN),
+                lambda told: len(told["replicas"]) == 1,
+            )  # type: ignore[misc]
             for gateway in (keyed, other)
         )
         chat(other, ADA)
         with answering(other, GRACE):
-            # Each snapshot asks the other gateway again. If that one is late, its last answer counts, or none.
+            # Each snapshot asks the other gateway again. If that one is late, its last answer
+            # counts, or none.
             told, his = (
-                keyed.first(lambda key=key: snapshot(keyed, key), lambda told: gateways_running(told) == [name])  # type: ignore[misc]
+                keyed.first(
+                    lambda key=key: snapshot(keyed, key),
+                    lambda told: gateways_running(told) == [name],
+                )  # type: ignore[misc]
                 for key in (ADMIN, GRACE)
             )
-            hers = keyed.first(lambda: snapshot(keyed, ADA), lambda told: gateways_of(told, "recent")[:1] == [name])
+            hers = keyed.first(
+                lambda: snapshot(keyed, ADA), lambda told: gateways_of(told, "recent")[:1] == [name]
+            )
             (request,) = told["requests"]
             explained = keyed.first(
                 lambda: keyed.client.get(f"/v1/requests/{request['id']}/explain", headers=GRACE),
@@ -176,7 +229,11 @@ def test_each_of_two_gateways_shows_the_requests_of_both(
             )
             hidden = keyed.client.get(f"/v1/requests/{request['id']}/explain", headers=ADA)
         keyed.wait_until(lambda: snapshot(keyed, ADMIN)["requests"] == [])
-    assert (request["tenant"], explained.json()["gateway"], hidden.status_code) == ("grace", name, 404)
+    assert (request["tenant"], explained.json()["gateway"], hidden.status_code) == (
+        "grace",
+        name,
+        404,
+    )
     (replica,), (replica_before,) = told["replicas"], before["replicas"]
     assert replica["routed_tokens"] > replica_before["routed_tokens"]
     assert told["totals"]["num_running"] == 1
@@ -187,11 +244,16 @@ def test_each_of_two_gateways_shows_the_requests_of_both(
     # A tenant sees its own on both, and nothing of the other.
     assert (hers["requests"], hers["recent"][0]["gateway"]) == ([], name)
     assert hers["tenants"][0]["output_tokens"] == hers["totals"]["output_tokens"] >= 4
-    assert ([row["tenant"] for row in his["requests"]], his["totals"]["num_running"]) == (["grace"], 1)
+    assert ([row["tenant"] for row in his["requests"]], his["totals"]["num_running"]) == (
+        ["grace"],
+        1,
+    )
     assert his["models"][0]["num_requests"] == 1
     # In quotes: the letters are hexadecimal digits too, of which ids are made.
     assert '"ada"' not in json.dumps(his)
-    keyed.wait_until(lambda: [each["id"] for each in snapshot(keyed, ADMIN)["gateways"]] == [before["gateway"]])
+    keyed.wait_until(
+        lambda: [each["id"] for each in snapshot(keyed, ADMIN)["gateways"]] == [before["gateway"]]
+    )
 
 
 def test_requests_that_have_ended_are_shown_in_the_order_of_their_ends(keyed: Gateway) -> None:
@@ -210,24 +272,34 @@ def test_requests_that_have_ended_are_shown_in_the_order_of_their_ends(keyed: Ga
 
 def test_watchers_are_bounded(keyed: Gateway) -> None:
     with (
-        httpx.Client(base_url=keyed.rest, timeout=30, limits=httpx.Limits(max_connections=None)) as client,
+        httpx.Client(
+            base_url=keyed.rest, timeout=30, limits=httpx.Limits(max_connections=None)
+        ) as client,
         contextlib.ExitStack() as watching,
     ):
-        streams = [client.stream("GET", "/console/live", headers=ADMIN) for _ in range(MAX_WATCHERS)]
+        streams = [
+            client.stream("GET", "/console/live", headers=ADMIN) for _ in range(MAX_WATCHERS)
+        ]
         # An iterator that is dropped closes its response.
         lines = [watching.enter_context(stream).iter_lines() for stream in streams]
         assert all(next(each).startswith("data: ") for each in lines)
         refused = client.get("/console/live?once=1", headers=ADMIN)
     assert refused.status_code == 429
-    keyed.wait_until(lambda: keyed.client.get("/console/live?once=1", headers=ADMIN).status_code == 200)
+    keyed.wait_until(
+        lambda: keyed.client.get("/console/live?once=1", headers=ADMIN).status_code == 200
+    )
 
 
-def test_a_tenant_takes_no_watchers_places_from_administrators_and_other_tenants(keyed: Gateway) -> None:
+def test_a_tenant_takes_no_watchers_places_from_administrators_and_other_tenants(
+    keyed: Gateway,
+) -> None:
     def status(headers: dict[str, str]) -> int:
         return keyed.client.get("/console/live?once=1", headers=headers).status_code
 
     with contextlib.ExitStack() as watching:
-        streams = [keyed.client.stream("GET", "/console/live", headers=ADA) for _ in range(MAX_OF_TENANT)]
+        streams = [
+            keyed.client.stream("GET", "/console/live", headers=ADA) for _ in range(MAX_OF_TENANT)
+        ]
         lines = [watching.enter_context(stream).iter_lines() for stream in streams]
         assert all(next(each).startswith("data: ") for each in lines)
         assert (status(ADA), status(GRACE), status(ADMIN)) == (429, 200, 200)

@@ -11,7 +11,10 @@ from headwater.gateway.live.prefix_tree import MAX_CHILDREN, Chain, prefix_tree
 def chain(words: str) -> Chain:
     """Hashes of blocks, each of all words up to it."""
     parts = words.split()
-    return tuple(blake2b(" ".join(parts[: i + 1]).encode(), digest_size=16).digest() for i in range(len(parts)))
+    return tuple(
+        blake2b(" ".join(parts[: i + 1]).encode(), digest_size=16).digest()
+        for i in range(len(parts))
+    )
 
 
 def nobody(block: bytes) -> list[str]:
@@ -27,11 +30,17 @@ def test_blocks_that_all_share_are_one_node_and_the_ways_on_are_its_children() -
     assert shape(prefix_tree(chains, nobody)) == [(4, 2, [(2, 2, []), (2, 1, [])])]
 
 
-def test_the_prefix_of_most_prompts_comes_first_and_who_holds_it_is_asked_of_its_last_block() -> None:
+def test_the_prefix_of_most_prompts_comes_first_and_who_holds_it_is_asked_of_its_last_block() -> (
+    None
+):
     chains = [chain("a b"), chain("a b"), chain("c d"), chain("c d"), chain("c d")]
     last = chain("c d")[-1]
     first, second = prefix_tree(chains, lambda block: ["engine-1"] if block == last else [])
-    assert (first["num_requests"], first["hash"], first["holders"]) == (3, last[:6].hex(), ["engine-1"])
+    assert (first["num_requests"], first["hash"], first["holders"]) == (
+        3,
+        last[:6].hex(),
+        ["engine-1"],
+    )
     assert second["holders"] == []
 
 

@@ -11,12 +11,17 @@ from tests.gateway.router.test_router import Cluster, chain
 
 
 def figures(name: str, gateway: Cluster, lag: float) -> GatewayFigures:
-    seen = {life: {name: standing} for life, standing in standings(gateway.router, gateway.now).items()}
+    seen = {
+        life: {name: standing} for life, standing in standings(gateway.router, gateway.now).items()
+    }
     return GatewayFigures(name, {}, {}, {}, [], [], {}, standings=seen, event_lags={name: lag})
 
 
-async def test_the_least_trust_counts_and_a_finding_names_the_gateway_that_doubts(served_model: ServedModel) -> None:
-    first, second = Cluster(served_model, "ab"), Cluster(served_model, "ab")
+async def test_the_least_trust_counts_and_a_finding_names_the_gateway_that_doubts(
+    served_model: ServedModel,
+) -> None:
+    first = Cluster(served_model, "ab")
+    second = Cluster(served_model, "ab")
     second.replicas = first.replicas
     async with first.router.running(), second.router.running():
         for gateway in (first, second):
@@ -29,19 +34,28 @@ async def test_the_least_trust_counts_and_a_finding_names_the_gateway_that_doubt
             second.router.started(dispatch, 0)
             second.router.finished(dispatch)
         for _ in range(3):
-            second.router.finished(second.router.dispatched(second.choose([], exclude=("b",)), "f"), failed=True)
+            second.router.finished(
+                second.router.dispatched(second.choose([], exclude=("b",)), "f"), failed=True
+            )
         merged = merge([figures("first", first, 0.001), figures("second", second, 0.5)])
         a, b = replica_rows(first.router, {}, merged.standings, first.now)
-        (alone, _) = replica_rows(first.router, {}, merge([figures("first", first, 0.0)]).standings, first.now)
+        (alone, _) = replica_rows(
+            first.router, {}, merge([figures("first", first, 0.0)]).standings, first.now
+        )
     assert (b["trust"], b["is_doubted"]) == (0.43, True)
-    assert {name: each["trust"] for name, each in b["gateways"].items()} == {"first": 1.0, "second": 0.43}
+    assert {name: each["trust"] for name, each in b["gateways"].items()} == {
+        "first": 1.0,
+        "second": 0.43,
+    }
     assert (a["trust"], a["state"], alone["state"]) == (1.0, "failing", "serving")
     assert merged.event_lags == {"first": 0.001, "second": 0.5}
     assert "b is trusted at 43% by second" in [each.what for each in replica_findings([a, b])]
 
 
 def test_what_another_process_goes_without_is_found() -> None:
-    (finding,) = process_findings([{"id": "other", "without": ["redis"]}, {"id": "well", "without": []}])
+    (finding,) = process_findings(
+        [{"id": "other", "without": ["redis"]}, {"id": "well", "without": []}]
+    )
     assert isinstance(finding, Finding)
     assert (finding.level, finding.what) == ("warning", "other is without redis")
     assert "Redis" in finding.advice

@@ -1,4 +1,5 @@
-"""What each of two gateways shows that neither knows alone: hottest prefixes, trust, the lag of the index."""
+"""What each of two gateways shows that neither knows alone: hottest prefixes, trust, the lag of the
+index."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from tests.gateway.processes import Behind, Gateway, chat_body, engine_stage, st
 
 
 @pytest.fixture(scope="module")
-def pair(behind: Behind, start_gateway: GatewayStarter, nats_url: str) -> Iterator[tuple[Gateway, Gateway]]:
+def pair(
+    behind: Behind, start_gateway: GatewayStarter, nats_url: str
+) -> Iterator[tuple[Gateway, Gateway]]:
     """Two gateways before one engine, which tells both what it caches."""
     engine = engine_stage(f"--nats-url={nats_url}", "--replica-id=shared")
     flags = (f"--nats-url={nats_url}", "--master-key=key-of-both-of-the-two-gateways")
@@ -42,7 +45,9 @@ def hottest(gateway: Gateway) -> list[tuple[int, list[str]]]:
     return [(node["num_requests"], node["holders"]) for node in nodes]
 
 
-def test_a_prefix_that_one_request_of_each_shares_is_hot_and_its_holder_is_named(pair: tuple[Gateway, Gateway]) -> None:
+def test_a_prefix_that_one_request_of_each_shares_is_hot_and_its_holder_is_named(
+    pair: tuple[Gateway, Gateway],
+) -> None:
     for gateway in pair:
         ask(gateway, "The river begins in the mountains and goes to the sea. " * 6)
     for gateway in pair:
@@ -55,13 +60,18 @@ def test_what_each_thinks_of_an_engine_and_how_late_its_index_is_are_shown_by_bo
     names = {snapshot(gateway)["gateway"] for gateway in pair}
     for gateway in pair:
         # A snapshot omits the other gateway while that one is late.
-        told = gateway.first(lambda gateway=gateway: snapshot(gateway), lambda told: told["event_lags"].keys() == names)  # type: ignore[misc]
+        told = gateway.first(
+            lambda gateway=gateway: snapshot(gateway),
+            lambda told: told["event_lags"].keys() == names,
+        )  # type: ignore[misc]
         (row,) = (each for each in told["replicas"] if each["id"] == "shared")
         assert row["gateways"].keys() == names
         assert all(each["is_synced"] and each["trust"] == 1.0 for each in row["gateways"].values())
         assert told["event_lag"] == max(told["event_lags"].values())
-    # The engine tells its events to both; the lag is by how much some of them come later than others.
-    first, numbers = pair[0], itertools.count()
+    # The engine tells its events to both; the lag is by how much some of them come later than
+    # others.
+    first = pair[0]
+    numbers = itertools.count()
 
     def both_lag() -> bool:
         ask(first, f"{next(numbers)} roads lead over the bridge. " * 6)

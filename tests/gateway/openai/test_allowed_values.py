@@ -51,11 +51,15 @@ def test_an_error_says_what_the_type_allows(body: bytes, kind: type[Body], told:
     assert str(raised.value) == told
 
 
-@pytest.mark.parametrize("form", [ResponseFormat(type="json_schema"), decode(EMPTY_FORMAT, ResponseFormat)])
+@pytest.mark.parametrize(
+    "form", [ResponseFormat(type="json_schema"), decode(EMPTY_FORMAT, ResponseFormat)]
+)
 def test_a_format_without_a_schema_names_the_field_that_it_belongs_in(form: ResponseFormat) -> None:
     with pytest.raises(BadRequest) as raised:
         format_to_pb(form, "response_format")
-    assert str(raised.value) == "response_format.json_schema.schema is missing; allowed: a JSON Schema"
+    assert (
+        str(raised.value) == "response_format.json_schema.schema is missing; allowed: a JSON Schema"
+    )
 
 
 @pytest.mark.parametrize(("kind", "field"), [("text", "text"), ("refusal", "refusal")])

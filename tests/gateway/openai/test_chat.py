@@ -22,7 +22,9 @@ def client(gateway: Gateway) -> Any:
 def test_the_official_client_streams_the_text_that_it_gets_whole(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 20, "temperature": 0}
     whole = client.chat.completions.create(**asked)
-    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == (
         whole.choices[0].message.content
@@ -39,14 +41,21 @@ def test_the_second_time_a_prompt_is_found_in_the_cache(gateway: Gateway) -> Non
     long_text = "The river runs to the sea. " * 20
     gateway.chat(long_text)
     usage = gateway.chat(long_text)["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] == (usage["prompt_tokens"] - 1) // 16 * 16
+    assert (
+        usage["prompt_tokens_details"]["cached_tokens"] == (usage["prompt_tokens"] - 1) // 16 * 16
+    )
 
 
 def test_another_tenant_and_another_salt_find_nothing(gateway: Gateway) -> None:
     long_text = "The lake lies still. " * 20
     gateway.chat(long_text)
-    assert gateway.chat(long_text, cache_salt="s")["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    reply = gateway.client.post(CHAT, json=chat_body(long_text), headers={"x-tenant": "other"}).json()
+    assert (
+        gateway.chat(long_text, cache_salt="s")["usage"]["prompt_tokens_details"]["cached_tokens"]
+        == 0
+    )
+    reply = gateway.client.post(
+        CHAT, json=chat_body(long_text), headers={"x-tenant": "other"}
+    ).json()
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
@@ -61,8 +70,15 @@ def test_streamed_choices_carry_their_index(gateway: Gateway) -> None:
     whole = gateway.chat(n=2, temperature=1, seed=3)["choices"]
     events = gateway.events(CHAT, chat_body(n=2, temperature=1, seed=3))
     for choice in whole:
-        pieces = [event["choices"][0] for event in events if event["choices"][0]["index"] == choice["index"]]
-        assert "".join(piece["delta"].get("content", "") for piece in pieces) == choice["message"]["content"]
+        pieces = [
+            event["choices"][0]
+            for event in events
+            if event["choices"][0]["index"] == choice["index"]
+        ]
+        assert (
+            "".join(piece["delta"].get("content", "") for piece in pieces)
+            == choice["message"]["content"]
+        )
         assert pieces[-1]["finish_reason"] == "length"
 
 
@@ -74,7 +90,10 @@ def test_logprobs_come_with_every_token_streamed_or_not(client: openai.OpenAI) -
     assert tokens is not None
     assert len(tokens) == 5
     assert [len(token.top_logprobs) for token in tokens] == [2] * 5
-    assert b"".join(bytes(token.bytes or []) for token in tokens).decode() == whole.choices[0].message.content
+    assert (
+        b"".join(bytes(token.bytes or []) for token in tokens).decode()
+        == whole.choices[0].message.content
+    )
     chunks = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2, stream=True)
     streamed = [
         token
@@ -93,7 +112,10 @@ def test_a_stop_string_is_named_and_cut_from_the_text(gateway: Gateway) -> None:
     assert choice["stop_reason"] == stop
     assert choice["message"]["content"] == text[: text.index(stop)]
     events = gateway.events(CHAT, chat_body(max_tokens=12, stop=stop))
-    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == text[: text.index(stop)]
+    assert (
+        "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+        == text[: text.index(stop)]
+    )
     assert events[-1]["choices"][0]["stop_reason"] == stop
 
 
@@ -103,19 +125,26 @@ def test_token_ids_are_returned_when_asked_for(gateway: Gateway) -> None:
     assert len(whole["prompt_token_ids"]) == whole["usage"]["prompt_tokens"]
     events = gateway.events(CHAT, chat_body(return_token_ids=True))
     assert events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
-    streamed = [token_id for event in events for token_id in event["choices"][0].get("token_ids", [])]
+    streamed = [
+        token_id for event in events for token_id in event["choices"][0].get("token_ids", [])
+    ]
     assert streamed == whole["choices"][0]["token_ids"]
 
 
 def test_tokens_can_be_written_as_ids(gateway: Gateway) -> None:
-    whole = gateway.chat(logprobs=True, return_tokens_as_token_ids=True, return_token_ids=True)["choices"][0]
+    whole = gateway.chat(logprobs=True, return_tokens_as_token_ids=True, return_token_ids=True)[
+        "choices"
+    ][0]
     tokens = [entry["token"] for entry in whole["logprobs"]["content"]]
     assert tokens == [f"token_id:{token_id}" for token_id in whole["token_ids"]]
 
 
 def test_continuous_usage_stands_in_every_chunk(gateway: Gateway) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    counts = [event["usage"]["completion_tokens"] for event in gateway.events(CHAT, chat_body(stream_options=options))]
+    counts = [
+        event["usage"]["completion_tokens"]
+        for event in gateway.events(CHAT, chat_body(stream_options=options))
+    ]
     assert counts == sorted(counts)
     assert counts[-1] == 8
 
@@ -154,14 +183,20 @@ def test_request_ids_are_echoed_or_drawn(gateway: Gateway) -> None:
         ("/health", {}, 200),
     ],
 )
-def test_every_answer_has_a_request_id(gateway: Gateway, path: str, headers: dict[str, str], status: int) -> None:
+def test_every_answer_has_a_request_id(
+    gateway: Gateway, path: str, headers: dict[str, str], status: int
+) -> None:
     for sent, echoed in (({"x-request-id": "mine-8"}, "mine-8"), ({}, None)):
         reply = gateway.client.get(path, headers=headers | sent)
         assert reply.status_code == status
-        assert reply.headers["x-request-id"] == echoed or (echoed is None and len(reply.headers["x-request-id"]) == 24)
+        assert reply.headers["x-request-id"] == echoed or (
+            echoed is None and len(reply.headers["x-request-id"]) == 24
+        )
 
 
-def test_max_completion_tokens_is_the_same_field_and_keeps_its_name_in_errors(gateway: Gateway) -> None:
+def test_max_completion_tokens_is_the_same_field_and_keeps_its_name_in_errors(
+    gateway: Gateway,
+) -> None:
     assert gateway.chat(max_completion_tokens=3)["usage"]["completion_tokens"] == 3
     reply = gateway.client.post(CHAT, json=chat_body(max_completion_tokens=9000))
     assert reply.status_code == 400
@@ -170,7 +205,9 @@ def test_max_completion_tokens_is_the_same_field_and_keeps_its_name_in_errors(ga
 
 
 def test_fields_that_nobody_knows_are_accepted(gateway: Gateway) -> None:
-    assert gateway.chat(user="ada", metadata={"a": "b"}, response_format={"type": "text"})["choices"]
+    assert gateway.chat(user="ada", metadata={"a": "b"}, response_format={"type": "text"})[
+        "choices"
+    ]
 
 
 def test_messages_may_be_lists_of_text_parts_and_hold_a_conversation(gateway: Gateway) -> None:

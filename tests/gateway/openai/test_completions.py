@@ -15,16 +15,24 @@ PROMPT = "Once upon a time"
 
 
 def ids_of(gateway: Gateway, text: str) -> list[int]:
-    tokens: list[int] = gateway.client.post("/tokenize", json={"model": MODEL, "prompt": text}).json()["tokens"]
+    tokens: list[int] = gateway.client.post(
+        "/tokenize", json={"model": MODEL, "prompt": text}
+    ).json()["tokens"]
     return tokens
 
 
 def text_of(events: list[dict[str, Any]], index: int = 0) -> str:
-    return "".join(choice["text"] for event in events for choice in event["choices"] if choice["index"] == index)
+    return "".join(
+        choice["text"]
+        for event in events
+        for choice in event["choices"]
+        if choice["index"] == index
+    )
 
 
 def test_a_prompt_may_be_text_or_tokens_alone_or_in_a_list(gateway: Gateway) -> None:
-    ids, other = ids_of(gateway, PROMPT), ids_of(gateway, "Far away")
+    ids = ids_of(gateway, PROMPT)
+    other = ids_of(gateway, "Far away")
     text = gateway.complete(PROMPT)["choices"][0]["text"]
     assert gateway.complete(ids)["choices"][0]["text"] == text
     for prompts in ([PROMPT, "Far away"], [ids, other]):
@@ -40,14 +48,18 @@ def test_choices_of_a_batch_are_numbered_prompt_by_prompt(gateway: Gateway) -> N
     assert whole["usage"]["completion_tokens"] == 32
     asked = completion_body([PROMPT, "Far away"], n=2, temperature=1, seed=5)
     events = gateway.events(COMPLETIONS, asked)
-    assert [text_of(events, index) for index in range(4)] == [choice["text"] for choice in whole["choices"]]
+    assert [text_of(events, index) for index in range(4)] == [
+        choice["text"] for choice in whole["choices"]
+    ]
 
 
 def test_the_official_client_completes(gateway: Gateway) -> None:
     with openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0) as client:
         asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
         whole = client.completions.create(**asked, logprobs=1)
-        pieces = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)]
+        pieces = [
+            chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)
+        ]
     assert "".join(pieces) == whole.choices[0].text
     assert whole.choices[0].logprobs is not None
     assert "".join(whole.choices[0].logprobs.tokens or []) == whole.choices[0].text
@@ -56,8 +68,13 @@ def test_the_official_client_completes(gateway: Gateway) -> None:
 def test_echo_puts_the_prompt_before_the_answer(gateway: Gateway) -> None:
     answer = gateway.complete(PROMPT)["choices"][0]["text"]
     assert gateway.complete(PROMPT, echo=True)["choices"][0]["text"] == PROMPT + answer
-    assert gateway.complete(ids_of(gateway, PROMPT), echo=True)["choices"][0]["text"] == PROMPT + answer
-    assert text_of(gateway.events(COMPLETIONS, completion_body(PROMPT, echo=True))) == PROMPT + answer
+    assert (
+        gateway.complete(ids_of(gateway, PROMPT), echo=True)["choices"][0]["text"]
+        == PROMPT + answer
+    )
+    assert (
+        text_of(gateway.events(COMPLETIONS, completion_body(PROMPT, echo=True))) == PROMPT + answer
+    )
 
 
 def test_no_tokens_with_echo_return_the_prompt_alone(gateway: Gateway) -> None:
@@ -65,29 +82,40 @@ def test_no_tokens_with_echo_return_the_prompt_alone(gateway: Gateway) -> None:
     assert whole["choices"][0]["text"] == PROMPT
     assert whole["choices"][0]["finish_reason"] == "length"
     assert whole["usage"]["completion_tokens"] == 0
-    assert text_of(gateway.events(COMPLETIONS, completion_body(PROMPT, echo=True, max_tokens=0))) == PROMPT
+    assert (
+        text_of(gateway.events(COMPLETIONS, completion_body(PROMPT, echo=True, max_tokens=0)))
+        == PROMPT
+    )
 
 
 def test_echo_with_logprobs_scores_the_prompt_but_for_its_first_token(gateway: Gateway) -> None:
     ids = ids_of(gateway, PROMPT)
     for max_tokens in (0, 4):
-        choice = gateway.complete(PROMPT, echo=True, logprobs=2, max_tokens=max_tokens)["choices"][0]
+        choice = gateway.complete(PROMPT, echo=True, logprobs=2, max_tokens=max_tokens)["choices"][
+            0
+        ]
         scores = choice["logprobs"]
         assert len(scores["tokens"]) == len(ids) + max_tokens
         assert scores["token_logprobs"][0] is None
         assert scores["top_logprobs"][0] is None
         assert all(logprob <= 0 for logprob in scores["token_logprobs"][1:])
         assert "".join(scores["tokens"]) == choice["text"]
-        assert scores["text_offset"] == [len("".join(scores["tokens"][:i])) for i in range(len(scores["tokens"]))]
+        assert scores["text_offset"] == [
+            len("".join(scores["tokens"][:i])) for i in range(len(scores["tokens"]))
+        ]
 
 
-def test_offsets_are_those_of_the_text_where_tokens_are_parts_of_characters(gateway: Gateway) -> None:
+def test_offsets_are_those_of_the_text_where_tokens_are_parts_of_characters(
+    gateway: Gateway,
+) -> None:
     choice = gateway.complete("a 🤖 é, 𒀀 and a", echo=True, logprobs=2, max_tokens=4)["choices"][0]
-    scores, text = choice["logprobs"], choice["text"]
+    scores = choice["logprobs"]
+    text = choice["text"]
     assert sum(token.startswith("bytes:") for token in scores["tokens"]) > 4
     whole = [i for i, token in enumerate(scores["tokens"]) if not token.startswith("bytes:")]
     for i in whole:
-        offset, token = scores["text_offset"][i], scores["tokens"][i]
+        offset = scores["text_offset"][i]
+        token = scores["tokens"][i]
         assert text[offset : offset + len(token)] == token
     assert len(whole) > 6
     assert all(len(likeliest) >= 2 for likeliest in scores["top_logprobs"][1:])
@@ -95,8 +123,12 @@ def test_offsets_are_those_of_the_text_where_tokens_are_parts_of_characters(gate
 
 def test_echoed_scores_are_the_same_in_a_stream(gateway: Gateway) -> None:
     whole = gateway.complete(PROMPT, echo=True, logprobs=1, max_tokens=4)["choices"][0]["logprobs"]
-    events = gateway.events(COMPLETIONS, completion_body(PROMPT, echo=True, logprobs=1, max_tokens=4))
-    columns = [event["choices"][0]["logprobs"] for event in events if event["choices"][0]["logprobs"]]
+    events = gateway.events(
+        COMPLETIONS, completion_body(PROMPT, echo=True, logprobs=1, max_tokens=4)
+    )
+    columns = [
+        event["choices"][0]["logprobs"] for event in events if event["choices"][0]["logprobs"]
+    ]
     for name in ("tokens", "token_logprobs", "text_offset"):
         assert [value for column in columns for value in column[name]] == whole[name]
 
@@ -107,12 +139,16 @@ def test_token_ids_stand_with_each_choice(gateway: Gateway) -> None:
     assert [len(choice["token_ids"]) for choice in choices] == [8, 8]
     events = gateway.events(COMPLETIONS, completion_body(PROMPT, return_token_ids=True))
     assert events[0]["choices"][0]["prompt_token_ids"] == ids_of(gateway, PROMPT)
-    assert [i for event in events for i in event["choices"][0].get("token_ids", [])] == choices[0]["token_ids"]
+    assert [i for event in events for i in event["choices"][0].get("token_ids", [])] == choices[0][
+        "token_ids"
+    ]
 
 
 def test_a_prompt_is_cut_to_its_last_tokens(gateway: Gateway) -> None:
     ids = ids_of(gateway, PROMPT)
-    whole = gateway.complete(PROMPT, truncate_prompt_tokens=2, return_token_ids=True, echo=True, max_tokens=1)
+    whole = gateway.complete(
+        PROMPT, truncate_prompt_tokens=2, return_token_ids=True, echo=True, max_tokens=1
+    )
     assert whole["choices"][0]["prompt_token_ids"] == ids[-2:]
     assert whole["choices"][0]["text"].startswith(" a time")
 
@@ -129,9 +165,13 @@ def test_the_best_of_several_are_those_that_are_likeliest_on_average(gateway: Ga
     every = gateway.complete(["One", "Two"], n=5, **sampled)
     best = gateway.complete(["One", "Two"], n=2, best_of=5, **sampled)
     means = [sum(choice["logprobs"]["token_logprobs"]) for choice in every["choices"]]
-    expected = [i for start in (0, 5) for i in sorted(range(start, start + 5), key=lambda i: -means[i])[:2]]
+    expected = [
+        i for start in (0, 5) for i in sorted(range(start, start + 5), key=lambda i: -means[i])[:2]
+    ]
     assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
-    assert [choice["text"] for choice in best["choices"]] == [every["choices"][i]["text"] for i in expected]
+    assert [choice["text"] for choice in best["choices"]] == [
+        every["choices"][i]["text"] for i in expected
+    ]
     assert best["usage"]["completion_tokens"] == every["usage"]["completion_tokens"] == 60
     assert gateway.complete("One", best_of=3, temperature=1)["choices"][0]["logprobs"] is None
 
@@ -167,14 +207,23 @@ def test_beams_are_distinct_answers_with_their_text(gateway: Gateway) -> None:
     assert gateway.complete("A river", n=2, best_of=3, **asked)["choices"] == choices[:2]
     events = gateway.events("/v1/completions", completion_body("A river", n=3, **asked))
     for choice in choices:
-        told = [each["choices"][0] for each in events if each["choices"][0]["index"] == choice["index"]]
+        told = [
+            each["choices"][0] for each in events if each["choices"][0]["index"] == choice["index"]
+        ]
         assert "".join(each["text"] for each in told) == choice["text"]
-        assert [token for each in told for token in each.get("token_ids", ())] == choice["token_ids"]
+        assert [token for each in told for token in each.get("token_ids", ())] == choice[
+            "token_ids"
+        ]
     gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)
 
 
-def test_the_usage_of_a_beam_search_tells_how_much_of_its_prompt_was_cached(gateway: Gateway) -> None:
-    text = "A long prompt that fills some blocks of the cache before a search begins with it, word for word. " * 3
+def test_the_usage_of_a_beam_search_tells_how_much_of_its_prompt_was_cached(
+    gateway: Gateway,
+) -> None:
+    text = (
+        "A long prompt that fills some blocks of the cache before a search begins with it, word "
+        "for word. " * 3
+    )
 
     def cached_tokens() -> int:
         answer = gateway.complete(text, use_beam_search=True, n=2, max_tokens=3)
@@ -195,6 +244,10 @@ def test_a_beam_ends_at_a_stop_string_as_other_answers_do(gateway: Gateway) -> N
     assert beam["token_ids"] == whole["token_ids"][: len(beam["token_ids"])]
     assert len(beam["token_ids"]) < 12
     body = completion_body("A river", stop=stop, **asked)
-    told = [each["choices"][0] for each in gateway.events("/v1/completions", body) if each["choices"][0]["index"] == 0]
+    told = [
+        each["choices"][0]
+        for each in gateway.events("/v1/completions", body)
+        if each["choices"][0]["index"] == 0
+    ]
     assert "".join(each["text"] for each in told) == beam["text"]
     assert [token for each in told for token in each.get("token_ids", ())] == beam["token_ids"]

@@ -1,5 +1,5 @@
-"""Each field of a chat that is not about sampling by what it does, over REST and over gRPC; sampling is in
-`tests/line/test_line_conformance.py`.
+"""Each field of a chat that is not about sampling by what it does, over REST and over gRPC;
+sampling is in `tests/line/test_line_conformance.py`.
 
 A row asks twice, without and with the field, and looks at both answers.
 """
@@ -23,11 +23,20 @@ from tests.gateway.processes import Gateway
 
 USER: Any = [{"role": "user", "content": "What time is it in Ulm?"}]
 BEGUN: Any = [*USER, {"role": "assistant", "content": "It is"}]
-TIME: Any = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
-TIDE: Any = {"type": "function", "function": {"name": "tide", "parameters": {"type": "object", "properties": {}}}}
+TIME: Any = {
+    "type": "function",
+    "function": {"name": "time", "parameters": {"type": "object", "properties": {}}},
+}
+TIDE: Any = {
+    "type": "function",
+    "function": {"name": "tide", "parameters": {"type": "object", "properties": {}}},
+}
 ONE_ALLOWED: Any = {
     "type": "allowed_tools",
-    "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "tide"}}]},
+    "allowed_tools": {
+        "mode": "required",
+        "tools": [{"type": "function", "function": {"name": "tide"}}],
+    },
 }
 GENERATION_PROMPT = "<|im_start|>assistant\n"
 THINKING = {"chat_template_kwargs": {"opens_thoughts": True}, "thinking_token_budget": 6}
@@ -53,7 +62,11 @@ class Rest:
     def ask(self, body: dict[str, Any]) -> Told:
         headers = {"x-headwater-receipt": "1"} if body.pop("return_receipt", False) else {}
         has_ids = body.get("return_token_ids", True)
-        asked = {"model": MODEL, "messages": USER, "temperature": 0} | body | {"return_token_ids": has_ids}
+        asked = (
+            {"model": MODEL, "messages": USER, "temperature": 0}
+            | body
+            | {"return_token_ids": has_ids}
+        )
         reply = self._gateway.client.post("/v1/chat/completions", json=asked, headers=headers)
         assert reply.status_code == 200, reply.text
         whole = reply.json()
@@ -64,7 +77,9 @@ class Rest:
             content=message["content"] or "",
             reasoning=message.get("reasoning_content") or "",
             calls=tuple(call["function"]["name"] for call in message.get("tool_calls", ())),
-            num_reasoning_tokens=whole["usage"].get("completion_tokens_details", {}).get("reasoning_tokens", 0),
+            num_reasoning_tokens=whole["usage"]
+            .get("completion_tokens_details", {})
+            .get("reasoning_tokens", 0),
             has_receipt="receipt" in whole,
             has_ids="token_ids" in choice,
         )
@@ -79,8 +94,14 @@ class Grpc:
         self._stub = stub
 
     def ask(self, body: dict[str, Any]) -> Told:
-        beside = {name: body.pop(name) for name in ("return_receipt", "return_token_ids", "priority") if name in body}
-        sampling = {name: body.pop(name) for name in ("max_tokens", "thinking_token_budget") if name in body}
+        beside = {
+            name: body.pop(name)
+            for name in ("return_receipt", "return_token_ids", "priority")
+            if name in body
+        }
+        sampling = {
+            name: body.pop(name) for name in ("max_tokens", "thinking_token_budget") if name in body
+        }
         asked = inference_pb2.ChatRequest(
             model=MODEL,
             conversation=_conversation(body),
@@ -100,7 +121,11 @@ class Grpc:
         )
 
     def _text(self, token_ids: list[int]) -> str:
-        return str(self._stub.Detokenize(inference_pb2.DetokenizeRequest(model=MODEL, token_ids=token_ids)).text)
+        return str(
+            self._stub.Detokenize(
+                inference_pb2.DetokenizeRequest(model=MODEL, token_ids=token_ids)
+            ).text
+        )
 
 
 def _conversation(body: dict[str, Any]) -> processor_pb2.Conversation:
@@ -114,7 +139,10 @@ def _conversation(body: dict[str, Any]) -> processor_pb2.Conversation:
     return processor_pb2.Conversation(
         messages=[common_pb2.ChatMessage(**message) for message in fields.pop("messages", USER)],
         tools=[
-            common_pb2.Tool(name=tool["function"]["name"], parameters_json=json.dumps(tool["function"]["parameters"]))
+            common_pb2.Tool(
+                name=tool["function"]["name"],
+                parameters_json=json.dumps(tool["function"]["parameters"]),
+            )
             for tool in fields.pop("tools", ())
         ],
         chat_template_kwargs_json=json.dumps(fields.pop("chat_template_kwargs", {})),
@@ -179,7 +207,8 @@ def test_a_field_does_what_it_says(name: str, surface: Rest | Grpc) -> None:
         return
     if isinstance(surface, Rest) and more.get("tool_choice") == "tide":
         more = {"tool_choice": {"type": "function", "function": {"name": "tide"}}}
-    without, with_it = surface.ask(dict(both)), surface.ask(both | more)
+    without = surface.ask(dict(both))
+    with_it = surface.ask(both | more)
     assert effect(without, with_it), (without, with_it)
 
 
@@ -213,7 +242,8 @@ ELSEWHERE = {
     "structural_tag": "test_line_structured.py",
     "documents": "test_bad_input.py",
     **dict.fromkeys(
-        ("user", "metadata", "service_tier", "store", "safety_identifier", "prompt_cache_key"), "without effect, below"
+        ("user", "metadata", "service_tier", "store", "safety_identifier", "prompt_cache_key"),
+        "without effect, below",
     ),
     "regex": "below",
     "ebnf": "below",
@@ -224,10 +254,16 @@ REST_ALONE = ("echo",)
 
 
 def test_every_field_of_a_chat_has_a_row() -> None:
-    rest = {*ChatCompletionRequest.__struct_fields__, *Answering.__struct_fields__} - {*Sampling.__struct_fields__}
+    rest = {*ChatCompletionRequest.__struct_fields__, *Answering.__struct_fields__} - {
+        *Sampling.__struct_fields__
+    }
     messages = (inference_pb2.ChatRequest, processor_pb2.Conversation)
-    fields = rest | {field.name.removesuffix("_json") for each in messages for field in each.DESCRIPTOR.fields}
-    assert fields - {"conversation"} == {name.split()[0] for name in FIELDS} - {"return_receipt"} | {
+    fields = rest | {
+        field.name.removesuffix("_json") for each in messages for field in each.DESCRIPTOR.fields
+    }
+    assert fields - {"conversation"} == {name.split()[0] for name in FIELDS} - {
+        "return_receipt"
+    } | {
         *ELSEWHERE,
         "return_receipt",
     }, "add a row to FIELDS here, or say in ELSEWHERE where the field is tested"
@@ -239,14 +275,29 @@ def test_fields_by_which_other_servers_know_the_same_are_served(thinker: Gateway
     def said(**fields: Any) -> Any:
         return Rest(thinker).ask({"max_tokens": 60, "reasoning_effort": "none"} | fields).content
 
-    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     assert said(regex="abc") == "abc"
     assert said(ebnf='root ::= "x" "y"') == "xy"
     assert json.loads(said(json_schema=json.dumps(schema))) == {"a": 1}
     assert said(regex="abc", stop=["b"]) == "a"
     assert said(regex="abc", stop=["b"], no_stop_trim=True) == "ab"
-    assert said(structured_outputs={"regex": "abc", "disable_fallback": False}, thinking_token_budget=-1) == "abc"
-    asked = {"model": MODEL, "input": "x", "structured_outputs": {"regex": "abc"}, "reasoning": {"effort": "none"}}
+    assert (
+        said(
+            structured_outputs={"regex": "abc", "disable_fallback": False}, thinking_token_budget=-1
+        )
+        == "abc"
+    )
+    asked = {
+        "model": MODEL,
+        "input": "x",
+        "structured_outputs": {"regex": "abc"},
+        "reasoning": {"effort": "none"},
+    }
     answer = thinker.client.post("/v1/responses", json=asked).json()
     assert answer["output"][-1]["content"][0]["text"] == "abc"
 
@@ -259,27 +310,47 @@ def test_what_asks_for_nothing_is_accepted(thinker: Gateway) -> None:
         "separate_reasoning": True,
         "lora_path": "",
     }
-    others = {"session_id": "s", "stream_interval": 4, "spaces_between_special_tokens": True, "user": "u"}
-    others |= {"metadata": {"a": "b"}, "service_tier": "auto", "store": True, "safety_identifier": "s"}
+    others = {
+        "session_id": "s",
+        "stream_interval": 4,
+        "spaces_between_special_tokens": True,
+        "user": "u",
+    }
+    others |= {
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "store": True,
+        "safety_identifier": "s",
+    }
     others |= {"prompt_cache_key": "k"}
     assert Rest(thinker).ask({"max_tokens": 4} | empty | others).prompt
 
 
 def test_a_prompt_that_is_too_long_is_cut_to_what_fits(gateway: Gateway) -> None:
     long_text = "first " + "word " * 9000 + "last"
-    asked = {"prompt": long_text, "max_tokens": 8, "return_token_ids": True, "truncate_prompt_tokens": -1}
+    asked = {
+        "prompt": long_text,
+        "max_tokens": 8,
+        "return_token_ids": True,
+        "truncate_prompt_tokens": -1,
+    }
     kept = {
         side: gateway.complete(**asked, truncation_side=side)["choices"][0]["prompt_token_ids"]
         for side in ("left", "right")
     }
     assert {len(ids) for ids in kept.values()} == {8192 - 8}
     told = {
-        side: gateway.client.post("/detokenize", json={"model": PLAIN, "tokens": ids}).json()["prompt"]
+        side: gateway.client.post("/detokenize", json={"model": PLAIN, "tokens": ids}).json()[
+            "prompt"
+        ]
         for side, ids in kept.items()
     }
     assert (told["left"].split()[-1], told["right"].split()[0]) == ("last", "first")
 
 
 def test_probes_of_other_servers_are_answered(gateway: Gateway) -> None:
-    assert [gateway.client.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
+    assert [gateway.client.request(method, "/ping").status_code for method in ("GET", "POST")] == [
+        200,
+        200,
+    ]
     assert gateway.client.get("/load").json() == {"server_load": 0}

@@ -30,7 +30,9 @@ def vectors(gateway: Gateway, given: Any, **more: Any) -> list[list[float]]:
     return [entry["embedding"] for entry in data]
 
 
-def test_the_official_client_gets_a_vector_for_each_text(client: openai.OpenAI, gateway: Gateway) -> None:
+def test_the_official_client_gets_a_vector_for_each_text(
+    client: openai.OpenAI, gateway: Gateway
+) -> None:
     # It asks for base64 and reads it.
     whole = client.embeddings.create(model=MODEL, input=["A river.", "A lake.", "A river."])
     first, second, again = (entry.embedding for entry in whole.data)
@@ -41,7 +43,9 @@ def test_the_official_client_gets_a_vector_for_each_text(client: openai.OpenAI, 
 
 
 def test_texts_and_their_tokens_have_the_same_vector(gateway: Gateway) -> None:
-    ids = gateway.client.post("/tokenize", json={"model": MODEL, "prompt": "A river."}).json()["tokens"]
+    ids = gateway.client.post("/tokenize", json={"model": MODEL, "prompt": "A river."}).json()[
+        "tokens"
+    ]
     [text] = vectors(gateway, "A river.")
     assert vectors(gateway, ids) == vectors(gateway, [ids]) == [text]
     assert vectors(gateway, "The great A river.", truncate_prompt_tokens=3) != [text]
@@ -52,7 +56,9 @@ def test_vectors_are_cut_and_scaled_as_asked(gateway: Gateway) -> None:
     [short] = vectors(gateway, "A river.", dimensions=8)
     length = math.hypot(*raw[:8])
     assert short == pytest.approx([value / length for value in raw[:8]])
-    assert vectors(gateway, "A river.", dimensions=8, embed_dtype="float32", endianness="little") == [short]
+    assert vectors(
+        gateway, "A river.", dimensions=8, embed_dtype="float32", endianness="little"
+    ) == [short]
     assert len(raw) == 64
 
 
@@ -65,7 +71,10 @@ async def test_grpc_embeds_alike(gateway: Gateway) -> None:
     async with grpc.aio.insecure_channel(gateway.grpc) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         request = inference_pb2.EmbedRequest(
-            model=MODEL, inputs=[processor_pb2.Prompt(text="A river.")], pooling=common_pb2.POOLING_CLS, dimensions=8
+            model=MODEL,
+            inputs=[processor_pb2.Prompt(text="A river.")],
+            pooling=common_pb2.POOLING_CLS,
+            dimensions=8,
         )
         reply = await stub.Embed(request)
         assert list(reply.embeddings[0].values) == pytest.approx(
@@ -77,9 +86,13 @@ async def test_grpc_embeds_alike(gateway: Gateway) -> None:
                 model=MODEL, inputs=request.inputs, truncate_prompt_tokens=2, truncation_side=side
             )
             [same] = vectors(gateway, "A river.", truncate_prompt_tokens=2, truncation_side=side)
-            assert list((await stub.Embed(cut)).embeddings[0].values) == pytest.approx(same, rel=1e-6)
+            assert list((await stub.Embed(cut)).embeddings[0].values) == pytest.approx(
+                same, rel=1e-6
+            )
         request.dimensions = 65
-        with pytest.raises(grpc.aio.AioRpcError, match="dimensions is 65; allowed: 1…64") as refused:
+        with pytest.raises(
+            grpc.aio.AioRpcError, match="dimensions is 65; allowed: 1…64"
+        ) as refused:
             await stub.Embed(request)
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
@@ -103,7 +116,9 @@ async def test_grpc_embeds_alike(gateway: Gateway) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_embedded_is_refused_by_name(gateway: Gateway, body: dict[str, Any], param: str) -> None:
+def test_what_cannot_be_embedded_is_refused_by_name(
+    gateway: Gateway, body: dict[str, Any], param: str
+) -> None:
     reply = gateway.client.post(PATH, json={"model": MODEL} | body)
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == param

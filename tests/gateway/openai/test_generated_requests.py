@@ -1,7 +1,9 @@
-"""Requests that nobody would write: generated from our own description, cut off, half closed, with strange headers.
+"""Requests that nobody would write: generated from our own description, cut off, half closed, with
+strange headers.
 
-Whatever comes, the gateway answers in its envelope and goes on: no 500, no stream left, no hang. It comes from one
-tenant, within its limits; another one asks beside it and is answered as if it were alone.
+Whatever comes, the gateway answers in its envelope and goes on: no 500, no stream left, no hang. It
+comes from one tenant, within its limits; another one asks beside it and is answered as if it were
+alone.
 """
 
 from __future__ import annotations
@@ -43,16 +45,28 @@ BOUNDS = {"limits": LIMITS, "file_bytes": 20_000_000, "response_bytes": 5_000_00
 
 @pytest.fixture(scope="module")
 def short_line(
-    text_folder: Path, behind: Behind, start_gateway: GatewayStarter, nats_url: str, shared_redis_url: str
+    text_folder: Path,
+    behind: Behind,
+    start_gateway: GatewayStarter,
+    nats_url: str,
+    shared_redis_url: str,
 ) -> Iterator[Gateway]:
-    """Contexts of 128 tokens, so that no answer is long. Its client is the tenant that does its worst."""
-    processor, engine = processor_stage(text_folder, "--max-model-len=128"), engine_stage("--max-model-len=128")
+    """Contexts of 128 tokens, so that no answer is long. Its client is the tenant that does its
+    worst."""
+    processor = processor_stage(text_folder, "--max-model-len=128")
+    engine = engine_stage("--max-model-len=128")
     with started(processor, engine):
         short = Behind(processor.address, behind.output_processor, (engine.address,))
         # It warns of every unknown field, and nobody reads its log here.
-        flags = (f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}", f"--admin-key={ADMIN}")
+        flags = (
+            f"--nats-url={nats_url}",
+            f"--redis-url={shared_redis_url}",
+            f"--admin-key={ADMIN}",
+        )
         with start_gateway(short, *flags, "--log-level=error") as gateway:
-            gateway.client.headers["authorization"] = f"Bearer {tenant_key(gateway, ADMIN, **BOUNDS)}"
+            gateway.client.headers["authorization"] = (
+                f"Bearer {tenant_key(gateway, ADMIN, **BOUNDS)}"
+            )
             yield gateway
 
 
@@ -66,7 +80,11 @@ def key_of(gateway: Gateway) -> dict[str, str]:
 
 
 def is_idle(gateway: Gateway) -> bool:
-    return gateway.metric("headwater_num_streams") == gateway.metric("headwater_num_requests_running") == 0
+    return (
+        gateway.metric("headwater_num_streams")
+        == gateway.metric("headwater_num_requests_running")
+        == 0
+    )
 
 
 def check_described_requests(gateway: Gateway, neighbour: Neighbour, num_examples: int) -> None:
@@ -77,7 +95,9 @@ def check_described_requests(gateway: Gateway, neighbour: Neighbour, num_example
 
 
 def ask_as_described(gateway: Gateway, num_examples: int) -> None:
-    description = schemathesis.openapi.from_url(f"{gateway.rest}/openapi.json", headers=key_of(gateway))
+    description = schemathesis.openapi.from_url(
+        f"{gateway.rest}/openapi.json", headers=key_of(gateway)
+    )
     for found in description.get_all_operations():
         operation = found.ok()
 
@@ -100,18 +120,29 @@ def ask_as_described(gateway: Gateway, num_examples: int) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.long
-def test_what_the_description_allows_is_answered_or_refused(short_line: Gateway, neighbour: Neighbour) -> None:
+def test_what_the_description_allows_is_answered_or_refused(
+    short_line: Gateway, neighbour: Neighbour
+) -> None:
     check_described_requests(short_line, neighbour, 2)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(1800)
-def test_much_of_what_the_description_allows_is_answered_or_refused(short_line: Gateway, neighbour: Neighbour) -> None:
+def test_much_of_what_the_description_allows_is_answered_or_refused(
+    short_line: Gateway, neighbour: Neighbour
+) -> None:
     check_described_requests(short_line, neighbour, 400)
 
 
-PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize"]
+PATHS = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+]
 BODIES = [
     chat_body(max_tokens=4),
     chat_body(stream=True, max_tokens=4, tools=[{"type": "function", "function": {"name": "f"}}]),
@@ -121,7 +152,20 @@ BODIES = [
     {"model": MODEL, "prompt": "a"},
     {"model": MODEL, "tokens": [5]},
 ]
-VALUES: list[Any] = [None, True, -1, 2**64, 1e308, "", "\ud83d\ude42" * 9, [], {}, [[[]]], {"a": {"b": [None]}}, "\x00"]
+VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    2**64,
+    1e308,
+    "",
+    "\ud83d\ude42" * 9,
+    [],
+    {},
+    [[[]]],
+    {"a": {"b": [None]}},
+    "\x00",
+]
 HEADERS = [
     "authorization",
     "x-tenant",
@@ -131,7 +175,17 @@ HEADERS = [
     "x-headwater-deadline-ms",
     "accept",
 ]
-ODD = [b"", b"\xff\xfe", b"a" * 4000, b"0", b"-1", b"99999999999", b"Bearer", b'";drop', b"\xe2\x82\xac"]
+ODD = [
+    b"",
+    b"\xff\xfe",
+    b"a" * 4000,
+    b"0",
+    b"-1",
+    b"99999999999",
+    b"Bearer",
+    b'";drop',
+    b"\xe2\x82\xac",
+]
 
 
 def mutated(body: dict[str, Any], dice: random.Random) -> bytes:
@@ -139,7 +193,9 @@ def mutated(body: dict[str, Any], dice: random.Random) -> bytes:
     changed = json.loads(json.dumps(body))
     match dice.randrange(4):
         case 0:
-            changed[dice.choice([*changed, "stop", "n", "logit_bias", "tools", "text"])] = dice.choice(VALUES)
+            changed[dice.choice([*changed, "stop", "n", "logit_bias", "tools", "text"])] = (
+                dice.choice(VALUES)
+            )
         case 1:
             return json.dumps(changed).encode()[: dice.randrange(200)]
         case 2:
@@ -150,21 +206,34 @@ def mutated(body: dict[str, Any], dice: random.Random) -> bytes:
 
 
 def check_mutations(gateway: Gateway, dice: random.Random) -> None:
-    body, headers = mutated(dice.choice(BODIES), dice), [(b"content-type", b"application/json")]
+    body = mutated(dice.choice(BODIES), dice)
+    headers = [(b"content-type", b"application/json")]
     if dice.random() < 0.5:
         # An odd `authorization` takes the place of the client's.
         headers.append((dice.choice(HEADERS).encode(), dice.choice(ODD)))
     reply = gateway.client.post(dice.choice(PATHS), content=body, headers=headers)
-    assert reply.status_code in STATUSES | {401, 403, 422, 504}, (reply.status_code, reply.text, body, headers)
+    assert reply.status_code in STATUSES | {401, 403, 422, 504}, (
+        reply.status_code,
+        reply.text,
+        body,
+        headers,
+    )
 
 
 def check_broken_connections(gateway: Gateway, dice: random.Random) -> None:
     """A request over a bare socket that stops speaking, stops listening or leaves, somewhere."""
-    url, body = httpx.URL(gateway.rest), json.dumps(dice.choice(BODIES)).encode()
-    head = f"POST {dice.choice(PATHS)} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    url = httpx.URL(gateway.rest)
+    body = json.dumps(dice.choice(BODIES)).encode()
+    head = (
+        f"POST {dice.choice(PATHS)} HTTP/1.1\r\nhost: localhost\r\ncontent-type: "
+        "application/json\r\n"
+    )
     head += f"authorization: {key_of(gateway)['authorization']}\r\n"
     data = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-    with socket.create_connection((url.host, url.port or 80), timeout=5) as connection, contextlib.suppress(OSError):
+    with (
+        socket.create_connection((url.host, url.port or 80), timeout=5) as connection,
+        contextlib.suppress(OSError),
+    ):
         connection.sendall(data[: dice.randrange(len(data))] if dice.random() < 0.5 else data)
         match dice.randrange(3):
             case 0:
@@ -178,7 +247,9 @@ def check_broken_connections(gateway: Gateway, dice: random.Random) -> None:
 def fuzz(gateway: Gateway, neighbour: Neighbour, seconds: float) -> None:
     """Other requests each time: HEADWATER_FUZZ_SEED sends those of a run that failed again."""
     seed = int(os.environ.get("HEADWATER_FUZZ_SEED") or random.randrange(2**32))
-    dice, end, num_sent = random.Random(seed), time.monotonic() + seconds, 0
+    dice = random.Random(seed)
+    end = time.monotonic() + seconds
+    num_sent = 0
     print(f"HEADWATER_FUZZ_SEED={seed}")
     with neighbour.asking():
         while time.monotonic() < end:
@@ -191,11 +262,15 @@ def fuzz(gateway: Gateway, neighbour: Neighbour, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_bodies_headers_and_connections_that_go_wrong_break_nothing(short_line: Gateway, neighbour: Neighbour) -> None:
+def test_bodies_headers_and_connections_that_go_wrong_break_nothing(
+    short_line: Gateway, neighbour: Neighbour
+) -> None:
     fuzz(short_line, neighbour, 4)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_ten_minutes_of_what_goes_wrong_break_nothing(short_line: Gateway, neighbour: Neighbour) -> None:
+def test_ten_minutes_of_what_goes_wrong_break_nothing(
+    short_line: Gateway, neighbour: Neighbour
+) -> None:
     fuzz(short_line, neighbour, 600)

@@ -1,4 +1,5 @@
-"""Log probabilities of completions: where tokens begin in the text, and the names of tokens that share a text."""
+"""Log probabilities of completions: where tokens begin in the text, and the names of tokens that
+share a text."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ ROBOT = "🤖".encode()
 
 
 def entry(token_id: int, spelled: bytes, logprob: float = -1.0) -> TopLogprob:
-    return TopLogprob(token_id=token_id, token=spelled.decode(errors="replace"), token_bytes=spelled, logprob=logprob)
+    return TopLogprob(
+        token_id=token_id,
+        token=spelled.decode(errors="replace"),
+        token_bytes=spelled,
+        logprob=logprob,
+    )
 
 
 def tokens(*spelled: bytes) -> list[TokenLogprob]:

@@ -1,4 +1,5 @@
-"""Every answer against the types of the official client, strictly: the client itself lets missing fields pass."""
+"""Every answer against the types of the official client, strictly: the client itself lets missing
+fields pass."""
 # ruff: noqa: E501 (a row is a line)
 
 from __future__ import annotations
@@ -12,22 +13,51 @@ from openai.pagination import SyncConversationCursorPage, SyncCursorPage, SyncPa
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.conversations import Conversation, ConversationItem
-from openai.types.responses import InputTokenCountResponse, Response, ResponseItem, ResponseStreamEvent
+from openai.types.responses import (
+    InputTokenCountResponse,
+    Response,
+    ResponseItem,
+    ResponseStreamEvent,
+)
 from pydantic import TypeAdapter
 
 from tests.gateway.processes import THINKER as MODEL
 from tests.gateway.processes import Gateway
 
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 USER: Any = [{"role": "user", "content": "So?"}]
-TIME: Any = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
+TIME: Any = {
+    "type": "function",
+    "function": {"name": "time", "parameters": {"type": "object", "properties": {}}},
+}
 NOTE: Any = {"type": "custom", "custom": {"name": "note"}}
-FLAT = [{"type": "function", "strict": None, **TIME["function"]}, {"type": "custom", "name": "note"}]
+FLAT = [
+    {"type": "function", "strict": None, **TIME["function"]},
+    {"type": "custom", "name": "note"},
+]
 THINKING = {"chat_template_kwargs": {"opens_thoughts": True}, "thinking_token_budget": 6}
 CHATS: list[dict[str, Any]] = [
-    {"n": 2, "temperature": 1, "logprobs": True, "top_logprobs": 2, "stream_options": {"include_usage": True}},
-    {"tools": [TIME, NOTE], "tool_choice": "required", "max_tokens": 60, "reasoning_effort": "none"},
-    {**THINKING, "max_tokens": 12, "return_token_ids": True, "stream_options": {"continuous_usage_stats": True}},
+    {
+        "n": 2,
+        "temperature": 1,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stream_options": {"include_usage": True},
+    },
+    {
+        "tools": [TIME, NOTE],
+        "tool_choice": "required",
+        "max_tokens": 60,
+        "reasoning_effort": "none",
+    },
+    {
+        **THINKING,
+        "max_tokens": 12,
+        "return_token_ids": True,
+        "stream_options": {"continuous_usage_stats": True},
+    },
 ]
 ANSWERS: list[dict[str, Any]] = [
     {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "instructions": "Be brief.", "metadata": {"a": "b"}},
@@ -54,14 +84,18 @@ def post(gateway: Gateway, path: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("fields", CHATS, ids=str)
-def test_chats_have_every_field_whole_and_streamed(thinker: Gateway, fields: dict[str, Any]) -> None:
+def test_chats_have_every_field_whole_and_streamed(
+    thinker: Gateway, fields: dict[str, Any]
+) -> None:
     asked = {"model": MODEL, "messages": USER, "max_tokens": 8} | fields
     events = thinker.events(CHAT, asked)
     asked.pop("stream_options", None)
     check(ChatCompletion, post(thinker, CHAT, **asked))
     for event in events:
         # The official type of a streamed call knows functions only.
-        for call in (call for choice in event["choices"] for call in choice["delta"].get("tool_calls", ())):
+        for call in (
+            call for choice in event["choices"] for call in choice["delta"].get("tool_calls", ())
+        ):
             if call.get("type") == "custom":
                 del call["type"]
         check(ChatCompletionChunk, event)
@@ -75,7 +109,9 @@ def test_completions_embeddings_and_models_have_every_field(thinker: Gateway) ->
 
 
 @pytest.mark.parametrize("fields", ANSWERS, ids=str)
-def test_responses_have_every_field_whole_and_streamed(thinker: Gateway, fields: dict[str, Any]) -> None:
+def test_responses_have_every_field_whole_and_streamed(
+    thinker: Gateway, fields: dict[str, Any]
+) -> None:
     asked = {"model": MODEL, "input": "So?", "max_output_tokens": 40, "temperature": 0} | fields
     whole = post(thinker, RESPONSES, **asked)
     check(Response, whole)
@@ -88,14 +124,22 @@ def test_responses_have_every_field_whole_and_streamed(thinker: Gateway, fields:
 
 
 def test_the_tokens_of_a_turn_can_be_counted_before_it_is_asked(thinker: Gateway) -> None:
-    asked = {"input": "So?", "instructions": "Be brief.", "tools": FLAT, "reasoning": {"effort": "none"}}
+    asked = {
+        "input": "So?",
+        "instructions": "Be brief.",
+        "tools": FLAT,
+        "reasoning": {"effort": "none"},
+    }
     counted = check(InputTokenCountResponse, post(thinker, f"{RESPONSES}/input_tokens", **asked))
     whole = post(thinker, RESPONSES, max_output_tokens=1, **asked)
     assert counted.input_tokens == whole["usage"]["input_tokens"]
-    more = post(thinker, f"{RESPONSES}/input_tokens", previous_response_id=whole["id"], input="And?")
+    more = post(
+        thinker, f"{RESPONSES}/input_tokens", previous_response_id=whole["id"], input="And?"
+    )
     assert more["input_tokens"] > len("And?")
     refused = thinker.client.post(
-        f"{RESPONSES}/input_tokens", json={"model": MODEL, "input": "x", "tools": [{"type": "custom", "name": "a b"}]}
+        f"{RESPONSES}/input_tokens",
+        json={"model": MODEL, "input": "x", "tools": [{"type": "custom", "name": "a b"}]},
     )
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools[0].name")
 
@@ -103,9 +147,23 @@ def test_the_tokens_of_a_turn_can_be_counted_before_it_is_asked(thinker: Gateway
 def test_items_of_turns_and_conversations_have_every_field(thinker: Gateway) -> None:
     conversation = thinker.client.post("/v1/conversations", json={"metadata": {"a": "b"}}).json()
     check(Conversation, conversation)
-    asked = {"tools": FLAT, "tool_choice": {"type": "custom", "name": "note"}, "reasoning": {"effort": "none"}}
-    made = post(thinker, RESPONSES, input="So?", conversation=conversation["id"], max_output_tokens=40, **asked)
-    check(SyncCursorPage[ResponseItem], thinker.client.get(f"{RESPONSES}/{made['id']}/input_items").json())
+    asked = {
+        "tools": FLAT,
+        "tool_choice": {"type": "custom", "name": "note"},
+        "reasoning": {"effort": "none"},
+    }
+    made = post(
+        thinker,
+        RESPONSES,
+        input="So?",
+        conversation=conversation["id"],
+        max_output_tokens=40,
+        **asked,
+    )
+    check(
+        SyncCursorPage[ResponseItem],
+        thinker.client.get(f"{RESPONSES}/{made['id']}/input_items").json(),
+    )
     listed = thinker.client.get(f"/v1/conversations/{conversation['id']}/items").json()
     check(SyncConversationCursorPage[ConversationItem], listed)
     assert [item["type"] for item in listed["data"]] == ["custom_tool_call", "message"]

@@ -16,14 +16,19 @@ ROLES = "system, developer, user, assistant, tool"
 
 def refused(gateway: Gateway, path: str = RESPONSES, /, **body: Any) -> tuple[str, str]:
     """Field and message of the error."""
-    reply = gateway.client.post(path, json={"model": MODEL} | body if path.startswith(RESPONSES) else body)
+    reply = gateway.client.post(
+        path, json={"model": MODEL} | body if path.startswith(RESPONSES) else body
+    )
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     return error["param"], error["message"]
 
 
 MESSAGES: list[tuple[dict[str, Any], str]] = [
-    ({"input": [USER, ODD], "instructions": "Be brief."}, f"input[1].role is 'zz'; allowed: {ROLES}"),
+    (
+        {"input": [USER, ODD], "instructions": "Be brief."},
+        f"input[1].role is 'zz'; allowed: {ROLES}",
+    ),
     ({"input": [USER, {"content": "x"}]}, f"input[1].role is missing; allowed: {ROLES}"),
     (
         {"input": [USER, {"type": "reasoning", "summary": [{"type": "picture"}]}]},
@@ -37,8 +42,14 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"input": [{"role": "user", "content": [{"type": "input_text", "content": "x"}]}]},
         "input[0].content[0].text is missing; allowed: a string",
     ),
-    ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name is missing; allowed: the name of a tool"),
-    ({"input": [{"type": "function_call_output"}]}, "input[0].call_id is missing; allowed: the id of a call"),
+    (
+        {"input": [{"type": "function_call", "call_id": "c"}]},
+        "input[0].name is missing; allowed: the name of a tool",
+    ),
+    (
+        {"input": [{"type": "function_call_output"}]},
+        "input[0].call_id is missing; allowed: the id of a call",
+    ),
     (
         {"input": [{"type": "function_call_output", "call_id": "c"}]},
         "input[0].output is missing; allowed: a string or a list of text parts",
@@ -71,14 +82,21 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "message"), MESSAGES, ids=[message for _, message in MESSAGES])
-def test_a_message_names_the_fields_that_were_sent(gateway: Gateway, body: dict[str, Any], message: str) -> None:
+def test_a_message_names_the_fields_that_were_sent(
+    gateway: Gateway, body: dict[str, Any], message: str
+) -> None:
     for way in ({}, {"stream": True}):
         assert refused(gateway, **body | way) == (message.partition(" ")[0], message)
 
 
-def test_a_prompt_that_is_too_long_is_compared_with_the_limit_that_was_sent(gateway: Gateway) -> None:
+def test_a_prompt_that_is_too_long_is_compared_with_the_limit_that_was_sent(
+    gateway: Gateway,
+) -> None:
     param, message = refused(gateway, input="Hi", max_output_tokens=8190)
-    assert (param, "tokens and max_output_tokens 8190; allowed: 8192" in message) == ("input", True), message
+    assert (param, "tokens and max_output_tokens 8190; allowed: 8192" in message) == (
+        "input",
+        True,
+    ), message
 
 
 def test_a_limit_under_its_other_name_is_named_as_it_was_sent(gateway: Gateway) -> None:
@@ -92,8 +110,14 @@ def test_a_chat_names_its_own_limit_and_all_of_its_roles(gateway: Gateway) -> No
     _, message = refused(gateway, "/v1/chat/completions", **chat, min_tokens=50)
     assert message == "min_tokens is 50; allowed: 0…12 (max_completion_tokens)"
     param, message = refused(gateway, "/v1/chat/completions", **chat | {"messages": [USER, ODD]})
-    assert (param, message) == ("messages[1].role", f"messages[1].role is 'zz'; allowed: {ROLES}, function")
+    assert (param, message) == (
+        "messages[1].role",
+        f"messages[1].role is 'zz'; allowed: {ROLES}, function",
+    )
 
 
 def test_the_tokens_of_a_turn_are_counted_under_the_same_names(gateway: Gateway) -> None:
-    assert refused(gateway, f"{RESPONSES}/input_tokens", input=[USER, ODD], instructions="x")[0] == "input[1].role"
+    assert (
+        refused(gateway, f"{RESPONSES}/input_tokens", input=[USER, ODD], instructions="x")[0]
+        == "input[1].role"
+    )

@@ -1,4 +1,5 @@
-"""Streams of responses: what their events tell, put together, is the response in the last of them."""
+"""Streams of responses: what their events tell, put together, is the response in the last of
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.gateway.processes import UNDRAFTED, Behind, Gateway
 PATH = "/v1/responses"
 CALL = '{"name": "time", "arguments": {}}'
 SAID = f'start: "One moment. " <[11]> {json.dumps(CALL)} <[12]>'
-"""A grammar of text and a call between the marks of one, which the model writes behind its thoughts."""
+"""A grammar of text and a call between the marks of one, which the model writes behind its
+thoughts."""
 ASKED: dict[str, Any] = {
     "model": MODEL,
     "input": "What time is it?",
@@ -36,7 +38,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "thinking_token_budget": 8,
     },
     "message": {"structured_outputs": {"grammar": SAID}, "reasoning": {"effort": "none"}},
-    "function_call": {"tool_choice": {"type": "function", "name": "time"}, "reasoning": {"effort": "none"}},
+    "function_call": {
+        "tool_choice": {"type": "function", "name": "time"},
+        "reasoning": {"effort": "none"},
+    },
 }
 """Requests by the kind of their answer's first item. Items of the kinds below it follow."""
 WAYS: dict[str, dict[str, Any]] = {
@@ -47,7 +52,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def own_nats_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]) -> AsyncIterator[str]:
+async def own_nats_url(
+    tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]
+) -> AsyncIterator[str]:
     """A NATS server without gateways of other models, which would take its background responses."""
     folder: Path = tmp_path_factory.mktemp("nats")
     server = await start_nats(folder, jetstream=folder / "streams", **kept)
@@ -60,7 +67,9 @@ def keeper(
     thinking_behind: Behind, start_gateway: GatewayStarter, own_nats_url: str, shared_redis_url: str
 ) -> Iterator[Gateway]:
     """A gateway that computes responses in the background too."""
-    with start_gateway(thinking_behind, f"--nats-url={own_nats_url}", f"--redis-url={shared_redis_url}") as gateway:
+    with start_gateway(
+        thinking_behind, f"--nats-url={own_nats_url}", f"--redis-url={shared_redis_url}"
+    ) as gateway:
         yield gateway
 
 
@@ -71,11 +80,16 @@ def events_of(gateway: Gateway, method: str, path: str, **request: Any) -> list[
 
 
 def events_in(reply: httpx.Response) -> list[dict[str, Any]]:
-    return [json.loads(line.removeprefix("data: ")) for line in reply.iter_lines() if line.startswith("data: ")]
+    return [
+        json.loads(line.removeprefix("data: "))
+        for line in reply.iter_lines()
+        if line.startswith("data: ")
+    ]
 
 
 def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items as a strict client puts them together: one is announced once, before it grows, and ends once."""
+    """Items as a strict client puts them together: one is announced once, before it grows, and ends
+    once."""
     items: list[dict[str, Any]] = []
     for event in events:
         kind = event["type"]
@@ -94,10 +108,17 @@ def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_event_has_items_before_they_are_announced(keeper: Gateway, way: str) -> None:
-    begin = ["created", *(["queued"] if way == "background" else []), "in_progress", "output_item.added"]
+    begin = [
+        "created",
+        *(["queued"] if way == "background" else []),
+        "in_progress",
+        "output_item.added",
+    ]
     for place, kind in enumerate(ANSWERS):
         events = events_of(keeper, "POST", PATH, json=ASKED | WAYS[way] | ANSWERS[kind])
-        assert [event["type"] for event in events[: len(begin)]] == [f"response.{each}" for each in begin]
+        assert [event["type"] for event in events[: len(begin)]] == [
+            f"response.{each}" for each in begin
+        ]
         last = events[-1]["response"]
         assert [item["type"] for item in last["output"]] == list(ANSWERS)[place:]
         assert put_together(events) == last["output"]
@@ -115,10 +136,16 @@ def slow(slow_behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway
 
 @pytest.mark.parametrize("way", ["plain", "resumable"])
 def test_a_response_that_fails_has_what_was_answered_until_then(slow: Gateway, way: str) -> None:
-    asked: dict[str, Any] = {"model": PLAIN_MODEL, "input": "So?", "max_output_tokens": 4000, "ignore_eos": True}
+    asked: dict[str, Any] = {
+        "model": PLAIN_MODEL,
+        "input": "So?",
+        "max_output_tokens": 4000,
+        "ignore_eos": True,
+    }
     asked |= {"stream": True} | UNDRAFTED | WAYS[way]
     events: list[dict[str, Any]] = []
-    # However busy the machine is, one of these deadlines falls between the first and the last token.
+    # However busy the machine is, one of these deadlines falls between the first and the last
+    # token.
     for milliseconds in ("700", "4000", "16000"):
         late = {"x-headwater-deadline-ms": milliseconds}
         with slow.client.stream("POST", PATH, json=asked, headers=late) as reply:

@@ -16,7 +16,9 @@ ASKED: Any = {"model": MODEL, "max_output_tokens": 12, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def keeper(behind: Behind, start_gateway: GatewayStarter, shared_redis_url: str) -> Iterator[Gateway]:
+def keeper(
+    behind: Behind, start_gateway: GatewayStarter, shared_redis_url: str
+) -> Iterator[Gateway]:
     """A gateway that keeps responses."""
     with start_gateway(behind, f"--redis-url={shared_redis_url}", "--response-ttl=60") as running:
         yield running
@@ -35,7 +37,9 @@ def post(gateway: Gateway, status: int = 200, /, **body: Any) -> dict[str, Any]:
     return answer
 
 
-def test_a_response_streams_the_events_of_the_answer_that_comes_whole(client: openai.OpenAI) -> None:
+def test_a_response_streams_the_events_of_the_answer_that_comes_whole(
+    client: openai.OpenAI,
+) -> None:
     whole = client.responses.create(**ASKED, input="Name three rivers.")
     events = list(client.responses.create(**ASKED, input="Name three rivers.", stream=True))
     kinds = [event.type for event in events]
@@ -57,7 +61,10 @@ def test_a_response_streams_the_events_of_the_answer_that_comes_whole(client: op
     final: Any = events[-1]
     assert text == whole.output_text == final.response.output_text
     assert whole.usage is not None
-    assert (whole.status, whole.incomplete_details) == ("incomplete", final.response.incomplete_details)
+    assert (whole.status, whole.incomplete_details) == (
+        "incomplete",
+        final.response.incomplete_details,
+    )
     assert (whole.usage.output_tokens, final.response.usage.output_tokens) == (12, 12)
     assert whole.usage.total_tokens == whole.usage.input_tokens + 12
 
@@ -76,7 +83,9 @@ def test_a_turn_goes_on_where_the_one_before_ended(client: openai.OpenAI, keeper
     assert same.usage is not None
     assert second.usage.input_tokens == same.usage.input_tokens
     assert second.previous_response_id == first.id
-    third = client.responses.create(**ASKED, input="More.", previous_response_id=second.id, instructions="Be brief.")
+    third = client.responses.create(
+        **ASKED, input="More.", previous_response_id=second.id, instructions="Be brief."
+    )
     assert third.usage is not None
     assert third.usage.input_tokens > second.usage.input_tokens
 
@@ -97,12 +106,18 @@ def test_a_response_is_kept_until_it_is_deleted(client: openai.OpenAI, keeper: G
 
 def test_what_was_said_in_a_turn_is_listed_in_pages(client: openai.OpenAI, keeper: Gateway) -> None:
     # The client chose the id of two items.
-    said: Any = [{"role": "user", "content": f"{i}", "id": "mine" if i in (1, 2) else None} for i in range(25)]
+    said: Any = [
+        {"role": "user", "content": f"{i}", "id": "mine" if i in (1, 2) else None}
+        for i in range(25)
+    ]
     path = f"{PATH}/{client.responses.create(**ASKED, input=said).id}/input_items"
 
     def page(**query: Any) -> tuple[list[int], bool]:
         listed = keeper.client.get(path, params=query).json()
-        assert (listed["first_id"], listed["last_id"]) == (listed["data"][0]["id"], listed["data"][-1]["id"])
+        assert (listed["first_id"], listed["last_id"]) == (
+            listed["data"][0]["id"],
+            listed["data"][-1]["id"],
+        )
         return [int(item["content"][0]["text"]) for item in listed["data"]], listed["has_more"]
 
     assert page() == (list(range(24, 4, -1)), True)
@@ -118,8 +133,16 @@ def test_a_response_is_not_read_with_parameters_that_have_no_effect(keeper: Gate
     path = f"{PATH}/{post(keeper, input='x')['id']}"
     for query, param, message in (
         ("stream=x", "stream", "stream is 'x'; allowed: true or false"),
-        ("starting_after=4", "starting_after", "starting_after without stream; allowed: with stream=true"),
-        ("stream=false&starting_after=x", "starting_after", "starting_after without stream; allowed: with stream=true"),
+        (
+            "starting_after=4",
+            "starting_after",
+            "starting_after without stream; allowed: with stream=true",
+        ),
+        (
+            "stream=false&starting_after=x",
+            "starting_after",
+            "starting_after without stream; allowed: with stream=true",
+        ),
     ):
         refused = keeper.client.get(f"{path}?{query}")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
@@ -134,7 +157,9 @@ def test_what_is_not_to_be_kept_is_not(keeper: Gateway) -> None:
 
 
 @pytest.mark.parametrize("store", [True, False, None])
-def test_every_event_of_a_stream_says_whether_the_response_is_kept(client: openai.OpenAI, store: bool | None) -> None:
+def test_every_event_of_a_stream_says_whether_the_response_is_kept(
+    client: openai.OpenAI, store: bool | None
+) -> None:
     kept = {} if store is None else {"store": store}
     events: list[Any] = list(client.responses.create(**ASKED | kept, input="x", stream=True))
     said = {event.type: event.response.store for event in events if hasattr(event, "response")}
@@ -145,13 +170,20 @@ def test_every_event_of_a_stream_says_whether_the_response_is_kept(client: opena
 
 def test_a_gateway_without_a_store_answers_and_says_that_nothing_was_kept(gateway: Gateway) -> None:
     assert post(gateway, input="x")["store"] is False
-    assert post(gateway, 503, input="x", previous_response_id="resp_1")["error"]["code"] == "store_unavailable"
+    assert (
+        post(gateway, 503, input="x", previous_response_id="resp_1")["error"]["code"]
+        == "store_unavailable"
+    )
 
 
 def test_calls_and_their_results_of_the_past_are_part_of_the_prompt(keeper: Gateway) -> None:
     call = {"type": "function_call", "call_id": "c1", "name": "time", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c1", "output": "noon"}
-    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    thought = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [{"type": "summary_text", "text": "Hm."}],
+    }
     user = {"role": "user", "content": "What time is it?"}
     tokens = [
         post(keeper, input=items, store=False)["usage"]["input_tokens"]
@@ -168,22 +200,36 @@ def test_logprobs_come_when_asked_for(keeper: Gateway) -> None:
 
 
 def test_a_conversation_that_is_too_long_loses_its_oldest_turns_if_it_may(gateway: Gateway) -> None:
-    turns = [{"role": ("user", "assistant")[i % 2], "content": f"{i} " + "word " * 2000} for i in range(6)]
-    asked = [{"role": "system", "content": "Be brief."}, *turns, {"role": "user", "content": "And now?"}]
+    turns = [
+        {"role": ("user", "assistant")[i % 2], "content": f"{i} " + "word " * 2000}
+        for i in range(6)
+    ]
+    asked = [
+        {"role": "system", "content": "Be brief."},
+        *turns,
+        {"role": "user", "content": "And now?"},
+    ]
     assert post(gateway, 400, input=asked)["error"]["code"] == "context_length_exceeded"
     usage = post(gateway, input=asked, truncation="auto")["usage"]
     assert 6000 < usage["input_tokens"] <= 8192 - 12
     alone = [{"role": "user", "content": "word " * 9000}]
-    assert post(gateway, 400, input=alone, truncation="auto")["error"]["code"] == "context_length_exceeded"
+    assert (
+        post(gateway, 400, input=alone, truncation="auto")["error"]["code"]
+        == "context_length_exceeded"
+    )
 
 
-def test_turns_of_a_conversation_go_on_from_what_it_holds(client: openai.OpenAI, keeper: Gateway) -> None:
+def test_turns_of_a_conversation_go_on_from_what_it_holds(
+    client: openai.OpenAI, keeper: Gateway
+) -> None:
     user: Any = {"type": "message", "role": "user", "content": "Name a river."}
     conversation = client.conversations.create(metadata={"a": "b"}, items=[user])
     first = client.responses.create(**ASKED, input="A long one.", conversation=conversation.id)
     assert first.conversation is not None
     assert first.conversation.id == conversation.id
-    events = client.responses.create(**ASKED, input="And another?", conversation={"id": conversation.id}, stream=True)
+    events = client.responses.create(
+        **ASKED, input="And another?", conversation={"id": conversation.id}, stream=True
+    )
     second: Any = list(events)[-1]
     said = [user, {"role": "user", "content": "A long one."}]
     spelled: Any = [
@@ -191,15 +237,26 @@ def test_turns_of_a_conversation_go_on_from_what_it_holds(client: openai.OpenAI,
         {"role": "assistant", "content": first.output_text},
         {"role": "user", "content": "And another?"},
     ]
-    assert client.responses.create(**ASKED, input=spelled, store=False).output_text == second.response.output_text
+    assert (
+        client.responses.create(**ASKED, input=spelled, store=False).output_text
+        == second.response.output_text
+    )
     items = client.conversations.items.list(conversation.id, order="asc").data
     assert [item.role for item in items] == ["user", "user", "assistant", "user", "assistant"]  # type: ignore[union-attr]
     texts = [item.content[0].text for item in items]  # type: ignore[union-attr]
-    assert texts == ["Name a river.", "A long one.", first.output_text, "And another?", second.response.output_text]
+    assert texts == [
+        "Name a river.",
+        "A long one.",
+        first.output_text,
+        "And another?",
+        second.response.output_text,
+    ]
     assert len({item.id for item in items}) == 5
 
 
-def test_conversations_are_read_changed_and_forgotten(client: openai.OpenAI, keeper: Gateway) -> None:
+def test_conversations_are_read_changed_and_forgotten(
+    client: openai.OpenAI, keeper: Gateway
+) -> None:
     made = client.conversations.create()
     assert client.conversations.update(made.id, metadata={"k": "v"}).metadata == {"k": "v"}
     assert client.conversations.retrieve(made.id).created_at == made.created_at
@@ -209,7 +266,10 @@ def test_conversations_are_read_changed_and_forgotten(client: openai.OpenAI, kee
     assert ([item.id for item in page.data], page.has_more) == ([added[2].id, added[1].id], True)
     assert client.conversations.items.retrieve(added[1].id, conversation_id=made.id) == added[1]
     client.conversations.items.delete(added[1].id, conversation_id=made.id)
-    assert [item.id for item in client.conversations.items.list(made.id).data] == [added[2].id, added[0].id]
+    assert [item.id for item in client.conversations.items.list(made.id).data] == [
+        added[2].id,
+        added[0].id,
+    ]
     path = f"/v1/conversations/{made.id}"
     assert keeper.client.get(path, headers={"x-tenant": "other"}).status_code == 404
     refused = keeper.client.post(f"{path}/items", json={"items": [{"type": "web_search_call"}]})
@@ -221,10 +281,16 @@ def test_conversations_are_read_changed_and_forgotten(client: openai.OpenAI, kee
 
 def test_a_conversation_takes_no_item_that_no_turn_can_go_on_from(keeper: Gateway) -> None:
     path = "/v1/conversations"
-    made = keeper.client.post(path, json={"items": [{"role": "user", "content": "Hi"}]}).json()["id"]
+    made = keeper.client.post(path, json={"items": [{"role": "user", "content": "Hi"}]}).json()[
+        "id"
+    ]
     deep = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
     for item, param, said in (
-        ({"role": "zz", "content": "x"}, "items[0].role", "items[0].role is 'zz'; allowed: system, developer, user"),
+        (
+            {"role": "zz", "content": "x"},
+            "items[0].role",
+            "items[0].role is 'zz'; allowed: system, developer, user",
+        ),
         ({"content": "x"}, "items[0].role", "items[0].role is missing; allowed: "),
         (
             {"type": "function_call", "call_id": "c", "name": "f", "arguments": deep},
@@ -235,14 +301,24 @@ def test_a_conversation_takes_no_item_that_no_turn_can_go_on_from(keeper: Gatewa
         for where in (path, f"{path}/{made}/items"):
             refused = keeper.client.post(where, json={"items": [item]})
             error = refused.json()["error"]
-            assert (refused.status_code, error["param"], error["message"][: len(said)]) == (400, param, said)
+            assert (refused.status_code, error["param"], error["message"][: len(said)]) == (
+                400,
+                param,
+                said,
+            )
     assert post(keeper, input="So?", conversation=made)["status"] == "incomplete"
 
 
 def test_errors_count_the_items_of_a_turn_without_those_before_it(keeper: Gateway) -> None:
-    before = post(keeper, input=[{"role": "user", "content": f"{i}"} for i in range(3)], instructions="Be brief.")
+    before = post(
+        keeper,
+        input=[{"role": "user", "content": f"{i}"} for i in range(3)],
+        instructions="Be brief.",
+    )
     said = [{"role": "user", "content": "x"}, {"role": "zz", "content": "x"}]
-    error = post(keeper, 400, input=said, instructions="Be brief.", previous_response_id=before["id"])["error"]
+    error = post(
+        keeper, 400, input=said, instructions="Be brief.", previous_response_id=before["id"]
+    )["error"]
     assert (error["param"], error["message"][:22]) == ("input[1].role", "input[1].role is 'zz';")
 
 
@@ -250,7 +326,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": ""}, "input"),
     ({"input": 5}, "input"),
     ({"input": "x", "model": None}, "model"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "input[0].content[0].type",
+    ),
     ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
@@ -270,7 +349,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_response_without_tokens_is_refused_without_naming_a_field_of_completions(gateway: Gateway) -> None:
+def test_a_response_without_tokens_is_refused_without_naming_a_field_of_completions(
+    gateway: Gateway,
+) -> None:
     error = post(gateway, 400, input="x", max_output_tokens=0)["error"]
     assert error["message"] == "max_output_tokens is 0; allowed: at least 1"
 

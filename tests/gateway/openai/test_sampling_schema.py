@@ -1,4 +1,5 @@
-"""The sampling contract over REST: every field of the stages is one that clients can send and read about."""
+"""The sampling contract over REST: every field of the stages is one that clients can send and read
+about."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ BODIES = {
 
 def test_every_field_of_the_contract_is_a_field_of_rest() -> None:
     contract = {field.name for field in common_pb2.Sampling.DESCRIPTOR.fields}
-    row = "a field of proto/common.proto's Sampling is one of Sampling in gateway/openai/schema.py under the same name"
+    row = (
+        "a field of proto/common.proto's Sampling is one of Sampling in "
+        "gateway/openai/schema.py under the same name"
+    )
     assert contract - BODIES == {*Sampling.__struct_fields__}, row
 
 

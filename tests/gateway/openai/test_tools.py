@@ -1,4 +1,5 @@
-"""Tools and thoughts over the whole line: a simulated engine says what a choice of one text makes it say."""
+"""Tools and thoughts over the whole line: a simulated engine says what a choice of one text makes
+it say."""
 
 from __future__ import annotations
 
@@ -48,10 +49,18 @@ def answer(gateway: Gateway, **body: Any) -> dict[str, Any]:
 
 # Marks are no text to a grammar, so what is to be said is written as a grammar of tokens and text.
 def spoken(text: str) -> dict[str, Any]:
-    marks = {"<think>": "<[8]>", "</think>": "<[9]>", "<tool_call>": "<[11]>", "</tool_call>": "<[12]>"}
-    pieces, rest = [], text
+    marks = {
+        "<think>": "<[8]>",
+        "</think>": "<[9]>",
+        "<tool_call>": "<[11]>",
+        "</tool_call>": "<[12]>",
+    }
+    pieces = []
+    rest = text
     while rest:
-        at, mark = min(((rest.find(m) % (len(rest) + 1), m) for m in marks), key=lambda found: found[0])
+        at, mark = min(
+            ((rest.find(m) % (len(rest) + 1), m) for m in marks), key=lambda found: found[0]
+        )
         pieces += [json.dumps(rest[:at])] if rest[:at] else []
         pieces += [marks[mark]] if at < len(rest) else []
         rest = rest[at + len(mark) :]
@@ -59,8 +68,15 @@ def spoken(text: str) -> dict[str, Any]:
 
 
 def test_thoughts_content_and_calls_come_apart_whole_and_streamed(client: openai.OpenAI) -> None:
-    # What answers must match begins behind the thoughts, so the thoughts are written by the engine itself.
-    asked: Any = {"model": MODEL, "messages": USER, "max_tokens": 400, "temperature": 0, "tools": [WEATHER, TIME]}
+    # What answers must match begins behind the thoughts, so the thoughts are written by the engine
+    # itself.
+    asked: Any = {
+        "model": MODEL,
+        "messages": USER,
+        "max_tokens": 400,
+        "temperature": 0,
+        "tools": [WEATHER, TIME],
+    }
     said = {"structured_outputs": spoken(SAID.split("</think>\n\n")[1]), "reasoning_effort": "none"}
     whole = client.chat.completions.create(**asked, extra_body=said)
     message = whole.choices[0].message
@@ -80,14 +96,20 @@ def test_thoughts_content_and_calls_come_apart_whole_and_streamed(client: openai
             streamed[call.index] = {"id": call.id, "name": call.function.name, "arguments": ""}
         streamed[call.index]["arguments"] += call.function.arguments or ""
     assert [each["name"] for each in streamed.values()] == ["weather", "time"]
-    assert [each["arguments"] for each in streamed.values()] == [call.function.arguments for call in calls]
+    assert [each["arguments"] for each in streamed.values()] == [
+        call.function.arguments for call in calls
+    ]
     assert sum(len(delta.tool_calls or []) for delta in deltas) > 6
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
 def test_a_call_that_is_due_is_made_and_keeps_its_schema(thinker: Gateway, choice: Any) -> None:
-    whole = answer(thinker, tools=[WEATHER], tool_choice=choice, reasoning_effort="none")["choices"][0]
+    whole = answer(thinker, tools=[WEATHER], tool_choice=choice, reasoning_effort="none")[
+        "choices"
+    ][0]
     [call, *_] = whole["message"]["tool_calls"]
     arguments = json.loads(call["function"]["arguments"])
     assert call["function"]["name"] == "weather"
@@ -98,38 +120,70 @@ def test_a_call_that_is_due_is_made_and_keeps_its_schema(thinker: Gateway, choic
 
 
 @pytest.mark.parametrize("name", ["auto", "none", "required"])
-def test_a_function_that_is_called_as_a_word_of_tool_choice_is_chosen_by_its_name(thinker: Gateway, name: str) -> None:
+def test_a_function_that_is_called_as_a_word_of_tool_choice_is_chosen_by_its_name(
+    thinker: Gateway, name: str
+) -> None:
     named = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     by_name = {"type": "function", "function": {"name": name}}
-    whole = answer(thinker, tools=[WEATHER, named], tool_choice=by_name, reasoning_effort="none")["choices"][0]
+    whole = answer(thinker, tools=[WEATHER, named], tool_choice=by_name, reasoning_effort="none")[
+        "choices"
+    ][0]
     assert [call["function"]["name"] for call in whole["message"]["tool_calls"]] == [name]
-    legacy = {"functions": [WEATHER["function"], named["function"]], "function_call": {"name": name}}
+    legacy = {
+        "functions": [WEATHER["function"], named["function"]],
+        "function_call": {"name": name},
+    }
     whole = answer(thinker, **legacy, reasoning_effort="none")["choices"][0]
     assert whole["message"]["function_call"]["name"] == name
     flat = [{"type": "function", **each["function"]} for each in (WEATHER, named)]
-    asked = {"model": MODEL, "input": "So?", "tools": flat, "tool_choice": {"type": "function", "name": name}}
-    made = thinker.client.post("/v1/responses", json=asked | {"reasoning": {"effort": "none"}}).json()
+    asked = {
+        "model": MODEL,
+        "input": "So?",
+        "tools": flat,
+        "tool_choice": {"type": "function", "name": name},
+    }
+    made = thinker.client.post(
+        "/v1/responses", json=asked | {"reasoning": {"effort": "none"}}
+    ).json()
     assert [item["name"] for item in made["output"]] == [name]
 
 
-def test_a_name_that_is_a_word_of_tool_choice_is_refused_where_no_function_is_called_so(thinker: Gateway) -> None:
+def test_a_name_that_is_a_word_of_tool_choice_is_refused_where_no_function_is_called_so(
+    thinker: Gateway,
+) -> None:
     asked = {"model": MODEL, "messages": USER, "tools": [WEATHER]}
     asked["tool_choice"] = {"type": "function", "function": {"name": "none"}}
     refused = thinker.client.post("/v1/chat/completions", json=asked)
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == "tool_choice is 'none'; allowed: one of ['weather']"
+    assert (
+        refused.json()["error"]["message"] == "tool_choice is 'none'; allowed: one of ['weather']"
+    )
 
 
 def test_only_tools_that_are_allowed_are_called(thinker: Gateway, client: openai.OpenAI) -> None:
     functions = [{"type": "function", "function": {"name": "time"}}]
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": functions}}
-    asked: Any = {"tools": [WEATHER, TIME], "reasoning_effort": "none", "temperature": 1, "seed": 3, "n": 3}
+    asked: Any = {
+        "tools": [WEATHER, TIME],
+        "reasoning_effort": "none",
+        "temperature": 1,
+        "seed": 3,
+        "n": 3,
+    }
     for choice in answer(thinker, tool_choice=allowed, **asked)["choices"]:
         assert {call["function"]["name"] for call in choice["message"]["tool_calls"]} == {"time"}
     flat: Any = [{"type": "function", **each["function"]} for each in (WEATHER, TIME)]
-    choice_of_one: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "time"}]}
+    choice_of_one: Any = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "time"}],
+    }
     made = client.responses.create(
-        model=MODEL, input="So?", tools=flat, tool_choice=choice_of_one, reasoning={"effort": "none"}
+        model=MODEL,
+        input="So?",
+        tools=flat,
+        tool_choice=choice_of_one,
+        reasoning={"effort": "none"},
     )
     assert {item.name for item in made.output if item.type == "function_call"} == {"time"}
 
@@ -152,12 +206,23 @@ def test_the_result_of_a_call_goes_back_into_the_conversation(thinker: Gateway) 
     call = {"id": "call_1", "type": "function", "function": {"name": "time", "arguments": "{}"}}
     asked = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
     before = answer(thinker, messages=asked, max_tokens=1)["usage"]["prompt_tokens"]
-    result = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "noon"}]}
-    assert answer(thinker, messages=[*asked, result], max_tokens=1)["usage"]["prompt_tokens"] > before
+    result = {
+        "role": "tool",
+        "tool_call_id": "call_1",
+        "content": [{"type": "text", "text": "noon"}],
+    }
+    assert (
+        answer(thinker, messages=[*asked, result], max_tokens=1)["usage"]["prompt_tokens"] > before
+    )
 
 
 def test_thoughts_end_at_their_budget_and_are_told_apart(thinker: Gateway) -> None:
-    asked = {"chat_template_kwargs": {"opens_thoughts": True}, "thinking_token_budget": 20, "temperature": 1, "seed": 3}
+    asked = {
+        "chat_template_kwargs": {"opens_thoughts": True},
+        "thinking_token_budget": 20,
+        "temperature": 1,
+        "seed": 3,
+    }
     whole = answer(thinker, **asked, structured_outputs={"choice": ["The end."]})
     message = whole["choices"][0]["message"]
     assert message["content"] == "The end."
@@ -168,10 +233,14 @@ def test_thoughts_end_at_their_budget_and_are_told_apart(thinker: Gateway) -> No
     assert hidden["choices"][0]["message"]["reasoning_content"] is None
     assert hidden["choices"][0]["message"]["content"] == "The end."
     events = thinker.events(
-        CHAT, {"model": MODEL, "messages": USER, "max_tokens": 400} | asked | {"include_reasoning": True}
+        CHAT,
+        {"model": MODEL, "messages": USER, "max_tokens": 400} | asked | {"include_reasoning": True},
     )
     deltas = [event["choices"][0]["delta"] for event in events]
-    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == message["reasoning_content"]
+    assert (
+        "".join(delta.get("reasoning_content") or "" for delta in deltas)
+        == message["reasoning_content"]
+    )
     assert "".join(delta.get("content") or "" for delta in deltas) == "The end."
 
 
@@ -190,36 +259,59 @@ def test_responses_put_thoughts_and_calls_out_as_items(client: openai.OpenAI) ->
     assert json.loads(whole.output[1].arguments).keys() == {"city", "days"}
     events: Any = list(client.responses.create(**asked, extra_body=extra, stream=True))
     kinds = [event.type for event in events]
-    assert kinds.index("response.reasoning_text.delta") < kinds.index("response.function_call_arguments.delta")
+    assert kinds.index("response.reasoning_text.delta") < kinds.index(
+        "response.function_call_arguments.delta"
+    )
     done = next(event for event in events if event.type == "response.function_call_arguments.done")
     streamed = [
-        e.delta for e in events if e.type == "response.function_call_arguments.delta" and e.item_id == done.item_id
+        e.delta
+        for e in events
+        if e.type == "response.function_call_arguments.delta" and e.item_id == done.item_id
     ]
     assert "".join(streamed) == done.arguments == whole.output[1].arguments
 
 
-def test_thoughts_are_told_again_as_their_summary_where_one_is_wanted(client: openai.OpenAI) -> None:
+def test_thoughts_are_told_again_as_their_summary_where_one_is_wanted(
+    client: openai.OpenAI,
+) -> None:
     """A turn that goes on from it has the same prompt either way."""
     asked: Any = {"model": MODEL, "input": USER, "temperature": 1, "max_output_tokens": 60}
-    extra = {"chat_template_kwargs": {"opens_thoughts": True}, "thinking_token_budget": 20, "seed": 3}
+    extra = {
+        "chat_template_kwargs": {"opens_thoughts": True},
+        "thinking_token_budget": 20,
+        "seed": 3,
+    }
     extra |= {"structured_outputs": {"choice": ["The end."]}}
     plain: Any = client.responses.create(**asked, extra_body=extra)
     told: Any = client.responses.create(**asked, extra_body=extra, reasoning={"summary": "auto"})
     thoughts = plain.output[0].content[0].text
     assert plain.output[0].summary == []
     assert (
-        [part.text for part in told.output[0].summary] == [part.text for part in told.output[0].content] == [thoughts]
+        [part.text for part in told.output[0].summary]
+        == [part.text for part in told.output[0].content]
+        == [thoughts]
     )
     events: Any = list(
-        client.responses.create(**asked, extra_body=extra, reasoning={"summary": "detailed"}, stream=True)
+        client.responses.create(
+            **asked, extra_body=extra, reasoning={"summary": "detailed"}, stream=True
+        )
     )
     said = [event for event in events if event.type.startswith("response.reasoning_summary")]
     kinds = [event.type.removeprefix("response.reasoning_summary_") for event in said]
     assert (kinds[0], *kinds[-2:]) == ("part.added", "text.done", "part.done")
-    assert "".join(event.delta for event in said if event.type.endswith("text.delta")) == said[-2].text == thoughts
-    assert next(e for e in events if e.type == "response.output_item.done").item.summary[0].text == thoughts
+    assert (
+        "".join(event.delta for event in said if event.type.endswith("text.delta"))
+        == said[-2].text
+        == thoughts
+    )
+    assert (
+        next(e for e in events if e.type == "response.output_item.done").item.summary[0].text
+        == thoughts
+    )
     counted = [
-        client.responses.create(**asked | {"input": "And?"}, previous_response_id=each.id).usage.input_tokens
+        client.responses.create(
+            **asked | {"input": "And?"}, previous_response_id=each.id
+        ).usage.input_tokens
         for each in (plain, told)
     ]
     assert counted[0] == counted[1]
@@ -266,12 +358,20 @@ async def test_grpc_tells_thoughts_and_calls_apart_too(thinker: Gateway) -> None
         chunks = [chunk async for chunk in stub.ChatStream(request)]
     deltas = [delta for chunk in chunks for delta in chunk.tool_calls]
     assert "".join(delta.arguments for delta in deltas) == call.arguments
-    assert "".join(chunk.reasoning_content for chunk in chunks) == whole.choices[0].message.reasoning_content
+    assert (
+        "".join(chunk.reasoning_content for chunk in chunks)
+        == whole.choices[0].message.reasoning_content
+    )
 
 
 def test_the_text_of_a_response_keeps_its_schema(client: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "name": "trip", "schema": CITY, "strict": True}
-    asked: Any = {"model": MODEL, "input": "A trip.", "text": {"format": form}, "reasoning": {"effort": "none"}}
+    asked: Any = {
+        "model": MODEL,
+        "input": "A trip.",
+        "text": {"format": form},
+        "reasoning": {"effort": "none"},
+    }
     made = client.responses.create(**asked, temperature=0)
     assert json.loads(made.output_text).keys() == {"city", "days"}
     assert made.text.model_dump(exclude_none=True, by_alias=True)["format"]["name"] == "trip"

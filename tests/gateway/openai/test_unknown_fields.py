@@ -1,4 +1,5 @@
-"""Fields that nobody knows: accepted wherever they stand and named in the log once, if they change no answer."""
+"""Fields that nobody knows: accepted wherever they stand and named in the log once, if they change
+no answer."""
 # ruff: noqa: E501 (a row is a line)
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from headwater.gateway.openai.conversation_schema import NewConversation
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.embeddings import EmbeddingRequest
 from headwater.gateway.openai.response_schema import ResponsesRequest
-from headwater.gateway.openai.schema import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from headwater.gateway.openai.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    TokenizeRequest,
+)
 from headwater.services.runtime.errors import BadRequest
 
 PART = {"type": "text", "text": "Hi"}
@@ -56,15 +61,21 @@ def at(body: Any, path: str) -> Any:
     return body
 
 
-@pytest.mark.parametrize(("kind", "good", "path"), ROWS, ids=[f"{row[0].__name__} {row[2]}" for row in ROWS])
-def test_an_unknown_field_is_left_out_and_named_once(kind: type[Any], good: dict[str, Any], path: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "good", "path"), ROWS, ids=[f"{row[0].__name__} {row[2]}" for row in ROWS]
+)
+def test_an_unknown_field_is_left_out_and_named_once(
+    kind: type[Any], good: dict[str, Any], path: str
+) -> None:
     name = f"foo{ROWS.index((kind, good, path))}"
     body = json.loads(json.dumps(good))
     at(body, path)[name] = {"deep": [1]}
     with capture_logs() as logs:
         made = [decode(json.dumps(body).encode(), kind) for _ in range(3)]
     assert made == [decode(json.dumps(good).encode(), kind)] * 3
-    assert [(log["field"], log["request"]) for log in logs] == [(f"{path}.{name}".lstrip("."), kind.__name__)]
+    assert [(log["field"], log["request"]) for log in logs] == [
+        (f"{path}.{name}".lstrip("."), kind.__name__)
+    ]
 
 
 def test_one_name_at_many_places_is_one_name() -> None:
@@ -84,11 +95,29 @@ def test_what_clients_send_back_of_an_answer_is_known() -> None:
         "function_call": None,
     }
     output = {"type": "output_text", "text": "Hi", "annotations": [], "logprobs": []}
-    message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [output]}
-    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [], "encrypted_content": None}
+    message = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [output],
+    }
+    thought = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": [],
+        "encrypted_content": None,
+    }
     with capture_logs() as logs:
-        decode(json.dumps(CHAT | {"messages": [said], "user": "u", "store": True}).encode(), ChatCompletionRequest)
-        decode(json.dumps(RESPONSE | {"input": [thought, message], "service_tier": "auto"}).encode(), ResponsesRequest)
+        decode(
+            json.dumps(CHAT | {"messages": [said], "user": "u", "store": True}).encode(),
+            ChatCompletionRequest,
+        )
+        decode(
+            json.dumps(RESPONSE | {"input": [thought, message], "service_tier": "auto"}).encode(),
+            ResponsesRequest,
+        )
     assert logs == []
 
 
@@ -100,13 +129,16 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str, Any, str, str]] = [
     (ChatCompletionRequest, CHAT | {"structured_outputs": {}}, "structured_outputs", 1, "magic", "regex, choice, grammar"),
     (ChatCompletionRequest, CHAT, "response_format", 5, "type", "structural_tag"),
     (ChatCompletionRequest, CHAT, "tools[0]", "web", "type", "function or custom"),
-    (ChatCompletionRequest, CHAT, "tools[0].function", [], "parameters", "a JSON Schema of an object"),
+    (ChatCompletionRequest, CHAT, "tools[0].function", [], "parameters", "a JSON Schema of "
+                                                                         "an object"),
     (ResponsesRequest, RESPONSE, "text.format", "xml", "type", "text, json_object or json_schema"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("kind", "good", "path", "value", "name", "words"), REFUSED, ids=[f"{row[2]}.{row[4]}" for row in REFUSED]
+    ("kind", "good", "path", "value", "name", "words"),
+    REFUSED,
+    ids=[f"{row[2]}.{row[4]}" for row in REFUSED],
 )
 def test_what_would_change_the_answer_is_refused_with_its_place_and_what_is_allowed(
     kind: type[Any], good: dict[str, Any], path: str, value: Any, name: str, words: str
@@ -126,13 +158,37 @@ PROMPT = {"model": "m", "prompt": "a"}
     ("kind", "body", "field", "value", "reason"),
     [
         (ChatCompletionRequest, CHAT, "max_output_tokens", 5, "here it is `max_completion_tokens`"),
-        (ChatCompletionRequest, CHAT, "text", {"format": {"type": "json_object"}}, "here it is `response_format`"),
-        (ChatCompletionRequest, CHAT, "instructions", "Be brief.", "it is a field of /v1/responses"),
-        (ChatCompletionRequest, CHAT, "previous_response_id", "resp_1", "it is a field of /v1/responses"),
+        (
+            ChatCompletionRequest,
+            CHAT,
+            "text",
+            {"format": {"type": "json_object"}},
+            "here it is `response_format`",
+        ),
+        (
+            ChatCompletionRequest,
+            CHAT,
+            "instructions",
+            "Be brief.",
+            "it is a field of /v1/responses",
+        ),
+        (
+            ChatCompletionRequest,
+            CHAT,
+            "previous_response_id",
+            "resp_1",
+            "it is a field of /v1/responses",
+        ),
         (ChatCompletionRequest, CHAT, "truncation", "auto", "it is a field of /v1/responses"),
         (ChatCompletionRequest, CHAT, "prompt", "a", "it is a field of /v1/completions"),
         (CompletionRequest, PROMPT, "max_output_tokens", 5, "here it is `max_tokens`"),
-        (CompletionRequest, PROMPT, "tools", CHAT["tools"], "it is a field of /v1/chat/completions"),
+        (
+            CompletionRequest,
+            PROMPT,
+            "tools",
+            CHAT["tools"],
+            "it is a field of /v1/chat/completions",
+        ),
         (CompletionRequest, PROMPT, "background", True, "it is a field of /v1/responses"),
     ],
 )
@@ -145,31 +201,51 @@ def test_a_field_of_another_endpoint_is_refused_with_its_name_here(
 
 
 def test_a_field_of_another_endpoint_that_asks_for_nothing_is_accepted() -> None:
-    asked = {"background": False, "instructions": None, "truncation": "disabled", "include": [], "max_tool_calls": 3}
+    asked = {
+        "background": False,
+        "instructions": None,
+        "truncation": "disabled",
+        "include": [],
+        "max_tool_calls": 3,
+    }
     decode(json.dumps(CHAT | asked).encode(), ChatCompletionRequest)
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1" * 5000])
 @pytest.mark.parametrize(
-    ("field", "place"), [('"foo": {}', "foo"), ('"foo": 1, "metadata": {{"a": [0, {}]}}', "metadata.a[1]")]
+    ("field", "place"),
+    [('"foo": {}', "foo"), ('"foo": 1, "metadata": {{"a": [0, {}]}}', "metadata.a[1]")],
 )
-def test_a_number_that_is_too_large_is_named_where_no_type_describes_it(field: str, place: str, number: str) -> None:
+def test_a_number_that_is_too_large_is_named_where_no_type_describes_it(
+    field: str, place: str, number: str
+) -> None:
     body = f'{{"model": "m", "messages": [{{"role": "user", "content": "a"}}], {field.format(number)}}}'
     shown = "-inf" if number.startswith("-") else "inf"
     with pytest.raises(BadRequest) as raised:
         decode(body.encode(), ChatCompletionRequest)
     assert (raised.value.param, raised.value.code) == (place, "invalid_value")
-    assert str(raised.value) == f"{place} is {shown}; allowed: numbers up to 1.8e+308, of at most 4300 digits"
+    assert (
+        str(raised.value)
+        == f"{place} is {shown}; allowed: numbers up to 1.8e+308, of at most 4300 digits"
+    )
 
 
 def test_digits_that_python_does_not_read_are_no_fault_of_the_json() -> None:
-    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "seed": ' + b"1" * 5000 + b"}"
+    body = (
+        b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "seed": '
+        + b"1" * 5000
+        + b"}"
+    )
     with pytest.raises(BadRequest, match="seed is inf; allowed: a whole number of 64 bits"):
         decode(body, ChatCompletionRequest)
 
 
 def test_a_long_body_with_a_number_that_is_too_large_is_refused_without_its_place() -> None:
-    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "foo": ' + b"1" * LONG_BODY_BYTES + b"}"
+    body = (
+        b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "foo": '
+        + b"1" * LONG_BODY_BYTES
+        + b"}"
+    )
     with pytest.raises(BadRequest, match="a number is too large; allowed: ") as raised:
         decode(body, ChatCompletionRequest)
     assert raised.value.param is None

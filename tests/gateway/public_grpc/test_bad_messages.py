@@ -17,7 +17,9 @@ from tests.gateway.processes import MODEL, Behind, Gateway
 
 
 def chat_request(**fields: Any) -> inference_pb2.ChatRequest:
-    conversation = processor_pb2.Conversation(messages=[common_pb2.ChatMessage(role="user", content="Hello")])
+    conversation = processor_pb2.Conversation(
+        messages=[common_pb2.ChatMessage(role="user", content="Hello")]
+    )
     sampling = common_pb2.Sampling(**({"max_tokens": 8, "temperature": 0} | fields))
     return inference_pb2.ChatRequest(model=MODEL, conversation=conversation, sampling=sampling)
 
@@ -27,14 +29,20 @@ GRPC_ROWS: list[tuple[str, Any, grpc.StatusCode, str]] = [
     ("Chat", inference_pb2.ChatRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "messages"),
     (
         "Chat",
-        inference_pb2.ChatRequest(model=MODEL, conversation={"messages": [{"role": "king", "content": "x"}]}),
+        inference_pb2.ChatRequest(
+            model=MODEL, conversation={"messages": [{"role": "king", "content": "x"}]}
+        ),
         grpc.StatusCode.INVALID_ARGUMENT,
         "messages[0].role",
     ),
     (
         "Chat",
         inference_pb2.ChatRequest(
-            model=MODEL, conversation={"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f g"}]}
+            model=MODEL,
+            conversation={
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [{"name": "f g"}],
+            },
         ),
         grpc.StatusCode.INVALID_ARGUMENT,
         "tools[0].function.name",
@@ -53,7 +61,12 @@ GRPC_ROWS: list[tuple[str, Any, grpc.StatusCode, str]] = [
         grpc.StatusCode.INVALID_ARGUMENT,
         "priority",
     ),
-    ("Complete", inference_pb2.CompleteRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
+    (
+        "Complete",
+        inference_pb2.CompleteRequest(model=MODEL),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "prompt",
+    ),
     (
         "Complete",
         inference_pb2.CompleteRequest(model=MODEL, token_ids={"ids": [VOCAB_SIZE]}),
@@ -68,11 +81,18 @@ GRPC_ROWS: list[tuple[str, Any, grpc.StatusCode, str]] = [
     ),
     (
         "Embed",
-        inference_pb2.EmbedRequest(model=MODEL, inputs=[processor_pb2.Prompt(text="x")], pooling=99),  # type: ignore[arg-type] # enums of proto3 are open
+        inference_pb2.EmbedRequest(
+            model=MODEL, inputs=[processor_pb2.Prompt(text="x")], pooling=99
+        ),  # type: ignore[arg-type] # enums of proto3 are open
         grpc.StatusCode.INVALID_ARGUMENT,
         "pooling",
     ),
-    ("Tokenize", inference_pb2.TokenizeRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
+    (
+        "Tokenize",
+        inference_pb2.TokenizeRequest(model=MODEL),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "prompt",
+    ),
     (
         "Detokenize",
         inference_pb2.DetokenizeRequest(model=MODEL, token_ids=[VOCAB_SIZE]),
@@ -97,21 +117,31 @@ def refusal(call: Any, request: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as raised:
         _first_of(call(request, timeout=60))
     failure: Any = raised.value
-    field, info = error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
+    field = error_details_pb2.BadRequest()
+    info = error_details_pb2.ErrorInfo()
     status = rpc_status.from_call(failure)
     for detail in status.details if status is not None else ():
         detail.Unpack(field)
         detail.Unpack(info)
-    return failure.code(), field.field_violations[0].field if field.field_violations else info.metadata["param"]
+    return failure.code(), field.field_violations[
+        0
+    ].field if field.field_violations else info.metadata["param"]
 
 
 @pytest.mark.parametrize(("name", "value", "param"), SAMPLING, ids=SAMPLING_IDS)
-def test_grpc_refuses_what_the_sampling_contract_refuses(stub: Any, name: str, value: Any, param: str) -> None:
+def test_grpc_refuses_what_the_sampling_contract_refuses(
+    stub: Any, name: str, value: Any, param: str
+) -> None:
     for call in (stub.Chat, stub.ChatStream):
-        assert refusal(call, chat_request(**{name: value})) == (grpc.StatusCode.INVALID_ARGUMENT, param)
+        assert refusal(call, chat_request(**{name: value})) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            param,
+        )
 
 
-@pytest.mark.parametrize(("method", "request_", "code", "param"), GRPC_ROWS, ids=[f"{r[0]} {r[3]}" for r in GRPC_ROWS])
+@pytest.mark.parametrize(
+    ("method", "request_", "code", "param"), GRPC_ROWS, ids=[f"{r[0]} {r[3]}" for r in GRPC_ROWS]
+)
 def test_grpc_names_the_field_of_a_bad_request(
     stub: Any, method: str, request_: Any, code: grpc.StatusCode, param: str
 ) -> None:
@@ -124,14 +154,18 @@ def test_grpc_refuses_a_message_of_ten_megabytes(stub: Any) -> None:
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_grpc_takes_messages_as_long_as_bodies(behind: Behind, start_gateway: GatewayStarter) -> None:
+def test_grpc_takes_messages_as_long_as_bodies(
+    behind: Behind, start_gateway: GatewayStarter
+) -> None:
     with (
         start_gateway(behind, f"--max-body-bytes={6 << 20}") as gateway,
         grpc.insecure_channel(gateway.grpc) as channel,
     ):
         tokenize = inference_pb2_grpc.InferenceStub(channel).Tokenize
         shorter, longer = (
-            inference_pb2.TokenizeRequest(model=MODEL, prompt=processor_pb2.Prompt(text="a" * (size << 20)))
+            inference_pb2.TokenizeRequest(
+                model=MODEL, prompt=processor_pb2.Prompt(text="a" * (size << 20))
+            )
             for size in (5, 7)
         )
         # Tokenize has a limit of its own, which the service names.

@@ -14,18 +14,23 @@ from headwater.gateway.settings import GatewaySettings
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import Behind, Gateway
 
-INFERENCE, HEALTH = f"/{SERVICE}/", "/grpc.health.v1.Health/"
+INFERENCE = f"/{SERVICE}/"
+HEALTH = "/grpc.health.v1.Health/"
 METHODS = [INFERENCE + "ListModels", INFERENCE + "ChatStream", HEALTH + "Check", HEALTH + "Watch"]
 
 
 @pytest.fixture(scope="module")
 def strict(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
     """A gateway that waits for half a second and, at 16 KiB/s, 4 KiB: 0.75 s."""
-    with start_gateway(behind, "--slow-body-limit=0.5", "--max-body-bytes=4096", "--max-text-bytes=4096") as gateway:
+    with start_gateway(
+        behind, "--slow-body-limit=0.5", "--max-body-bytes=4096", "--max-text-bytes=4096"
+    ) as gateway:
         yield gateway
 
 
-async def refusal_of(gateway: Gateway, method: str, messages: AsyncIterator[bytes]) -> tuple[grpc.StatusCode, str]:
+async def refusal_of(
+    gateway: Gateway, method: str, messages: AsyncIterator[bytes]
+) -> tuple[grpc.StatusCode, str]:
     """The status of a call, as long as it is none of success, and its sentence."""
     async with grpc.aio.insecure_channel(gateway.grpc) as channel, asyncio.timeout(60):
         call: Any = channel.stream_stream(method)(messages)
@@ -49,7 +54,9 @@ async def garbage() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_call_whose_message_does_not_come_ends_in_its_time(strict: Gateway, method: str) -> None:
+async def test_a_call_whose_message_does_not_come_ends_in_its_time(
+    strict: Gateway, method: str
+) -> None:
     before = strict.refused("slow_message")
     code, sentence = await refusal_of(strict, method, late_message())
     assert (code, sentence) == (
@@ -63,7 +70,10 @@ async def test_a_call_whose_message_does_not_come_ends_in_its_time(strict: Gatew
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_call_without_a_message_is_refused(strict: Gateway, method: str) -> None:
     code, sentence = await refusal_of(strict, method, no_message())
-    assert (code, sentence) == (grpc.StatusCode.INVALID_ARGUMENT, "the call has no message; allowed: one")
+    assert (code, sentence) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the call has no message; allowed: one",
+    )
 
 
 async def test_a_message_that_cannot_be_read_is_refused_as_what_it_is(strict: Gateway) -> None:

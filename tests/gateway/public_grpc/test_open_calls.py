@@ -32,9 +32,13 @@ async def opened(calls: OpenCalls, tenant: str | None, until: asyncio.Event) -> 
 
 
 async def test_a_tenant_that_has_most_calls_leaves_some_to_others_and_health_takes_none() -> None:
-    calls, until = OpenCalls(32), asyncio.Event()
+    calls = OpenCalls(32)
+    until = asyncio.Event()
     tasks = [await opened(calls, "a", until) for _ in range(30)]
-    with pytest.raises(LimitExceeded, match="30 calls are open over gRPC; allowed: 32, twice --max-running and --max-"):
+    with pytest.raises(
+        LimitExceeded,
+        match="30 calls are open over gRPC; allowed: 32, twice --max-running and --max-",
+    ):
         await (await opened(calls, "a", until))
     tasks += [await opened(calls, "b", until) for _ in range(2)]
     with pytest.raises(LimitExceeded, match="32 calls are open"):
@@ -62,7 +66,9 @@ async def test_a_call_too_many_is_refused_though_no_message_came_of_those_that_a
 
             async def answer(tenant: str) -> tuple[grpc.StatusCode, str]:
                 try:
-                    await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=(("x-tenant", tenant),))
+                    await stub.ListModels(
+                        inference_pb2.ListModelsRequest(), metadata=(("x-tenant", tenant),)
+                    )
                 except grpc.aio.AioRpcError as error:
                     return error.code(), error.details() or ""
                 return grpc.StatusCode.OK, ""

@@ -34,15 +34,22 @@ def stub(channel: grpc.Channel) -> Any:
     return inference_pb2_grpc.InferenceStub(channel)
 
 
-def chat(text: str = "Tell me of a river.", *, sampling: dict[str, Any] | None = None, **more: Any) -> Any:
-    conversation = processor_pb2.Conversation(messages=[common_pb2.ChatMessage(role="user", content=text)])
+def chat(
+    text: str = "Tell me of a river.", *, sampling: dict[str, Any] | None = None, **more: Any
+) -> Any:
+    conversation = processor_pb2.Conversation(
+        messages=[common_pb2.ChatMessage(role="user", content=text)]
+    )
     asked = common_pb2.Sampling(**({"max_tokens": 8, "temperature": 0} | (sampling or {})))
     return inference_pb2.ChatRequest(model=MODEL, conversation=conversation, sampling=asked, **more)
 
 
 def complete(text: str = "Once upon a time", **asked: Any) -> Any:
     """Fields of the request and of its sampling alike."""
-    more = {name: asked.pop(name) for name in asked.keys() & inference_pb2.CompleteRequest.DESCRIPTOR.fields_by_name}
+    more = {
+        name: asked.pop(name)
+        for name in asked.keys() & inference_pb2.CompleteRequest.DESCRIPTOR.fields_by_name
+    }
     sampling = common_pb2.Sampling(**({"max_tokens": 8, "temperature": 0} | asked))
     return inference_pb2.CompleteRequest(model=MODEL, text=text, sampling=sampling, **more)
 
@@ -54,13 +61,21 @@ def test_a_chat_is_the_same_whole_streamed_and_over_rest(gateway: Gateway, stub:
     assert whole.choices[0].message.content == gateway.chat()["choices"][0]["message"]["content"]
     assert chunks[0].role == whole.choices[0].message.role == "assistant"
     assert chunks[0].model == MODEL
-    assert chunks[-2].finish_reason == whole.choices[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
+    assert (
+        chunks[-2].finish_reason
+        == whole.choices[0].finish_reason
+        == common_pb2.FINISH_REASON_LENGTH
+    )
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 8
     assert {chunk.request_id for chunk in chunks} == {chunks[0].request_id}
 
 
 def test_what_is_asked_for_comes_with_the_answer(stub: Any) -> None:
-    asked = {"sampling": {"logprobs": True, "top_logprobs": 1}, "return_token_ids": True, "return_receipt": True}
+    asked = {
+        "sampling": {"logprobs": True, "top_logprobs": 1},
+        "return_token_ids": True,
+        "return_receipt": True,
+    }
     whole = stub.Chat(chat(**asked, client_request_id="mine"))
     choice = whole.choices[0]
     assert len(choice.logprobs) == len(choice.token_ids) == 8
@@ -73,7 +88,9 @@ def test_what_is_asked_for_comes_with_the_answer(stub: Any) -> None:
     assert json.loads(chunks[-1].receipt_json)["decision"]
 
 
-@pytest.mark.parametrize("asked", [{}, {"n": 3, "temperature": 1.0, "seed": 4}, {"stop": ["s"], "max_tokens": 64}])
+@pytest.mark.parametrize(
+    "asked", [{}, {"n": 3, "temperature": 1.0, "seed": 4}, {"stop": ["s"], "max_tokens": 64}]
+)
 @pytest.mark.parametrize("resumable", [False, True])
 def test_every_chunk_says_what_was_used_up_to_its_end_where_that_is_asked_for(
     stub: Any, asked: dict[str, Any], resumable: bool
@@ -90,7 +107,9 @@ def test_every_chunk_says_what_was_used_up_to_its_end_where_that_is_asked_for(
         if "stop" not in asked:
             # Of an answer that a stop string cuts, tokens are counted whose text did not come.
             assert [usage.completion_tokens for usage in told] == so_far
-        assert [usage.completion_tokens for usage in told] == sorted(usage.completion_tokens for usage in told)
+        assert [usage.completion_tokens for usage in told] == sorted(
+            usage.completion_tokens for usage in told
+        )
         assert {usage.prompt_tokens for usage in told} == {last.usage.prompt_tokens}
         assert told[-1] == last.usage
     assert not any(chunk.HasField("usage") for chunk in list(stub.ChatStream(chat()))[:-1])
@@ -100,12 +119,15 @@ def test_completions_take_text_or_tokens_and_echo_the_prompt(stub: Any) -> None:
     text = stub.Complete(complete()).choices[0].text
     assert "".join(chunk.text for chunk in stub.CompleteStream(complete())) == text
     assert stub.Complete(complete(echo=True)).choices[0].text == "Once upon a time" + text
-    assert "".join(chunk.text for chunk in stub.CompleteStream(complete(echo=True))) == "Once upon a time" + text
+    assert (
+        "".join(chunk.text for chunk in stub.CompleteStream(complete(echo=True)))
+        == "Once upon a time" + text
+    )
     request = processor_pb2.Prompt(text="Once upon a time")
     tokens = stub.Tokenize(inference_pb2.TokenizeRequest(model=MODEL, prompt=request))
-    assert stub.Detokenize(inference_pb2.DetokenizeRequest(model=MODEL, token_ids=tokens.token_ids)).text == (
-        "Once upon a time"
-    )
+    assert stub.Detokenize(
+        inference_pb2.DetokenizeRequest(model=MODEL, token_ids=tokens.token_ids)
+    ).text == ("Once upon a time")
     asked = inference_pb2.CompleteRequest(
         model=MODEL, token_ids={"ids": tokens.token_ids}, sampling=complete().sampling
     )
@@ -115,7 +137,9 @@ def test_completions_take_text_or_tokens_and_echo_the_prompt(stub: Any) -> None:
 def test_an_echo_is_scored_whole_and_streamed_as_over_rest(gateway: Gateway, stub: Any) -> None:
     prompt = "Once upon a time there was a river that forgot its own name. " * 40
     (choice,) = stub.Complete(complete(prompt, echo=True, logprobs=True, top_logprobs=1)).choices
-    chunks = list(stub.CompleteStream(complete(prompt, echo=True, logprobs=True, top_logprobs=1, n=1)))
+    chunks = list(
+        stub.CompleteStream(complete(prompt, echo=True, logprobs=True, top_logprobs=1, n=1))
+    )
     scores = [score for chunk in chunks for score in chunk.prompt_logprobs]
     assert scores == list(choice.prompt_logprobs)
     assert sum(bool(chunk.prompt_logprobs) for chunk in chunks) > 1
@@ -123,9 +147,10 @@ def test_an_echo_is_scored_whole_and_streamed_as_over_rest(gateway: Gateway, stu
     assert [score for chunk in chunks for score in chunk.logprobs] == list(choice.logprobs)
     assert chunks[0].model == MODEL
     over_rest = gateway.complete(prompt, echo=True, logprobs=1)["choices"][0]["logprobs"]
-    assert [None, *(pytest.approx(score.chosen.logprob) for score in [*scores, *choice.logprobs])] == (
-        over_rest["token_logprobs"]
-    )
+    assert [
+        None,
+        *(pytest.approx(score.chosen.logprob) for score in [*scores, *choice.logprobs]),
+    ] == (over_rest["token_logprobs"])
 
 
 def test_a_chats_prompt_is_scored_and_tokens_are_spelled(gateway: Gateway, stub: Any) -> None:
@@ -156,7 +181,9 @@ def test_what_a_client_said_at_length_does_not_hide_the_error(stub: Any) -> None
     assert raised.value.details().startswith("the model 'mmm")
 
 
-def test_a_request_is_cancelled_by_its_tenant_and_by_nobody_else(gateway: Gateway, stub: Any) -> None:
+def test_a_request_is_cancelled_by_its_tenant_and_by_nobody_else(
+    gateway: Gateway, stub: Any
+) -> None:
     endless = chat(sampling=ENDLESS)
     stream = stub.ChatStream(endless, metadata=(("x-tenant", "ada"),))
     request_id = next(stream).request_id
@@ -184,7 +211,9 @@ def test_a_client_that_leaves_ends_its_request(gateway: Gateway, stub: Any) -> N
     gateway.wait_until(lambda: gateway.refused("client_closed_request") == before + 1)
 
 
-def test_clients_that_leave_are_counted_the_same_over_rest_and_grpc(gateway: Gateway, stub: Any) -> None:
+def test_clients_that_leave_are_counted_the_same_over_rest_and_grpc(
+    gateway: Gateway, stub: Any
+) -> None:
     before = gateway.refused("client_closed_request")
     stream = stub.ChatStream(chat(sampling=ENDLESS))
     next(stream)

@@ -22,7 +22,9 @@ async def settle() -> None:
 
 
 async def test_the_lower_tier_goes_first_and_within_one_who_came_first() -> None:
-    admission, log, release = Admission(1, 10), list[int](), asyncio.Event()
+    admission = Admission(1, 10)
+    log = list[int]()
+    release = asyncio.Event()
     tasks = [asyncio.create_task(hold(admission, tier, log, release)) for tier in (5, 2, 1, 2, 0)]
     await settle()
     assert (log, admission.num_running, admission.num_queued) == ([5], 1, 4)
@@ -33,7 +35,8 @@ async def test_the_lower_tier_goes_first_and_within_one_who_came_first() -> None
 
 
 async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    admission, release = Admission(1, 1), asyncio.Event()
+    admission = Admission(1, 1)
+    release = asyncio.Event()
     tasks = [asyncio.create_task(hold(admission, 0, [], release)) for _ in range(2)]
     await settle()
     with pytest.raises(LimitExceeded) as refused, await admission.take(0):
@@ -44,7 +47,9 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
 
 
 async def test_in_a_full_queue_who_has_most_there_gives_way_and_is_refused_at_the_door() -> None:
-    admission, log, release = Admission(1, 4), list[str](), asyncio.Event()
+    admission = Admission(1, 4)
+    log = list[str]()
+    release = asyncio.Event()
 
     async def wait(tenant: str, tier: int = 0) -> None:
         with await admission.take(tier, tenant=tenant):
@@ -72,8 +77,10 @@ async def test_in_a_full_queue_who_has_most_there_gives_way_and_is_refused_at_th
 
 
 async def test_in_a_full_queue_a_place_is_free_when_all_of_the_greediest_were_cancelled() -> None:
-    """Revoking a key cancels its requests, possibly in the pass of the event loop in which another request arrives."""
-    admission, release = Admission(1, 3), asyncio.Event()
+    """Revoking a key cancels its requests, possibly in the pass of the event loop in which another
+    request arrives."""
+    admission = Admission(1, 3)
+    release = asyncio.Event()
 
     async def wait(tenant: str) -> None:
         with await admission.take(0, tenant=tenant):
@@ -91,8 +98,12 @@ async def test_in_a_full_queue_a_place_is_free_when_all_of_the_greediest_were_ca
 
 
 async def test_a_turn_given_to_somebody_who_leaves_in_that_moment_is_passed_on() -> None:
-    admission, log, release = Admission(1, 10), list[int](), asyncio.Event()
-    first, second, third = (asyncio.create_task(hold(admission, tier, log, release)) for tier in (0, 1, 2))
+    admission = Admission(1, 10)
+    log = list[int]()
+    release = asyncio.Event()
+    first, second, third = (
+        asyncio.create_task(hold(admission, tier, log, release)) for tier in (0, 1, 2)
+    )
     await settle()
     first.cancel()
     await asyncio.sleep(0)
@@ -105,7 +116,9 @@ async def test_a_turn_given_to_somebody_who_leaves_in_that_moment_is_passed_on()
 
 
 async def test_whoever_leaves_the_queue_takes_no_turn() -> None:
-    admission, log, release = Admission(1, 10), list[int](), asyncio.Event()
+    admission = Admission(1, 10)
+    log = list[int]()
+    release = asyncio.Event()
     tasks = [asyncio.create_task(hold(admission, tier, log, release)) for tier in (0, 1, 2)]
     await settle()
     tasks[1].cancel()
@@ -118,7 +131,9 @@ async def test_whoever_leaves_the_queue_takes_no_turn() -> None:
 
 async def test_whom_the_least_was_given_goes_first_and_who_waits_long_rises() -> None:
     now = 0.0
-    admission, log, release = Admission(1, 10, clock=lambda: now), list[str](), asyncio.Event()
+    admission = Admission(1, 10, clock=lambda: now)
+    log = list[str]()
+    release = asyncio.Event()
 
     async def wait(name: str, tier: int, virtual_time: float) -> None:
         with await admission.take(tier, virtual_time):
@@ -136,10 +151,15 @@ async def test_whom_the_least_was_given_goes_first_and_who_waits_long_rises() ->
     assert log == ["first", "low", "little", "much"]
 
 
-async def test_a_model_without_room_keeps_only_its_own_requests_waiting_and_what_is_on_its_way_counts() -> None:
+async def test_a_model_without_room_keeps_only_its_own_requests_waiting_and_what_is_on_its_way_counts() -> (
+    None
+):
     room = {"full": 0, "free": 250}
-    admission = Admission(10, 10, has_room=lambda model_key, num_tokens, _: num_tokens < room[model_key])
-    log, release = list[str](), asyncio.Event()
+    admission = Admission(
+        10, 10, has_room=lambda model_key, num_tokens, _: num_tokens < room[model_key]
+    )
+    log = list[str]()
+    release = asyncio.Event()
 
     async def wait(model_key: str, *, is_sent: bool) -> None:
         with await admission.take(0, model_key=model_key, num_tokens=100) as turn:
@@ -151,7 +171,8 @@ async def test_a_model_without_room_keeps_only_its_own_requests_waiting_and_what
     tasks = [asyncio.create_task(wait("full", is_sent=False)) for _ in range(3)]
     tasks += [asyncio.create_task(wait("free", is_sent=number == 0)) for number in range(5)]
     await settle()
-    # The first one is at a replica, three are on their way there: the fourth would be past the room.
+    # The first one is at a replica, three are on their way there: the fourth would be past the
+    # room.
     assert (log, admission.num_queued) == (["free"] * 4, 4)
     assert (admission.waiting_tokens("full"), admission.waiting_tokens("free")) == (300, 100)
     assert admission.someone_waits.is_set()
@@ -165,7 +186,11 @@ async def test_a_model_without_room_keeps_only_its_own_requests_waiting_and_what
     await asyncio.gather(*tasks, return_exceptions=True)
     assert log[6:] == ["free"]
     admission.give()
-    assert (admission.num_running, admission.num_queued, admission.waiting_tokens("full")) == (0, 0, 0)
+    assert (admission.num_running, admission.num_queued, admission.waiting_tokens("full")) == (
+        0,
+        0,
+        0,
+    )
     assert not admission.someone_waits.is_set()
 
 
@@ -197,12 +222,12 @@ async def test_a_prompt_that_starts_makes_room_for_the_next_one() -> None:
     assert (admission.num_running, admission.num_queued) == (0, 0)
 
 
-async def test_a_tenant_finds_its_way_past_the_room_that_another_has_taken_with_a_few_prompts() -> None:
-    admission, log, release = (
-        Admission(100, 100, has_room=lambda _, num_tokens, __: num_tokens < 200),
-        list[str](),
-        asyncio.Event(),
-    )
+async def test_a_tenant_finds_its_way_past_the_room_that_another_has_taken_with_a_few_prompts() -> (
+    None
+):
+    admission = Admission(100, 100, has_room=lambda _, num_tokens, __: num_tokens < 200)
+    log = list[str]()
+    release = asyncio.Event()
 
     async def wait(tenant: str) -> None:
         with await admission.take(0, tenant=tenant, num_tokens=100) as turn:

@@ -1,4 +1,5 @@
-"""What waits at gateways, and what engines let them have waiting, over a bus in memory and on a virtual clock."""
+"""What waits at gateways, and what engines let them have waiting, over a bus in memory and on a
+virtual clock."""
 
 from __future__ import annotations
 
@@ -36,9 +37,13 @@ async def gateway(bus: Bus, replica: Member) -> AsyncIterator[tuple[Router, Admi
 
 async def engine(bus: Bus, replica: Member) -> None:
     """Says what may wait there, and computes nothing."""
-    async with WaitingCredits(asyncio.get_running_loop().time).running(bus, replica.model_key) as credits:
+    async with WaitingCredits(asyncio.get_running_loop().time).running(
+        bus, replica.model_key
+    ) as credits:
         while True:
-            load = ReplicaLoad(prefill_tps=8000.0, num_waiting=1, waiting_credits=credits.shares(8000.0))
+            load = ReplicaLoad(
+                prefill_tps=8000.0, num_waiting=1, waiting_credits=credits.shares(8000.0)
+            )
             message = load.to_pb(replica.replica_id, replica.epoch).SerializeToString()
             await bus.publish(subjects.load(replica.model_key, replica.replica_id), message)
             await asyncio.sleep(0.025)
@@ -46,11 +51,15 @@ async def engine(bus: Bus, replica: Member) -> None:
 
 def test_what_an_engine_lets_wait_goes_to_who_has_more_waiting(served_model: ServedModel) -> None:
     async def main() -> None:
-        air, replica = Air(), Member(kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1", model=served_model)
+        air = Air()
+        replica = Member(
+            kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1", model=served_model
+        )
         sent = {"one": 0, "other": 0}
 
         async def ask(name: str, router: Router, admission: Admission) -> None:
-            # Half a second old, when the engine has heard of both gateways and they of what it lets wait.
+            # Half a second old, when the engine has heard of both gateways and they of what it lets
+            # wait.
             await asyncio.sleep(0.5)
             with await admission.take(0, 0.0, served_model.key, name, PROMPT) as turn:
                 router.dispatched(router.choose(served_model.key, b"", PROMPT, 16), name)
@@ -70,8 +79,10 @@ def test_what_an_engine_lets_wait_goes_to_who_has_more_waiting(served_model: Ser
             for name, (router, admission), number in (("one", one, 90), ("other", other, 10)):
                 running += [tasks.create_task(ask(name, router, admission)) for _ in range(number)]
             await asyncio.sleep(1.5)
-            # 4,000 tokens: half of them in equal parts, the rest as 9 to 1; a prompt may go where any room is left.
-            # NOTE: the first of each line is nearly done by the router's reckoning, whether or not it is.
+            # 4,000 tokens: half of them in equal parts, the rest as 9 to 1; a prompt may go where
+            # any room is left.
+            # NOTE: the first of each line is nearly done by the router's reckoning, whether or not
+            # it is.
             assert 4 <= sum(sent.values()) <= 8
             assert sent["one"] > sent["other"] >= 1
             assert one[1].num_queued + other[1].num_queued == 100 - sum(sent.values())

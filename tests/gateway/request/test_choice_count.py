@@ -1,4 +1,5 @@
-"""One request with very many choices: refused above a bound, and counted by its choices below it."""
+"""One request with very many choices: refused above a bound, and counted by its choices below
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from tests.gateway.processes import (
     started,
 )
 
-COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,12 @@ def post(stage: Stage, path: str, body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "body", "param", "message"),
     [
-        (COMPLETIONS, completion_body(["x"] * 17), "prompt", "prompt has 17 prompts; allowed: 1…16"),
+        (
+            COMPLETIONS,
+            completion_body(["x"] * 17),
+            "prompt",
+            "prompt has 17 prompts; allowed: 1…16",
+        ),
         (
             COMPLETIONS,
             completion_body(["x"] * 4, n=5),
@@ -65,7 +73,12 @@ def post(stage: Stage, path: str, body: dict[str, Any]) -> dict[str, Any]:
             "n",
             "n is 17, 17 choices in all; allowed: 16 a request",
         ),
-        (EMBEDDINGS, {"model": MODEL, "input": ["x"] * 17}, "input", "input has 17 prompts; allowed: 1…16"),
+        (
+            EMBEDDINGS,
+            {"model": MODEL, "input": ["x"] * 17},
+            "input",
+            "input has 17 prompts; allowed: 1…16",
+        ),
     ],
 )
 def test_more_choices_than_a_request_may_have_are_refused_before_anything_is_prepared(
@@ -77,7 +90,11 @@ def test_more_choices_than_a_request_may_have_are_refused_before_anything_is_pre
 
 
 def test_as_many_choices_as_a_request_may_have_are_let_through(front: Stage) -> None:
-    for body in (completion_body(["x"] * 16), completion_body(["x"] * 4, n=4), completion_body("x", n=16)):
+    for body in (
+        completion_body(["x"] * 16),
+        completion_body(["x"] * 4, n=4),
+        completion_body("x", n=16),
+    ):
         assert post(front, COMPLETIONS, body)["status"] == 503, "there is no processor"
 
 
@@ -87,7 +104,10 @@ def test_over_grpc_the_same_bound_holds(front: Stage) -> None:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
         sampling = common_pb2.Sampling(n=17, max_tokens=1)
         calls = [
-            (stub.Complete, inference_pb2.CompleteRequest(model=MODEL, text="x", sampling=sampling)),
+            (
+                stub.Complete,
+                inference_pb2.CompleteRequest(model=MODEL, text="x", sampling=sampling),
+            ),
             (stub.Embed, inference_pb2.EmbedRequest(model=MODEL, inputs=[prompt] * 17)),
         ]
         for call, request in calls:
@@ -102,11 +122,17 @@ def test_seats_are_of_choices_so_that_one_request_does_not_take_more_than_there_
 ) -> None:
     with start_gateway(slow_behind, "--max-running=6") as gateway, ThreadPoolExecutor(1) as pool:
         body = completion_body(
-            ["One", "Two", "Three"], n=4, temperature=1, max_tokens=200, ignore_eos=True, **UNDRAFTED
+            ["One", "Two", "Three"],
+            n=4,
+            temperature=1,
+            max_tokens=200,
+            ignore_eos=True,
+            **UNDRAFTED,
         )
         asked = pool.submit(httpx.post, gateway.rest + COMPLETIONS, json=body, timeout=60)
         names = ("headwater_num_streams", "headwater_num_requests_running")
-        # One read returns both metrics, because these six choices end, and the next begin, a few seconds later.
+        # One read returns both metrics, because these six choices end, and the next begin, a few
+        # seconds later.
         gateway.wait_until(lambda: gateway.metrics(*names) == [6, 6])
         reply = asked.result()
         usage = reply.json()["usage"]
@@ -119,7 +145,9 @@ def test_seats_are_of_choices_so_that_one_request_does_not_take_more_than_there_
 def test_choices_whose_turns_come_late_are_those_that_come_at_once(
     gateway: Gateway, behind: Behind, start_gateway: GatewayStarter
 ) -> None:
-    body = completion_body(["One river", "Two rivers"], n=5, temperature=1, seed=7, logprobs=1, max_tokens=40)
+    body = completion_body(
+        ["One river", "Two rivers"], n=5, temperature=1, seed=7, logprobs=1, max_tokens=40
+    )
     at_once = gateway.complete(**body)
     with start_gateway(behind, "--max-running=3") as narrow:
         for _ in range(2):
@@ -130,7 +158,9 @@ def test_choices_whose_turns_come_late_are_those_that_come_at_once(
 
 
 @pytest.mark.long
-def test_a_request_is_one_line_of_the_log_however_many_choices_it_has(behind: Behind, start_gateway: Any) -> None:
+def test_a_request_is_one_line_of_the_log_however_many_choices_it_has(
+    behind: Behind, start_gateway: Any
+) -> None:
     stage = gateway_stage(*behind.flags(), "--log-level=info", "--log-receipts=1")
     with started(stage), Gateway(stage) as gateway:
         gateway.wait_until(gateway.is_ready)

@@ -22,11 +22,18 @@ ADDRESS = "127.0.0.1:1"
 
 
 @pytest.mark.parametrize("kind", [Kind.PROCESSOR, Kind.OUTPUT_PROCESSOR])
-async def test_a_connection_is_kept_while_one_member_has_its_address(kind: Kind, served_model: ServedModel) -> None:
-    """A seed introduces itself. Then its container restarts, and the dead process leaves after the new one joined."""
-    members, processors, outputs = Members(Bus(None), (kind,)), Processors(), OutputSessions()
+async def test_a_connection_is_kept_while_one_member_has_its_address(
+    kind: Kind, served_model: ServedModel
+) -> None:
+    """A seed introduces itself. Then its container restarts, and the dead process leaves after the
+    new one joined."""
+    members = Members(Bus(None), (kind,))
+    processors = Processors()
+    outputs = OutputSessions()
     look_again = SimpleNamespace(look_again=lambda: None)
-    stages = SimpleNamespace(members=members, processors=processors, outputs=outputs, cold_starts=look_again)
+    stages = SimpleNamespace(
+        members=members, processors=processors, outputs=outputs, cold_starts=look_again
+    )
     members.on_change(lambda change: Cluster.follow(cast("Any", stages), change))
     seed = Member(kind=kind, replica_id=ADDRESS, epoch=0, address=ADDRESS)
     first = dataclasses.replace(seed, replica_id="first", epoch=new_epoch(), model=served_model)
@@ -53,11 +60,16 @@ async def test_a_model_without_a_processor_is_away_while_engines_serve_it_and_un
     served_model: ServedModel,
 ) -> None:
     """The processor of one of two models may be restarting, and clients do not retry after 404."""
-    processors, engines = Processors(), {"away", served_model.name}
-    there = SimpleNamespace(processors=processors, router=SimpleNamespace(has_replica=lambda key: key in keys))
+    processors = Processors()
+    engines = {"away", served_model.name}
+    there = SimpleNamespace(
+        processors=processors, router=SimpleNamespace(has_replica=lambda key: key in keys)
+    )
     keys = {model_key(name) for name in engines}
     nothing = cast("Any", None)
-    processors._pool[ADDRESS] = Processor(ADDRESS, nothing, nothing, nothing, models={served_model.name: served_model})
+    processors._pool[ADDRESS] = Processor(
+        ADDRESS, nothing, nothing, nothing, models={served_model.name: served_model}
+    )
     model = partial(Cluster.model, cast("Any", there))
     assert model(served_model.name) is served_model
     with pytest.raises(Unavailable, match="no processor of the model 'away' is within reach"):

@@ -22,7 +22,8 @@ class There:
     """What is there of a model."""
 
     def __init__(self, bus: Bus | None = None, **given: Any) -> None:
-        self.text, self.replica = True, False
+        self.text = True
+        self.replica = False
         self.bus = bus or Bus(None)
         self.catalogues = Catalogues(self.bus)
         options: dict[str, Any] = {"patience": 60.0, "max_waiting": 2} | given
@@ -35,7 +36,9 @@ class There:
             **options,
         )
 
-    async def replica_comes(self, tenant: str = "open", tier: int = 0, virtual_time: float = 0.0) -> None:
+    async def replica_comes(
+        self, tenant: str = "open", tier: int = 0, virtual_time: float = 0.0
+    ) -> None:
         await self.demand.replica(MODEL, tenant=tenant, tier=tier, virtual_time=virtual_time)
 
     async def text_comes(self) -> None:
@@ -70,7 +73,9 @@ async def test_a_request_waits_until_a_replica_is_there_and_no_more_than_allowed
     await there.replica_comes()
 
 
-async def test_a_tenant_that_fills_the_queue_makes_room_for_others_and_they_go_on_by_tier_and_virtual_time() -> None:
+async def test_a_tenant_that_fills_the_queue_makes_room_for_others_and_they_go_on_by_tier_and_virtual_time() -> (
+    None
+):
     there = There(max_waiting=4)
     ended: list[str] = []
 
@@ -111,7 +116,9 @@ async def test_a_replica_that_has_left_before_a_request_goes_on_is_waited_for_ag
         await asyncio.gather(*waiting, newcomer)
 
 
-async def test_an_admitted_request_waits_though_the_queue_is_full_and_as_long_as_its_answer_may() -> None:
+async def test_an_admitted_request_waits_though_the_queue_is_full_and_as_long_as_its_answer_may() -> (
+    None
+):
     there = There(patience=0.02, max_waiting=0)
     with pytest.raises(LimitExceeded):
         await there.replica_comes()
@@ -122,7 +129,9 @@ async def test_an_admitted_request_waits_though_the_queue_is_full_and_as_long_as
 
 
 async def test_who_waits_too_long_is_told_to_come_again() -> None:
-    with pytest.raises(Unavailable, match=r"no replica of the model 'm' was there within 0\.02 s") as caught:
+    with pytest.raises(
+        Unavailable, match=r"no replica of the model 'm' was there within 0\.02 s"
+    ) as caught:
         await There(patience=0.02).replica_comes()
     assert (caught.value.code, caught.value.retry_after) == ("no_replica", 5.0)
 
@@ -139,7 +148,9 @@ async def test_what_keeps_replicas_from_starting_ends_the_wait() -> None:
     there = There()
     waiting = await begun(there.replica_comes())
     there.hear(state=CatalogueEntry.STATE_SERVING, problem="out of memory", retry_seconds=15)
-    with pytest.raises(Unavailable, match="no replica of the model 'm' can start: out of memory") as caught:
+    with pytest.raises(
+        Unavailable, match="no replica of the model 'm' can start: out of memory"
+    ) as caught:
         await waiting
     assert caught.value.retry_after == 15
     there.hear(state=CatalogueEntry.STATE_SERVING)
@@ -149,7 +160,9 @@ async def test_what_keeps_replicas_from_starting_ends_the_wait() -> None:
         await again
 
 
-async def test_a_request_for_a_model_that_is_being_loaded_waits_and_for_one_that_leaves_is_refused() -> None:
+async def test_a_request_for_a_model_that_is_being_loaded_waits_and_for_one_that_leaves_is_refused() -> (
+    None
+):
     there = There()
     there.text = False
     await there.text_comes()
@@ -171,8 +184,14 @@ async def test_a_request_for_a_model_that_is_being_loaded_waits_and_for_one_that
     await failing
 
 
-async def test_whoever_starts_replicas_hears_of_the_first_who_waits_and_of_the_last_who_left(nats_url: str) -> None:
-    async with Bus.open(nats_url) as bus, bus.subscribe(subjects.EVERY_DEMAND) as words, asyncio.timeout(60):
+async def test_whoever_starts_replicas_hears_of_the_first_who_waits_and_of_the_last_who_left(
+    nats_url: str,
+) -> None:
+    async with (
+        Bus.open(nats_url) as bus,
+        bus.subscribe(subjects.EVERY_DEMAND) as words,
+        asyncio.timeout(60),
+    ):
         there = There(bus)
         async with there.demand.running():
             waiting = await begun(there.replica_comes())

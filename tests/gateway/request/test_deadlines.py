@@ -31,7 +31,9 @@ NEW_FIRST_TOKENS = itertools.count(10_000, 7)
 @pytest.fixture(scope="module")
 def slow(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
     """A gateway that knows how slow its engine is, and lets one request run at once."""
-    engine = engine_stage(f"--simulated-prefill-seconds={SECONDS_A_TOKEN}", "--simulated-step-seconds=0.01")
+    engine = engine_stage(
+        f"--simulated-prefill-seconds={SECONDS_A_TOKEN}", "--simulated-step-seconds=0.01"
+    )
     with started(engine):
         seeds = Behind(behind.processor, behind.output_processor, (engine.address,))
         with start_gateway(seeds, "--max-running=1") as gateway:
@@ -46,16 +48,18 @@ def prompt(first: int) -> list[int]:
 
 
 def refused_early(gateway: Gateway) -> tuple[int, httpx.Response]:
-    """Sends new prompts with a deadline of half the time that they take, until one is refused early. Returns the first
-    token of this prompt and the reply.
+    """Sends new prompts with a deadline of half the time that they take, until one is refused
+    early. Returns the first token of this prompt and the reply.
 
-    A prompt is computed until its deadline instead, and its error names no time, if the gateway does not know the
-    engine's load yet or if the machine pauses."""
+    A prompt is computed until its deadline instead, and its error names no time, if the gateway
+    does not know the engine's load yet or if the machine pauses."""
 
     def ask() -> tuple[int, httpx.Response]:
         first = next(NEW_FIRST_TOKENS)
         body = completion_body(prompt(first))
-        return first, gateway.client.post("/v1/completions", json=body, headers={"x-headwater-deadline-ms": "800"})
+        return first, gateway.client.post(
+            "/v1/completions", json=body, headers={"x-headwater-deadline-ms": "800"}
+        )
 
     return gateway.first(ask, lambda asked: "would come in" in asked[1].json()["error"]["message"])
 
@@ -72,14 +76,20 @@ def refused_early_over_grpc(gateway: Gateway) -> grpc.RpcError:
                 stub.Complete(request, metadata=(("x-headwater-deadline-ms", "800"),))
             return raised.value
 
-        return gateway.first(ask, lambda error: "the first token would come in" in str(error.details()))
+        return gateway.first(
+            ask, lambda error: "the first token would come in" in str(error.details())
+        )
 
 
 @pytest.mark.slow
-def test_a_first_token_that_would_be_late_is_refused_with_the_time_it_would_take(slow: Gateway) -> None:
+def test_a_first_token_that_would_be_late_is_refused_with_the_time_it_would_take(
+    slow: Gateway,
+) -> None:
     first, refused = refused_early(slow)
     assert (refused.status_code, refused.json()["error"]["code"]) == (504, "deadline_exceeded")
-    told = re.search(r"the first token would come in (\d+\.\d) s", refused.json()["error"]["message"])
+    told = re.search(
+        r"the first token would come in (\d+\.\d) s", refused.json()["error"]["message"]
+    )
     assert told is not None
     # The simulated engine takes at least this long, and longer on a busy machine.
     assert 1.0 <= float(told[1]) < 30.0
@@ -89,13 +99,17 @@ def test_a_first_token_that_would_be_late_is_refused_with_the_time_it_would_take
 
 
 @pytest.mark.slow
-def test_who_would_be_late_does_not_wait_for_a_turn_and_who_waits_leaves_at_the_deadline(slow: Gateway) -> None:
+def test_who_would_be_late_does_not_wait_for_a_turn_and_who_waits_leaves_at_the_deadline(
+    slow: Gateway,
+) -> None:
     asked = completion_body("Once", max_tokens=4000, ignore_eos=True, stream=True, **UNDRAFTED)
     with slow.client.stream("POST", "/v1/completions", json=asked) as running:
         lines = running.iter_lines()
         next(lines)
         refused_early(slow)
         headers = {"x-headwater-deadline-ms": "400"}
-        waiting = slow.client.post("/v1/completions", json=completion_body("Short"), headers=headers)
+        waiting = slow.client.post(
+            "/v1/completions", json=completion_body("Short"), headers=headers
+        )
         assert (waiting.status_code, waiting.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert slow.metric("headwater_num_requests_waiting") == 0

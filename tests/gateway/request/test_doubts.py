@@ -1,5 +1,5 @@
-"""Suspects of an engine's death at several gateways: tried one at a time, and none blamed for what another may have
-done."""
+"""Suspects of an engine's death at several gateways: tried one at a time, and none blamed for what
+another may have done."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ from headwater.services.runtime.bus import Bus
 from tests.simulation.bus_twin import Air, BusTwin
 from tests.simulation.virtual_loop import run_virtually
 
-FIRST, SECOND, THIRD = (("e1", 1), ("e2", 1), ("e3", 1))
+FIRST = ("e1", 1)
+SECOND = ("e2", 1)
+THIRD = ("e3", 1)
 HEARD = 0.01
 """Seconds until the others have heard."""
 
 
 @contextlib.asynccontextmanager
 async def gateway(bus: Bus, epoch: int) -> AsyncIterator[Doubts]:
-    async with Doubts(bus, epoch, lambda: True, asyncio.get_running_loop().time).running() as doubts:
+    async with Doubts(
+        bus, epoch, lambda: True, asyncio.get_running_loop().time
+    ).running() as doubts:
         yield doubts
 
 
@@ -117,7 +121,11 @@ def test_no_suspect_waits_for_ever() -> None:
         await asyncio.sleep(HEARD)
         began = asyncio.get_running_loop().time()
         await two.until_alone("m")
-        assert 0 < asyncio.get_running_loop().time() - began - PATIENCE_SECONDS < STAGGER_SECONDS + LOOK_SECONDS
+        assert (
+            0
+            < asyncio.get_running_loop().time() - began - PATIENCE_SECONDS
+            < STAGGER_SECONDS + LOOK_SECONDS
+        )
 
     with_two(work)
 
@@ -129,7 +137,8 @@ class Suspect:
         count = SimpleNamespace(add=lambda *given: None)
         self.migrations = Migrations(doubts)
         cluster: Any = SimpleNamespace(
-            migrations=self.migrations, metrics=SimpleNamespace(retries=count, migrations=count, hand_overs=count)
+            migrations=self.migrations,
+            metrics=SimpleNamespace(retries=count, migrations=count, hand_overs=count),
         )
         self._generation: Any = SimpleNamespace(
             request=SimpleNamespace(caller=SimpleNamespace(request_id=name)),
@@ -156,7 +165,8 @@ class Suspect:
 
 def test_of_two_suspects_of_one_death_the_innocent_one_is_never_blamed() -> None:
     async def work(one: Doubts, two: Doubts, _: BusTwin) -> None:
-        poison, innocent = Suspect(one, "poison"), Suspect(two, "innocent")
+        poison = Suspect(one, "poison")
+        innocent = Suspect(two, "innocent")
         for suspect in (poison, innocent):
             await suspect.begin(FIRST)
         for suspect in (poison, innocent):
@@ -178,7 +188,8 @@ def test_of_two_suspects_of_one_death_the_innocent_one_is_never_blamed() -> None
 
 def test_suspects_that_ran_beside_one_another_are_tried_again() -> None:
     async def work(one: Doubts, two: Doubts, _: BusTwin) -> None:
-        poison, innocent = Suspect(one, "poison"), Suspect(two, "innocent")
+        poison = Suspect(one, "poison")
+        innocent = Suspect(two, "innocent")
         for suspect in (poison, innocent):
             await suspect.begin(FIRST)
             suspect.lose()

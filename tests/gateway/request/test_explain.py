@@ -1,4 +1,5 @@
-"""The timeline of a request: while it runs, after it ended, on any gateway, for its tenant alone."""
+"""The timeline of a request: while it runs, after it ended, on any gateway, for its tenant
+alone."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from tests.gateway.processes import UNDRAFTED, Behind, Gateway, completion_body
 def test_an_answers_id_leads_to_where_it_was_and_why(gateway: Gateway) -> None:
     answer = gateway.complete("The road of a river", n=2, temperature=1, seed=3)
     told = gateway.client.get(f"/v1/requests/{answer['id']}/explain").json()
-    assert (told["object"], told["model"], told["id"]) == ("request.explanation", answer["model"], answer["id"][5:])
+    assert (told["object"], told["model"], told["id"]) == (
+        "request.explanation",
+        answer["model"],
+        answer["id"][5:],
+    )
     (prompt,) = told["prompts"]
     assert prompt["outcome"] == "done"
     assert prompt["output_tokens"] == answer["usage"]["completion_tokens"]
@@ -29,11 +34,18 @@ def test_an_answers_id_leads_to_where_it_was_and_why(gateway: Gateway) -> None:
     assert all(choice["engine"]["draft_tokens"] == 0 for choice in prompt["choices"])
     seconds = prompt["seconds"]
     assert all(seconds[name] >= 0 for name in seconds)
-    assert seconds["prepare"] + seconds["queue"] + seconds["route"] <= seconds["to_first_token"] <= seconds["total"]
+    assert (
+        seconds["prepare"] + seconds["queue"] + seconds["route"]
+        <= seconds["to_first_token"]
+        <= seconds["total"]
+    )
 
 
 def test_a_second_turn_tells_how_much_of_it_was_cached(gateway: Gateway) -> None:
-    text = "A long prompt that fills some blocks of the cache before it comes a second time, word for word. " * 3
+    text = (
+        "A long prompt that fills some blocks of the cache before it comes a second time, word "
+        "for word. " * 3
+    )
     gateway.complete(text)
     answer = gateway.complete(text)
     (prompt,) = gateway.client.get(f"/v1/requests/{answer['id']}/explain").json()["prompts"]
@@ -43,7 +55,9 @@ def test_a_second_turn_tells_how_much_of_it_was_cached(gateway: Gateway) -> None
 
 def test_a_running_request_is_explained_up_to_now(gateway: Gateway) -> None:
     asked = completion_body(max_tokens=8000, ignore_eos=True, stream=True, **UNDRAFTED)
-    with gateway.client.stream("POST", "/v1/completions", json=asked, headers={"x-tenant": "ada"}) as reply:
+    with gateway.client.stream(
+        "POST", "/v1/completions", json=asked, headers={"x-tenant": "ada"}
+    ) as reply:
         lines = reply.iter_lines()
         first = json.loads(next(lines)[6:])
         path = f"/v1/requests/{first['id']}/explain"
@@ -54,8 +68,8 @@ def test_a_running_request_is_explained_up_to_now(gateway: Gateway) -> None:
 
 
 def begun_before_its_deadline(gateway: Gateway, headers: dict[str, str]) -> httpx.Response:
-    """Returns an answer that began before its deadline. However busy the machine is, one of these deadlines comes
-    between the first and the last token."""
+    """Returns an answer that began before its deadline. However busy the machine is, one of these
+    deadlines comes between the first and the last token."""
     asked = completion_body(max_tokens=8000, ignore_eos=True, stream=True, **UNDRAFTED)
     for milliseconds in (500, 4000, 16_000):
         more = headers | {"x-headwater-deadline-ms": str(milliseconds)}
@@ -66,10 +80,14 @@ def begun_before_its_deadline(gateway: Gateway, headers: dict[str, str]) -> http
     raise AssertionError("no answer began before its deadline")
 
 
-def test_a_request_that_failed_is_explained_too_and_one_that_never_was_is_404(slow_gateway: Gateway) -> None:
+def test_a_request_that_failed_is_explained_too_and_one_that_never_was_is_404(
+    slow_gateway: Gateway,
+) -> None:
     gateway = slow_gateway
     reply = begun_before_its_deadline(gateway, {"x-request-id": "mine"})
-    request_id = json.loads(next(line for line in reply.text.splitlines() if line.startswith("data: "))[6:])["id"]
+    request_id = json.loads(
+        next(line for line in reply.text.splitlines() if line.startswith("data: "))[6:]
+    )["id"]
     told = gateway.client.get(f"/v1/requests/{request_id}/explain").json()
     assert (told["prompts"][0]["outcome"], told["client_request_id"]) == ("cancelled", "mine")
     missing = gateway.client.get("/v1/requests/mine/explain")
@@ -86,22 +104,30 @@ def test_any_gateway_explains_what_another_one_answered(
         told = other.client.get(f"/v1/requests/{answer['id']}/explain")
         assert told.status_code == 200, told.text
         assert told.json() == one.client.get(f"/v1/requests/{answer['id']}/explain").json()
-        elsewhere = other.client.get(f"/v1/requests/{answer['id']}/explain", headers={"x-tenant": "eve"})
+        elsewhere = other.client.get(
+            f"/v1/requests/{answer['id']}/explain", headers={"x-tenant": "eve"}
+        )
         assert elsewhere.status_code == 404
 
 
-@pytest.mark.parametrize("name", ["headwater_tenant_tokens_total", "headwater_request_prompt_tokens_count"])
+@pytest.mark.parametrize(
+    "name", ["headwater_tenant_tokens_total", "headwater_request_prompt_tokens_count"]
+)
 def test_tokens_are_counted_by_tenant_and_model(gateway: Gateway, name: str) -> None:
     before = gateway.metric(name)
     gateway.complete()
     assert gateway.metric(name) > before
 
 
-def test_log_lines_of_a_request_carry_its_ids(text_folder: Path, behind: Behind, start_gateway: GatewayStarter) -> None:
+def test_log_lines_of_a_request_carry_its_ids(
+    text_folder: Path, behind: Behind, start_gateway: GatewayStarter
+) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     with start_gateway(behind, "--log-level=info") as gateway:
         headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "x-tenant": "ada"}
-        answer = gateway.client.post("/v1/completions", json=completion_body(), headers=headers).json()
+        answer = gateway.client.post(
+            "/v1/completions", json=completion_body(), headers=headers
+        ).json()
         log = gateway.stage.close()
     lines = [json.loads(line) for line in log.splitlines()]
     (line,) = (line for line in lines if line["event"] == "request")

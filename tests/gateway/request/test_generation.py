@@ -1,4 +1,5 @@
-"""One request's life: clients that leave or read slowly, stages that die, deadlines, the queue, shutting down."""
+"""One request's life: clients that leave or read slowly, stages that die, deadlines, the queue,
+shutting down."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ ENDLESS: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True, "temperature"
 
 
 def is_idle(gateway: Gateway) -> bool:
-    return gateway.metric("headwater_num_streams") == gateway.metric("headwater_num_requests_running") == 0
+    return (
+        gateway.metric("headwater_num_streams")
+        == gateway.metric("headwater_num_requests_running")
+        == 0
+    )
 
 
 def used_blocks(address: str) -> int:
@@ -56,7 +61,9 @@ def stream(gateway: Gateway, **more: Any) -> Iterator[Iterator[str]]:
         yield lines
 
 
-def test_a_client_that_leaves_ends_its_streams_and_frees_their_blocks(gateway: Gateway, behind: Behind) -> None:
+def test_a_client_that_leaves_ends_its_streams_and_frees_their_blocks(
+    gateway: Gateway, behind: Behind
+) -> None:
     with stream(gateway, n=2, temperature=1) as lines:
         next(lines)
         assert gateway.metric("headwater_num_streams") == 2
@@ -65,10 +72,14 @@ def test_a_client_that_leaves_ends_its_streams_and_frees_their_blocks(gateway: G
     gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0)
 
 
-def test_a_client_that_leaves_before_its_answer_is_whole_ends_it_too(gateway: Gateway, behind: Behind) -> None:
+def test_a_client_that_leaves_before_its_answer_is_whole_ends_it_too(
+    gateway: Gateway, behind: Behind
+) -> None:
     more = {"ignore_eos": True} | UNDRAFTED
     with (
-        openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0, timeout=0.3) as client,
+        openai.OpenAI(
+            base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0, timeout=0.3
+        ) as client,
         contextlib.suppress(openai.APITimeoutError),
     ):
         client.completions.create(model=MODEL, prompt="Once", max_tokens=8000, extra_body=more)
@@ -91,24 +102,35 @@ def test_two_hundred_streams_that_are_left_leave_nothing(gateway: Gateway, behin
 
 @pytest.mark.long
 def test_a_slow_reader_stalls_only_itself_and_misses_nothing(gateway: Gateway) -> None:
-    """NOTE: the answer's events take far more than a kernel holds for a socket and their credit allows on top."""
+    """NOTE: the answer's events take far more than a kernel holds for a socket and their credit
+    allows on top."""
     # One token an event: what was answered once is drafted the next time, several tokens at once.
-    asked = completion_body(max_tokens=3000, ignore_eos=True, n=16, temperature=1, seed=1, speculative="off")
+    asked = completion_body(
+        max_tokens=3000, ignore_eos=True, n=16, temperature=1, seed=1, speculative="off"
+    )
     whole = gateway.client.post("/v1/completions", json=asked).json()["choices"]
     body = json.dumps(asked | {"stream": True}).encode()
     host, _, port = gateway.rest.removeprefix("http://").partition(":")
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect((host, int(port)))
-        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        slow.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        )
+        slow.sendall(
+            f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        )
         tokens = stalled_at(gateway)
         assert gateway.complete("Far away", speculative="off")["usage"]["completion_tokens"] == 8
         assert gateway.metric("headwater_num_streams") == 16
         assert tokens == gateway.metric("headwater_inter_token_latency_seconds_count") - 7
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         received = b"".join(iter(lambda: slow.recv(1 << 20), b""))
-    events = [json.loads(line[6:]) for line in unchunked(received).split(b"\n\n") if line.startswith(b"data: {")]
+    events = [
+        json.loads(line[6:])
+        for line in unchunked(received).split(b"\n\n")
+        if line.startswith(b"data: {")
+    ]
     assert len(events) < 16 * 3000
     choices = [event["choices"][0] for event in events]
     for index in range(16):
@@ -127,7 +149,8 @@ def stalled_at(gateway: Gateway) -> float:
 
 def unchunked(response: bytes) -> bytes:
     """The body of a response in chunked encoding."""
-    parts, position = [], response.index(b"\r\n\r\n") + 4
+    parts = []
+    position = response.index(b"\r\n\r\n") + 4
     while position < len(response):
         start = response.index(b"\r\n", position) + 2
         size = int(response[position:start], 16)
@@ -136,7 +159,9 @@ def unchunked(response: bytes) -> bytes:
     return b"".join(parts)
 
 
-def test_a_deadline_that_passes_is_504_before_the_first_byte_and_an_event_after(slow_gateway: Gateway) -> None:
+def test_a_deadline_that_passes_is_504_before_the_first_byte_and_an_event_after(
+    slow_gateway: Gateway,
+) -> None:
     gateway = slow_gateway
     headers = {"x-headwater-deadline-ms": "300"}
     reply = gateway.client.post("/v1/completions", json=completion_body(**ENDLESS), headers=headers)
@@ -153,7 +178,9 @@ def test_requests_past_the_limit_wait_are_kept_alive_and_past_the_queue_refused(
     queued: list[str] = []
 
     def wait_in_line(gateway: Gateway) -> None:
-        with gateway.client.stream("POST", "/v1/completions", json=completion_body(stream=True)) as reply:
+        with gateway.client.stream(
+            "POST", "/v1/completions", json=completion_body(stream=True)
+        ) as reply:
             queued.extend(line for line in reply.iter_lines() if line)
 
     flags = ("--max-running=1", "--max-queued=1", "--sse-keep-alive=0.2")
@@ -163,7 +190,10 @@ def test_requests_past_the_limit_wait_are_kept_alive_and_past_the_queue_refused(
             waiting = clients.submit(wait_in_line, gateway)
             gateway.wait_until(lambda: gateway.metric("headwater_num_requests_waiting") == 1)
             refused = gateway.client.post("/v1/completions", json=completion_body())
-            assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+            assert (refused.status_code, refused.json()["error"]["type"]) == (
+                429,
+                "rate_limit_error",
+            )
             assert refused.headers["retry-after"] == "1"
             gateway.wait_until(lambda: bool(queued))
         waiting.result(60)
@@ -171,13 +201,20 @@ def test_requests_past_the_limit_wait_are_kept_alive_and_past_the_queue_refused(
     assert queued[-1] == "data: [DONE]"
 
 
-def test_what_waited_runs_when_its_turn_comes(behind: Behind, start_gateway: GatewayStarter) -> None:
+def test_what_waited_runs_when_its_turn_comes(
+    behind: Behind, start_gateway: GatewayStarter
+) -> None:
     with start_gateway(behind, "--max-running=1") as gateway, ThreadPoolExecutor(4) as clients:
         texts = list(clients.map(lambda _: gateway.complete()["choices"][0]["text"], range(8)))
     assert len(set(texts)) == 1
 
 
-LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 1, "seed": 5} | UNDRAFTED
+LONG: dict[str, Any] = {
+    "max_tokens": 900,
+    "ignore_eos": True,
+    "temperature": 1,
+    "seed": 5,
+} | UNDRAFTED
 
 
 def text_of(lines: Iterator[str]) -> str:
@@ -190,7 +227,9 @@ def test_an_answer_outlives_its_engine_and_a_request_that_none_can_take_is_refus
     gateway: Gateway, behind: Behind, start_gateway: GatewayStarter
 ) -> None:
     # The engines are slow, so that the answer still runs when its engine is found and killed.
-    engines = [engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"]
+    engines = [
+        engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"
+    ]
     with started(*engines):
         addresses = tuple(engine.address for engine in engines)
         with start_gateway(Behind(behind.processor, behind.output_processor, addresses)) as slow:
@@ -235,7 +274,10 @@ def test_an_answer_waits_for_an_output_processor_that_died_and_goes_on_with_it(
                 first.kill()
                 # What has not begun does not wait.
                 reply = gateway.client.post("/v1/completions", json=completion_body())
-                assert (reply.status_code, reply.json()["error"]["code"]) == (503, "output_processor_unavailable")
+                assert (reply.status_code, reply.json()["error"]["code"]) == (
+                    503,
+                    "output_processor_unavailable",
+                )
                 with started(output_processor_stage(text_folder, port)):
                     rest = list(lines)
             assert text_of(iter([begin, *rest])) == undisturbed["choices"][0]["text"]
@@ -246,7 +288,8 @@ def test_an_answer_waits_for_an_output_processor_that_died_and_goes_on_with_it(
 def test_an_answer_outlives_its_only_engine_though_no_new_request_may_wait_for_one(
     behind: Behind, start_gateway: GatewayStarter
 ) -> None:
-    port, pace = f"--port={free_port()}", "--simulated-step-seconds=0.01"
+    port = f"--port={free_port()}"
+    pace = "--simulated-step-seconds=0.01"
     first = engine_stage(port, pace, "--drain-limit=3")
     with started(first):
         seeds = Behind(behind.processor, behind.output_processor, (first.address,))
@@ -254,7 +297,8 @@ def test_an_answer_outlives_its_only_engine_though_no_new_request_may_wait_for_o
             with stream(gateway, max_tokens=700) as lines:
                 next(lines)
                 first.terminate()
-                # The engine hands the answer over at its drain limit, when the gateway knows that the engine leaves.
+                # The engine hands the answer over at its drain limit, when the gateway knows that
+                # the engine leaves.
                 first.process.wait(60)
                 with started(engine_stage(port, pace)):
                     rest = list(lines)

@@ -27,7 +27,9 @@ def body(grammar: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_grammar_that_explodes_late_is_the_requests_fault_and_nobody_elses(thinker: Gateway) -> None:
+def test_a_grammar_that_explodes_late_is_the_requests_fault_and_nobody_elses(
+    thinker: Gateway,
+) -> None:
     reply = thinker.client.post("/v1/chat/completions", json=body(LATE))
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
@@ -39,7 +41,9 @@ def test_a_grammar_that_explodes_late_is_the_requests_fault_and_nobody_elses(thi
 
 @pytest.mark.long
 def test_a_stream_whose_grammar_explodes_late_ends_with_the_same_error(thinker: Gateway) -> None:
-    with thinker.client.stream("POST", "/v1/chat/completions", json=body(LATE, stream=True)) as reply:
+    with thinker.client.stream(
+        "POST", "/v1/chat/completions", json=body(LATE, stream=True)
+    ) as reply:
         lines = [line for line in reply.iter_lines() if line]
     assert lines[-2] == "event: error"
     assert '"code":"invalid_grammar"' in lines[-1]
@@ -52,7 +56,10 @@ def test_over_grpc_a_grammar_that_explodes_late_is_an_invalid_argument(thinker: 
     with grpc.insecure_channel(thinker.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
         with pytest.raises(grpc.RpcError) as raised:
-            stub.Complete(inference_pb2.CompleteRequest(model=THINKER, text="Hi", sampling=sampling), timeout=30)
+            stub.Complete(
+                inference_pb2.CompleteRequest(model=THINKER, text="Hi", sampling=sampling),
+                timeout=30,
+            )
     failure: Any = raised.value
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
     status = rpc_status.from_call(failure)

@@ -1,4 +1,5 @@
-"""A gateway's memory stays as it is over ten thousand requests, well or badly ended, by whichever way they came."""
+"""A gateway's memory stays as it is over ten thousand requests, well or badly ended, by whichever
+way they came."""
 
 from __future__ import annotations
 
@@ -14,12 +15,21 @@ from headwater.proto import inference_pb2, inference_pb2_grpc, processor_pb2
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway, chat_body, completion_body
 
-NUM_REQUESTS, NUM_BEFORE, AT_ONCE = 10_000, 14_000, 8
-"""Requests that are looked at, and before them, until pools and the timelines that are kept have their size."""
+NUM_REQUESTS = 10_000
+NUM_BEFORE = 14_000
+AT_ONCE = 8
+"""Requests that are looked at, and before them, until pools and the timelines that are kept have
+their size."""
 MOST_BYTES = 600
 """Growth a request. What one leaves behind is a few kilobytes."""
 Ask = Callable[[Gateway, Any], object]
-RESPONSE = {"model": MODEL, "input": "Tell me of a river.", "max_output_tokens": 4, "temperature": 0, "store": False}
+RESPONSE = {
+    "model": MODEL,
+    "input": "Tell me of a river.",
+    "max_output_tokens": 4,
+    "temperature": 0,
+    "store": False,
+}
 SAMPLING = {"max_tokens": 4, "temperature": 0}
 
 
@@ -36,11 +46,15 @@ def conversation(text: str = "Tell me of a river.") -> dict[str, Any]:
 
 
 def chat(**more: Any) -> inference_pb2.ChatRequest:
-    return inference_pb2.ChatRequest(**{"model": MODEL, "conversation": conversation(), "sampling": SAMPLING} | more)
+    return inference_pb2.ChatRequest(
+        **{"model": MODEL, "conversation": conversation(), "sampling": SAMPLING} | more
+    )
 
 
 def complete(**more: Any) -> inference_pb2.CompleteRequest:
-    return inference_pb2.CompleteRequest(**{"model": MODEL, "text": "Once", "sampling": SAMPLING} | more)
+    return inference_pb2.CompleteRequest(
+        **{"model": MODEL, "text": "Once", "sampling": SAMPLING} | more
+    )
 
 
 RESUMABLE = {"stream": True, "stream_options": {"resumable": True}}
@@ -49,7 +63,9 @@ ASKED: dict[str, Ask] = {
     "chat": posted("/v1/chat/completions", chat_body(max_tokens=4)),
     "chat, resumable": posted("/v1/chat/completions", chat_body(max_tokens=4, **RESUMABLE)),
     "chat, refused": posted("/v1/chat/completions", chat_body(temperature=9), 400),
-    "completions": posted("/v1/completions", completion_body(["a", "b"], max_tokens=4, stream=True)),
+    "completions": posted(
+        "/v1/completions", completion_body(["a", "b"], max_tokens=4, stream=True)
+    ),
     "responses": posted("/v1/responses", RESPONSE),
     "responses, streamed": posted("/v1/responses", RESPONSE | {"stream": True}),
     "responses, resumable": posted("/v1/responses", RESPONSE | RESUMABLE),
@@ -57,7 +73,9 @@ ASKED: dict[str, Ask] = {
     "embeddings": posted("/v1/embeddings", {"model": MODEL, "input": ["a river", "b"]}),
     "Chat": lambda _, stub: stub.Chat(chat()),
     "ChatStream": lambda _, stub: list(stub.ChatStream(chat())),
-    "CompleteStream, resumable": lambda _, stub: list(stub.CompleteStream(complete(resumable=True))),
+    "CompleteStream, resumable": lambda _, stub: list(
+        stub.CompleteStream(complete(resumable=True))
+    ),
     "Complete": lambda _, stub: stub.Complete(complete()),
     "Embed": lambda _, stub: stub.Embed(EMBED),
 }

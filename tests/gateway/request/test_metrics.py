@@ -12,14 +12,19 @@ from headwater.gateway.request.metrics import MAX_TENANTS, Metrics
 
 
 def shown(registry: CollectorRegistry, name: str) -> list[str]:
-    return [line for line in generate_latest(registry).decode().splitlines() if line.startswith(name)]
+    return [
+        line for line in generate_latest(registry).decode().splitlines() if line.startswith(name)
+    ]
 
 
 async def test_who_waits_is_told_by_tier() -> None:
     registry = CollectorRegistry()
-    metrics, admission = Metrics(registry), Admission(max_running=1, max_queued=10)
+    metrics = Metrics(registry)
+    admission = Admission(max_running=1, max_queued=10)
     metrics.queued_by_tier = lambda: admission.queued_by_tier
-    assert shown(registry, "headwater_admission") == ['headwater_admission_queue_length{tier="0"} 0.0']
+    assert shown(registry, "headwater_admission") == [
+        'headwater_admission_queue_length{tier="0"} 0.0'
+    ]
 
     async def run(tier: int) -> None:
         with await admission.take(tier):
@@ -57,7 +62,9 @@ def test_tenants_that_name_themselves_do_not_grow_the_page_for_ever() -> None:
     metrics = Metrics(registry)
     for number in range(MAX_TENANTS + 100):
         metrics._count_tenant(f"tenant-{number}", 1, 0, 0)
-    lines = [line for line in shown(registry, "headwater_tenant_tokens_total") if 'kind="prompt"' in line]
+    lines = [
+        line for line in shown(registry, "headwater_tenant_tokens_total") if 'kind="prompt"' in line
+    ]
     assert len(lines) == MAX_TENANTS + 1
     assert 'headwater_tenant_tokens_total{kind="prompt",tenant="others"} 100.0' in lines
 

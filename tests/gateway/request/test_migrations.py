@@ -1,4 +1,5 @@
-"""What a gateway makes of streams that are lost: what it sends elsewhere, what it never shows, what it gives up."""
+"""What a gateway makes of streams that are lost: what it sends elsewhere, what it never shows, what
+it gives up."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class Scripted:
     client: httpx.AsyncClient
 
     def ask(self, **more: Any) -> asyncio.Task[httpx.Response]:
-        return asyncio.create_task(self.client.post("/v1/completions", json=completion_body(**more)))
+        return asyncio.create_task(
+            self.client.post("/v1/completions", json=completion_body(**more))
+        )
 
     async def metric(self, name: str) -> float:
         return await asyncio.to_thread(self.gateway.metric, name)
@@ -49,7 +52,11 @@ class Scripted:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stages(behind: Behind, start_gateway: GatewayStarter) -> AsyncIterator[Scripted]:
-    async with scripted_stages(behind.processor, NUM_ENGINES) as (script, output_processor, engines):
+    async with scripted_stages(behind.processor, NUM_ENGINES) as (
+        script,
+        output_processor,
+        engines,
+    ):
         starting = start_gateway(Behind(behind.processor, output_processor, tuple(engines)))
         gateway = await asyncio.to_thread(starting.__enter__)
         await asyncio.to_thread(gateway.wait_for_replicas, NUM_ENGINES)
@@ -74,7 +81,8 @@ def scripted(stages: Scripted) -> Scripted:
 async def test_an_answer_goes_on_where_it_stopped_and_nothing_of_an_earlier_attempt_is_shown(
     scripted: Scripted,
 ) -> None:
-    script, reply = scripted.script, scripted.ask(n=2, temperature=1, return_token_ids=True, max_tokens=50)
+    script = scripted.script
+    reply = scripted.ask(n=2, temperature=1, return_token_ids=True, max_tokens=50)
     first = await script.open(0)
     a, b = first.add.stream_ids
     script.tokens(a, 0, [10, 11], "ab", 0)
@@ -88,7 +96,10 @@ async def test_an_answer_goes_on_where_it_stopped_and_nothing_of_an_earlier_atte
     assert second.replica_id != first.replica_id
     assert (list(second.add.output_ids), list(second.delivered_bytes)) == ([10, 11], [2])
     assert (second.add.attempt, list(second.add.choice_indices)) == (2, [0])
-    assert (second.add.sampling, second.add.request_id) == (first.add.sampling, first.add.request_id)
+    assert (second.add.sampling, second.add.request_id) == (
+        first.add.sampling,
+        first.add.request_id,
+    )
     assert second.add.credit == first.add.credit - 2
     script.tokens(a, 2, [66], "late", 2)
     script.tokens(c, 2, [12], "c", 2)
@@ -99,23 +110,33 @@ async def test_an_answer_goes_on_where_it_stopped_and_nothing_of_an_earlier_atte
     assert third.replica_id != first.replica_id
     script.end(third.add.stream_ids[0], 3)
     answer = (await reply).json()
-    assert [(each["text"], each["token_ids"]) for each in answer["choices"]] == [("abc", [10, 11, 12]), ("x", [20])]
+    assert [(each["text"], each["token_ids"]) for each in answer["choices"]] == [
+        ("abc", [10, 11, 12]),
+        ("x", [20]),
+    ]
     assert answer["usage"]["completion_tokens"] == 4
-    explained = (await scripted.client.get(f"/v1/requests/{answer['id']}/explain")).json()["prompts"][0]
+    explained = (await scripted.client.get(f"/v1/requests/{answer['id']}/explain")).json()[
+        "prompts"
+    ][0]
     causes = [each["cause"] for each in explained["attempts"]]
     assert causes == ["handed_over", "output_processor_gone", None]
     assert await scripted.metric("headwater_migrations_total") >= 2
 
 
-async def lose_after_a_token(script: ScriptedOutputProcessor, number: int, cause: LossCause) -> None:
+async def lose_after_a_token(
+    script: ScriptedOutputProcessor, number: int, cause: LossCause
+) -> None:
     """Answers one token in the stream of an attempt, and then loses the stream."""
     (stream_id,) = (await script.open(number)).add.stream_ids
     script.tokens(stream_id, number, [number], "x", number)
     script.lose(stream_id, cause)
 
 
-async def test_engines_that_leave_in_order_use_up_no_attempt_and_those_that_die_do(scripted: Scripted) -> None:
-    script, reply = scripted.script, scripted.ask(max_tokens=50)
+async def test_engines_that_leave_in_order_use_up_no_attempt_and_those_that_die_do(
+    scripted: Scripted,
+) -> None:
+    script = scripted.script
+    reply = scripted.ask(max_tokens=50)
     for number in range(3):
         await lose_after_a_token(script, number, LOSS_CAUSE_HANDED_OVER)
     (stream_id,) = (await script.open(3)).add.stream_ids
@@ -132,7 +153,8 @@ async def test_engines_that_leave_in_order_use_up_no_attempt_and_those_that_die_
 
 async def test_output_processors_that_leave_in_order_use_up_no_attempt(scripted: Scripted) -> None:
     """In a rollout an answer may go on at the output processor that is restarted next."""
-    script, reply = scripted.script, scripted.ask(max_tokens=50)
+    script = scripted.script
+    reply = scripted.ask(max_tokens=50)
     for number in range(4):
         await lose_after_a_token(script, number, LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING)
         script.leave()
@@ -144,7 +166,8 @@ async def test_output_processors_that_leave_in_order_use_up_no_attempt(scripted:
 async def test_an_answer_with_which_two_engines_die_at_the_same_place_is_the_last_that_they_die_of(
     scripted: Scripted,
 ) -> None:
-    script, reply = scripted.script, scripted.ask(max_tokens=50)
+    script = scripted.script
+    reply = scripted.ask(max_tokens=50)
     for number, num_tokens in enumerate((FURTHER, 2)):
         opened = await script.open(number)
         go_on(script, opened, num_tokens)
@@ -174,10 +197,12 @@ async def lose_two_engines(scripted: Scripted, replies: list[asyncio.Task[httpx.
 async def test_of_several_answers_with_which_two_engines_died_each_goes_on_alone_until_it_is_past_that_place(
     scripted: Scripted,
 ) -> None:
-    script, prompt = scripted.script, "The river went down to the sea. " * 8
+    script = scripted.script
+    prompt = "The river went down to the sea. " * 8
     async with asyncio.timeout(120):
         replies = [scripted.ask(prompt=prompt, max_tokens=50) for _ in range(2)]
-        # What one has sent counts as cached for two seconds, in which a busy machine may not come to the other.
+        # What one has sent counts as cached for two seconds, in which a busy machine may not come
+        # to the other.
         while not await lose_two_engines(scripted, replies):
             script.begin()
             replies = [scripted.ask(prompt=prompt, max_tokens=50) for _ in range(2)]
@@ -191,7 +216,10 @@ async def test_of_several_answers_with_which_two_engines_died_each_goes_on_alone
     script.end(innocent.add.stream_ids[0], FURTHER + 2 + FURTHER)
     answers = [await reply for reply in replies]
     assert sorted(each.status_code for each in answers) == [200, 500]
-    assert next(each for each in answers if each.status_code == 200).json()["choices"][0]["text"] == "x" * 3
+    assert (
+        next(each for each in answers if each.status_code == 200).json()["choices"][0]["text"]
+        == "x" * 3
+    )
 
 
 async def test_suspects_of_an_engines_death_are_tried_one_at_a_time_and_a_second_one_is_the_last(
@@ -223,9 +251,12 @@ async def test_suspects_of_an_engines_death_are_tried_one_at_a_time_and_a_second
     assert refused["code"] == "poison_request"
 
 
-async def test_an_answer_that_began_at_an_earlier_engine_does_not_wait_for_suspects(scripted: Scripted) -> None:
+async def test_an_answer_that_began_at_an_earlier_engine_does_not_wait_for_suspects(
+    scripted: Scripted,
+) -> None:
     """As one that was handed over, and whose new engine died before it said anything."""
-    script, reply = scripted.script, scripted.ask(prompt="Begun", max_tokens=50)
+    script = scripted.script
+    reply = scripted.ask(prompt="Begun", max_tokens=50)
     begun = (await script.open(0)).add
     script.start(begun.stream_ids[0])
     script.tokens(begun.stream_ids[0], 0, [5], "y", 0)
@@ -237,7 +268,8 @@ async def test_an_answer_that_began_at_an_earlier_engine_does_not_wait_for_suspe
         script.lose(script.opens[number].add.stream_ids[0], LOSS_CAUSE_ENGINE_GONE)
     await script.hears(lambda: len(script.opens) == 5)
     for opened in script.opens[3:]:
-        stream_id, num_tokens = opened.add.stream_ids[0], opened.add.num_output_tokens
+        stream_id = opened.add.stream_ids[0]
+        num_tokens = opened.add.num_output_tokens
         script.start(stream_id)
         script.end(stream_id, num_tokens)
     answers = [await each for each in (reply, suspect)]
@@ -246,7 +278,8 @@ async def test_an_answer_that_began_at_an_earlier_engine_does_not_wait_for_suspe
 
 
 async def test_few_may_move_on_suspicion(scripted: Scripted) -> None:
-    script, num_asked = scripted.script, int(BURST) + 5
+    script = scripted.script
+    num_asked = int(BURST) + 5
     replies = [scripted.ask(prompt=f"Story {number}", max_tokens=50) for number in range(num_asked)]
     for opened in [await script.open(number) for number in range(num_asked)]:
         (stream_id,) = opened.add.stream_ids

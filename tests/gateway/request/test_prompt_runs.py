@@ -1,4 +1,5 @@
-"""Requests of very many prompts beside those of others: what is prepared, run and ended at once has a bound."""
+"""Requests of very many prompts beside those of others: what is prepared, run and ended at once has
+a bound."""
 
 from __future__ import annotations
 
@@ -41,14 +42,17 @@ from tests.gateway.processes import (
 )
 from tests.gateway.request.test_generation import used_blocks
 
-ABUSER, NEIGHBOUR = {"x-tenant": "abuser"}, {"x-tenant": "neighbour"}
+ABUSER = {"x-tenant": "abuser"}
+NEIGHBOUR = {"x-tenant": "neighbour"}
 COMPLETIONS = "/v1/completions"
-OF_ABUSER, OF_NEIGHBOUR = 1, 2
+OF_ABUSER = 1
+OF_NEIGHBOUR = 2
 """First tokens of their prompts."""
 
 
 class HoldingProcessor(processor_pb2_grpc.ProcessorServicer):
-    """Prepares nothing until it is told to; counts what it holds, by the first token of the prompts."""
+    """Prepares nothing until it is told to; counts what it holds, by the first token of the
+    prompts."""
 
     def __init__(self) -> None:
         self.held: list[PrepareCall] = []
@@ -57,13 +61,23 @@ class HoldingProcessor(processor_pb2_grpc.ProcessorServicer):
         self.changed = asyncio.Condition()
         self._ready: asyncio.Queue[PreparedCall] = asyncio.Queue()
 
-    async def ListModels(self, request: ProcessorModelsRequest, context: Any) -> ProcessorModelsReply:
+    async def ListModels(
+        self, request: ProcessorModelsRequest, context: Any
+    ) -> ProcessorModelsReply:
         model = ServedModel(
-            name=MODEL, revision="", dtype="", block_size=16, kv_format="", max_model_len=4096, vocab_size=49152
+            name=MODEL,
+            revision="",
+            dtype="",
+            block_size=16,
+            kv_format="",
+            max_model_len=4096,
+            vocab_size=49152,
         )
         return ProcessorModelsReply(models=[model.to_pb()])
 
-    async def PrepareSession(self, incoming: AsyncIterator[PrepareFrame], context: Any) -> AsyncIterator[PreparedFrame]:
+    async def PrepareSession(
+        self, incoming: AsyncIterator[PrepareFrame], context: Any
+    ) -> AsyncIterator[PreparedFrame]:
         reading = asyncio.create_task(self._read(incoming))
         try:
             while True:
@@ -88,7 +102,9 @@ class HoldingProcessor(processor_pb2_grpc.ProcessorServicer):
     def answer_one(self, kind: int) -> None:
         call = next(each for each in self.held if _kind(each) == kind)
         self.held.remove(call)
-        reply = PrepareReply(prompt_ids=call.request.prompt.token_ids.ids, sampling=call.request.sampling)
+        reply = PrepareReply(
+            prompt_ids=call.request.prompt.token_ids.ids, sampling=call.request.sampling
+        )
         reply.sampling.max_tokens = reply.sampling.n = 1
         self._ready.put_nowait(PreparedCall(id=call.id, reply=reply))
 
@@ -99,8 +115,10 @@ def _kind(call: PrepareCall) -> int:
 
 @contextlib.asynccontextmanager
 async def held() -> AsyncIterator[tuple[HoldingProcessor, httpx.AsyncClient]]:
-    """A processor that holds back what it is asked, and a client of a gateway before it that has no engine."""
-    listener, processor = Listener("127.0.0.1", 0, service=SERVICES[Kind.PROCESSOR]), HoldingProcessor()
+    """A processor that holds back what it is asked, and a client of a gateway before it that has no
+    engine."""
+    listener = Listener("127.0.0.1", 0, service=SERVICES[Kind.PROCESSOR])
+    processor = HoldingProcessor()
     processor_pb2_grpc.add_ProcessorServicer_to_server(processor, listener.server)
     await listener.start()
     stage = gateway_stage(f"--processor={listener.address}")
@@ -114,12 +132,18 @@ async def held() -> AsyncIterator[tuple[HoldingProcessor, httpx.AsyncClient]]:
         await listener.server.stop(None)
 
 
-async def test_a_tenant_has_a_few_prompts_at_the_processor_however_many_long_requests_it_sends() -> None:
+async def test_a_tenant_has_a_few_prompts_at_the_processor_however_many_long_requests_it_sends() -> (
+    None
+):
     async with held() as (processor, client), asyncio.TaskGroup() as group:
         body = completion_body([[OF_ABUSER, 5, 6]] * 60)
-        abuse = [group.create_task(client.post(COMPLETIONS, json=body, headers=ABUSER)) for _ in range(4)]
+        abuse = [
+            group.create_task(client.post(COMPLETIONS, json=body, headers=ABUSER)) for _ in range(4)
+        ]
         await processor.until_seen(OF_ABUSER, PROMPTS_AT_ONCE)
-        neighbour = client.post(COMPLETIONS, json=completion_body([OF_NEIGHBOUR, 5, 6]), headers=NEIGHBOUR)
+        neighbour = client.post(
+            COMPLETIONS, json=completion_body([OF_NEIGHBOUR, 5, 6]), headers=NEIGHBOUR
+        )
         waiting = group.create_task(neighbour)
         await processor.until_seen(OF_NEIGHBOUR, 1)
         processor.answer_one(OF_NEIGHBOUR)
@@ -139,9 +163,13 @@ def test_a_request_of_many_prompts_takes_no_places_from_those_who_wait_for_a_mod
     stage = gateway_stage(*flags, "--cold-start-timeout=60", "--max-queued=16", "--drain-limit=0.1")
     with started(stage), Gateway(stage) as gateway, ThreadPoolExecutor(2) as clients:
         gateway.wait_until(gateway.is_ready)
-        asked = clients.submit(gateway.client.post, COMPLETIONS, json=completion_body(["x"] * 40), headers=ABUSER)
+        asked = clients.submit(
+            gateway.client.post, COMPLETIONS, json=completion_body(["x"] * 40), headers=ABUSER
+        )
         gateway.wait_until(lambda: gateway.metric("headwater_model_requests") == 40)
-        other = clients.submit(gateway.client.post, "/v1/chat/completions", json=chat_body(), headers=NEIGHBOUR)
+        other = clients.submit(
+            gateway.client.post, "/v1/chat/completions", json=chat_body(), headers=NEIGHBOUR
+        )
         gateway.wait_until(lambda: gateway.metric("headwater_model_requests") == 41)
         assert not asked.done()
         assert not other.done()
@@ -160,7 +188,9 @@ def test_prompts_of_one_request_are_answered_in_their_order_though_few_may_run_a
         assert answer["usage"]["completion_tokens"] == 4 * num_prompts
         # Each as if it had been alone.
         alone = gateway.complete(prompts[-1], max_tokens=2, n=2, temperature=1, seed=1)
-        assert [each["text"] for each in answer["choices"][-2:]] == [each["text"] for each in alone["choices"]]
+        assert [each["text"] for each in answer["choices"][-2:]] == [
+            each["text"] for each in alone["choices"]
+        ]
 
 
 def test_a_request_of_many_prompts_that_is_left_or_cancelled_leaves_nothing_behind(

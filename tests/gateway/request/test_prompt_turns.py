@@ -1,4 +1,5 @@
-"""Choices of one request in the queue: they begin one at a time, and others' requests pass between them."""
+"""Choices of one request in the queue: they begin one at a time, and others' requests pass between
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Gateway:
     """The queue of a gateway, and the choices in the order in which they began."""
 
     def __init__(self, max_running: int, max_queued: int = 10_000) -> None:
-        self.admission, self.fair = Admission(max_running, max_queued), VirtualTime(Store(None))
+        self.admission = Admission(max_running, max_queued)
+        self.fair = VirtualTime(Store(None))
         self.begun: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
         self.most_running = 0
@@ -29,9 +31,13 @@ class Gateway:
     def prompt(self, tenant: str, entrance: Entrance, choices: Sequence[str]) -> PromptTurns[str]:
         place = Place(tenant=Tenant(id=tenant), tier=0, model_key="m", num_prompt_tokens=10)
         part = Part(uncached=10, output=20)
-        return PromptTurns(self.admission, self.fair, entrance, place, choices, lambda *_: part, lambda *_: part)
+        return PromptTurns(
+            self.admission, self.fair, entrance, place, choices, lambda *_: part, lambda *_: part
+        )
 
-    async def run(self, tenant: str, entrance: Entrance, choices: Sequence[str], *, together: bool = False) -> None:
+    async def run(
+        self, tenant: str, entrance: Entrance, choices: Sequence[str], *, together: bool = False
+    ) -> None:
         """One prompt: each choice runs from its turn until it is told to end."""
         turns = self.prompt(tenant, entrance, choices)
         running = []
@@ -54,7 +60,9 @@ class Gateway:
         for choice in choices:
             self.ends.setdefault(choice, asyncio.Event()).set()
 
-    def request(self, tenant: str, prompts: int, choices: int, entrance: Entrance | None = None) -> asyncio.Task[None]:
+    def request(
+        self, tenant: str, prompts: int, choices: int, entrance: Entrance | None = None
+    ) -> asyncio.Task[None]:
         """Names its choices `tenant-prompt-choice`."""
         door = entrance or Entrance(num_prompts=prompts)
         each = [[f"{tenant}-{p}-{c}" for c in range(choices)] for p in range(prompts)]
@@ -70,30 +78,40 @@ async def settle(passes: int = 200) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_neighbour_is_dispatched_between_the_choices_of_a_request_and_not_behind_them() -> None:
+async def test_a_neighbour_is_dispatched_between_the_choices_of_a_request_and_not_behind_them() -> (
+    None
+):
     gateway = Gateway(max_running=8)
     abuser = gateway.request("abuser", prompts=32, choices=32)
     await settle()
-    assert len(gateway.begun) == gateway.admission.num_running == 8, "a thousand choices are not one"
+    assert len(gateway.begun) == gateway.admission.num_running == 8, (
+        "a thousand choices are not one"
+    )
     neighbour = gateway.request("neighbour", prompts=1, choices=1)
     await settle()
     gateway.end(gateway.begun[0])
     await settle()
-    assert gateway.begun[8] == "neighbour-0-0", "of 1,016 choices that waited before it none went first"
+    assert gateway.begun[8] == "neighbour-0-0", (
+        "of 1,016 choices that waited before it none went first"
+    )
     gateway.end(*(f"abuser-{p}-{c}" for p in range(32) for c in range(32)), "neighbour-0-0")
     await asyncio.gather(abuser, neighbour)
     assert (len(gateway.begun), gateway.most_running) == (32 * 32 + 1, 8)
     assert (gateway.admission.num_running, gateway.admission.num_queued) == (0, 0)
 
 
-async def test_a_tenant_that_has_most_turns_leaves_a_sixteenth_so_that_others_need_not_wait_for_its_answers() -> None:
+async def test_a_tenant_that_has_most_turns_leaves_a_sixteenth_so_that_others_need_not_wait_for_its_answers() -> (
+    None
+):
     gateway = Gateway(max_running=64)
     abuser = gateway.request("abuser", prompts=32, choices=32)
     await settle()
     assert len(gateway.begun) == 60
     neighbours = [gateway.request(f"neighbour{i}", prompts=1, choices=1) for i in range(4)]
     await settle()
-    assert gateway.begun[60:] == [f"neighbour{i}-0-0" for i in range(4)], "though no answer has ended"
+    assert gateway.begun[60:] == [f"neighbour{i}-0-0" for i in range(4)], (
+        "though no answer has ended"
+    )
     gateway.end(*(f"neighbour{i}-0-0" for i in range(4)))
     await asyncio.gather(*neighbours)
     assert gateway.admission.num_running == 60
@@ -102,7 +120,9 @@ async def test_a_tenant_that_has_most_turns_leaves_a_sixteenth_so_that_others_ne
     assert (gateway.admission.num_running, gateway.admission.num_queued) == (0, 0)
 
 
-async def test_neighbours_that_come_again_and_again_get_every_second_seat_beside_a_request_of_many_choices() -> None:
+async def test_neighbours_that_come_again_and_again_get_every_second_seat_beside_a_request_of_many_choices() -> (
+    None
+):
     gateway = Gateway(max_running=1)
     abuser = gateway.request("abuser", prompts=20, choices=1)
     neighbours = [gateway.request(f"neighbour{i}", prompts=1, choices=1) for i in range(10)]
@@ -153,7 +173,9 @@ async def test_choices_that_begin_together_wait_for_seats_for_all_and_two_such_r
 ):
     gateway = Gateway(max_running=4)
     beams = [
-        asyncio.create_task(gateway.run(name, Entrance(), [f"{name}{i}" for i in range(4)], together=True))
+        asyncio.create_task(
+            gateway.run(name, Entrance(), [f"{name}{i}" for i in range(4)], together=True)
+        )
         for name in ("a", "b")
     ]
     await settle()
@@ -193,21 +215,42 @@ async def test_a_request_that_the_full_queue_refuses_leaves_nothing_behind() -> 
     assert (gateway.admission.num_running, gateway.admission.num_queued) == (0, 0)
 
 
-async def test_prompts_that_wait_before_the_queue_have_their_shares_by_weight_and_keep_them_there() -> None:
+async def test_prompts_that_wait_before_the_queue_have_their_shares_by_weight_and_keep_them_there() -> (
+    None
+):
     gateway = Gateway(max_running=8)
-    heavy, light = Tenant(id="heavy", weight=2.0), Tenant(id="light")
+    heavy = Tenant(id="heavy", weight=2.0)
+    light = Tenant(id="light")
 
     def prompt(tenant: Tenant) -> PromptTurns[str]:
         place = Place(tenant=tenant, tier=0, model_key="m", num_prompt_tokens=10)
         part = Part(uncached=10, output=20)
-        return PromptTurns(gateway.admission, gateway.fair, Entrance(), place, ["0"], lambda *_: part, lambda *_: part)
+        return PromptTurns(
+            gateway.admission,
+            gateway.fair,
+            Entrance(),
+            place,
+            ["0"],
+            lambda *_: part,
+            lambda *_: part,
+        )
 
     prompts = [prompt(tenant) for tenant in (heavy, heavy, heavy, heavy, light, light)]
     # 10 tokens of the prompt and twice the 20 of the answer cost 50.
-    assert [each.first_share(together=False) for each in prompts] == [0.0, 25.0, 50.0, 75.0, 0.0, 50.0]
+    assert [each.first_share(together=False) for each in prompts] == [
+        0.0,
+        25.0,
+        50.0,
+        75.0,
+        0.0,
+        50.0,
+    ]
     await prompts[1].next()
     assert prompts[1].virtual_time(["0"]) == 25.0
     for each in prompts:
         each.release()
     # What one of them was given is paid for; the others have left without an answer.
-    assert (prompt(heavy).first_share(together=False), prompt(light).first_share(together=True)) == (25.0, 0.0)
+    assert (
+        prompt(heavy).first_share(together=False),
+        prompt(light).first_share(together=True),
+    ) == (25.0, 0.0)

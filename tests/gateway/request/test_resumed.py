@@ -34,7 +34,11 @@ from tests.gateway.processes import (
 from tests.small_models import make_thinking_folder
 
 RESUMABLE = {"stream": True, "stream_options": {"resumable": True, "include_usage": True}}
-PLACE = {"type": "object", "properties": {"place": {"type": "string", "minLength": 300}}, "required": ["place"]}
+PLACE = {
+    "type": "object",
+    "properties": {"place": {"type": "string", "minLength": 300}},
+    "required": ["place"],
+}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": PLACE}}
 THOUGHTFUL = {
     "model": THINKER,
@@ -45,14 +49,19 @@ THOUGHTFUL = {
 }
 GRPC_CHAT = inference_pb2.ChatRequest(
     model=THINKER,
-    conversation=processor_pb2.Conversation(messages=[common_pb2.ChatMessage(role="user", content="Is it cold?")]),
+    conversation=processor_pb2.Conversation(
+        messages=[common_pb2.ChatMessage(role="user", content="Is it cold?")]
+    ),
     sampling=common_pb2.Sampling(max_tokens=200, n=2, seed=3, temperature=1, **UNDRAFTED),
     resumable=True,
 )
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", chat_body(max_tokens=40)),
     "two choices": ("/v1/chat/completions", chat_body(n=2, temperature=1, seed=5, max_tokens=40)),
-    "log probabilities": ("/v1/completions", completion_body(max_tokens=40, logprobs=2, echo=False)),
+    "log probabilities": (
+        "/v1/completions",
+        completion_body(max_tokens=40, logprobs=2, echo=False),
+    ),
     "usage and ids": (
         "/v1/completions",
         completion_body(max_tokens=40, echo=True, return_token_ids=True)
@@ -93,7 +102,9 @@ def resumed(gateway: Gateway, shown_id: str, after: int, **headers: str) -> list
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_stream_goes_on_behind_the_last_event_and_can_be_read_again(gateway: Gateway, name: str) -> None:
+def test_a_stream_goes_on_behind_the_last_event_and_can_be_read_again(
+    gateway: Gateway, name: str
+) -> None:
     path, body = CASES[name]
     with gateway.client.stream("POST", path, json=RESUMABLE | body) as reply:
         assert reply.status_code == 200, reply.read()
@@ -108,9 +119,17 @@ def test_a_stream_goes_on_behind_the_last_event_and_can_be_read_again(gateway: G
 @pytest.fixture(scope="module")
 def slow_thinker(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
     """What stands behind two gateways: a model that thinks and calls tools, a token each 20 ms."""
-    folder = make_thinking_folder(text_folder, tmp_path_factory.mktemp("models") / THINKER, name=THINKER)
-    processor, output_processor = processor_stage(folder), output_processor_stage(folder)
-    flags = ("--executor=simulated", f"--served-model-name={THINKER}", f"--model-folder={folder}", "--num-blocks=2048")
+    folder = make_thinking_folder(
+        text_folder, tmp_path_factory.mktemp("models") / THINKER, name=THINKER
+    )
+    processor = processor_stage(folder)
+    output_processor = output_processor_stage(folder)
+    flags = (
+        "--executor=simulated",
+        f"--served-model-name={THINKER}",
+        f"--model-folder={folder}",
+        "--num-blocks=2048",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADWATER_SIMULATED_STEP_SECONDS", "0.02")
         engine = Stage("headwater.services.engine", *flags, *QUIET)
@@ -123,10 +142,16 @@ class Reading(threading.Thread):
 
     def __init__(self, gateway: Gateway, path: str, body: dict[str, Any]) -> None:
         super().__init__()
-        self._client, self._path, self._body, self.events = gateway.client, path, body | RESUMABLE, list[str]()
+        self._client = gateway.client
+        self._path = path
+        self._body = body | RESUMABLE
+        self.events = list[str]()
 
     def run(self) -> None:
-        with contextlib.suppress(httpx.HTTPError), self._client.stream("POST", self._path, json=self._body) as reply:
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            self._client.stream("POST", self._path, json=self._body) as reply,
+        ):
             assert reply.status_code == 200, reply.read()
             for event in whole_events(reply.iter_lines()):
                 self.events.append(event)
@@ -137,23 +162,29 @@ class GrpcReading(threading.Thread):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__()
-        self._channel, self.events = grpc.insecure_channel(gateway.grpc), list[Any]()
+        self._channel = grpc.insecure_channel(gateway.grpc)
+        self.events = list[Any]()
 
     def run(self) -> None:
         with contextlib.suppress(grpc.RpcError), self._channel:
-            for chunk in inference_pb2_grpc.InferenceStub(self._channel).ChatStream(GRPC_CHAT, timeout=30):
+            for chunk in inference_pb2_grpc.InferenceStub(self._channel).ChatStream(
+                GRPC_CHAT, timeout=30
+            ):
                 self.events.append(chunk)
 
 
 def by_choice(events: list[str], shown_id: str) -> dict[int, list[str]]:
-    """Each choice's events, without what differs between two requests for the same; how choices alternate does."""
+    """Each choice's events, without what differs between two requests for the same; how choices
+    alternate does."""
     told: dict[int, list[str]] = {}
     for event in events:
         data = event.split("data: ", 1)[1].replace(bare_id(shown_id), "ID")
         index = re.search(r'"choices":\[{"index":(\d+)', data)
         plain = re.sub(r'"(created|created_at|completed_at)":\d+', r'"\1":0', data)
         # The id of a call is made of its request's.
-        plain = re.sub(r'"tool_calls":\[{"index":0,"id":"[^"]+"', '"tool_calls":[{"index":0,"id":"call"', plain)
+        plain = re.sub(
+            r'"tool_calls":\[{"index":0,"id":"[^"]+"', '"tool_calls":[{"index":0,"id":"call"', plain
+        )
         told.setdefault(int(index[1]) if index else -1, []).append(plain)
     return told
 
@@ -162,22 +193,42 @@ def by_index(chunks: list[Any]) -> dict[int, list[str]]:
     """As above."""
     told: dict[int, list[str]] = {}
     for chunk in chunks:
-        chunk.request_id, chunk.client_request_id, chunk.model, chunk.chunk_index = "", "", "", 0
+        chunk.request_id = ""
+        chunk.client_request_id = ""
+        chunk.model = ""
+        chunk.chunk_index = 0
         told.setdefault(-1 if chunk.HasField("usage") else chunk.index, []).append(str(chunk))
     return told
 
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", THOUGHTFUL),
-    "two choices": ("/v1/chat/completions", THOUGHTFUL | {"n": 2, "temperature": 1, "logprobs": True}),
+    "two choices": (
+        "/v1/chat/completions",
+        THOUGHTFUL | {"n": 2, "temperature": 1, "logprobs": True},
+    ),
     "tools": ("/v1/chat/completions", THOUGHTFUL | {"tools": [TOOL], "tool_choice": "required"}),
     "completion": (
         "/v1/completions",
-        {"model": THINKER, "prompt": "Once", "seed": 3, "max_tokens": 200, "logprobs": 1, **UNDRAFTED},
+        {
+            "model": THINKER,
+            "prompt": "Once",
+            "seed": 3,
+            "max_tokens": 200,
+            "logprobs": 1,
+            **UNDRAFTED,
+        },
     ),
     "response": (
         "/v1/responses",
-        {"model": THINKER, "input": "Is it cold?", "seed": 3, "max_output_tokens": 200, "store": False, **UNDRAFTED},
+        {
+            "model": THINKER,
+            "input": "Is it cold?",
+            "seed": 3,
+            "max_output_tokens": 200,
+            "store": False,
+            **UNDRAFTED,
+        },
     ),
 }
 
@@ -215,7 +266,9 @@ def test_streams_of_a_gateway_that_was_killed_go_on_through_another(
         chunks = broken["gRPC"].events
         with grpc.insecure_channel(other.grpc) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
-            request = inference_pb2.ResumeRequest(request_id=chunks[0].request_id, after_index=len(chunks))
+            request = inference_pb2.ResumeRequest(
+                request_id=chunks[0].request_id, after_index=len(chunks)
+            )
             rest = [reply.chat for reply in stub.Resume(request)]
             request.after_index = 0
             assert chunks + rest == [reply.chat for reply in stub.Resume(request)]

@@ -1,4 +1,5 @@
-"""The clients that come with it, the terminal's and the page's: the gateway dies, the answer goes on."""
+"""The clients that come with it, the terminal's and the page's: the gateway dies, the answer goes
+on."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ class Reader(threading.Thread):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self.url, self.pieces, self.fault = url, list[str](), ""
+        self.url = url
+        self.pieces = list[str]()
+        self.fault = ""
 
 
 class AtTerminal(Reader):
@@ -89,7 +92,9 @@ class AtPage(Reader):
         body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], **OPTIONS}
         program = Path(__file__).parents[1] / "js" / "console_client.js"
         command = ["node", str(program), self.url, json.dumps(body)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as node:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as node:
             assert node.stdout is not None
             assert node.stderr is not None
             for line in node.stdout:
@@ -111,8 +116,14 @@ def slow(behind: Behind) -> Iterator[Behind]:
 def test_an_answer_goes_on_at_the_terminal_and_on_the_page_when_the_gateway_dies(
     slow: Behind, start_gateway: GatewayStarter, js_folder: Path
 ) -> None:
-    with start_gateway(slow) as dying, start_gateway(slow) as other, Relay(dying).running() as relay:
-        page, terminal, undisturbed = AtPage(relay.url), AtTerminal(relay.url), AtTerminal(other.rest)
+    with (
+        start_gateway(slow) as dying,
+        start_gateway(slow) as other,
+        Relay(dying).running() as relay,
+    ):
+        page = AtPage(relay.url)
+        terminal = AtTerminal(relay.url)
+        undisturbed = AtTerminal(other.rest)
         page.start()
         other.wait_until(lambda: len(page.pieces) > 3, seconds=60)
         terminal.start()
@@ -129,8 +140,13 @@ def test_an_answer_goes_on_at_the_terminal_and_on_the_page_when_the_gateway_dies
         assert ("".join(page.pieces), page.fault) == (expected, "")
 
 
-def test_who_stops_an_answer_frees_its_engine_at_once(slow: Behind, start_gateway: GatewayStarter) -> None:
-    with start_gateway(slow) as gateway, httpx.Client(base_url=f"{gateway.rest}/v1", timeout=60) as client:
+def test_who_stops_an_answer_frees_its_engine_at_once(
+    slow: Behind, start_gateway: GatewayStarter
+) -> None:
+    with (
+        start_gateway(slow) as gateway,
+        httpx.Client(base_url=f"{gateway.rest}/v1", timeout=60) as client,
+    ):
         answer: Any = Chat(client, MODEL, options=OPTIONS | {"max_tokens": 2000}).ask(QUESTION)
         assert next(answer)
         answer.close()

@@ -1,4 +1,5 @@
-"""Clients that read nothing of what they asked for, over REST and gRPC: they cost little, and nobody else."""
+"""Clients that read nothing of what they asked for, over REST and gRPC: they cost little, and
+nobody else."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ import pytest
 from headwater.gateway.tenancy.grant import LEASE_TOKENS
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, completion_body, engine_stage, started
+from tests.gateway.processes import (
+    MODEL,
+    UNDRAFTED,
+    Behind,
+    Gateway,
+    completion_body,
+    engine_stage,
+    started,
+)
 from tests.gateway.request.test_generation import used_blocks
 
 SAMPLING: dict[str, Any] = {"ignore_eos": True, "temperature": 1, "seed": 1} | UNDRAFTED
@@ -37,7 +46,9 @@ def impatient(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway
 
 
 @pytest.fixture(scope="module")
-def line_of_files(behind: Behind, start_gateway: GatewayStarter, nats_url: str) -> Iterator[Gateway]:
+def line_of_files(
+    behind: Behind, start_gateway: GatewayStarter, nats_url: str
+) -> Iterator[Gateway]:
     with start_gateway(behind, "--slow-body-limit=0.3", f"--nats-url={nats_url}") as gateway:
         yield gateway
 
@@ -47,7 +58,9 @@ def with_two_seats(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Ga
     engine = engine_stage("--max-num-seqs=2")
     with (
         started(engine),
-        start_gateway(Behind(behind.processor, behind.output_processor, (engine.address,))) as gateway,
+        start_gateway(
+            Behind(behind.processor, behind.output_processor, (engine.address,))
+        ) as gateway,
     ):
         yield gateway
 
@@ -61,7 +74,11 @@ def memory_of(gateway: Gateway) -> int:
 def num_given_up(gateway: Gateway) -> int:
     """Requests over REST whose client left, or was left."""
     lines = gateway.client.get("/metrics").text.splitlines()
-    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if 'status="499"' in line and "_total" in line)
+    return sum(
+        int(float(line.rsplit(" ", 1)[1]))
+        for line in lines
+        if 'status="499"' in line and "_total" in line
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +87,11 @@ def num_given_up(gateway: Gateway) -> int:
         ("/v1/chat/completions", f"Content-Length: 4000\r\n{JSON}", ""),
         ("/v1/responses", f"Transfer-Encoding: chunked\r\n{JSON}", ""),
         ("/v1/embeddings", f"Content-Length: 4000\r\nExpect: 100-continue\r\n{JSON}", ""),
-        ("/v1/files", "Content-Length: 4000\r\nContent-Type: multipart/form-data; boundary=b", FORM),
+        (
+            "/v1/files",
+            "Content-Length: 4000\r\nContent-Type: multipart/form-data; boundary=b",
+            FORM,
+        ),
     ],
     ids=["plain", "chunked", "expecting", "file"],
 )
@@ -79,8 +100,11 @@ def test_a_body_that_trickles_is_refused_in_its_time_however_steadily_it_comes(
 ) -> None:
     host, _, port = line_of_files.rest.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as slow:
-        slow.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n{begin}".encode())
-        received, heard = b"", b" "
+        slow.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n{begin}".encode()
+        )
+        received = b""
+        heard = b" "
         try:
             while heard:
                 slow.settimeout(0.05)
@@ -91,7 +115,8 @@ def test_a_body_that_trickles_is_refused_in_its_time_however_steadily_it_comes(
                     slow.settimeout(60)
                     slow.sendall(b"1\r\n{\r\n" if "chunked" in headers else b"{")
         except ConnectionError:
-            # More was sent after it had been closed, and reset by that; what was answered before can still be read.
+            # More was sent after it had been closed, and reset by that; what was answered before
+            # can still be read.
             with contextlib.suppress(ConnectionError):
                 received += b"".join(iter(lambda: slow.recv(65536), b""))
     assert b"HTTP/1.1 408" in received
@@ -126,7 +151,10 @@ def deaf_over_rest(
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect((host, int(port)))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\n{header}Content-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: "
+        f"localhost\r\n{JSON}\r\n{header}Content-Length: {len(body)}\r\n\r\n"
+    )
     deaf.sendall(head.encode() + body)
     return deaf
 
@@ -141,7 +169,9 @@ def test_an_engine_stands_still_for_a_client_that_reads_nothing_once_its_first_c
     prompt_tokens = gateway.complete(max_tokens=1)["usage"]["prompt_tokens"]
     one_running_and_its_blocks = 1 + -(-(prompt_tokens + LEASE_TOKENS) // BLOCK_SIZE)
     # Without log probabilities what a system takes in a client's place is many thousands of tokens.
-    with deaf_over_rest(gateway, is_resumable=False, asked=SAMPLING | {"max_tokens": 7000, "logprobs": None}):
+    with deaf_over_rest(
+        gateway, is_resumable=False, asked=SAMPLING | {"max_tokens": 7000, "logprobs": None}
+    ):
         gateway.wait_until(lambda: num_used() >= one_running_and_its_blocks)
         for _ in range(3):
             gateway.complete("Far away", max_tokens=64)
@@ -158,7 +188,10 @@ def test_clients_that_read_nothing_leave_an_engines_seats_to_others_and_get_the_
     whole = gateway.complete(**asked)["choices"][0]["text"]
     with contextlib.ExitStack() as scope:
         # More than there are seats.
-        deaf = [scope.enter_context(deaf_over_rest(gateway, is_resumable=False, asked=asked)) for _ in range(3)]
+        deaf = [
+            scope.enter_context(deaf_over_rest(gateway, is_resumable=False, asked=asked))
+            for _ in range(3)
+        ]
         gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") == len(deaf))
         assert gateway.complete("Far away", max_tokens=64)["choices"][0]["text"]
         # None of them had to end for it.
@@ -179,10 +212,14 @@ def test_clients_that_read_nothing_are_cut_off_and_told_so_once_they_read(
     impatient: Gateway, behind: Behind, is_resumable: bool
 ) -> None:
     alone = impatient.complete("Far away", max_tokens=64)["choices"][0]["text"]
-    before, given_up = memory_of(impatient), num_given_up(impatient)
+    before = memory_of(impatient)
+    given_up = num_given_up(impatient)
     sampling = common_pb2.Sampling(**PAST_CREDIT, logprobs=True, top_logprobs=5)
-    asked = inference_pb2.CompleteRequest(model=MODEL, text="Once", sampling=sampling, resumable=is_resumable)
-    # Without the probe its windows stay small: a client of gRPC reads ahead of whoever reads from it.
+    asked = inference_pb2.CompleteRequest(
+        model=MODEL, text="Once", sampling=sampling, resumable=is_resumable
+    )
+    # Without the probe its windows stay small: a client of gRPC reads ahead of whoever reads from
+    # it.
     with (
         deaf_over_rest(impatient, is_resumable) as deaf,
         grpc.insecure_channel(impatient.grpc, [("grpc.http2.bdp_probe", 0)]) as channel,
@@ -191,11 +228,15 @@ def test_clients_that_read_nothing_are_cut_off_and_told_so_once_they_read(
         unread = stub.CompleteStream(asked)
         # If the machine pauses, the gateway may have cut these clients off already.
         impatient.wait_until(
-            lambda: impatient.metric("headwater_num_streams") > 0 or num_given_up(impatient) > given_up
+            lambda: (
+                impatient.metric("headwater_num_streams") > 0 or num_given_up(impatient) > given_up
+            )
         )
         assert impatient.complete("Far away", max_tokens=64)["choices"][0]["text"] == alone
         impatient.wait_until(lambda: num_given_up(impatient) > given_up, seconds=60)
-        impatient.wait_until(lambda: impatient.metric("headwater_num_requests_running") == 0, seconds=60)
+        impatient.wait_until(
+            lambda: impatient.metric("headwater_num_requests_running") == 0, seconds=60
+        )
         assert memory_of(impatient) - before < MAX_BYTES
         deaf.settimeout(60)
         received = b"".join(iter(lambda: deaf.recv(1 << 20), b""))
@@ -208,7 +249,9 @@ def test_clients_that_read_nothing_are_cut_off_and_told_so_once_they_read(
         assert status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert status.details() == "the client took nothing of its answer for 1 s"
         if is_resumable:
-            again = inference_pb2.ResumeRequest(request_id=chunks[0].request_id, after_index=len(chunks))
+            again = inference_pb2.ResumeRequest(
+                request_id=chunks[0].request_id, after_index=len(chunks)
+            )
             chunks += [reply.complete for reply in stub.Resume(again)]
             assert [chunk.chunk_index for chunk in chunks] == list(range(1, len(chunks) + 1))
             assert chunks[-1].usage.completion_tokens == 2200

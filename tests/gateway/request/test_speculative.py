@@ -1,4 +1,5 @@
-"""What a client says of speculation on its way to engines, and what engines say of it on the way back."""
+"""What a client says of speculation on its way to engines, and what engines say of it on the way
+back."""
 
 from __future__ import annotations
 
@@ -102,11 +103,21 @@ def scripted(stages: Scripted) -> Scripted:
     ],
     ids=str,
 )
-async def test_an_engine_hears_what_was_asked_over_rest(scripted: Scripted, given: Any, heard: Speculative) -> None:
+async def test_an_engine_hears_what_was_asked_over_rest(
+    scripted: Scripted, given: Any, heard: Speculative
+) -> None:
     for path, body in (
         ("/v1/chat/completions", chat_body(max_tokens=10)),
         ("/v1/completions", completion_body(max_tokens=10)),
-        ("/v1/responses", {"model": MODEL, "input": "Tell me of a river.", "store": False, "max_output_tokens": 10}),
+        (
+            "/v1/responses",
+            {
+                "model": MODEL,
+                "input": "Tell me of a river.",
+                "store": False,
+                "max_output_tokens": 10,
+            },
+        ),
     ):
         assert await scripted.asked(path, body | {"speculative": given}) == heard
 
@@ -118,8 +129,16 @@ async def test_an_engine_hears_what_was_asked_over_grpc(scripted: Scripted) -> N
     async with grpc.aio.insecure_channel(scripted.gateway.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
         for call, request in (
-            (stub.Chat, inference_pb2.ChatRequest(model=MODEL, conversation=conversation, sampling=sampling)),
-            (stub.Complete, inference_pb2.CompleteRequest(model=MODEL, text="Hello", sampling=sampling)),
+            (
+                stub.Chat,
+                inference_pb2.ChatRequest(
+                    model=MODEL, conversation=conversation, sampling=sampling
+                ),
+            ),
+            (
+                stub.Complete,
+                inference_pb2.CompleteRequest(model=MODEL, text="Hello", sampling=sampling),
+            ),
         ):
             scripted.script.begin()
             reply = call(request, timeout=60)
@@ -135,7 +154,9 @@ async def test_what_no_engine_could_follow_reaches_none(scripted: Scripted) -> N
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, "speculative.max_tokens")
     assert error["message"] == "speculative.max_tokens is 32; allowed: 1…31"
-    refused = await scripted.client.post("/v1/chat/completions", json=chat_body(speculative={"depth": 3}))
+    refused = await scripted.client.post(
+        "/v1/chat/completions", json=chat_body(speculative={"depth": 3})
+    )
     assert refused.json()["error"]["message"] == (
         "speculative.depth is no field that exists; allowed: mode, drafter, max_tokens"
     )
@@ -149,7 +170,8 @@ async def test_what_no_engine_could_follow_reaches_none(scripted: Scripted) -> N
 async def test_it_goes_along_wherever_an_answer_goes_on_and_the_last_engine_says_what_it_drafted(
     scripted: Scripted,
 ) -> None:
-    script, asked = scripted.script, {"drafter": "suffix", "max_tokens": 3}
+    script = scripted.script
+    asked = {"drafter": "suffix", "max_tokens": 3}
     reply = scripted.ask("/v1/completions", completion_body(max_tokens=10, speculative=asked))
     first = await script.open(0)
     (stream_id,) = first.add.stream_ids
@@ -168,9 +190,14 @@ async def test_it_goes_along_wherever_an_answer_goes_on_and_the_last_engine_says
 async def test_a_receipt_over_grpc_and_a_streams_say_what_was_drafted_and_nothing_where_an_engine_does_not(
     scripted: Scripted,
 ) -> None:
-    script, reply = scripted.script, scripted.ask("/v1/completions", completion_body(max_tokens=10, stream=True))
+    script = scripted.script
+    reply = scripted.ask("/v1/completions", completion_body(max_tokens=10, stream=True))
     answer(script, await script.open(0), DRAFTED)
-    events = [line.removeprefix("data: ") for line in (await reply).text.splitlines() if line.startswith("data: {")]
+    events = [
+        line.removeprefix("data: ")
+        for line in (await reply).text.splitlines()
+        if line.startswith("data: {")
+    ]
     assert json.loads(events[-1])["receipt"]["engine"] == TOLD
     async with grpc.aio.insecure_channel(scripted.gateway.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
@@ -200,29 +227,46 @@ async def test_the_terminal_says_how_many_tokens_a_step_brought(
 
     def talk() -> None:
         with httpx.Client(base_url=f"{scripted.gateway.rest}/v1", timeout=60) as client:
-            converse(Chat(client, MODEL, options={"max_tokens": 10}), Console(file=written, width=200))
+            converse(
+                Chat(client, MODEL, options={"max_tokens": 10}), Console(file=written, width=200)
+            )
 
     talking = asyncio.create_task(asyncio.to_thread(talk))
     answer(scripted.script, await scripted.script.open(0), work)
     await talking
-    assert [line for line in written.getvalue().splitlines() if line.endswith(said)], written.getvalue()
+    assert [line for line in written.getvalue().splitlines() if line.endswith(said)], (
+        written.getvalue()
+    )
 
 
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
         (TOLD, ["2.5 tokens a step, 6 of 9 drafted accepted"]),
-        (TOLD | {"draft_tokens": 0, "accepted_tokens": 0, "tokens_per_step": 0.91}, ["0.9 tokens a step"]),
+        (
+            TOLD | {"draft_tokens": 0, "accepted_tokens": 0, "tokens_per_step": 0.91},
+            ["0.9 tokens a step"],
+        ),
         (None, []),
     ],
     ids=["drafted", "plain", "silent"],
 )
 @pytest.mark.long
-async def test_so_does_the_page(engine: dict[str, Any] | None, said: list[str], js_folder: Path) -> None:
-    usage = {"prompt_tokens": 36, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 16}}
-    event = json.dumps({"usage": usage, "receipt": {"engine": engine, "decision": {"replica_id": "e0"}}})
+async def test_so_does_the_page(
+    engine: dict[str, Any] | None, said: list[str], js_folder: Path
+) -> None:
+    usage = {
+        "prompt_tokens": 36,
+        "completion_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 16},
+    }
+    event = json.dumps(
+        {"usage": usage, "receipt": {"engine": engine, "decision": {"replica_id": "e0"}}}
+    )
     command = ["node", str(js_folder / "facts_client.js"), event]
-    told = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=True)
+    told = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=60, check=True
+    )
     first = ["10 tokens", "9.0 tokens/s", "first after 200 ms"]
     last = ["16 of 36 prompt tokens cached", "served by e0"]
     assert told.stdout.strip().split(" · ") == [*first, *said, *last]

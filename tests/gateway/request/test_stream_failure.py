@@ -13,7 +13,13 @@ from headwater.gateway.request.prepared_prompt import PreparedPrompt
 from headwater.gateway.request.stream_failure import Cause, StreamLost, TakenOver, error_of
 from headwater.proto import common_pb2
 from headwater.proto.output_processor_pb2 import OutputFinish
-from headwater.services.runtime.errors import BadRequest, DeadlineExceeded, InternalError, SlowReader, Unavailable
+from headwater.services.runtime.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    InternalError,
+    SlowReader,
+    Unavailable,
+)
 
 ATTEMPTS = {
     "UNSPECIFIED": Cause.ENGINE_GONE,
@@ -34,12 +40,18 @@ ENDS = {"GRAMMAR": BadRequest, "TAKEN_OVER": TakenOver}
 
 def finish_of(name: str) -> OutputFinish:
     cause = common_pb2.LossCause.Value(f"LOSS_CAUSE_{name}")
-    return OutputFinish(reason=common_pb2.FINISH_REASON_ERROR, cause=cause, retriable=True, error="so")
+    return OutputFinish(
+        reason=common_pb2.FINISH_REASON_ERROR, cause=cause, retriable=True, error="so"
+    )
 
 
 def test_every_cause_of_a_loss_has_its_row() -> None:
-    names = {name.removeprefix("LOSS_CAUSE_") for name in common_pb2.LossCause.DESCRIPTOR.values_by_name}
-    assert names == {*ATTEMPTS, *ENDS}, "say in gateway/request/stream_failure.py what the cause means, and here"
+    names = {
+        name.removeprefix("LOSS_CAUSE_") for name in common_pb2.LossCause.DESCRIPTOR.values_by_name
+    }
+    assert names == {*ATTEMPTS, *ENDS}, (
+        "say in gateway/request/stream_failure.py what the cause means, and here"
+    )
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)
@@ -57,8 +69,11 @@ def test_a_fault_of_the_request_itself_is_not_tried_again(name: str) -> None:
 
 
 def test_a_stream_that_may_not_be_tried_again_ends_by_its_reason() -> None:
-    cancelled, broken = common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_ERROR
-    assert isinstance(error_of(OutputFinish(reason=cancelled, error="deadline_exceeded")), DeadlineExceeded)
+    cancelled = common_pb2.FINISH_REASON_CANCELLED
+    broken = common_pb2.FINISH_REASON_ERROR
+    assert isinstance(
+        error_of(OutputFinish(reason=cancelled, error="deadline_exceeded")), DeadlineExceeded
+    )
     assert isinstance(error_of(OutputFinish(reason=cancelled, error="slow_reader")), SlowReader)
     assert type(error_of(OutputFinish(reason=cancelled))) is Unavailable
     assert isinstance(error_of(OutputFinish(reason=broken)), InternalError)
@@ -67,7 +82,9 @@ def test_a_stream_that_may_not_be_tried_again_ends_by_its_reason() -> None:
 def stream_to(heard: list[Any]) -> ChoiceStream:
     """A stream that appends its errors to `heard`."""
     events = SimpleNamespace(broke=heard.append)
-    return ChoiceStream(Choice(0, 0, PreparedPrompt()), cast("Any", None), cast("Any", events), lambda _: None)
+    return ChoiceStream(
+        Choice(0, 0, PreparedPrompt()), cast("Any", None), cast("Any", events), lambda _: None
+    )
 
 
 def test_a_reason_that_only_later_versions_know_ends_its_stream_alone() -> None:
@@ -82,4 +99,6 @@ def test_the_end_of_an_output_processor_that_had_left_is_no_fault(has_left: bool
     stream = stream_to(heard)
     stream.opened(cast("Any", SimpleNamespace(leaving=has_left)), 1)
     stream.lost(Unavailable("gone"))
-    assert [(each.cause, each.is_fault) for each in heard] == [(Cause.OUTPUT_PROCESSOR_GONE, not has_left)]
+    assert [(each.cause, each.is_fault) for each in heard] == [
+        (Cause.OUTPUT_PROCESSOR_GONE, not has_left)
+    ]

@@ -9,7 +9,9 @@ from headwater.services.runtime.member import Kind, Member
 
 
 def attempt(numerics_id: str) -> Attempt:
-    member = Member(kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1", numerics_id=numerics_id)
+    member = Member(
+        kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1", numerics_id=numerics_id
+    )
     decision = Decision(
         member=member,
         reason="only",

@@ -1,4 +1,5 @@
-"""Prompts that have ended and are remembered within a bound of memory, until a client asks for them."""
+"""Prompts that have ended and are remembered within a bound of memory, until a client asks for
+them."""
 
 from __future__ import annotations
 
@@ -50,12 +51,16 @@ def test_what_is_remembered_has_a_bound() -> None:
 def test_of_the_youngest_requests_a_tenant_finds_its_own() -> None:
     timelines = Timelines(Bus(None), "g")
     for number in range(10):
-        timelines.keep(timelines.begin(f"{number}", Tenant(id=f"t{number % 3}"), "m", "", "", age=0.0), ended(1))
+        timelines.keep(
+            timelines.begin(f"{number}", Tenant(id=f"t{number % 3}"), "m", "", "", age=0.0),
+            ended(1),
+        )
     assert [each.id for each in timelines.youngest(6, "t1")] == ["7", "4"]
 
 
 def test_prompts_are_rendered_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    timelines, num_rendered = Timelines(Bus(None), "g"), 0
+    timelines = Timelines(Bus(None), "g")
+    num_rendered = 0
     explained = EndedPrompt.explained
 
     def counted(prompt: EndedPrompt) -> dict[str, Any]:
@@ -73,7 +78,9 @@ def test_prompts_are_rendered_when_they_are_asked_for(monkeypatch: pytest.Monkey
     assert num_rendered == 2
 
 
-@pytest.mark.parametrize(("num_attempts", "num_candidates", "num_choices"), [(0, 0, 0), (1, 1, 1), (3, 20, 5)])
+@pytest.mark.parametrize(
+    ("num_attempts", "num_candidates", "num_choices"), [(0, 0, 0), (1, 1, 1), (3, 20, 5)]
+)
 def test_what_prompts_take_of_memory_is_about_what_is_estimated(
     num_attempts: int, num_candidates: int, num_choices: int
 ) -> None:
@@ -93,8 +100,12 @@ def long_prompt(num_attempts: int, num_candidates: int, num_choices: int) -> End
     numbers = iter(np.random.default_rng(0).random(1000).tolist())
     attempts = tuple[Attempt, ...]()
     for _ in range(num_attempts):
-        parts = (Parts(*islice(numbers, len(Parts.__struct_fields__))) for _ in range(num_candidates))
-        candidates = tuple(Candidate("a", each, next(numbers), 1.0, True, next(numbers), "", 3) for each in parts)
+        parts = (
+            Parts(*islice(numbers, len(Parts.__struct_fields__))) for _ in range(num_candidates)
+        )
+        candidates = tuple(
+            Candidate("a", each, next(numbers), 1.0, True, next(numbers), "", 3) for each in parts
+        )
         decision = Decision(
             member=Member(kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1"),
             reason="load",
@@ -111,8 +122,13 @@ def long_prompt(num_attempts: int, num_candidates: int, num_choices: int) -> End
         start = EngineStart(next(numbers), next(numbers))
         times = {name: next(numbers) for name in ("asked_at", "dispatched_at", "ended_at")}
         attempts += (Attempt(decision=decision, start=start, **times),)
-    work = {name: 1000.0 * next(numbers) for name in ("steps", "tokens_per_step", "draft_tokens", "mean_batch_size")}
-    choices = tuple({"index": i, "finish_reason": "stop", "engine": dict(work)} for i in range(num_choices))
+    work = {
+        name: 1000.0 * next(numbers)
+        for name in ("steps", "tokens_per_step", "draft_tokens", "mean_batch_size")
+    }
+    choices = tuple(
+        {"index": i, "finish_reason": "stop", "engine": dict(work)} for i in range(num_choices)
+    )
     prompt = ended(5)
     prompt.timeline.attempts = attempts
     return msgspec.structs.replace(prompt, choices=choices)

@@ -23,7 +23,8 @@ from tests.gateway.processes import (
     started,
 )
 
-TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 TRACESTATE = "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"
 
@@ -36,14 +37,21 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[mi
 
     def Export(self, request: Any, context: Any) -> Any:
         for resource in request.resource_spans:
-            names = [each.value.string_value for each in resource.resource.attributes if each.key == "service.name"]
-            self.spans += [(names[0], span) for scope in resource.scope_spans for span in scope.spans]
+            names = [
+                each.value.string_value
+                for each in resource.resource.attributes
+                if each.key == "service.name"
+            ]
+            self.spans += [
+                (names[0], span) for scope in resource.scope_spans for span in scope.spans
+            ]
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
 @pytest.fixture
 def collector() -> Iterator[tuple[Collector, str]]:
-    kept, server = Collector(), grpc.server(ThreadPoolExecutor(2))
+    kept = Collector()
+    server = grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(kept, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -57,18 +65,28 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
 ) -> None:
     kept, endpoint = collector
     flag = f"--otlp-endpoint={endpoint}"
-    processor, output_processor = processor_stage(text_folder, flag), output_processor_stage(text_folder, flag)
+    processor = processor_stage(text_folder, flag)
+    output_processor = output_processor_stage(text_folder, flag)
     engine = engine_stage(flag)
     with started(processor, output_processor, engine):
         behind = Behind(processor.address, output_processor.address, (engine.address,))
         with start_gateway(behind, flag) as gateway:
             headers = {"traceparent": TRACEPARENT, "tracestate": TRACESTATE}
-            assert gateway.client.post("/v1/completions", json=completion_body(), headers=headers).status_code == 200
-            refused = gateway.client.post("/v1/completions", json=completion_body(temperature=9), headers=headers)
+            assert (
+                gateway.client.post(
+                    "/v1/completions", json=completion_body(), headers=headers
+                ).status_code
+                == 200
+            )
+            refused = gateway.client.post(
+                "/v1/completions", json=completion_body(temperature=9), headers=headers
+            )
             assert refused.status_code == 400
             with grpc.insecure_channel(gateway.grpc) as channel:
                 stub: Any = inference_pb2_grpc.InferenceStub(channel)
-                asked = inference_pb2.CompleteRequest(model=MODEL, text="Once", sampling={"max_tokens": 4})
+                asked = inference_pb2.CompleteRequest(
+                    model=MODEL, text="Once", sampling={"max_tokens": 4}
+                )
                 stub.Complete(asked, metadata=list(headers.items()))
             for stage in (gateway.stage, processor, output_processor, engine):
                 stage.terminate()
@@ -76,7 +94,10 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
     assert {span.trace_id.hex() for _, span in kept.spans} == {TRACE}
     assert {span.trace_state for _, span in kept.spans} == {TRACESTATE}
     by_id = {span.span_id: span.name for _, span in kept.spans}
-    tree = {(name, span.name, by_id.get(span.parent_span_id, span.parent_span_id.hex())) for name, span in kept.spans}
+    tree = {
+        (name, span.name, by_id.get(span.parent_span_id, span.parent_span_id.hex()))
+        for name, span in kept.spans
+    }
     assert tree == {
         ("headwater-gateway", "POST /v1/completions", PARENT),
         ("headwater-gateway", "Inference/Complete", PARENT),
@@ -84,7 +105,10 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
             edge
             for root in ("POST /v1/completions", "Inference/Complete")
             for edge in (
-                *(("headwater-gateway", part, root) for part in ("prepare", "replica", "queue", "route", "stream")),
+                *(
+                    ("headwater-gateway", part, root)
+                    for part in ("prepare", "replica", "queue", "route", "stream")
+                ),
                 ("headwater-processor", "Prepare", root),
                 ("headwater-output-processor", "output", root),
             )
@@ -92,7 +116,9 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
         ("headwater-engine", "engine", "output"),
         *(("headwater-engine", part, "engine") for part in ("queue", "prefill", "decode")),
     }
-    failed = {(name, span.name) for name, span in kept.spans if span.status.message == "invalid_value"}
+    failed = {
+        (name, span.name) for name, span in kept.spans if span.status.message == "invalid_value"
+    }
     codes = {span.status.message for _, span in kept.spans if span.status.message}
     assert len(codes) == 1, (failed, codes)
     assert all(span.start_time_unix_nano <= span.end_time_unix_nano for _, span in kept.spans)

@@ -1,4 +1,5 @@
-"""Lag of events, and how long a routed prompt counts as cached, with engines whose clocks are wrong."""
+"""Lag of events, and how long a routed prompt counts as cached, with engines whose clocks are
+wrong."""
 
 from __future__ import annotations
 
@@ -29,14 +30,23 @@ class Gateway:
     """A router that follows one replica over a real bus."""
 
     def __init__(self, bus: Bus, model: ServedModel) -> None:
-        self.now, self.bus, self.model = 100.0, bus, model
+        self.now = 100.0
+        self.bus = bus
+        self.model = model
         self.members = Members(Bus(None), (Kind.ENGINE,))
         self.feed = IndexFeed(bus, self.members, Store(None), clock=lambda: self.now)
         self.registry = CollectorRegistry()
-        self.router = Router(Bus(None), self.members, self.feed, registry=self.registry, clock=lambda: self.now)
+        self.router = Router(
+            Bus(None), self.members, self.feed, registry=self.registry, clock=lambda: self.now
+        )
         name, epoch = REPLICA
         self.replica = Member(
-            kind=Kind.ENGINE, replica_id=name, epoch=epoch, address="127.0.0.1:1", model=model, load=IDLE
+            kind=Kind.ENGINE,
+            replica_id=name,
+            epoch=epoch,
+            address="127.0.0.1:1",
+            model=model,
+            load=IDLE,
         )
 
     @contextlib.asynccontextmanager
@@ -51,7 +61,9 @@ class Gateway:
         for _ in range(num_events):
             batch = events_pb2.KvEventBatch(published_at=time.time() + clock_offset)
             batch.incarnation.replica_id, batch.incarnation.epoch = REPLICA
-            await self.bus.publish(subjects.kv_events(self.model.key, "a"), batch.SerializeToString())
+            await self.bus.publish(
+                subjects.kv_events(self.model.key, "a"), batch.SerializeToString()
+            )
         async with asyncio.timeout(30):
             while self.num_heard < before + num_events:  # noqa: ASYNC110 (a metric has no event)
                 await asyncio.sleep(0.005)
@@ -90,7 +102,9 @@ async def test_a_clock_that_is_wrong_neither_is_a_lag_nor_keeps_an_expectation(
     assert 0 < gateway.registry.get_sample_value("headwater_router_event_lag_seconds_sum") < 64 * 25  # type: ignore[operator]
 
 
-async def test_a_clock_that_is_set_back_keeps_an_expectation_for_a_bounded_time(gateway: Gateway) -> None:
+async def test_a_clock_that_is_set_back_keeps_an_expectation_for_a_bounded_time(
+    gateway: Gateway,
+) -> None:
     await gateway.hears(8, clock_offset=0.0)
     await gateway.hears(64, clock_offset=-50.0)
     gateway.sends(chain("x", 4))
@@ -102,7 +116,11 @@ async def test_a_clock_that_is_set_back_keeps_an_expectation_for_a_bounded_time(
 
 def test_a_lag_is_what_an_event_came_later_than_the_youngest_of_its_replica() -> None:
     lag = EventLag()
-    ages = {("a", 1): (50.0, 50.25, 50.0), ("b", 1): (-30.0, -29.5, -30.5), ("a", 2): (7.0, 7.0, 7.0)}
+    ages = {
+        ("a", 1): (50.0, 50.25, 50.0),
+        ("b", 1): (-30.0, -29.5, -30.5),
+        ("a", 2): (7.0, 7.0, 7.0),
+    }
     seen = [[lag.observe(each, age, 0.0) for age in of] for each, of in ages.items()]
     assert seen == [[0.0, 0.25, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
     assert lag.p99 == 0.5

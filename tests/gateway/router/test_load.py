@@ -38,7 +38,9 @@ def test_a_report_adds_what_others_sent_and_never_counts_ours_twice() -> None:
     assert load.drain_tokens(10.2, 100.0) == 1000 - 950 + 1000
 
 
-def test_a_report_that_knows_nothing_of_a_fresh_request_does_not_erase_it_but_of_an_old_one_it_does() -> None:
+def test_a_report_that_knows_nothing_of_a_fresh_request_does_not_erase_it_but_of_an_old_one_it_does() -> (
+    None
+):
     load = Load()
     load.add(1000, 10, 0.0)
     load.report(ReplicaLoad(), 0.5)
@@ -57,9 +59,13 @@ def test_blocks_of_a_request_count_here_until_it_starts_and_there_from_then_on()
     assert load.used_blocks() == 100
 
 
-@given(st.lists(st.tuples(st.sampled_from(("add", "start", "end")), st.integers(1, 500)), max_size=60))
+@given(
+    st.lists(st.tuples(st.sampled_from(("add", "start", "end")), st.integers(1, 500)), max_size=60)
+)
 def test_whatever_happens_the_account_ends_at_zero(steps: list[tuple[str, int]]) -> None:
-    load, running, now = Load(), list[InFlight](), 0.0
+    load = Load()
+    running = list[InFlight]()
+    now = 0.0
     for verb, number in steps:
         now += number / 100
         if verb == "add":
@@ -72,13 +78,20 @@ def test_whatever_happens_the_account_ends_at_zero(steps: list[tuple[str, int]])
         assert load.num_requests == len(running)
     for request in running:
         load.ended(request, now)
-    assert (load.drain_tokens(now, 50.0), load.used_blocks(), load.num_requests, load.batch()) == (0, 0, 0, 0)
+    assert (load.drain_tokens(now, 50.0), load.used_blocks(), load.num_requests, load.batch()) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def test_rates_are_the_mean_of_those_who_know() -> None:
     rates = pooled(
         [
-            ReplicaLoad(prefill_tps=900, itl_seconds=0.030, itl_seconds_per_request=0.001, num_running=10),
+            ReplicaLoad(
+                prefill_tps=900, itl_seconds=0.030, itl_seconds_per_request=0.001, num_running=10
+            ),
             ReplicaLoad(prefill_tps=1100, itl_seconds=0.022),
             ReplicaLoad(),
         ]

@@ -39,7 +39,9 @@ def replica_of(model: ServedModel, name: str = "a") -> Member:
 
 
 @contextlib.asynccontextmanager
-async def two_gateways(air: Air, model: ServedModel) -> AsyncIterator[tuple[BusTwin, Router, Router]]:
+async def two_gateways(
+    air: Air, model: ServedModel
+) -> AsyncIterator[tuple[BusTwin, Router, Router]]:
     """Two gateways with one replica: the bus of the first gateway, and both routers."""
     replica = replica_of(model)
     async with (
@@ -57,7 +59,9 @@ def waiting(router: Router, model: ServedModel) -> tuple[int, float]:
     return seen.parts.num_requests, seen.parts.drain
 
 
-async def test_what_one_gateway_sends_counts_at_the_other_at_once(nats_url: str, served_model: ServedModel) -> None:
+async def test_what_one_gateway_sends_counts_at_the_other_at_once(
+    nats_url: str, served_model: ServedModel
+) -> None:
     replica = replica_of(served_model)
     async with (
         Bus.open(nats_url) as here,
@@ -65,7 +69,8 @@ async def test_what_one_gateway_sends_counts_at_the_other_at_once(nats_url: str,
         gateway(here, replica) as one,
         gateway(there, replica) as other,
     ):
-        # The prompt is so long that only a small part of it is computed before the test reads the account.
+        # The prompt is so long that only a small part of it is computed before the test reads the
+        # account.
         dispatch = one.dispatched(one.choose(served_model.key, b"", 400_000, 16), "r")
         async with asyncio.timeout(30):
             while waiting(other, served_model)[0] == 0:  # noqa: ASYNC110 (the account has no event)
@@ -80,11 +85,14 @@ async def test_what_one_gateway_sends_counts_at_the_other_at_once(nats_url: str,
 
 def test_gateways_that_take_turns_send_to_different_replicas(served_model: ServedModel) -> None:
     """Gateways send on what an engine lost, all in the same moment."""
-    air, replicas = Air(), [replica_of(served_model, name) for name in "abc"]
+    air = Air()
+    replicas = [replica_of(served_model, name) for name in "abc"]
 
     async def send(router: Router) -> str:
         await asyncio.sleep(router.peers.turn_seconds)
-        return router.dispatched(router.choose(served_model.key, b"", 4000, 16), "r").decision.replica_id
+        return router.dispatched(
+            router.choose(served_model.key, b"", 4000, 16), "r"
+        ).decision.replica_id
 
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -99,8 +107,13 @@ def test_gateways_that_take_turns_send_to_different_replicas(served_model: Serve
 
 def test_a_gateway_that_fell_silent_counts_three_seconds_longer(served_model: ServedModel) -> None:
     async def main() -> None:
-        air, replica = Air(), replica_of(served_model)
-        async with BusTwin.on(air) as here, BusTwin.on(air) as there, gateway(there, replica) as other:
+        air = Air()
+        replica = replica_of(served_model)
+        async with (
+            BusTwin.on(air) as here,
+            BusTwin.on(air) as there,
+            gateway(there, replica) as other,
+        ):
             async with gateway(here, replica) as one:
                 one.dispatched(one.choose(served_model.key, b"", 4000, 16), "r")
                 await asyncio.sleep(0.01)
@@ -114,7 +127,9 @@ def test_a_gateway_that_fell_silent_counts_three_seconds_longer(served_model: Se
     run_virtually(main(), 0)
 
 
-def test_a_gateway_whose_bus_comes_back_tells_what_it_sends_from_then_on(served_model: ServedModel) -> None:
+def test_a_gateway_whose_bus_comes_back_tells_what_it_sends_from_then_on(
+    served_model: ServedModel,
+) -> None:
     async def main() -> None:
         async with two_gateways(Air(), served_model) as (here, one, other):
             here.lose()
@@ -172,7 +187,10 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
                 await asyncio.sleep(0.01)
             while waiting(other, served_model)[1] > 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert waiting(other, served_model) == (4, pytest.approx(waiting(one, served_model)[1], abs=0.1))
+        assert waiting(other, served_model) == (
+            4,
+            pytest.approx(waiting(one, served_model)[1], abs=0.1),
+        )
 
 
 def test_beats_tell_what_was_lost_of_prompts_that_are_not_computed_and_of_those_that_are(
@@ -202,7 +220,8 @@ def test_many_requests_are_repeated_in_messages_that_nats_takes(
     monkeypatch.setattr(peers, "_MAX_ENTRIES", 10)
 
     async def main() -> None:
-        air, replica = Air(), replica_of(served_model)
+        air = Air()
+        replica = replica_of(served_model)
         async with (
             BusTwin.on(air) as here,
             BusTwin.on(air) as there,
@@ -218,7 +237,10 @@ def test_many_requests_are_repeated_in_messages_that_nats_takes(
             here.find()
             await asyncio.sleep(0.1)
             assert other.peers.num_told == 25
-            lens = [len(InFlightUpdate.FromString((await anext(updates)).payload).added) for _ in range(4)]
+            lens = [
+                len(InFlightUpdate.FromString((await anext(updates)).payload).added)
+                for _ in range(4)
+            ]
             assert sorted(lens) == [0, 5, 10, 10]
 
     run_virtually(main(), 0)

@@ -27,7 +27,11 @@ from headwater.services.runtime.store import Store
 
 BLOCK = 16
 IDLE = ReplicaLoad(
-    prefill_tps=1000.0, itl_seconds=0.02, itl_seconds_per_request=0.002, num_total_blocks=10_000, max_running=64
+    prefill_tps=1000.0,
+    itl_seconds=0.02,
+    itl_seconds_per_request=0.002,
+    num_total_blocks=10_000,
+    max_running=64,
 )
 
 
@@ -45,11 +49,21 @@ class Cluster:
         self.feed = IndexFeed(Bus(None), self.members, Store(None))
         self.registry = CollectorRegistry()
         self.router = Router(
-            Bus(None), self.members, self.feed, registry=self.registry, clock=lambda: self.now, logged_share=0.5
+            Bus(None),
+            self.members,
+            self.feed,
+            registry=self.registry,
+            clock=lambda: self.now,
+            logged_share=0.5,
         )
         self.replicas = {
             name: Member(
-                kind=Kind.ENGINE, replica_id=name, epoch=new_epoch(), address=f"{name}:1", model=model, numerics_id="n"
+                kind=Kind.ENGINE,
+                replica_id=name,
+                epoch=new_epoch(),
+                address=f"{name}:1",
+                model=model,
+                numerics_id="n",
             )
             for name in names
         }
@@ -59,12 +73,15 @@ class Cluster:
         self.members.on_member(self.replicas[name], from_bus=True)
 
     def caches(self, name: str, blocks: list[bytes]) -> None:
-        index, member = self.feed.index(self.model.key), self.replicas[name]
+        index = self.feed.index(self.model.key)
+        member = self.replicas[name]
         column = index.open(name, member.epoch)
         index.fill(column, blocks)
         index.publish(column, 1)
 
-    def choose(self, blocks: list[bytes], exclude: tuple[str, ...] = (), extra_tokens: int = 1) -> Decision:
+    def choose(
+        self, blocks: list[bytes], exclude: tuple[str, ...] = (), extra_tokens: int = 1
+    ) -> Decision:
         num_tokens = len(blocks) * BLOCK + extra_tokens
         failed = [(name, self.replicas[name].epoch) for name in exclude]
         return self.router.choose(self.model.key, b"".join(blocks), num_tokens, 64, exclude=failed)
@@ -111,10 +128,15 @@ async def test_an_unrelated_prompt_goes_to_the_less_loaded_replica(cluster: Clus
     assert cluster.choose(chain("w", 10)).replica_id == second.replica.member.replica_id
 
 
-async def test_a_burst_of_one_prefix_follows_its_first_request_and_a_burst_of_many_spreads(cluster: Cluster) -> None:
+async def test_a_burst_of_one_prefix_follows_its_first_request_and_a_burst_of_many_spreads(
+    cluster: Cluster,
+) -> None:
     burst = [cluster.sends(chain("same", 100)).replica.member.replica_id for _ in range(5)]
     assert burst == [burst[0]] * 5
-    spread = [cluster.sends(chain(f"other{number}", 100)).replica.member.replica_id for number in range(20)]
+    spread = [
+        cluster.sends(chain(f"other{number}", 100)).replica.member.replica_id
+        for number in range(20)
+    ]
     assert 8 <= spread.count("a") <= 12
 
 
@@ -131,7 +153,9 @@ async def test_a_prefix_that_all_hold_spreads_over_all(cluster: Cluster) -> None
     assert chosen in (["a", "b"] * 5, ["b", "a"] * 5)
 
 
-async def test_draining_full_and_failing_replicas_are_skipped_while_another_can_take_it(cluster: Cluster) -> None:
+async def test_draining_full_and_failing_replicas_are_skipped_while_another_can_take_it(
+    cluster: Cluster,
+) -> None:
     cluster.caches("b", chain("x", 20))
     cluster.reports("b", draining=True)
     assert cluster.choose(chain("x", 24)).replica_id == "a"
@@ -141,12 +165,17 @@ async def test_draining_full_and_failing_replicas_are_skipped_while_another_can_
     cluster.router.finished(cluster.sends(chain("x", 24)), failed=True)
     decision = cluster.choose(chain("x", 24))
     assert decision.replica_id == "a"
-    assert {each.replica_id: each.guard for each in decision.candidates} == {"a": "", "b": "failing"}
+    assert {each.replica_id: each.guard for each in decision.candidates} == {
+        "a": "",
+        "b": "failing",
+    }
     cluster.now += 1.1
     assert cluster.choose(chain("x", 24)).replica_id == "b"
 
 
-async def test_when_every_replica_is_full_the_cheapest_takes_it_and_when_all_drain_nobody(cluster: Cluster) -> None:
+async def test_when_every_replica_is_full_the_cheapest_takes_it_and_when_all_drain_nobody(
+    cluster: Cluster,
+) -> None:
     cluster.reports("a", replace(IDLE, num_used_blocks=9_990))
     cluster.reports("b", replace(IDLE, num_used_blocks=9_700))
     assert cluster.choose(chain("x", 4)).replica_id == "b"
@@ -163,27 +192,36 @@ async def test_a_replica_that_failed_the_request_is_not_asked_again(cluster: Clu
         cluster.choose(chain("x", 24), exclude=("a", "b"))
 
 
-async def test_a_model_without_replicas_is_unavailable_with_a_time_to_retry(cluster: Cluster) -> None:
+async def test_a_model_without_replicas_is_unavailable_with_a_time_to_retry(
+    cluster: Cluster,
+) -> None:
     with pytest.raises(Unavailable) as caught:
         cluster.router.choose("0" * 16, b"", 10, 10)
     assert caught.value.retry_after == 1.0
     assert caught.value.code == "no_replica"
 
 
-async def test_without_an_index_a_prefix_stays_at_its_home_and_homes_differ(served_model: ServedModel) -> None:
+async def test_without_an_index_a_prefix_stays_at_its_home_and_homes_differ(
+    served_model: ServedModel,
+) -> None:
     cluster = Cluster(served_model, "abcd")
     async with cluster.router.running():
         for name in "abcd":
             cluster.reports(name)
         homes = {}
         for number in range(40):
-            short, long = cluster.choose(chain(f"p{number}-", 3)), cluster.choose(chain(f"p{number}-", 9))
+            short = cluster.choose(chain(f"p{number}-", 3))
+            long = cluster.choose(chain(f"p{number}-", 9))
             assert short.replica_id == long.replica_id
             assert short.reason == "home"
             homes[number] = short.replica_id
         assert set(homes.values()) == set("abcd")
         cluster.members.on_member(replace(cluster.replicas["a"], leaving=True), from_bus=True)
-        moved = [number for number in range(40) if cluster.choose(chain(f"p{number}-", 3)).replica_id != homes[number]]
+        moved = [
+            number
+            for number in range(40)
+            if cluster.choose(chain(f"p{number}-", 3)).replica_id != homes[number]
+        ]
         assert moved == [number for number in range(40) if homes[number] == "a"]
 
 
@@ -203,12 +241,18 @@ async def test_hits_that_do_not_come_true_cost_a_replica_its_trust(cluster: Clus
         dispatch = cluster.router.dispatched(cluster.choose(chain("x", 24), exclude=("a",)), "r")
         cluster.router.started(dispatch, 0)
         cluster.router.finished(dispatch)
-    assert cluster.registry.get_sample_value("headwater_router_trust", {"replica": "b"}) == pytest.approx(0.9**8)
-    assert cluster.registry.get_sample_value("headwater_router_doubted_total", {"replica": "b"}) == 5
+    assert cluster.registry.get_sample_value(
+        "headwater_router_trust", {"replica": "b"}
+    ) == pytest.approx(0.9**8)
+    assert (
+        cluster.registry.get_sample_value("headwater_router_doubted_total", {"replica": "b"}) == 5
+    )
     trust = {each.replica_id: each.trust for each in cluster.choose(chain("x", 24)).candidates}
     assert trust == {"a": 1.0, "b": pytest.approx(0.9**8)}
     cluster.members.on_member(replace(cluster.replicas["b"], leaving=True), from_bus=True)
-    assert cluster.registry.get_sample_value("headwater_router_trust", {"replica": "b"}) is None, "nobody's now"
+    assert cluster.registry.get_sample_value("headwater_router_trust", {"replica": "b"}) is None, (
+        "nobody's now"
+    )
 
 
 async def test_a_receipt_is_json_and_says_who_was_seen_at_what_cost(cluster: Cluster) -> None:
@@ -232,7 +276,9 @@ async def test_a_logged_receipt_says_how_it_turned_out_and_can_be_scored_again(
     log = tmp_path / "gateway.log"
     with structlog.testing.capture_logs() as lines:
         for number in range(4 * 2):
-            dispatch = cluster.router.dispatched(cluster.choose(chain("x", 24)), f"r{1 + number // 4}")
+            dispatch = cluster.router.dispatched(
+                cluster.choose(chain("x", 24)), f"r{1 + number // 4}"
+            )
             cluster.now += 0.25
             cluster.router.started(dispatch, 320)
             cluster.router.finished(dispatch)
@@ -252,7 +298,9 @@ async def test_a_receipt_keeps_every_part_of_a_cost(cluster: Cluster) -> None:
     parts = Parts(*range(1, 1 + len(Parts.__struct_fields__)))
     decision.candidates = (msgspec.structs.replace(decision.candidates[0], parts=parts),)
     [candidate] = msgspec.convert(decision.receipt, Receipt).candidates
-    assert candidate.parts == parts, "name the part in `_plain` of decision.py and in bench/receipt_replay.py"
+    assert candidate.parts == parts, (
+        "name the part in `_plain` of decision.py and in bench/receipt_replay.py"
+    )
 
 
 async def test_load_messages_arrive_over_the_bus_and_those_of_another_incarnation_do_not_count(
@@ -265,7 +313,8 @@ async def test_load_messages_arrive_over_the_bus_and_those_of_another_incarnatio
         async with router.running():
             for member in cluster.replicas.values():
                 members.on_member(member, from_bus=True)
-            a, b = cluster.replicas["a"], cluster.replicas["b"]
+            a = cluster.replicas["a"]
+            b = cluster.replicas["b"]
             await bus.publish(
                 subjects.load(served_model.key, "a"),
                 replace(IDLE, num_prefill_tokens=5000).to_pb("a", a.epoch).SerializeToString(),
@@ -285,7 +334,9 @@ async def test_load_messages_arrive_over_the_bus_and_those_of_another_incarnatio
             assert router.choose(served_model.key, b"", 10, 10).replica_id == "b"
 
 
-async def test_a_prompt_that_is_new_to_all_goes_where_the_cache_has_most_room(cluster: Cluster) -> None:
+async def test_a_prompt_that_is_new_to_all_goes_where_the_cache_has_most_room(
+    cluster: Cluster,
+) -> None:
     small = replace(IDLE, num_total_blocks=64)
     cluster.caches("a", chain("old", 32))
     cluster.reports("a", small)
@@ -298,12 +349,17 @@ async def test_a_prompt_that_is_new_to_all_goes_where_the_cache_has_most_room(cl
     assert other != dispatch.replica.member.replica_id
 
 
-async def test_replicas_need_no_more_prompts_waiting_than_they_run_at_once(cluster: Cluster) -> None:
+async def test_replicas_need_no_more_prompts_waiting_than_they_run_at_once(
+    cluster: Cluster,
+) -> None:
     epoch = cluster.router.peers.epoch
 
     def most_prompts() -> int | None:
         """Prompts at which there is no more room; None where there always is."""
-        return next((num for num in range(1000) if not cluster.router.has_room(cluster.model.key, 0, num)), None)
+        return next(
+            (num for num in range(1000) if not cluster.router.has_room(cluster.model.key, 0, num)),
+            None,
+        )
 
     cluster.reports("a", replace(IDLE, max_running=32, waiting_credits={epoch: 10**6}))
     cluster.reports("b", replace(IDLE, max_running=8))
@@ -316,7 +372,9 @@ async def test_replicas_need_no_more_prompts_waiting_than_they_run_at_once(clust
     assert most_prompts() is None, "b does not say how many it runs"
 
 
-async def test_room_at_replicas_is_what_they_let_this_gateway_have_waiting_less_what_does(cluster: Cluster) -> None:
+async def test_room_at_replicas_is_what_they_let_this_gateway_have_waiting_less_what_does(
+    cluster: Cluster,
+) -> None:
     epoch = cluster.router.peers.epoch
 
     def has_room(num_tokens: int) -> bool:
@@ -342,15 +400,22 @@ async def test_room_at_replicas_is_what_they_let_this_gateway_have_waiting_less_
     assert has_room(10**9)
 
 
-async def test_hits_that_have_to_be_brought_to_the_device_cost_the_time_that_they_take(cluster: Cluster) -> None:
+async def test_hits_that_have_to_be_brought_to_the_device_cost_the_time_that_they_take(
+    cluster: Cluster,
+) -> None:
     cluster.caches("b", blocks := chain("x", 64))
     for seconds, expected in ((0.0, 0.001), (0.0005, 0.5125), (1.0, 1.024)):
         cluster.reports("b", replace(IDLE, seconds_per_hit_token=seconds))
-        own = {each.replica_id: each.parts.own for each in cluster.choose(blocks, extra_tokens=0).candidates}
+        own = {
+            each.replica_id: each.parts.own
+            for each in cluster.choose(blocks, extra_tokens=0).candidates
+        }
         assert own == pytest.approx({"a": 1.024, "b": expected}), "never more than computing them"
 
 
-def test_a_replica_that_has_more_of_the_prompt_than_the_chosen_one_is_named(cluster: Cluster) -> None:
+def test_a_replica_that_has_more_of_the_prompt_than_the_chosen_one_is_named(
+    cluster: Cluster,
+) -> None:
     blocks = chain("p", 8)
     cluster.caches("a", blocks)
     cluster.caches("b", blocks[:2])
@@ -374,7 +439,8 @@ def test_one_that_leaves_is_named_and_one_that_failed_is_not(cluster: Cluster) -
 
 
 async def test_where_one_failed_the_next_best_is_named(served_model: ServedModel) -> None:
-    cluster, blocks = Cluster(served_model, "abc"), chain("p", 64)
+    cluster = Cluster(served_model, "abc")
+    blocks = chain("p", 64)
     able = replace(IDLE, seconds_per_pulled_token=0.0001)
     async with cluster.router.running():
         for name, num_blocks in (("a", 64), ("b", 0), ("c", 32)):
@@ -385,7 +451,9 @@ async def test_where_one_failed_the_next_best_is_named(served_model: ServedModel
         assert decision.holder is not None
         assert (decision.holder.member.replica_id, decision.holder.num_tokens) == ("c", 32 * BLOCK)
         # It computes what only the one that failed has.
-        assert decision.predicted_seconds == pytest.approx(0.001 * (32 * BLOCK + 1) + 0.0001 * 32 * BLOCK)
+        assert decision.predicted_seconds == pytest.approx(
+            0.001 * (32 * BLOCK + 1) + 0.0001 * 32 * BLOCK
+        )
 
 
 def test_one_that_computes_other_bits_is_not_named(cluster: Cluster) -> None:

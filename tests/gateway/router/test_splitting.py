@@ -52,7 +52,9 @@ def test_a_long_prompt_is_split_where_answers_run(cluster: Cluster) -> None:
     assert (following.holder.member.replica_id, following.holder.num_tokens) == ("p", NUM_TOKENS)
 
 
-def test_the_replica_that_goes_on_soonest_is_named_and_several_prompts_spread(cluster: Cluster) -> None:
+def test_the_replica_that_goes_on_soonest_is_named_and_several_prompts_spread(
+    cluster: Cluster,
+) -> None:
     crowded = replace(DECODE, num_running=1000)
     cluster.reports("d", replace(crowded, num_prefill_tokens=4000))
     cluster.reports("e", crowded)
@@ -69,7 +71,9 @@ def test_the_replica_that_goes_on_soonest_is_named_and_several_prompts_spread(cl
     assert [each.num_expected for each, _ in cluster.router.replicas()] == [0, 0, 0]
 
 
-def test_a_successor_that_left_and_joined_meanwhile_expects_no_fewer_than_no_requests(cluster: Cluster) -> None:
+def test_a_successor_that_left_and_joined_meanwhile_expects_no_fewer_than_no_requests(
+    cluster: Cluster,
+) -> None:
     """A replica leaves and joins again if it does not answer for a moment while NATS is away."""
     decision = choose(cluster, may_hand_over=True)
     dispatched = cluster.router.dispatched(decision, "r")
@@ -93,7 +97,9 @@ def test_the_replica_that_has_blocks_already_goes_on(cluster: Cluster) -> None:
 def test_only_the_last_chunk_is_pulled_behind_the_first_token(cluster: Cluster) -> None:
     def hand_over_seconds() -> float:
         candidates = choose(cluster, may_hand_over=True).receipt["candidates"]
-        return next(float(each["hand_over_seconds"]) for each in candidates if each["replica_id"] == "p")
+        return next(
+            float(each["hand_over_seconds"]) for each in candidates if each["replica_id"] == "p"
+        )
 
     # Computing takes far longer than pulling.
     pulled = DECODE.seconds_per_pulled_token
@@ -181,7 +187,8 @@ def test_roles_change_with_the_next_load_message(cluster: Cluster) -> None:
 
 
 def test_a_replica_that_pulls_fast_is_as_good_as_one_that_has_the_prefix(cluster: Cluster) -> None:
-    """Without roles: the holder is busy, and pulling costs less than waiting for it or computing."""
+    """Without roles: the holder is busy, and pulling costs less than waiting for it or
+    computing."""
     for name in "de":
         cluster.reports(name, replace(IDLE, seconds_per_pulled_token=0.00001))
     cluster.reports("p", replace(IDLE, num_prefill_tokens=2000))

@@ -56,7 +56,8 @@ async def test_each_gateway_knows_the_sum_and_that_the_last_request_ended(nats_u
 
 
 async def test_a_gateway_that_died_counts_for_a_few_seconds(nats_url: str) -> None:
-    model, clock = uuid.uuid4().hex, [100.0]
+    model = uuid.uuid4().hex
+    clock = [100.0]
     async with gateway_with(nats_url, {model: (0, 0)}, clock=clock) as left:
         async with gateway_with(nats_url, {model: (4, 0)}):
             await until(left, model, (4, 0))
@@ -64,10 +65,16 @@ async def test_a_gateway_that_died_counts_for_a_few_seconds(nats_url: str) -> No
         assert left.of(model) == (0, 0)
 
 
-async def test_what_others_said_last_counts_while_the_bus_is_away(tmp_path: Path, kept: dict[str, Any]) -> None:
-    model, clock = uuid.uuid4().hex, [100.0]
+async def test_what_others_said_last_counts_while_the_bus_is_away(
+    tmp_path: Path, kept: dict[str, Any]
+) -> None:
+    model = uuid.uuid4().hex
+    clock = [100.0]
     server = await start_nats(tmp_path, **kept)
-    async with gateway_with(server.url, {model: (4, 0)}), gateway_with(server.url, {}, clock=clock) as left:
+    async with (
+        gateway_with(server.url, {model: (4, 0)}),
+        gateway_with(server.url, {}, clock=clock) as left,
+    ):
         await until(left, model, (4, 0))
         await server.stop()
         # Until its connection is lost, a silence of others is theirs.
@@ -79,7 +86,10 @@ async def test_what_others_said_last_counts_while_the_bus_is_away(tmp_path: Path
 
 
 async def test_a_gateway_without_a_bus_knows_its_own_requests() -> None:
-    async with Bus.open(None) as bus, ClusterDemand(bus, "alone", lambda: {"m": (1, 1)}).running() as demand:
+    async with (
+        Bus.open(None) as bus,
+        ClusterDemand(bus, "alone", lambda: {"m": (1, 1)}).running() as demand,
+    ):
         assert demand.of("m") == (1, 1)
 
 
@@ -87,7 +97,9 @@ def test_an_autoscaler_reads_the_demand_without_a_key(gateway: Gateway) -> None:
     (model,) = gateway.client.get("/v1/models").json()["data"]
     idle = {"model": model["id"], "requests": 0, "requests_without_replica": 0}
     # The gateway may not have noticed yet that clients of other tests have left.
-    gateway.first(lambda: gateway.client.get(f"/demand/{model['id']}").json(), lambda told: told == idle)
+    gateway.first(
+        lambda: gateway.client.get(f"/demand/{model['id']}").json(), lambda told: told == idle
+    )
     assert gateway.client.get("/demand/no/such-model").status_code == 404
 
 

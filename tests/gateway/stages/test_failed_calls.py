@@ -1,4 +1,5 @@
-"""Calls to stages that fail leave nothing to the collector of garbage, which looks seldom in a process that serves."""
+"""Calls to stages that fail leave nothing to the collector of garbage, which looks seldom in a
+process that serves."""
 
 from __future__ import annotations
 
@@ -41,8 +42,11 @@ def processors_of(num_lost: int) -> Processors:
     there = SimpleNamespace(is_open=True)
     for i in range(num_lost):
         channel = cast("Any", SimpleNamespace(asks_for_proof=False))
-        stub, session = cast("Any", None), cast("Any", there)
-        pool._pool[str(i)] = Processor(str(i), channel, stub, session, models={MODEL: cast("Any", None)})
+        stub = cast("Any", None)
+        session = cast("Any", there)
+        pool._pool[str(i)] = Processor(
+            str(i), channel, stub, session, models={MODEL: cast("Any", None)}
+        )
     return pool
 
 
@@ -51,7 +55,10 @@ async def to_processors(body: Body, num_lost: int) -> None:
 
 
 async def to_no_output_processor(body: Body) -> None:
-    cluster = cast("Any", SimpleNamespace(outputs=SimpleNamespace(in_order_for=lambda _: [body], is_whole=True)))
+    cluster = cast(
+        "Any",
+        SimpleNamespace(outputs=SimpleNamespace(in_order_for=lambda _: [body], is_whole=True)),
+    )
     await resumed._ask_outputs(cluster, "an id", gone)
 
 

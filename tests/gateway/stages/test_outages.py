@@ -1,4 +1,5 @@
-"""Whatever a gateway goes without: it routes by what it knows itself, nothing fails, and it says what is missing."""
+"""Whatever a gateway goes without: it routes by what it knows itself, nothing fails, and it says
+what is missing."""
 
 from __future__ import annotations
 
@@ -71,8 +72,13 @@ class Servers:
 class Gateway:
     """The part of one that routes."""
 
-    def __init__(self, router: Router, feed: IndexFeed, missed: Outages, registry: CollectorRegistry) -> None:
-        self._router, self.feed, self._missed, self._registry = router, feed, missed, registry
+    def __init__(
+        self, router: Router, feed: IndexFeed, missed: Outages, registry: CollectorRegistry
+    ) -> None:
+        self._router = router
+        self.feed = feed
+        self._missed = missed
+        self._registry = registry
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -115,9 +121,14 @@ class Gateway:
         await eventually(is_said, SECONDS)
 
 
-@pytest.mark.parametrize("lost", [(REDIS_IN_TIME,), (REDIS,), (NATS,), (NATS, REDIS)], ids=" and ".join)
+@pytest.mark.parametrize(
+    "lost", [(REDIS_IN_TIME,), (REDIS,), (NATS,), (NATS, REDIS)], ids=" and ".join
+)
 async def test_a_gateway_routes_by_its_own_index_says_what_it_is_without_and_takes_it_up_again(
-    lost: tuple[str, ...], free_dir: Path, served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
+    lost: tuple[str, ...],
+    free_dir: Path,
+    served_model: ServedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(outages, "ASK_SECONDS", 0.05)
     async with (
@@ -129,7 +140,9 @@ async def test_a_gateway_routes_by_its_own_index_says_what_it_is_without_and_tak
         Heartbeat.running(theirs, lambda: other.member),
         Gateway.running(servers, []) as gateway,
     ):
-        await eventually(lambda: all(gateway.feed.is_synced(each.member) for each in (holder, other)), SECONDS)
+        await eventually(
+            lambda: all(gateway.feed.is_synced(each.member) for each in (holder, other)), SECONDS
+        )
         holder.stores(chain(0, 20))
         await holder.publish(theirs)
         await gateway.finds(served_model, chain(0, 20), on="a")

@@ -1,4 +1,5 @@
-"""A session with an output processor: what goes out in which frame, and to whom what comes back belongs."""
+"""A session with an output processor: what goes out in which frame, and to whom what comes back
+belongs."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ async def connected() -> AsyncIterator[tuple[Peer, OutputSession]]:
 @contextlib.asynccontextmanager
 async def peers(count: int) -> AsyncIterator[tuple[OutputSessions, list[Peer]]]:
     """All connected."""
-    sessions, there = OutputSessions(), [Peer() for _ in range(count)]
+    sessions = OutputSessions()
+    there = [Peer() for _ in range(count)]
     servers = [await peer.served() for peer in there]
     try:
         async with asyncio.timeout(60):
@@ -105,13 +107,16 @@ def drained(queue: asyncio.Queue[GatewayFrame]) -> list[GatewayFrame]:
 
 
 def opening(num_prompt_tokens: int = 4, **sampling: Any) -> Open:
-    add = engine_pb2.Add(prompt_ids=range(num_prompt_tokens), sampling=common_pb2.Sampling(**sampling))
+    add = engine_pb2.Add(
+        prompt_ids=range(num_prompt_tokens), sampling=common_pb2.Sampling(**sampling)
+    )
     return Open(engine_address="engine", add=add)
 
 
 async def test_a_frame_is_sorted_to_its_streams_and_the_rest_is_dropped() -> None:
     async with connected() as (peer, session):
-        first, second = Heard(), Heard()
+        first = Heard()
+        second = Heard()
         a, b = session.open(opening(), [first, second])
         frame = OutputFrame(
             stream_ids=[b, 999, a],
@@ -121,7 +126,10 @@ async def test_a_frame_is_sorted_to_its_streams_and_the_rest_is_dropped() -> Non
             texts=["bb", "?", "a"],
             text_offset=[0, 0, 0],
             starts=[engine_pb2.Start(stream_id=a, cached_tokens=3)],
-            finishes=[OutputFinish(stream_id=each, reason=common_pb2.FINISH_REASON_STOP) for each in (a, b, 999)],
+            finishes=[
+                OutputFinish(stream_id=each, reason=common_pb2.FINISH_REASON_STOP)
+                for each in (a, b, 999)
+            ],
         )
         peer.to_say.put_nowait(frame)
         await second.ended.wait()
@@ -130,7 +138,9 @@ async def test_a_frame_is_sorted_to_its_streams_and_the_rest_is_dropped() -> Non
         assert session.num_streams == 0
 
 
-async def test_a_long_prompt_goes_out_in_parts_far_below_a_frame_and_a_cancel_overtakes_them() -> None:
+async def test_a_long_prompt_goes_out_in_parts_far_below_a_frame_and_a_cancel_overtakes_them() -> (
+    None
+):
     async with connected() as (peer, session):
         ids = session.open(opening(100_000), [Heard()])
         session.cancel(session.open(opening(100_000), [Heard()])[0], "client_gone")
@@ -197,7 +207,9 @@ async def test_one_that_says_that_it_leaves_gets_no_more_streams_until_it_is_ano
         refused = Heard()
         (stream_id,) = session.open(opening(), [refused])
         cause = common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING
-        peer.to_say.put_nowait(OutputFrame(finishes=[OutputFinish(stream_id=stream_id, retriable=True, cause=cause)]))
+        peer.to_say.put_nowait(
+            OutputFrame(finishes=[OutputFinish(stream_id=stream_id, retriable=True, cause=cause)])
+        )
         await refused.ended.wait()
         assert sessions.pick("engine") is not session
         peer.to_say.put_nowait(None)
@@ -206,10 +218,14 @@ async def test_one_that_says_that_it_leaves_gets_no_more_streams_until_it_is_ano
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["while they run", "when they have ended"])
-async def test_an_output_processor_that_is_back_while_its_streams_run_keeps_its_session(is_over: bool) -> None:
-    """An output processor leaves and joins again if it answers no probe for a moment while NATS is away."""
+async def test_an_output_processor_that_is_back_while_its_streams_run_keeps_its_session(
+    is_over: bool,
+) -> None:
+    """An output processor leaves and joins again if it answers no probe for a moment while NATS is
+    away."""
     async with peers(1) as (sessions, (peer,)):
-        session, heard = sessions.pick("engine"), Heard()
+        session = sessions.pick("engine")
+        heard = Heard()
         (stream_id,) = session.open(opening(), [heard])
         sessions.leave(peer.address)
         finish = OutputFinish(stream_id=stream_id, reason=common_pb2.FINISH_REASON_STOP)
@@ -246,8 +262,12 @@ async def test_a_resumed_output_goes_out_in_parts_as_a_prompt_does() -> None:
         request = opening(3)
         request.add.output_ids[:] = range(40_000)
         ids = session.open(request, [Heard()])
-        first, parts = await peer.heard.get(), list[int]()
-        assert (first.opens[0].add.num_output_tokens, len(first.opens[0].add.output_ids)) == (40_000, 0)
+        first = await peer.heard.get()
+        parts = list[int]()
+        assert (first.opens[0].add.num_output_tokens, len(first.opens[0].add.output_ids)) == (
+            40_000,
+            0,
+        )
         while len(parts) < 40_000:
             frame = await peer.heard.get()
             assert frame.ByteSize() < MAX_FRAME_BYTES
@@ -258,8 +278,12 @@ async def test_a_resumed_output_goes_out_in_parts_as_a_prompt_does() -> None:
 
 async def test_streams_that_are_silent_are_asked_for_and_no_others() -> None:
     async with connected() as (peer, session):
-        silent, heard, gone = Heard(), Heard(), Heard()
-        silent.heard_at, heard.heard_at, gone.heard_at = 100.0, 108.0, 100.0
+        silent = Heard()
+        heard = Heard()
+        gone = Heard()
+        silent.heard_at = 100.0
+        heard.heard_at = 108.0
+        gone.heard_at = 100.0
         ids = session.open(opening(), [silent, heard, gone])
         session.probe(since=105.0)
         assert not (await peer.heard.get()).probed, "it would overtake the request"
@@ -302,13 +326,23 @@ async def test_an_output_processor_that_has_nothing_to_say_but_answers_keeps_its
 
 async def test_what_is_said_of_a_stream_that_was_given_up_reaches_nobody() -> None:
     async with connected() as (peer, session):
-        first, second = Heard(), Heard()
+        first = Heard()
+        second = Heard()
         (a,) = session.open(opening(), [first])
         session.cancel(a, "attempt_lost")
         (b,) = session.open(opening(), [second])
         assert b != a
-        columns = {"first_index": [0, 0], "num_tokens": [1, 1], "texts": ["late", "b"], "text_offset": [0, 0]}
-        finishes = [OutputFinish(stream_id=each, reason=common_pb2.FINISH_REASON_STOP) for each in (a, b)]
-        peer.to_say.put_nowait(OutputFrame(stream_ids=[a, b], token_ids=[6, 7], finishes=finishes, **columns))
+        columns = {
+            "first_index": [0, 0],
+            "num_tokens": [1, 1],
+            "texts": ["late", "b"],
+            "text_offset": [0, 0],
+        }
+        finishes = [
+            OutputFinish(stream_id=each, reason=common_pb2.FINISH_REASON_STOP) for each in (a, b)
+        ]
+        peer.to_say.put_nowait(
+            OutputFrame(stream_ids=[a, b], token_ids=[6, 7], finishes=finishes, **columns)
+        )
         await second.ended.wait()
         assert (first.texts, first.ends, second.texts) == ([], [], ["b"])

@@ -24,7 +24,9 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         self.ended = asyncio.Event()
         self._ends_at_once = ends_at_once
 
-    async def Prefetch(self, requests: AsyncIterator[pb.PrefetchRequest], context: Any) -> pb.PrefetchReply:
+    async def Prefetch(
+        self, requests: AsyncIterator[pb.PrefetchRequest], context: Any
+    ) -> pb.PrefetchReply:
         try:
             async for request in requests:
                 self.asked.put_nowait(request)
@@ -45,7 +47,8 @@ async def serve(engine: ScriptedEngine) -> Listener:
 @pytest.mark.parametrize("way", ["scope", "leave", "close"])
 async def test_a_call_lasts_as_long_as_its_scope_its_engine_and_the_gateway(way: str) -> None:
     engine = ScriptedEngine()
-    listener, prefetches = await serve(engine), Prefetches()
+    listener = await serve(engine)
+    prefetches = Prefetches()
     async with asyncio.timeout(60):
         with prefetches.running(listener.address, REQUEST):
             assert await engine.asked.get() == REQUEST
@@ -63,7 +66,8 @@ async def test_a_call_lasts_as_long_as_its_scope_its_engine_and_the_gateway(way:
 
 async def test_an_engine_that_is_away_or_ends_the_call_changes_nothing() -> None:
     engine = ScriptedEngine(ends_at_once=True)
-    listener, prefetches = await serve(engine), Prefetches()
+    listener = await serve(engine)
+    prefetches = Prefetches()
     async with asyncio.timeout(60):
         with prefetches.running("127.0.0.1:9", REQUEST):
             with prefetches.running(listener.address, REQUEST):
@@ -74,7 +78,8 @@ async def test_an_engine_that_is_away_or_ends_the_call_changes_nothing() -> None
 
 
 async def test_an_engine_without_prefetches_changes_nothing() -> None:
-    listener, prefetches = await serve(engine_pb2_grpc.EngineServicer()), Prefetches()  # type: ignore[arg-type]
+    listener = await serve(engine_pb2_grpc.EngineServicer())  # type: ignore[arg-type]
+    prefetches = Prefetches()
     with prefetches.running(listener.address, REQUEST):
         await asyncio.sleep(0.3)
     await prefetches.close()

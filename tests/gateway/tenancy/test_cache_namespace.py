@@ -1,4 +1,5 @@
-"""Namespaces: equal for equal words, different for any difference, and nothing without the secret."""
+"""Namespaces: equal for equal words, different for any difference, and nothing without the
+secret."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.settings import SettingError
 
 MODEL = ServedModel(
-    name="m", revision="r", dtype="bfloat16", block_size=16, kv_format="bfloat16", max_model_len=8192, vocab_size=9
+    name="m",
+    revision="r",
+    dtype="bfloat16",
+    block_size=16,
+    kv_format="bfloat16",
+    max_model_len=8192,
+    vocab_size=9,
 )
 KEY = b"k" * 32
 words = st.text(max_size=8)
@@ -31,7 +38,9 @@ def test_words_that_differ_anywhere_make_another_namespace(
     assert len(mine) == 16
 
 
-@pytest.mark.parametrize("change", [{"name": "n"}, {"revision": "s"}, {"kv_format": "fp8_e4m3"}, {"block_size": 32}])
+@pytest.mark.parametrize(
+    "change", [{"name": "n"}, {"revision": "s"}, {"kv_format": "fp8_e4m3"}, {"block_size": 32}]
+)
 def test_models_that_cache_differently_share_nothing(change: dict[str, object]) -> None:
     namespaces = CacheNamespaces(KEY)
     assert namespaces.of("t", MODEL) != namespaces.of("t", dataclasses.replace(MODEL, **change))  # type: ignore[arg-type]
@@ -40,7 +49,9 @@ def test_models_that_cache_differently_share_nothing(change: dict[str, object]) 
 def test_another_master_key_makes_other_namespaces_and_sharing_makes_them_one() -> None:
     assert CacheNamespaces(KEY).of("t", MODEL) != CacheNamespaces(b"l" * 32).of("t", MODEL)
     assert CacheNamespaces(None).of("t", MODEL) == CacheNamespaces(None).of("u", MODEL)
-    assert CacheNamespaces(None).of("t", MODEL, cache_salt="s") != CacheNamespaces(None).of("t", MODEL)
+    assert CacheNamespaces(None).of("t", MODEL, cache_salt="s") != CacheNamespaces(None).of(
+        "t", MODEL
+    )
 
 
 def test_gateways_with_one_key_file_agree(tmp_path: Path) -> None:
@@ -48,7 +59,9 @@ def test_gateways_with_one_key_file_agree(tmp_path: Path) -> None:
     path.write_bytes(KEY + b"\n")
     first, second = (CacheNamespaces.read("", str(path), shared=False) for _ in range(2))
     assert first.of("t", MODEL) == second.of("t", MODEL) == CacheNamespaces(KEY).of("t", MODEL)
-    assert CacheNamespaces.read(KEY.decode(), "", shared=False).of("t", MODEL) == first.of("t", MODEL)
+    assert CacheNamespaces.read(KEY.decode(), "", shared=False).of("t", MODEL) == first.of(
+        "t", MODEL
+    )
     assert CacheNamespaces.read("", "", shared=False).of("t", MODEL) != first.of("t", MODEL)
     for key, file in (("short", ""), ("", str(path))):
         path.write_bytes(b"short")

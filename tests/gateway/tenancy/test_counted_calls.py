@@ -1,4 +1,5 @@
-"""Calls that no engine computes: requests of their tenant's minute, of its key's too, and bounded in bytes."""
+"""Calls that no engine computes: requests of their tenant's minute, of its key's too, and bounded
+in bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ RESPONSE = {"model": MODEL, "input": "Hello", "max_output_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def house(behind: Behind, start_gateway: GatewayStarter, nats_url: str, shared_redis_url: str) -> Iterator[Gateway]:
+def house(
+    behind: Behind, start_gateway: GatewayStarter, nats_url: str, shared_redis_url: str
+) -> Iterator[Gateway]:
     flags = (f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}", f"--admin-key={ADMIN}")
     with start_gateway(behind, *flags, "--max-text-bytes=65536") as gateway:
         yield gateway
@@ -31,14 +34,21 @@ class Customer:
     """A tenant with a key and so many requests a minute."""
 
     def __init__(self, gateway: Gateway, requests_per_minute: int | None) -> None:
-        self.gateway, self.id = gateway, f"t-{uuid.uuid4().hex[:8]}"
-        limits = {"requests_per_minute": requests_per_minute} if requests_per_minute is not None else {}
+        self.gateway = gateway
+        self.id = f"t-{uuid.uuid4().hex[:8]}"
+        limits = (
+            {"requests_per_minute": requests_per_minute} if requests_per_minute is not None else {}
+        )
         body = {"id": self.id, "limits": limits}
-        made = gateway.client.post("/admin/tenants", json=body, headers={"authorization": f"Bearer {ADMIN}"})
+        made = gateway.client.post(
+            "/admin/tenants", json=body, headers={"authorization": f"Bearer {ADMIN}"}
+        )
         assert made.status_code == 201, made.text
         self.key = made.json()["key"]
         self.headers = {"authorization": f"Bearer {self.key}"}
-        gateway.wait_until(lambda: gateway.client.get("/v1/models", headers=self.headers).status_code == 200)
+        gateway.wait_until(
+            lambda: gateway.client.get("/v1/models", headers=self.headers).status_code == 200
+        )
 
     def call(self, method: str, path: str, **more: Any) -> httpx.Response:
         return self.gateway.client.request(method, path, headers=self.headers, **more)
@@ -46,7 +56,9 @@ class Customer:
 
 CALLS: dict[str, Call] = {
     "tokenize": lambda ada: ada.call("POST", "/tokenize", json={"model": MODEL, "prompt": "Hello"}),
-    "detokenize": lambda ada: ada.call("POST", "/detokenize", json={"model": MODEL, "tokens": [1, 2, 3]}),
+    "detokenize": lambda ada: ada.call(
+        "POST", "/detokenize", json={"model": MODEL, "tokens": [1, 2, 3]}
+    ),
     "input tokens": lambda ada: ada.call("POST", "/v1/responses/input_tokens", json=RESPONSE),
     "a conversation": lambda ada: ada.call("POST", "/v1/conversations", json={}),
     "reading a conversation": lambda ada: ada.call("GET", "/v1/conversations/conv_0/items"),
@@ -54,13 +66,18 @@ CALLS: dict[str, Call] = {
     "files": lambda ada: ada.call("GET", "/v1/files"),
     "a file's content": lambda ada: ada.call("GET", "/v1/files/file-0/content"),
     "a batch": lambda ada: ada.call("POST", "/v1/batches", json={}),
-    "a background response": lambda ada: ada.call("POST", "/v1/responses", json=RESPONSE | {"background": True}),
+    "a background response": lambda ada: ada.call(
+        "POST", "/v1/responses", json=RESPONSE | {"background": True}
+    ),
 }
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_a_call_that_no_engine_computes_is_a_request_of_the_minute(house: Gateway, call: Call) -> None:
-    ada, bob = Customer(house, requests_per_minute=2), Customer(house, requests_per_minute=2)
+def test_a_call_that_no_engine_computes_is_a_request_of_the_minute(
+    house: Gateway, call: Call
+) -> None:
+    ada = Customer(house, requests_per_minute=2)
+    bob = Customer(house, requests_per_minute=2)
     first, second, third = (call(ada) for _ in range(3))
     assert 429 not in (first.status_code, second.status_code), (first.text, second.text)
     assert third.status_code == 429
@@ -70,7 +87,9 @@ def test_a_call_that_no_engine_computes_is_a_request_of_the_minute(house: Gatewa
     assert call(bob).status_code == first.status_code
 
 
-def test_a_background_response_is_one_request_and_not_another_when_it_is_computed(house: Gateway) -> None:
+def test_a_background_response_is_one_request_and_not_another_when_it_is_computed(
+    house: Gateway,
+) -> None:
     ada = Customer(house, requests_per_minute=2)
     asked = ada.call("POST", "/v1/responses", json=RESPONSE | {"background": True}).json()
 
@@ -94,7 +113,12 @@ def test_over_grpc_they_count_as_well(house: Gateway) -> None:
     with grpc.insecure_channel(house.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
         for call, request in (
-            (stub.Tokenize, inference_pb2.TokenizeRequest(model=MODEL, prompt=processor_pb2.Prompt(text="Hello"))),
+            (
+                stub.Tokenize,
+                inference_pb2.TokenizeRequest(
+                    model=MODEL, prompt=processor_pb2.Prompt(text="Hello")
+                ),
+            ),
             (stub.Detokenize, inference_pb2.DetokenizeRequest(model=MODEL, token_ids=[1, 2])),
         ):
             ada = Customer(house, requests_per_minute=1)
@@ -106,7 +130,8 @@ def test_over_grpc_they_count_as_well(house: Gateway) -> None:
 
 
 def test_six_hundred_thousand_ids_are_refused_before_they_cost_anything(house: Gateway) -> None:
-    ada, ids = Customer(house, None), [1] * 600_000
+    ada = Customer(house, None)
+    ids = [1] * 600_000
     for path, body in (
         ("/detokenize", {"model": MODEL, "tokens": ids}),
         ("/tokenize", {"model": MODEL, "prompt": "a" * 600_000}),
@@ -115,14 +140,18 @@ def test_six_hundred_thousand_ids_are_refused_before_they_cost_anything(house: G
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
     few = ada.call("POST", "/detokenize", json={"model": MODEL, "tokens": [1] * 8193})
     assert few.status_code == 400
-    assert few.json()["error"]["message"] == "tokens has 8193 ids; allowed: at most 8192, the model's context"
+    assert (
+        few.json()["error"]["message"]
+        == "tokens has 8193 ids; allowed: at most 8192, the model's context"
+    )
     metadata = (("authorization", f"Bearer {ada.key}"),)
     with grpc.insecure_channel(house.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
         for num_ids in (600_000, 8193):
             with pytest.raises(grpc.RpcError) as over:
                 stub.Detokenize(
-                    inference_pb2.DetokenizeRequest(model=MODEL, token_ids=ids[:num_ids]), metadata=metadata
+                    inference_pb2.DetokenizeRequest(model=MODEL, token_ids=ids[:num_ids]),
+                    metadata=metadata,
                 )
             assert over.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
@@ -135,4 +164,7 @@ def test_a_conversation_does_not_grow_without_end(house: Gateway) -> None:
     assert statuses == [200, 200, 400, 400]
     refused = ada.call("POST", path, json={"items": items}).json()["error"]
     assert refused["message"] == "the conversation would have more bytes than allowed: 4194304"
-    assert ada.call("POST", path, json={"items": [{"role": "user", "content": "short"}]}).status_code == 200
+    assert (
+        ada.call("POST", path, json={"items": [{"role": "user", "content": "short"}]}).status_code
+        == 200
+    )

@@ -1,4 +1,5 @@
-"""What one tenant cached neither speeds up nor slows down another: in steps of a virtual clock, to the step."""
+"""What one tenant cached neither speeds up nor slows down another: in steps of a virtual clock, to
+the step."""
 
 from __future__ import annotations
 
@@ -13,25 +14,45 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.gateway.tenancy.cache_namespace import CacheNamespaces
 from headwater.services.runtime.served_model import ServedModel
 
-PROMPTS = [[(i * 7 + j) % 900 + 3 for j in range(length)] for i, length in enumerate((40, 200, 333, 512, 700))]
+PROMPTS = [
+    [(i * 7 + j) % 900 + 3 for j in range(length)]
+    for i, length in enumerate((40, 200, 333, 512, 700))
+]
 
 
 def time_to_first_tokens(
-    before: bytes, namespace: bytes, prompts: list[list[int]], *, asked_before: list[list[int]] | None = None
+    before: bytes,
+    namespace: bytes,
+    prompts: list[list[int]],
+    *,
+    asked_before: list[list[int]] | None = None,
 ) -> list[tuple[int, int]]:
-    """Steps to the first token and cached tokens of each prompt in `namespace`, once they, or others, were asked in
-    `before`."""
-    config = EngineConfig(num_blocks=1000, max_model_len=1024, max_num_batched_tokens=64, max_num_seqs=4)
+    """Steps to the first token and cached tokens of each prompt in `namespace`, once they, or
+    others, were asked in `before`."""
+    config = EngineConfig(
+        num_blocks=1000, max_model_len=1024, max_num_batched_tokens=64, max_num_seqs=4
+    )
     engine = Engine(
-        config, SimulatedExecutor(config, SimulatedModel(vocab_size=1000), SimulatedTiming(late_polls=1 << 30))
+        config,
+        SimulatedExecutor(
+            config, SimulatedModel(vocab_size=1000), SimulatedTiming(late_polls=1 << 30)
+        ),
     )
 
     def ask(key: int, prompt: list[int], space: bytes, tenant: str) -> tuple[int, int]:
         sampling = SamplingParams(max_tokens=1)
         engine.add(
-            NewRequest(key=key, prompt_ids=prompt, output_ids=[], sampling=sampling, namespace=space, tenant=tenant)
+            NewRequest(
+                key=key,
+                prompt_ids=prompt,
+                output_ids=[],
+                sampling=sampling,
+                namespace=space,
+                tenant=tenant,
+            )
         )
-        num_steps, found = 0, (0, 0)
+        num_steps = 0
+        found = (0, 0)
         while engine.has_work():
             output = engine.step()
             num_steps += 1
@@ -45,14 +66,23 @@ def time_to_first_tokens(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_only_tenants_that_share_feel_one_another_s_prefixes(shared: bool, served_model: ServedModel) -> None:
+def test_only_tenants_that_share_feel_one_another_s_prefixes(
+    shared: bool, served_model: ServedModel
+) -> None:
     namespaces = CacheNamespaces.read("a secret of sixteen", "", shared=False)
-    ada, bob = (namespaces.of(name, served_model, cache_salt="", shared=shared) for name in ("ada", "bob"))
+    ada, bob = (
+        namespaces.of(name, served_model, cache_salt="", shared=shared) for name in ("ada", "bob")
+    )
     # What nobody has asked before, in an engine that has as much in its cache.
-    baseline = time_to_first_tokens(ada, bob, PROMPTS, asked_before=[[token + 1 for token in each] for each in PROMPTS])
+    baseline = time_to_first_tokens(
+        ada, bob, PROMPTS, asked_before=[[token + 1 for token in each] for each in PROMPTS]
+    )
     found = time_to_first_tokens(ada, bob, PROMPTS)
     if shared:
-        assert all(cached == (len(prompt) - 1) // 16 * 16 for (_, cached), prompt in zip(found, PROMPTS, strict=True))
+        assert all(
+            cached == (len(prompt) - 1) // 16 * 16
+            for (_, cached), prompt in zip(found, PROMPTS, strict=True)
+        )
         assert sum(steps for steps, _ in found) < sum(steps for steps, _ in baseline) / 3
     else:
         assert found == baseline, "not a step, not a token"

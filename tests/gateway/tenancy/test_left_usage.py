@@ -1,4 +1,5 @@
-"""What requests used that a killed gateway carried: one record each, whether or not NATS is there at that moment."""
+"""What requests used that a killed gateway carried: one record each, whether or not NATS is there
+at that moment."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ ENDLESS: dict[str, Any] = {"max_tokens": LONG, "ignore_eos": True} | UNDRAFTED
 def completion(gateway: Gateway, customer: Customer, prompt: Any, **more: Any) -> int:
     """Tokens that came before the gateway died."""
     body = completion_body(prompt, stream=True, return_token_ids=True, **ENDLESS | more)
-    with gateway.client.stream("POST", "/v1/completions", json=body, headers=customer.headers) as reply:
+    with gateway.client.stream(
+        "POST", "/v1/completions", json=body, headers=customer.headers
+    ) as reply:
         return sum(line.startswith("data: {") for line in reply.iter_lines())
 
 
@@ -106,7 +109,9 @@ class Cluster:
 
     def metric(self, name: str) -> float:
         """Of the output processor."""
-        lines = httpx.get(f"http://{self.output.addresses['metrics']}/metrics", timeout=60).text.splitlines()
+        lines = httpx.get(
+            f"http://{self.output.addresses['metrics']}/metrics", timeout=60
+        ).text.splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 
     def carries(self, num_streams: int) -> bool:
@@ -135,7 +140,12 @@ def cluster(
         engine = engine_stage("--simulated-step-seconds=0.01")
         with started(output, engine):
             seeds = Behind(behind.processor, output.address, (engine.address,)).flags()
-            flags = [*seeds, f"--nats-url={nats.url}", f"--redis-url={shared_redis_url}", f"--admin-key={ADMIN}"]
+            flags = [
+                *seeds,
+                f"--nats-url={nats.url}",
+                f"--redis-url={shared_redis_url}",
+                f"--admin-key={ADMIN}",
+            ]
             stages = [gateway_stage(*flags) for _ in range(3)]
             with started(*stages), contextlib.ExitStack() as clients:
                 gateways = [clients.enter_context(Gateway(stage)) for stage in stages]
@@ -160,9 +170,11 @@ def kill_under_way(cluster: Cluster, ada: Customer) -> None:
         lambda: grpc_completion(first, ada, [7] * 60),
     ):
         first.wait_until(lambda: cluster.carries(7), 60.0)
-        # The last to begin, since it ends by itself: with it among those that are counted, one of the others could be
-        # missing.
-        with first.client.stream("POST", "/v1/completions", json=body, headers=ada.headers) as reply:
+        # The last to begin, since it ends by itself: with it among those that are counted, one of
+        # the others could be missing.
+        with first.client.stream(
+            "POST", "/v1/completions", json=body, headers=ada.headers
+        ) as reply:
             # Kept: an iterator that nobody has ends its stream.
             events = whole_events(reply.iter_lines())
             told = [next(events), next(events)]
@@ -171,7 +183,9 @@ def kill_under_way(cluster: Cluster, ada: Customer) -> None:
 
 
 @pytest.mark.slow
-def test_requests_of_a_killed_gateway_leave_one_record_each_and_what_they_had_reserved(cluster: Cluster) -> None:
+def test_requests_of_a_killed_gateway_leave_one_record_each_and_what_they_had_reserved(
+    cluster: Cluster,
+) -> None:
     _, second, third = cluster.gateways
     ada = Customer(cluster.gateways, concurrency=8, budget=10**6)
     kill_under_way(cluster, ada)
@@ -180,11 +194,14 @@ def test_requests_of_a_killed_gateway_leave_one_record_each_and_what_they_had_re
     second.wait_until(lambda: len(cluster.used(ada)) == 6, 60.0)
     records = by_prompt(cluster.used(ada))
     assert {size: (each.prompts, each.outcome) for size, each in records.items()} == {
-        size: (2 if size == 30 else 1, "done" if size == 50 else LEFT) for size in (10, 20, 30, 40, 50, 60)
+        size: (2 if size == 30 else 1, "done" if size == 50 else LEFT)
+        for size in (10, 20, 30, 40, 50, 60)
     }
     assert records[50].output_tokens == 300
     # All that the engine sent was for these; what came behind the gateway's end is nobody's.
-    assert sum(each.output_tokens for each in records.values()) <= cluster.metric("headwater_output_tokens_total")
+    assert sum(each.output_tokens for each in records.values()) <= cluster.metric(
+        "headwater_output_tokens_total"
+    )
     ada.gateways = [second, third]
 
     def holds_eight() -> bool:
@@ -195,10 +212,14 @@ def test_requests_of_a_killed_gateway_leave_one_record_each_and_what_they_had_re
             return False
 
     second.wait_until(holds_eight, 60.0)
-    shown = second.client.get(f"/admin/tenants/{ada.id}/usage", headers={"authorization": f"Bearer {ADMIN}"}).json()
+    shown = second.client.get(
+        f"/admin/tenants/{ada.id}/usage", headers={"authorization": f"Bearer {ADMIN}"}
+    ).json()
     assert sum(row["prompt_tokens"] for row in shown["data"]) >= 210
     assert {row["model"] for row in shown["data"]} == {MODEL}
-    assert sorted(each.prompt_tokens for each in cluster.used(ada) if each.prompt_tokens != 1) == sorted(records)
+    assert sorted(
+        each.prompt_tokens for each in cluster.used(ada) if each.prompt_tokens != 1
+    ) == sorted(records)
 
 
 @pytest.mark.slow
@@ -216,8 +237,11 @@ def test_what_a_gateway_dies_with_while_nats_is_away_is_recorded_when_that_is_ba
         other.wait_until(lambda: cluster.carries(1), 60.0)
         dying.stage.kill()
     other.wait_until(lambda: cluster.carries(0), 60.0)
-    port, folder = cluster.nats.port, cluster.nats_folder
-    cluster.nats = cluster.runner.run(start_nats(folder, port=port, jetstream=folder / "js", **kept))
+    port = cluster.nats.port
+    folder = cluster.nats_folder
+    cluster.nats = cluster.runner.run(
+        start_nats(folder, port=port, jetstream=folder / "js", **kept)
+    )
     other.wait_until(lambda: len(cluster.used(ada)) == 2, 60.0)
     records = by_prompt(cluster.used(ada))
     assert (records[100].output_tokens, records[100].outcome) == (5, LEFT)

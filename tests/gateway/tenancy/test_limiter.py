@@ -48,16 +48,23 @@ async def test_every_limit_refuses_with_redis_and_without_it_in_its_own_words(
     scope = Scope("tenant", Limits(**{name: 0}))
     await known(limiters[0], scope)
     verdicts = {
-        "limiter.py, limit_script.py": await limiters[0].reserve("ada", "r", [scope], most=1, least=1),
+        "limiter.py, limit_script.py": await limiters[0].reserve(
+            "ada", "r", [scope], most=1, least=1
+        ),
         "local_limits.py": LocalLimits(1.0).reserve("ada", [scope], most=1, least=1),
     }
     for where, verdict in verdicts.items():
-        assert verdict.refusal is not None, f"the limit is not looked at in {where} of gateway/tenancy"
+        assert verdict.refusal is not None, (
+            f"the limit is not looked at in {where} of gateway/tenancy"
+        )
         assert "tenant ada: " in str(refused(verdict.refusal, "ada"))
 
 
 def test_the_command_line_sets_every_limit() -> None:
-    row = "add the limit to LIMITS of services/cli/tenant_client.py and its option to tenant_commands.py"
+    row = (
+        "add the limit to LIMITS of services/cli/tenant_client.py and its option to "
+        "tenant_commands.py"
+    )
     assert {*tenant_client.LIMITS} == {*Limits.__struct_fields__}, row
     commands = make_commands(Path)
     assert {*LIMITS, "budget_period"} <= options(commands, "add") & options(commands, "set"), row
@@ -69,8 +76,13 @@ def options(commands: typer.Typer, name: str) -> set[str]:
     return {parameter.name for parameter in group.commands[name].params}
 
 
-async def test_requests_of_a_minute_are_granted_as_many_times_as_the_limit_says(limiters: list[Limiter]) -> None:
-    scopes = [Scope("tenant", Limits(requests_per_minute=50)), Scope("key k", Limits(requests_per_minute=1000))]
+async def test_requests_of_a_minute_are_granted_as_many_times_as_the_limit_says(
+    limiters: list[Limiter],
+) -> None:
+    scopes = [
+        Scope("tenant", Limits(requests_per_minute=50)),
+        Scope("key k", Limits(requests_per_minute=1000)),
+    ]
     began = time.monotonic()
     verdicts = await asyncio.gather(
         *(limiters[i % 3].reserve("ada", f"r{i}", scopes, most=1, least=1) for i in range(200))
@@ -114,7 +126,10 @@ async def test_tokens_of_a_minute_count_what_was_used_and_come_back_when_they_we
 
 
 async def test_a_budget_is_used_to_its_last_token_and_not_beyond(limiters: list[Limiter]) -> None:
-    scopes = [Scope("tenant", Limits(budget=1000)), Scope("model m", Limits(budget=10_000, budget_period="day"))]
+    scopes = [
+        Scope("tenant", Limits(budget=1000)),
+        Scope("model m", Limits(budget=10_000, budget_period="day")),
+    ]
     first = await limiters[0].reserve("ada", "r", scopes, most=10, least=1)
     assert first.refusal is not None
     assert first.refusal.limit == "unknown", "nobody has counted yet"
@@ -124,7 +139,8 @@ async def test_a_budget_is_used_to_its_last_token_and_not_beyond(limiters: list[
 
     async def request(i: int) -> None:
         nonlocal spent
-        limiter, id = limiters[i % 3], f"r{i}"
+        limiter = limiters[i % 3]
+        id = f"r{i}"
         verdict = await limiter.reserve("ada", id, scopes, most=64, least=20)
         held = verdict.granted
         while held and held < 200:
@@ -140,8 +156,12 @@ async def test_a_budget_is_used_to_its_last_token_and_not_beyond(limiters: list[
     assert spent == 1000
 
 
-async def test_no_more_run_at_once_than_the_limit_says_over_all_gateways(limiters: list[Limiter]) -> None:
-    scopes, running, most = [Scope("tenant", Limits(concurrency=4))], 0, 0
+async def test_no_more_run_at_once_than_the_limit_says_over_all_gateways(
+    limiters: list[Limiter],
+) -> None:
+    scopes = [Scope("tenant", Limits(concurrency=4))]
+    running = 0
+    most = 0
 
     async def request(i: int) -> None:
         nonlocal running, most
@@ -158,7 +178,9 @@ async def test_no_more_run_at_once_than_the_limit_says_over_all_gateways(limiter
     assert most == 4
 
 
-async def test_choices_are_what_runs_at_once_and_a_request_gets_as_many_as_are_left(limiters: list[Limiter]) -> None:
+async def test_choices_are_what_runs_at_once_and_a_request_gets_as_many_as_are_left(
+    limiters: list[Limiter],
+) -> None:
     scopes = [Scope("tenant", Limits(concurrency=10)), Scope("key k", Limits(concurrency=7))]
     wants = Choices(most=1024, least=1)
 
@@ -183,19 +205,34 @@ async def test_choices_are_what_runs_at_once_and_a_request_gets_as_many_as_are_l
     assert (await ask("rest")).num_choices == 3
 
 
-async def test_an_emptied_redis_learns_how_many_choices_run(limiters: list[Limiter], redis_url: str) -> None:
+async def test_an_emptied_redis_learns_how_many_choices_run(
+    limiters: list[Limiter], redis_url: str
+) -> None:
     scopes = [Scope("tenant", Limits(concurrency=10))]
     asked = await limiters[0].reserve("ada", "many", scopes, most=1, least=1, choices=Choices(8, 1))
     async with Store.open(redis_url) as store:
         await store.command("FLUSHALL")
-    await limiters[0].extend("ada", "many", scopes, more=0, held=1, used=0, num_choices=asked.num_choices)
-    assert (await limiters[1].reserve("ada", "b", scopes, most=1, least=1, choices=Choices(8, 1))).num_choices == 2
+    await limiters[0].extend(
+        "ada", "many", scopes, more=0, held=1, used=0, num_choices=asked.num_choices
+    )
+    assert (
+        await limiters[1].reserve("ada", "b", scopes, most=1, least=1, choices=Choices(8, 1))
+    ).num_choices == 2
 
 
-async def test_a_request_that_computes_nothing_takes_one_of_the_minute_and_no_more(limiters: list[Limiter]) -> None:
-    scopes = [Scope("tenant", Limits(requests_per_minute=3, concurrency=0, budget=0, tokens_per_minute=0))]
+async def test_a_request_that_computes_nothing_takes_one_of_the_minute_and_no_more(
+    limiters: list[Limiter],
+) -> None:
+    scopes = [
+        Scope("tenant", Limits(requests_per_minute=3, concurrency=0, budget=0, tokens_per_minute=0))
+    ]
     verdicts = [await limiters[i % 3].count("ada", scopes) for i in range(4)]
-    assert [each.refusal.limit if each.refusal else "" for each in verdicts] == ["", "", "", "requests"]
+    assert [each.refusal.limit if each.refusal else "" for each in verdicts] == [
+        "",
+        "",
+        "",
+        "requests",
+    ]
     assert [each.requests.remaining for each in verdicts if each.requests] == [2, 1, 0, 0]
 
 
@@ -215,7 +252,9 @@ async def test_what_a_gateway_abandons_is_given_back_but_for_what_it_used(
     assert (await limiters[2].reserve("ada", "third", [scope], most=100, least=1)).granted == 60
 
 
-async def test_a_renewal_that_comes_behind_the_end_brings_nothing_back(limiters: list[Limiter]) -> None:
+async def test_a_renewal_that_comes_behind_the_end_brings_nothing_back(
+    limiters: list[Limiter],
+) -> None:
     scope = Scope("tenant", Limits(concurrency=1, budget=100, tokens_per_minute=100))
     await known(limiters[0], scope)
     assert (await limiters[0].reserve("ada", "r", [scope], most=60, least=1)).granted == 60
@@ -225,7 +264,9 @@ async def test_a_renewal_that_comes_behind_the_end_brings_nothing_back(limiters:
     assert (await limiters[1].reserve("ada", "next", [scope], most=100, least=80)).granted == 80
 
 
-async def test_an_emptied_redis_learns_of_what_runs_and_what_was_spent(limiters: list[Limiter], redis_url: str) -> None:
+async def test_an_emptied_redis_learns_of_what_runs_and_what_was_spent(
+    limiters: list[Limiter], redis_url: str
+) -> None:
     scope = Scope("tenant", Limits(concurrency=2, budget=1000))
     await known(limiters[0], scope)
     await limiters[0].reserve("ada", "old", [scope], most=100, least=1)
@@ -275,7 +316,9 @@ async def test_what_a_dead_gateway_reserved_lapses_at_what_was_used_and_may_go_o
     scopes = [Scope("tenant", Limits(budget=1000, tokens_per_minute=1000, concurrency=2))]
     await known(limiters[0], scopes[0])
     for name in ("a", "b"):
-        assert (await limiters[0].reserve("ada", name, scopes, most=400, least=1, used=10)).granted == 400
+        assert (
+            await limiters[0].reserve("ada", name, scopes, most=400, least=1, used=10)
+        ).granted == 400
     assert (await limiters[1].reserve("ada", "c", scopes, most=1, least=1)).refusal is not None
     for limiter in limiters:
         # Each gateway that is there hears of it.
@@ -288,4 +331,6 @@ async def test_what_a_dead_gateway_reserved_lapses_at_what_was_used_and_may_go_o
     assert (await limiters[0].extend("ada", "a", scopes, more=50, held=400, used=200)).granted == 50
     await limiters[0].settle("ada", "a", scopes, used=220, seq=1)
     await limiters[0].lapse("ada", "b", used=80, seq=3)
-    assert (await limiters[1].reserve("ada", "d", scopes, most=1000, least=1)).granted == 1000 - 220 - 80
+    assert (
+        await limiters[1].reserve("ada", "d", scopes, most=1000, least=1)
+    ).granted == 1000 - 220 - 80

@@ -1,4 +1,5 @@
-"""Somebody with NATS's own password keeps a tenant's signed record and puts it back: it opens nothing again."""
+"""Somebody with NATS's own password keeps a tenant's signed record and puts it back: it opens
+nothing again."""
 
 from __future__ import annotations
 
@@ -39,14 +40,24 @@ class Line:
     """What outlives a gateway, and how to start one."""
 
     def __init__(self, nats_url: str, redis_url: str, folder: Path) -> None:
-        self._flags = (f"--nats-url={nats_url}", f"--cluster-token-file={folder / 'token'}", f"--admin-key={ADMIN}")
-        self._redis, self._folder = f"--redis-url={redis_url}", folder
+        self._flags = (
+            f"--nats-url={nats_url}",
+            f"--cluster-token-file={folder / 'token'}",
+            f"--admin-key={ADMIN}",
+        )
+        self._redis = f"--redis-url={redis_url}"
+        self._folder = folder
         (folder / "token").write_text(TOKEN)
 
     @contextlib.contextmanager
     def gateway(self, *, remembers: str) -> Iterator[Gateway]:
-        """With Redis or with a file, in which gateways before it have written, or with a Redis that is empty."""
-        flags = (self._redis,) if remembers == "redis" else (f"--tenants-file={self._folder / 'tenants.json'}",)
+        """With Redis or with a file, in which gateways before it have written, or with a Redis that
+        is empty."""
+        flags = (
+            (self._redis,)
+            if remembers == "redis"
+            else (f"--tenants-file={self._folder / 'tenants.json'}",)
+        )
         stage = gateway_stage(*self._flags, *flags)
         with started(stage), Gateway(stage) as gateway:
             yield gateway
@@ -87,7 +98,8 @@ async def purge(bucket: KeyValue, pattern: str) -> None:
 async def test_a_record_that_is_put_back_opens_nothing_even_after_a_restart(
     nats_url: str, redis_url: str, tmp_path: Path, end: str, remembers: str
 ) -> None:
-    line, name = Line(nats_url, redis_url, tmp_path), f"t-{uuid.uuid4().hex[:8]}"
+    line = Line(nats_url, redis_url, tmp_path)
+    name = f"t-{uuid.uuid4().hex[:8]}"
     with line.gateway(remembers=remembers) as gateway:
         made = (await asyncio.to_thread(admin, gateway, "POST", "", {"id": name})).json()
         await asyncio.to_thread(gateway.wait_until, lambda: status(gateway, made["key"]) == 200)
@@ -95,7 +107,8 @@ async def test_a_record_that_is_put_back_opens_nothing_even_after_a_restart(
             saved = (await bucket.get(_key(name))).value or b""
             path = f"/{name}" if end == "removed" else f"/{name}/keys/{made['keys'][0]['id']}"
             assert (await asyncio.to_thread(admin, gateway, "DELETE", path)).status_code == 200
-            # What says that the tenant was removed goes by itself after a while; here it is taken away.
+            # What says that the tenant was removed goes by itself after a while; here it is taken
+            # away.
             await purge(bucket, _removed_key(Removed(key=made["uid"])))
             await bucket.put(_key(name), saved)
             await settled(gateway)
@@ -106,7 +119,9 @@ async def test_a_record_that_is_put_back_opens_nothing_even_after_a_restart(
                 assert restarted.metric("headwater_refused_total") >= 1
                 # The name can be given again, and the one before is still not believed.
                 again = (await asyncio.to_thread(admin, restarted, "POST", "", {"id": name})).json()
-                await asyncio.to_thread(restarted.wait_until, lambda: status(restarted, again["key"]) == 200)
+                await asyncio.to_thread(
+                    restarted.wait_until, lambda: status(restarted, again["key"]) == 200
+                )
                 await bucket.put(_key(name), saved)
                 await settled(restarted)
                 assert status(restarted, made["key"]) == 401
@@ -142,7 +157,9 @@ def is_let_in(directory: TenantDirectory, authorization: str) -> bool:
     return False
 
 
-async def test_a_gateway_that_did_not_remove_the_tenant_hears_of_it_and_refuses_the_record(bus: Bus) -> None:
+async def test_a_gateway_that_did_not_remove_the_tenant_hears_of_it_and_refuses_the_record(
+    bus: Bus,
+) -> None:
     ada, authorization = record()
     remover = book(bus)
     await remover.add(ada)
@@ -162,7 +179,9 @@ async def test_a_gateway_that_did_not_remove_the_tenant_hears_of_it_and_refuses_
         await purge(bucket, _key(ada.id))
 
 
-async def test_a_gateway_that_starts_while_the_removal_is_known_to_nats_alone_believes_it(bus: Bus) -> None:
+async def test_a_gateway_that_starts_while_the_removal_is_known_to_nats_alone_believes_it(
+    bus: Bus,
+) -> None:
     ada, authorization = record()
     remover = book(bus)
     await remover.add(ada)
@@ -182,7 +201,8 @@ async def test_a_name_is_given_again_though_the_clock_of_the_one_that_removed_it
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ada, _ = record()
-    remover, other = book(bus), book(bus)
+    remover = book(bus)
+    other = book(bus)
     await remover.add(ada)
     monkeypatch.setattr("headwater.gateway.tenancy.tenant_store.now_ms", lambda: 4_000_000_000_000)
     removed = await remover.remove(ada.id)
@@ -194,13 +214,17 @@ async def test_a_name_is_given_again_though_the_clock_of_the_one_that_removed_it
         await remover.cleared(each)
 
 
-async def test_times_that_a_stranger_writes_into_redis_lock_no_tenant_out(bus: Bus, redis_url: str) -> None:
+async def test_times_that_a_stranger_writes_into_redis_lock_no_tenant_out(
+    bus: Bus, redis_url: str
+) -> None:
     ada, _ = record()
     async with Store.open(redis_url) as store:
         first = book(bus, last_written(store=store))
         await first.add(ada)
         sealed = await store.command("HGET", HASH, _key(ada.id))
-        await store.command("HSET", HASH, _key(ada.id), b"hw1.4000000000000." + b"0" * 64 + b"\n4000000000000")
+        await store.command(
+            "HSET", HASH, _key(ada.id), b"hw1.4000000000000." + b"0" * 64 + b"\n4000000000000"
+        )
         second = book(bus, last_written(store=store))
         assert ada in await second.all()
         assert await store.command("HGET", HASH, _key(ada.id)) != sealed
@@ -218,7 +242,9 @@ async def test_times_that_a_stranger_writes_into_redis_lock_no_tenant_out(bus: B
 
 
 @pytest.mark.parametrize(
-    "written", [("HSET", HASH, b"\xff", b"x"), ("SET", HASH, b"x")], ids=["a name of no text", "another type"]
+    "written",
+    [("HSET", HASH, b"\xff", b"x"), ("SET", HASH, b"x")],
+    ids=["a name of no text", "another type"],
 )
 async def test_whatever_a_stranger_writes_into_redis_tenants_are_read_and_written(
     written: tuple[str | bytes, ...], bus: Bus, redis_url: str
@@ -226,7 +252,8 @@ async def test_whatever_a_stranger_writes_into_redis_tenants_are_read_and_writte
     async with Store.open(redis_url) as store:
         await store.command("DEL", HASH)
         await store.command(*written)
-        ada, bob = record()[0], record()[0]
+        ada = record()[0]
+        bob = record()[0]
         first = book(bus, last_written(store=store))
         await first.add(ada)
         assert ada in await first.all()
@@ -255,7 +282,8 @@ async def test_records_may_change_while_many_times_are_kept(redis_url: str) -> N
 
 async def test_gateways_of_one_machine_lose_none_of_each_other_s_times(tmp_path: Path) -> None:
     path = tmp_path / "tenants.json.times"
-    first, second = last_written(path), last_written(path)
+    first = last_written(path)
+    second = last_written(path)
     first.note({"a": 1, "b": 5})
     second.note({"a": 3, "c": 2})
     await first.keep()
@@ -265,7 +293,9 @@ async def test_gateways_of_one_machine_lose_none_of_each_other_s_times(tmp_path:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_without_a_token_records_have_no_times_and_nobody_can_make_any(nats_url: str, tmp_path: Path) -> None:
+async def test_without_a_token_records_have_no_times_and_nobody_can_make_any(
+    nats_url: str, tmp_path: Path
+) -> None:
     ada, _ = record()
     async with Bus.open(nats_url) as bus:
         open_book = TenantStore(bus, LastWritten(str(tmp_path / "times")))

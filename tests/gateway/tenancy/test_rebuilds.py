@@ -1,4 +1,5 @@
-"""Budgets that gateways count anew at the same time, in any order, some of them dying: nothing spent is lost."""
+"""Budgets that gateways count anew at the same time, in any order, some of them dying: nothing
+spent is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Rebuilder:
     """A gateway that counts what a tenant has spent, a step at a time."""
 
     def __init__(self, limiter: Limiter, tenant: str, records: list[int]) -> None:
-        self._limiter, self._tenant, self._records = limiter, tenant, records
+        self._limiter = limiter
+        self._tenant = tenant
+        self._records = records
         self._began = self._used = self._last = 0
 
     async def step(self, name: str) -> None:
@@ -34,7 +37,9 @@ class Rebuilder:
         elif name == "read":
             self._used, self._last = RECORDED + sum(self._records), 4 + len(self._records)
         else:
-            await self._limiter.end_rebuild(self._tenant, SCOPE, began=self._began, used=self._used, seq=self._last)
+            await self._limiter.end_rebuild(
+                self._tenant, SCOPE, began=self._began, used=self._used, seq=self._last
+            )
 
 
 def interleaved(*lists: Sequence[str]) -> Iterator[list[str]]:
@@ -48,13 +53,17 @@ def interleaved(*lists: Sequence[str]) -> Iterator[list[str]]:
 
 
 def schedules(num_ended: int) -> list[list[str]]:
-    """Orders of two rebuilders, of which the first may die after each of its steps, and of a request that ends."""
-    first, second = [f"a {name}" for name in READS[:num_ended]], [f"b {name}" for name in READS]
+    """Orders of two rebuilders, of which the first may die after each of its steps, and of a
+    request that ends."""
+    first = [f"a {name}" for name in READS[:num_ended]]
+    second = [f"b {name}" for name in READS]
     return list(interleaved(first, second, ["request stored", "request settled"]))
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["lost by Redis", "open in Redis"])
-async def test_two_gateways_that_count_at_once_lose_no_token_in_any_order(redis_url: str, is_open: bool) -> None:
+async def test_two_gateways_that_count_at_once_lose_no_token_in_any_order(
+    redis_url: str, is_open: bool
+) -> None:
     """The second gateway counts to its end, the first dies at the latest after any step."""
     async with Store.open(redis_url) as store:
         limiter = Limiter(store)
@@ -73,7 +82,9 @@ async def test_two_gateways_that_count_at_once_lose_no_token_in_any_order(redis_
                     await rebuilders[who].step(what)
             return (await limiter.reserve(tenant, "last", [SCOPE], most=9999, least=1)).granted
 
-        for i, steps in enumerate(steps for num_ended in range(4) for steps in schedules(num_ended)):
+        for i, steps in enumerate(
+            steps for num_ended in range(4) for steps in schedules(num_ended)
+        ):
             assert await run(f"t{i}", steps) == 2000 - RECORDED - 70, steps
 
 
@@ -86,7 +97,9 @@ async def test_a_count_that_began_when_the_budget_was_known_changes_nothing(redi
         await limiter.begin_rebuild("ada", SCOPE)
         assert (await limiter.reserve("ada", "r", [SCOPE], most=1000, least=1)).granted == 1000
         await limiter.settle("ada", "r", [SCOPE], used=70, seq=5)
-        assert (await limiter.reserve("ada", "last", [SCOPE], most=9999, least=1)).granted == 2000 - 500 - 70
+        assert (
+            await limiter.reserve("ada", "last", [SCOPE], most=9999, least=1)
+        ).granted == 2000 - 500 - 70
 
 
 async def test_a_count_from_before_redis_was_emptied_is_not_used(redis_url: str) -> None:
@@ -103,7 +116,9 @@ async def test_a_count_from_before_redis_was_emptied_is_not_used(redis_url: str)
         assert refusal is not None
         assert refusal.limit == "unknown"
         await limiter.end_rebuild("ada", SCOPE, began=late, used=570, seq=5)
-        assert (await limiter.reserve("ada", "r", [SCOPE], most=9999, least=1)).granted == 2000 - 570
+        assert (
+            await limiter.reserve("ada", "r", [SCOPE], most=9999, least=1)
+        ).granted == 2000 - 570
 
 
 async def test_a_count_that_was_begun_yesterday_and_ended_today_is_not_used(redis_url: str) -> None:
@@ -112,15 +127,26 @@ async def test_a_count_that_was_begun_yesterday_and_ended_today_is_not_used(redi
     async with Store.open(redis_url) as store:
         limiter = Limiter(store)
         rebuild = {"since": yesterday, "latest": yesterday, "late": []}
-        counter = {"running": 0, "slots": {}, "kind": "day", "period": yesterday // 86_400_000, "rebuilding": rebuild}
-        await store.command("HSET", "limits:{tenant:ada}", "tenant", msgspec.msgpack.encode(counter))
+        counter = {
+            "running": 0,
+            "slots": {},
+            "kind": "day",
+            "period": yesterday // 86_400_000,
+            "rebuilding": rebuild,
+        }
+        await store.command(
+            "HSET", "limits:{tenant:ada}", "tenant", msgspec.msgpack.encode(counter)
+        )
         await limiter.end_rebuild("ada", scope, began=yesterday, used=1990, seq=4)
         refusal = (await limiter.reserve("ada", "r", [scope], most=1, least=1)).refusal
         assert refusal is not None
         assert refusal.limit == "unknown"
         began = await limiter.begin_rebuild("ada", scope)
         await limiter.end_rebuild("ada", scope, began=began, used=500, seq=4)
-        verdicts = [await limiter.reserve("ada", name, [scope], most=1400, least=1) for name in ("r", "last")]
+        verdicts = [
+            await limiter.reserve("ada", name, [scope], most=1400, least=1)
+            for name in ("r", "last")
+        ]
         assert [each.granted for each in verdicts] == [1400, 100], "the 500 tokens are today's"
 
 
@@ -130,7 +156,9 @@ async def test_what_dead_gateways_began_to_count_keeps_no_settlement(redis_url: 
         limiter = Limiter(store)
         rebuild = {"since": long_ago, "latest": long_ago, "late": [[long_ago, 3, 70]] * 9}
         counter = {"running": 0, "slots": {}, "kind": "month", "period": 1, "rebuilding": rebuild}
-        await store.command("HSET", "limits:{tenant:ada}", "tenant", msgspec.msgpack.encode(counter))
+        await store.command(
+            "HSET", "limits:{tenant:ada}", "tenant", msgspec.msgpack.encode(counter)
+        )
         await limiter.settle("ada", "gone", [SCOPE], used=70, seq=5)
         packed = await store.command("HGET", "limits:{tenant:ada}", "tenant")
         assert "rebuilding" not in msgspec.msgpack.decode(packed)

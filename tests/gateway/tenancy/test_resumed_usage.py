@@ -1,4 +1,5 @@
-"""What a resumed stream costs: one record, whether or not the gateway that died at its end had written it."""
+"""What a resumed stream costs: one record, whether or not the gateway that died at its end had
+written it."""
 
 from __future__ import annotations
 
@@ -35,9 +36,10 @@ def records_of(tenant: str, nats_url: str) -> list[tuple[int, int]]:
 def test_a_gateway_that_dies_at_the_last_event_leaves_the_record_to_others_and_it_counts_once(
     case: str, behind: Behind, text_folder: Path, start_gateway: GatewayStarter, nats_url: str
 ) -> None:
-    """A gateway without NATS writes no record, like one that dies too soon. The next gateway writes it, or the output
-    processor does if the next gateway came before the death was noticed."""
-    nats, tenant = f"--nats-url={nats_url}", f"ada-{os.urandom(4).hex()}"
+    """A gateway without NATS writes no record, like one that dies too soon. The next gateway writes
+    it, or the output processor does if the next gateway came before the death was noticed."""
+    nats = f"--nats-url={nats_url}"
+    tenant = f"ada-{os.urandom(4).hex()}"
     headers = {"x-tenant": tenant}
     output_processor = output_processor_stage(text_folder, nats)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,5 @@
-"""What runs or waits ends when its key is revoked or expires, or its tenant is removed; nothing runs without limits."""
+"""What runs or waits ends when its key is revoked or expires, or its tenant is removed; nothing
+runs without limits."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ USED_UP_BY_A_BATCH = {"requests_per_minute": 3}
 """A completion, a file and a batch."""
 LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True} | UNDRAFTED
 """An answer of more than a minute."""
-LONG_RESPONSE = {"model": MODEL, "input": "x", "max_output_tokens": 8000, "ignore_eos": True} | UNDRAFTED
+LONG_RESPONSE = {
+    "model": MODEL,
+    "input": "x",
+    "max_output_tokens": 8000,
+    "ignore_eos": True,
+} | UNDRAFTED
 NOBODY = AdminKeys({})
 Revoke = Callable[[Customer], Any]
 
@@ -48,7 +54,11 @@ def slow(
     """A gateway that runs two requests at once, over an engine that takes its time."""
     path = tmp_path_factory.mktemp("keys") / "admins"
     path.write_text(f"carol {ADMIN}\n")
-    flags = (f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}", f"--admin-key-file={path}")
+    flags = (
+        f"--nats-url={nats_url}",
+        f"--redis-url={shared_redis_url}",
+        f"--admin-key-file={path}",
+    )
     with start_gateway(slow_behind, *flags, "--max-running=2") as gateway:
         yield gateway
 
@@ -78,7 +88,9 @@ def test_a_key_holds_at_the_gateway_that_gave_it_before_it_is_told(slow: Gateway
     for i in range(3):
         first = admin(slow, "POST", "/tenants", {"id": f"hasty{i}"}).json()["key"]
         assert status(first) == 200
-        second = admin(slow, "POST", f"/tenants/hasty{i}/keys", {"expire_others_after": 0}).json()["key"]
+        second = admin(slow, "POST", f"/tenants/hasty{i}/keys", {"expire_others_after": 0}).json()[
+            "key"
+        ]
         assert (status(first), status(second)) == (401, 200)
         assert admin(slow, "DELETE", f"/tenants/hasty{i}").status_code == 200
         assert status(second) == 401
@@ -92,7 +104,9 @@ def test_an_answer_that_is_streamed_ends_when_its_key_does(slow: Gateway, end: R
     ada = Customer(slow)
     body = completion_body(**LONG, stream=True)
     with slow.client.stream("POST", COMPLETIONS, json=body, headers=ada.headers) as reply:
-        events = (line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: "))
+        events = (
+            line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: ")
+        )
         assert "error" not in json.loads(next(events))
         end(ada)
         told = list(events)
@@ -121,20 +135,30 @@ def test_over_grpc_too(slow: Gateway, end: Revoke) -> None:
 
 
 @ENDS
-def test_a_request_that_waits_for_its_turn_ends_when_its_key_does(slow: Gateway, end: Revoke) -> None:
-    first, second = Customer(slow), Customer(slow)
+def test_a_request_that_waits_for_its_turn_ends_when_its_key_does(
+    slow: Gateway, end: Revoke
+) -> None:
+    first = Customer(slow)
+    second = Customer(slow)
     replies = []
     asked = {"json": completion_body(**LONG, stream=True), "headers": first.headers}
     with contextlib.ExitStack() as ahead:
-        streams = [ahead.enter_context(slow.client.stream("POST", COMPLETIONS, **asked)).iter_raw() for _ in range(2)]
+        streams = [
+            ahead.enter_context(slow.client.stream("POST", COMPLETIONS, **asked)).iter_raw()
+            for _ in range(2)
+        ]
         for stream in streams:
             next(stream)
-        waiting = threading.Thread(target=lambda: replies.append(second.post(COMPLETIONS, completion_body())))
+        waiting = threading.Thread(
+            target=lambda: replies.append(second.post(COMPLETIONS, completion_body()))
+        )
         waiting.start()
         slow.wait_until(lambda: slow.metric("headwater_num_requests_waiting") == 1)
         end(second)
         waiting.join(60)
-    assert [(reply.status_code, reply.json()["error"]["code"]) for reply in replies] == [(401, "key_revoked")]
+    assert [(reply.status_code, reply.json()["error"]["code"]) for reply in replies] == [
+        (401, "key_revoked")
+    ]
 
 
 def test_lines_of_a_batch_that_its_limits_held_back_do_not_run_without_them(slow: Gateway) -> None:
@@ -142,7 +166,9 @@ def test_lines_of_a_batch_that_its_limits_held_back_do_not_run_without_them(slow
     other = another_key(ada)
     assert ada.post(COMPLETIONS, completion_body()).status_code == 200
     batch_id = batch_of(ada, 40)
-    slow.wait_until(lambda: ada.get(f"/v1/batches/{batch_id}").json().get("status") == "in_progress")
+    slow.wait_until(
+        lambda: ada.get(f"/v1/batches/{batch_id}").json().get("status") == "in_progress"
+    )
     revoke(ada)
 
     def batch() -> dict[str, Any]:
@@ -154,8 +180,12 @@ def test_lines_of_a_batch_that_its_limits_held_back_do_not_run_without_them(slow
     assert (counts["completed"], counts["failed"]) == (0, 40)
     admin(slow, "PATCH", f"/tenants/{ada.id}", {"limits": {"requests_per_minute": None}})
     errors = f"/v1/files/{ended['error_file_id']}/content"
-    content = slow.first(lambda: slow.client.get(errors, headers=other), lambda reply: reply.status_code == 200)
-    codes = [json.loads(line)["response"]["body"]["error"]["code"] for line in content.text.splitlines()]
+    content = slow.first(
+        lambda: slow.client.get(errors, headers=other), lambda reply: reply.status_code == 200
+    )
+    codes = [
+        json.loads(line)["response"]["body"]["error"]["code"] for line in content.text.splitlines()
+    ]
     assert codes == ["key_revoked"] * 40
 
 
@@ -164,7 +194,9 @@ def test_lines_of_a_batch_whose_tenant_is_removed_do_not_run_at_all(slow: Gatewa
     uid = admin(slow, "GET", f"/tenants/{ada.id}").json()["uid"]
     assert ada.post(COMPLETIONS, completion_body()).status_code == 200
     batch_id = batch_of(ada, 40)
-    slow.wait_until(lambda: ada.get(f"/v1/batches/{batch_id}").json().get("status") == "in_progress")
+    slow.wait_until(
+        lambda: ada.get(f"/v1/batches/{batch_id}").json().get("status") == "in_progress"
+    )
     before = slow.metric("headwater_batch_lines_total")
     remove(ada)
     bob = Customer(slow)
@@ -179,11 +211,15 @@ def test_lines_of_a_batch_whose_tenant_is_removed_do_not_run_at_all(slow: Gatewa
 def batch_of(ada: Customer, num_lines: int) -> str:
     body = completion_body(max_tokens=2)
     lines = [
-        {"custom_id": str(number), "method": "POST", "url": COMPLETIONS, "body": body} for number in range(num_lines)
+        {"custom_id": str(number), "method": "POST", "url": COMPLETIONS, "body": body}
+        for number in range(num_lines)
     ]
     content = "\n".join(map(json.dumps, lines)).encode()
     file = ada.gateway.client.post(
-        "/v1/files", headers=ada.headers, files={"file": ("lines.jsonl", content)}, data={"purpose": "batch"}
+        "/v1/files",
+        headers=ada.headers,
+        files={"file": ("lines.jsonl", content)},
+        data={"purpose": "batch"},
     ).json()
     made = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
     return str(ada.post("/v1/batches", made).json()["id"])
@@ -207,13 +243,21 @@ def test_an_upload_that_outlasts_its_key_leaves_no_file(slow: Gateway) -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_response_in_the_background_fails_when_its_key_is_revoked(slow: Gateway, is_streamed: bool) -> None:
+def test_a_response_in_the_background_fails_when_its_key_is_revoked(
+    slow: Gateway, is_streamed: bool
+) -> None:
     ada = Customer(slow)
     other = another_key(ada)
     asked = LONG_RESPONSE | {"background": True}
     if is_streamed:
-        with slow.client.stream("POST", "/v1/responses", json=asked | {"stream": True}, headers=ada.headers) as reply:
-            events = (json.loads(line.removeprefix("data: ")) for line in reply.iter_lines() if line[:5] == "data:")
+        with slow.client.stream(
+            "POST", "/v1/responses", json=asked | {"stream": True}, headers=ada.headers
+        ) as reply:
+            events = (
+                json.loads(line.removeprefix("data: "))
+                for line in reply.iter_lines()
+                if line[:5] == "data:"
+            )
             response_id = next(events)["response"]["id"]
             assert any(event["type"] == "response.output_text.delta" for event in events)
             revoke(ada)
@@ -221,23 +265,34 @@ def test_a_response_in_the_background_fails_when_its_key_is_revoked(slow: Gatewa
         assert told[-1]["type"] in ("response.failed", "error")
     else:
         response_id = ada.post("/v1/responses", asked).json()["id"]
-        slow.wait_until(lambda: ada.get(f"/v1/responses/{response_id}").json().get("status") == "in_progress")
+        slow.wait_until(
+            lambda: ada.get(f"/v1/responses/{response_id}").json().get("status") == "in_progress"
+        )
         slow.wait_until(lambda: slow.metric("headwater_num_streams") == 1)
         revoke(ada)
 
     def found() -> dict[str, Any]:
-        response: dict[str, Any] = slow.client.get(f"/v1/responses/{response_id}", headers=other).json()
+        response: dict[str, Any] = slow.client.get(
+            f"/v1/responses/{response_id}", headers=other
+        ).json()
         return response
 
     # A store that takes its time on a busy machine is answered by 503: no status yet.
-    assert slow.first(found, lambda response: response.get("status") == "failed")["error"]["code"] == "key_revoked"
+    assert (
+        slow.first(found, lambda response: response.get("status") == "failed")["error"]["code"]
+        == "key_revoked"
+    )
     slow.wait_until(lambda: slow.metric("headwater_num_streams") == 0)
 
 
-def test_who_reads_the_stream_of_a_background_response_is_let_go_with_the_tenant(slow: Gateway) -> None:
+def test_who_reads_the_stream_of_a_background_response_is_let_go_with_the_tenant(
+    slow: Gateway,
+) -> None:
     ada = Customer(slow)
     asked = LONG_RESPONSE | {"background": True}
-    with slow.client.stream("POST", "/v1/responses", json=asked | {"stream": True}, headers=ada.headers) as reply:
+    with slow.client.stream(
+        "POST", "/v1/responses", json=asked | {"stream": True}, headers=ada.headers
+    ) as reply:
         lines = reply.iter_lines()
         next(lines)
         remove(ada)
@@ -252,7 +307,10 @@ def test_who_reads_the_stream_of_a_background_response_is_let_go_with_the_tenant
 def record() -> tuple[TenantRecord, str]:
     key, secret = new_key()
     limited = TenantRecord(
-        id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid(), keys=(key,), limits=Limits(requests_per_minute=1)
+        id=f"t-{uuid.uuid4().hex[:8]}",
+        uid=new_uid(),
+        keys=(key,),
+        limits=Limits(requests_per_minute=1),
     )
     return limited, secret
 
@@ -277,7 +335,9 @@ async def test_removal_lifts_no_limit(nats_url: str, record: tuple[TenantRecord,
                 directory.scopes(ada, MODEL)
 
 
-async def test_who_knows_no_tenants_yet_runs_nothing_of_theirs_without_limits(record: tuple[TenantRecord, str]) -> None:
+async def test_who_knows_no_tenants_yet_runs_nothing_of_theirs_without_limits(
+    record: tuple[TenantRecord, str],
+) -> None:
     limited, _ = record
     async with Bus.open(None) as bus:
         directory = TenantDirectory(TenantStore(bus), NOBODY)
@@ -287,8 +347,8 @@ async def test_who_knows_no_tenants_yet_runs_nothing_of_theirs_without_limits(re
 
 
 async def about_to_expire(book: TenantStore, directory: TenantDirectory) -> Tenant:
-    """A tenant whose key is still valid. A busy machine may learn of a key only after it expired: the next one lasts
-    longer."""
+    """A tenant whose key is still valid. A busy machine may learn of a key only after it expired:
+    the next one lasts longer."""
     for seconds in (0.5, 4.0, 16.0):
         key, secret = new_key(expires_at=time.time() + seconds)
         await book.add(TenantRecord(id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid(), keys=(key,)))
@@ -303,7 +363,8 @@ async def test_a_key_that_expires_is_told_of_when_it_does(nats_url: str) -> None
     async with Bus.open(nats_url) as bus:
         book = TenantStore(bus)
         async with TenantDirectory(book, NOBODY).running(bus) as directory:
-            ada, told = await about_to_expire(book, directory), asyncio.Event()
+            ada = await about_to_expire(book, directory)
+            told = asyncio.Event()
 
             def look() -> None:
                 try:

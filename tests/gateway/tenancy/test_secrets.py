@@ -1,4 +1,5 @@
-"""Nothing that a line writes or answers holds a secret: keys, administrators' keys, passwords in addresses."""
+"""Nothing that a line writes or answers holds a secret: keys, administrators' keys, passwords in
+addresses."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ from tests.gateway.processes import (
     processor_stage,
 )
 
-ADMIN, MASTER = f"admin-{uuid.uuid4().hex}", f"master-{uuid.uuid4().hex}"
-NATS_WORD, REDIS_WORD, BAD_KEY = f"nats-{uuid.uuid4().hex}", f"redis-{uuid.uuid4().hex}", f"hw-abc-{uuid.uuid4().hex}"
+ADMIN = f"admin-{uuid.uuid4().hex}"
+MASTER = f"master-{uuid.uuid4().hex}"
+NATS_WORD = f"nats-{uuid.uuid4().hex}"
+REDIS_WORD = f"redis-{uuid.uuid4().hex}"
+BAD_KEY = f"hw-abc-{uuid.uuid4().hex}"
 LOUD = "--log-level=debug"
 
 
@@ -40,7 +44,10 @@ def test_no_secret_is_in_what_a_line_writes_or_answers(
         f"--nats-url={with_password(nats_url, NATS_WORD, 'someone')}",
         f"--redis-url={with_password(shared_redis_url, REDIS_WORD, 'default')}",
     )
-    nowhere = (f"--nats-url=nats://u:{NATS_WORD}@127.0.0.1:1", f"--redis-url=redis://u:{REDIS_WORD}@127.0.0.1:1")
+    nowhere = (
+        f"--nats-url=nats://u:{NATS_WORD}@127.0.0.1:1",
+        f"--redis-url=redis://u:{REDIS_WORD}@127.0.0.1:1",
+    )
     behind = [
         processor_stage(text_folder, *facts, LOUD),
         output_processor_stage(text_folder, *facts, LOUD),
@@ -55,7 +62,9 @@ def test_no_secret_is_in_what_a_line_writes_or_answers(
         with Gateway(stages[3].wait_ready()) as gateway, Gateway(stages[4].wait_ready()) as lost:
             gateway.wait_until(gateway.is_ready)
             key, said = ask_about_everything(gateway)
-            said.append(lost.client.post("/v1/chat/completions", json=chat_body(), headers=bearer(key)).text)
+            said.append(
+                lost.client.post("/v1/chat/completions", json=chat_body(), headers=bearer(key)).text
+            )
             said.append(lost.client.get("/metrics").text)
     finally:
         said_and_written = [stage.close() for stage in stages]
@@ -69,9 +78,13 @@ def test_no_secret_is_in_what_a_line_writes_or_answers(
 def ask_about_everything(gateway: Gateway) -> tuple[str, list[str]]:
     """A tenant's key, and all answers but the one that shows it."""
     name = f"t-{uuid.uuid4().hex[:8]}"
-    made = gateway.client.post("/admin/tenants", json={"id": name, "limits": {"concurrency": 9}}, headers=bearer(ADMIN))
+    made = gateway.client.post(
+        "/admin/tenants", json={"id": name, "limits": {"concurrency": 9}}, headers=bearer(ADMIN)
+    )
     key: str = made.json()["key"]
-    gateway.wait_until(lambda: gateway.client.get("/v1/models", headers=bearer(key)).status_code == 200)
+    gateway.wait_until(
+        lambda: gateway.client.get("/v1/models", headers=bearer(key)).status_code == 200
+    )
     headers = bearer(key) | {"x-headwater-receipt": "1"}
     answer = gateway.client.post("/v1/chat/completions", json=chat_body(), headers=headers)
     assert answer.status_code == 200
@@ -82,9 +95,18 @@ def ask_about_everything(gateway: Gateway) -> tuple[str, list[str]]:
         gateway.client.get("/v1/models", headers={"authorization": BAD_KEY}),
     ]
     assert [each.status_code for each in refused] == [401, 403, 400, 401]
-    paths = (f"/admin/tenants/{name}", f"/admin/tenants/{name}/usage", "/admin/audit", "/admin/tenants")
+    paths = (
+        f"/admin/tenants/{name}",
+        f"/admin/tenants/{name}/usage",
+        "/admin/audit",
+        "/admin/tenants",
+    )
     told = [gateway.client.get(path, headers=bearer(ADMIN)) for path in paths]
-    told.append(gateway.client.get(f"/v1/requests/{answer.headers['x-request-id']}/explain", headers=bearer(key)))
+    told.append(
+        gateway.client.get(
+            f"/v1/requests/{answer.headers['x-request-id']}/explain", headers=bearer(key)
+        )
+    )
     assert {each.status_code for each in told} == {200}
     said = [each.text for each in (answer, *refused, *told, gateway.client.get("/metrics"))]
     return key, [*said, refused_over_grpc(gateway)]

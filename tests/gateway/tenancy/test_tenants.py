@@ -63,13 +63,19 @@ def test_keys_guard_both_surfaces_and_separate_caches(
     behind: Behind, start_gateway: GatewayStarter, key_file: Path
 ) -> None:
     with start_gateway(behind, f"--api-key-file={key_file}") as gateway:
-        path, body = "/v1/chat/completions", chat_body("The mountain stands. " * 20)
+        path = "/v1/chat/completions"
+        body = chat_body("The mountain stands. " * 20)
         refused = gateway.client.post(path, json=body)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (
+            401,
+            "authentication_error",
+        )
         assert gateway.client.get("/v1/models").status_code == 401
         assert gateway.client.get("/health").status_code == 200
         cached = [
-            gateway.client.post(path, json=body, headers={"authorization": f"Bearer {key}"}).json()["usage"]
+            gateway.client.post(path, json=body, headers={"authorization": f"Bearer {key}"}).json()[
+                "usage"
+            ]
             for key in ("key-of-ada", "second-key-of-ada", "key-of-bob")
         ]
         found = [usage["prompt_tokens_details"]["cached_tokens"] for usage in cached]
@@ -78,7 +84,8 @@ def test_keys_guard_both_surfaces_and_separate_caches(
         with grpc.insecure_channel(gateway.grpc) as channel:
             stub: Any = inference_pb2_grpc.InferenceStub(channel)
             assert stub.ListModels(
-                inference_pb2.ListModelsRequest(), metadata=(("authorization", "Bearer key-of-bob"),)
+                inference_pb2.ListModelsRequest(),
+                metadata=(("authorization", "Bearer key-of-bob"),),
             )
             with pytest.raises(grpc.RpcError) as raised:
                 stub.ListModels(inference_pb2.ListModelsRequest())

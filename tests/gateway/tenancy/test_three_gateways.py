@@ -1,4 +1,5 @@
-"""Limits over three running gateways: never more than they say, and to the last token what they say."""
+"""Limits over three running gateways: never more than they say, and to the last token what they
+say."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from headwater.gateway.tenancy.limiter import LEASE_MS
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.store import Store
 from headwater.services.runtime.usage_log import UsageLog, UsageRecord
-from tests.gateway.processes import UNDRAFTED, Behind, Gateway, completion_body, engine_stage, gateway_stage, started
+from tests.gateway.processes import (
+    UNDRAFTED,
+    Behind,
+    Gateway,
+    completion_body,
+    engine_stage,
+    gateway_stage,
+    started,
+)
 
 ADMIN = "admin-key-of-the-house"
 COMPLETIONS = "/v1/completions"
@@ -50,7 +59,8 @@ def flags(behind: Behind, servers: list[str]) -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def slow_flags(behind: Behind, servers: list[str]) -> Iterator[list[str]]:
-    """Flags of gateways whose answers take 0.1 s a token. Some hundred tokens outlast a test, even if it pauses."""
+    """Flags of gateways whose answers take 0.1 s a token. Some hundred tokens outlast a test, even
+    if it pauses."""
     with flags_before(behind, servers, 0.1) as found:
         yield found
 
@@ -81,9 +91,12 @@ class Customer:
     """A tenant that all gateways know."""
 
     def __init__(self, gateways: list[Gateway], **limits: Any) -> None:
-        self.gateways, self.id = gateways, f"t-{uuid.uuid4().hex[:8]}"
+        self.gateways = gateways
+        self.id = f"t-{uuid.uuid4().hex[:8]}"
         body = {"id": self.id, "limits": limits}
-        made = gateways[0].client.post("/admin/tenants", json=body, headers={"authorization": f"Bearer {ADMIN}"})
+        made = gateways[0].client.post(
+            "/admin/tenants", json=body, headers={"authorization": f"Bearer {ADMIN}"}
+        )
         assert made.status_code == 201, made.text
         self.uid = made.json()["uid"]
         self.headers = {"authorization": f"Bearer {made.json()['key']}"}
@@ -91,21 +104,30 @@ class Customer:
             self._wait_known(gateway)
 
     def _wait_known(self, gateway: Gateway) -> None:
-        gateway.wait_until(lambda: gateway.client.get("/v1/models", headers=self.headers).status_code == 200)
+        gateway.wait_until(
+            lambda: gateway.client.get("/v1/models", headers=self.headers).status_code == 200
+        )
 
     def ask(self, number: int, prompt_len: int, max_tokens: int) -> int:
-        """Of the gateway whose turn it is: tokens that were used, 0 where a limit stood in the way."""
+        """Of the gateway whose turn it is: tokens that were used, 0 where a limit stood in the
+        way."""
         body = completion_body([7] * prompt_len, max_tokens=max_tokens, ignore_eos=True)
-        reply = self.gateways[number % len(self.gateways)].client.post(COMPLETIONS, json=body, headers=self.headers)
+        reply = self.gateways[number % len(self.gateways)].client.post(
+            COMPLETIONS, json=body, headers=self.headers
+        )
         assert reply.status_code in (200, 429), reply.text
         return int(reply.json()["usage"]["total_tokens"]) if reply.status_code == 200 else 0
 
     @contextlib.contextmanager
     def streaming(self, number: int, prompt_len: int, max_tokens: int) -> Iterator[Iterator[str]]:
         """An answer that has begun, as lines."""
-        body = completion_body([7] * prompt_len, max_tokens=max_tokens, ignore_eos=True, stream=True, **UNDRAFTED)
+        body = completion_body(
+            [7] * prompt_len, max_tokens=max_tokens, ignore_eos=True, stream=True, **UNDRAFTED
+        )
         client = self.gateways[number % len(self.gateways)].client
-        with client.stream("POST", COMPLETIONS, json=body | {"return_token_ids": True}, headers=self.headers) as reply:
+        with client.stream(
+            "POST", COMPLETIONS, json=body | {"return_token_ids": True}, headers=self.headers
+        ) as reply:
             assert reply.status_code in (200, 429), reply.read()
             yield reply.iter_lines() if reply.status_code == 200 else iter(())
 
@@ -114,7 +136,9 @@ class Customer:
         """As many answers that have begun."""
         with contextlib.ExitStack() as stack:
             # An iterator that nobody has ends its stream.
-            begun = [stack.enter_context(self.streaming(i, prompt_len, max_tokens)) for i in numbers]
+            begun = [
+                stack.enter_context(self.streaming(i, prompt_len, max_tokens)) for i in numbers
+            ]
             assert all(next(lines, "") for lines in begun)
             yield
 
@@ -122,7 +146,9 @@ class Customer:
         """Tokens of a prompt and of its answer, until a limit ends it."""
         with self.streaming(number, prompt_len, max_tokens) as lines:
             events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        tokens = sum(len(each.get("token_ids", ())) for event in events for each in event.get("choices", ()))
+        tokens = sum(
+            len(each.get("token_ids", ())) for event in events for each in event.get("choices", ())
+        )
         return prompt_len + tokens if events else 0
 
     def usage(self, nats_url: str) -> list[UsageRecord]:
@@ -141,7 +167,9 @@ def at_once(ask: Callable[[int], int], count: int) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("scale", SCALES)
-def test_as_many_requests_and_tokens_a_minute_are_used_as_there_are(gateways: list[Gateway], scale: int) -> None:
+def test_as_many_requests_and_tokens_a_minute_are_used_as_there_are(
+    gateways: list[Gateway], scale: int
+) -> None:
     by_request = Customer(gateways, requests_per_minute=15 * scale)
     used = at_once(lambda i: by_request.ask(i, 4, 2), 45 * scale)
     assert sorted(used) == [0] * 30 * scale + [6] * 15 * scale
@@ -168,7 +196,9 @@ def test_tokens_that_an_answer_did_not_use_are_another_s_to_the_last(
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_no_more_run_at_once_than_may_and_as_many_as_may_do(gateways: list[Gateway], nats_url: str, scale: int) -> None:
+def test_no_more_run_at_once_than_may_and_as_many_as_may_do(
+    gateways: list[Gateway], nats_url: str, scale: int
+) -> None:
     ada = Customer(gateways, concurrency=3)
     with ada.holding(range(3), 4, LONG):
         assert not any(ada.ask(i, 4, 1) for i in range(3))
@@ -180,7 +210,8 @@ def test_no_more_run_at_once_than_may_and_as_many_as_may_do(gateways: list[Gatew
     count = 12 * scale
     assert sum(at_once(ask_until_answered, count)) == count
     gateways[0].wait_until(lambda: len(ada.usage(nats_url)) == count + 3)
-    # A reservation begins before what its record tells and ends after it; records are rounded to milliseconds.
+    # A reservation begins before what its record tells and ends after it; records are rounded to
+    # milliseconds.
     moments = [(record.at - record.seconds + 0.001, 1) for record in ada.usage(nats_url)]
     moments += [(record.at - 0.001, -1) for record in ada.usage(nats_url)]
     running = most = 0
@@ -191,7 +222,9 @@ def test_no_more_run_at_once_than_may_and_as_many_as_may_do(gateways: list[Gatew
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_budget_is_spent_to_its_last_token_by_answers_that_come_together(gateways: list[Gateway], scale: int) -> None:
+def test_a_budget_is_spent_to_its_last_token_by_answers_that_come_together(
+    gateways: list[Gateway], scale: int
+) -> None:
     ada = Customer(gateways, budget=2500 * scale)
     # Each takes a lease, asks for another in its middle and is cut off where there is none.
     spent = sum(at_once(lambda i: ada.stream(i, 20, 3000), 12 * scale))
@@ -203,11 +236,17 @@ def test_a_budget_is_spent_to_its_last_token_by_answers_that_come_together(gatew
 
 @pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_what_a_killed_gateway_held_is_free_when_its_lease_has_run_out(
-    gateways: list[Gateway], slow: Gateway, slow_flags: list[str], shared_redis_url: str, waits: bool
+    gateways: list[Gateway],
+    slow: Gateway,
+    slow_flags: list[str],
+    shared_redis_url: str,
+    waits: bool,
 ) -> None:
     """The lease's end is brought forward, or waited for."""
     with gateways_of(slow_flags, 1) as [doomed]:
-        ada = Customer([doomed, slow, *gateways], concurrency=2, tokens_per_minute=1000, budget=1000)
+        ada = Customer(
+            [doomed, slow, *gateways], concurrency=2, tokens_per_minute=1000, budget=1000
+        )
         ada.gateways = [doomed]
         with contextlib.suppress(httpx.TransportError), ada.holding(range(2), 10, 490):
             doomed.stage.kill()

@@ -17,7 +17,9 @@ from headwater.services.stack.embedded import start_valkey
 
 pytestmark = pytest.mark.usefixtures("patient_redis")
 
-ADA, BOB, HEAVY = Tenant(id="ada"), Tenant(id="bob"), Tenant(id="heavy", weight=4.0)
+ADA = Tenant(id="ada")
+BOB = Tenant(id="bob")
+HEAVY = Tenant(id="heavy", weight=4.0)
 
 
 @pytest_asyncio.fixture
@@ -29,7 +31,9 @@ async def clocks(redis_url: str) -> AsyncIterator[list[VirtualTime]]:
         yield [VirtualTime(store) for store in stores]
 
 
-def begin(stack: contextlib.ExitStack, clock: VirtualTime, tenant: Tenant, num_tokens: int = 100) -> float:
+def begin(
+    stack: contextlib.ExitStack, clock: VirtualTime, tenant: Tenant, num_tokens: int = 100
+) -> float:
     return stack.enter_context(clock.request(tenant, num_tokens, 0)).virtual_time
 
 
@@ -98,7 +102,9 @@ async def test_times_are_shared_again_once_redis_lets_them(free_dir: Path) -> No
         await server.stop()
 
 
-async def test_who_was_away_begins_where_those_stand_who_are_served(clocks: list[VirtualTime]) -> None:
+async def test_who_was_away_begins_where_those_stand_who_are_served(
+    clocks: list[VirtualTime],
+) -> None:
     with contextlib.ExitStack() as stack:
         shares = [stack.enter_context(clocks[0].request(ADA, 100, 0)) for _ in range(5)]
         for share in shares[:3]:
@@ -107,7 +113,9 @@ async def test_who_was_away_begins_where_those_stand_who_are_served(clocks: list
             for clock in clocks:
                 await clock.share()
                 begin(stack, clock, HEAVY, 0)
-        assert {begin(stack, clock, BOB, 0) for clock in clocks} == {200.0}, "not behind the two that wait"
+        assert {begin(stack, clock, BOB, 0) for clock in clocks} == {200.0}, (
+            "not behind the two that wait"
+        )
         assert begin(stack, clocks[0], ADA) == 500.0
 
 
@@ -169,7 +177,9 @@ def test_who_waits_already_is_lifted_no_more() -> None:
 
 async def test_gateways_tell_each_other_how_far_each_queue_is(clocks: list[VirtualTime]) -> None:
     with contextlib.ExitStack() as stack:
-        for share in [stack.enter_context(clocks[0].request(ADA, 100, 0, queue="slow")) for _ in range(3)]:
+        for share in [
+            stack.enter_context(clocks[0].request(ADA, 100, 0, queue="slow")) for _ in range(3)
+        ]:
             share.started()
         begin(stack, clocks[1], HEAVY, 0)
         stack.enter_context(clocks[1].request(HEAVY, 0, 0, queue="slow"))
@@ -177,4 +187,7 @@ async def test_gateways_tell_each_other_how_far_each_queue_is(clocks: list[Virtu
             for clock in clocks[:2]:
                 await clock.share()
         assert stack.enter_context(clocks[1].request(BOB, 0, 0, queue="slow")).virtual_time == 200.0
-        assert stack.enter_context(clocks[1].request(Tenant(id="cy"), 0, 0, queue="fast")).virtual_time == 0.0
+        assert (
+            stack.enter_context(clocks[1].request(Tenant(id="cy"), 0, 0, queue="fast")).virtual_time
+            == 0.0
+        )

@@ -1,4 +1,5 @@
-"""A CPU in plain torch. Products and attention are computed row by row, so that a row's bits are its own.
+"""A CPU in plain torch. Products and attention are computed row by row, so that a row's bits are
+its own.
 
 Everything is computed in float32 and rounded once.
 """
@@ -14,7 +15,11 @@ from torch.nn import functional
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build_single import engine_config_of, load_weights, single_executor
+from headwater.engine_core.executors.build_single import (
+    engine_config_of,
+    load_weights,
+    single_executor,
+)
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.linear import Linear, Product
@@ -67,7 +72,9 @@ class Sampling:
         is_allowed = (masks[:, tokens // 32] >> (tokens % 32)) & 1 != 0
         return logits.float().clamp(min=LOWEST).masked_fill(~is_allowed, -math.inf)
 
-    def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    def logprobs(
+        self, logits: Tensor, token_ids: Tensor, num_top: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         every = torch.stack([row.log_softmax(0) for row in logits.float()])
         best = every.sort(dim=1, descending=True, stable=True)
         chosen = every.gather(1, token_ids.long()[:, None])[:, 0]
@@ -75,7 +82,9 @@ class Sampling:
 
     def _draw_one(self, logits: Tensor, draws: Draws, filters: Filters, i: int) -> Tensor:
         row = torch.tensor([i])
-        ranked = (logits[i].double() / draws.temperatures[i].double()).softmax(0).sort(descending=True)
+        ranked = (
+            (logits[i].double() / draws.temperatures[i].double()).softmax(0).sort(descending=True)
+        )
         p = ranked.values
         least = float(filters.min_ps[i]) * p[0]
         if top_k := int(filters.top_ks[i]):
@@ -141,12 +150,18 @@ class Platform:
         eps: float,
     ) -> Tensor:
         _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
-        heads = (qkv.float() if bias is None else qkv.float() + bias.float()).unflatten(1, (-1, head_dim))
+        heads = (qkv.float() if bias is None else qkv.float() + bias.float()).unflatten(
+            1, (-1, head_dim)
+        )
         num_q_heads = heads.shape[1] - 2 * num_kv_heads
         q, k, v = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
         cos, sin = cos_sin[batch.positions][:, None].chunk(2, dim=2)
-        q = _rotated(q if q_norm is None else _by_row(lambda row: _normed(row, q_norm, eps), q), cos, sin)
-        k = _rotated(k if k_norm is None else _by_row(lambda row: _normed(row, k_norm, eps), k), cos, sin)
+        q = _rotated(
+            q if q_norm is None else _by_row(lambda row: _normed(row, q_norm, eps), q), cos, sin
+        )
+        k = _rotated(
+            k if k_norm is None else _by_row(lambda row: _normed(row, k_norm, eps), k), cos, sin
+        )
         for side, values in zip(kv_cache, (k, v), strict=True):
             side[batch.slots // block_size, :, batch.slots % block_size] = values.to(kv_cache.dtype)
         return q.to(qkv.dtype)
@@ -161,10 +176,15 @@ class Platform:
         window: int = 0,
     ) -> Tensor:
         scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
-        plan, out, token = attention_plan, torch.empty_like(q), 0
-        for i, (start, count) in enumerate(zip(plan.starts.tolist(), plan.counts.tolist(), strict=True)):
+        plan = attention_plan
+        out = torch.empty_like(q)
+        token = 0
+        for i, (start, count) in enumerate(
+            zip(plan.starts.tolist(), plan.counts.tolist(), strict=True)
+        ):
             keys, values = (
-                side[plan.block_tables[i].long()].float().transpose(0, 1).flatten(1, 2) for side in kv_cache
+                side[plan.block_tables[i].long()].float().transpose(0, 1).flatten(1, 2)
+                for side in kv_cache
             )
             for position in range(start, start + count):
                 rows = q[token].clone().float().unflatten(0, (keys.shape[0], -1))
@@ -176,8 +196,11 @@ class Platform:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """Of a copy of each row, since the order of a library's sum depends on where in memory a row begins."""
-    return torch.stack([weight @ row.clone() for row in x]) if len(x) else x.new_empty(0, len(weight))
+    """Of a copy of each row, since the order of a library's sum depends on where in memory a row
+    begins."""
+    return (
+        torch.stack([weight @ row.clone() for row in x]) if len(x) else x.new_empty(0, len(weight))
+    )
 
 
 def _by_row(operation, *inputs: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Which families a chat template belongs to, and what is known of an answer before it is computed."""
+"""Which families a chat template belongs to, and what is known of an answer before it is
+computed."""
 # ruff: noqa: E501 (a row is a line)
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ def test_a_template_tells_how_its_model_writes_calls(template: str, family: str)
 
 
 def test_every_format_of_calls_has_a_parser_a_template_and_a_place_in_the_documentation() -> None:
-    assert TOOL_FORMATS.keys() == TOOL_PARSERS.keys(), "name the parser in TOOL_PARSERS of services/answers/parser.py"
-    assert TOOL_FORMATS.keys() == {*TOOL_SIGNS.values()}, "add a template with the format's sign to TOOL_SIGNS"
+    assert TOOL_FORMATS.keys() == TOOL_PARSERS.keys(), (
+        "name the parser in TOOL_PARSERS of services/answers/parser.py"
+    )
+    assert TOOL_FORMATS.keys() == {*TOOL_SIGNS.values()}, (
+        "add a template with the format's sign to TOOL_SIGNS"
+    )
     absent = {name for name in TOOL_FORMATS if f"`{name}`" not in API.read_text()}
     assert not absent, f"{absent}: name the format where docs/api.md has the others"
 
@@ -52,7 +57,9 @@ def test_a_template_tells_how_its_model_writes_thoughts(template: str, family: s
 
 
 def test_an_operator_knows_better(demo_folder: Path) -> None:
-    model = load_text_model(demo_folder, "m", ServingChoices(tool_parser="pythonic", reasoning_parser="qwen3"))
+    model = load_text_model(
+        demo_folder, "m", ServingChoices(tool_parser="pythonic", reasoning_parser="qwen3")
+    )
     assert (model.tool_format, model.reasoning_format) == ("pythonic", "qwen3")
     none = load_text_model(demo_folder, "m", ServingChoices(tool_parser="none"))
     assert (none.tool_format, none.reasoning_format) == ("", "")
@@ -61,7 +68,8 @@ def test_an_operator_knows_better(demo_folder: Path) -> None:
 
 
 USER = ChatMessage(role="user", content="hi")
-TIME, NONE = Tool(name="time"), Tool(name="none")
+TIME = Tool(name="time")
+NONE = Tool(name="none")
 THINKING = {"reasoning_parser": "think"}
 CASES: list[tuple[dict[str, Any], str, str, dict[str, Any] | None]] = [
     ({}, "<assistant>", "", None),
@@ -87,7 +95,9 @@ def test_what_to_look_for_in_an_answer(
     assert found == (AnswerFormat(**expected) if expected is not None else None)
 
 
-@pytest.mark.parametrize(("begun", "is_inside"), [("<think>So", True), ("<think>So</think>Yes", None), ("Yes", None)])
+@pytest.mark.parametrize(
+    ("begun", "is_inside"), [("<think>So", True), ("<think>So</think>Yes", None), ("Yes", None)]
+)
 def test_an_answer_that_goes_on_is_where_it_stopped(begun: str, is_inside: bool | None) -> None:
     messages = [USER, ChatMessage(role="assistant", content=begun)]
     conversation = Conversation(messages=messages, continue_final_message=True)

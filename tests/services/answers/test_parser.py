@@ -1,4 +1,5 @@
-"""Answers as models write them, cut in every way: what is told of them is the same, and arguments are valid JSON."""
+"""Answers as models write them, cut in every way: what is told of them is the same, and arguments
+are valid JSON."""
 # ruff: noqa: E501 (answers stand here as models write them)
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from headwater.services.answers.parser import TOOL_PARSERS, AnswerParser, call_i
 from headwater.services.answers.parts import Parts
 
 NAMES = ["weather", "time", "get_user", "2fa-code"]
-ULM = {"city": "Ulm", "note": 'a "quoted" } brace, </tool_call> and \\ in a string', "days": [1, 2.5, True, None]}
+ULM = {
+    "city": "Ulm",
+    "note": 'a "quoted" } brace, </tool_call> and \\ in a string',
+    "days": [1, 2.5, True, None],
+}
 ULM_JSON = json.dumps(ULM)
 
 
@@ -44,11 +49,15 @@ class Heard:
 
     @property
     def calls(self) -> list[tuple[str, Any]]:
-        return [(name, json.loads(arguments)) for name, arguments in zip(self.names, self.arguments, strict=True)]
+        return [
+            (name, json.loads(arguments))
+            for name, arguments in zip(self.names, self.arguments, strict=True)
+        ]
 
 
 def heard_of(answer_format: AnswerFormat, pieces: list[str]) -> Heard:
-    parser, heard = AnswerParser(answer_format), Heard()
+    parser = AnswerParser(answer_format)
+    heard = Heard()
     for piece in pieces:
         heard.take(parser.push(piece))
     heard.take(parser.flush())
@@ -65,7 +74,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", 'Look:\n<tool_call>\n{"name": "weather", "arguments": ' + ULM_JSON + "}\n</tool_call>", "Look:", [("weather", ULM)]),
     (
         "hermes",
-        '<tool_call>{"name": "time"}</tool_call>\n<tool_call>{"arguments": {"id": 7}, "name": "get_user"}</tool_call> Done. ',
+        '<tool_call>{"name": "time"}</tool_call>\n<tool_call>{"arguments": {"id": 7}, "name": '
+        '"get_user"}</tool_call> Done. ',
         "Done. ",
         [("time", {}), ("get_user", {"id": 7})],
     ),
@@ -76,23 +86,30 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '<tool_call>\n<tool_call>{"name": "time"}</tool_call>', "<tool_call>", [("time", {})]),
     ("hermes", '<tool_call>{"name": "time"}</tool_call>\n<tool_call>\n{"nam', "", [("time", {})]),
     ("hermes", "a <tool_ca", "a <tool_ca", []),
-    ("hermes", 'Hi. <tool_call>{"name": "time"}</tool_call>\n\n<tool_call>{"name": "time"}</tool_call>\nBye. ', "Hi. Bye. ", [("time", {}), ("time", {})]),
-    ("hermes", '\nHi.<tool_call>{"name": "time"}</tool_call>\n \nBye.<tool_call>{"name": "time"}</tool_call>\n', "\nHi.\n \nBye.", [("time", {}), ("time", {})]),
+    ("hermes", 'Hi. <tool_call>{"name": "time"}</tool_call>\n\n<tool_call>{"name": '
+               '"time"}</tool_call>\nBye. ', "Hi. Bye. ", [("time", {}), ("time", {})]),
+    ("hermes", '\nHi.<tool_call>{"name": "time"}</tool_call>\n \nBye.<tool_call>{"name": '
+               '"time"}</tool_call>\n', "\nHi.\n \nBye.", [("time", {}), ("time", {})]),
     ("hermes", '\n<tool_call>{"name": "time"}</tool_call>\n\nBye.', "Bye.", [("time", {})]),
     ("llama3_json", '{"name": "weather", "parameters": ' + ULM_JSON + "}", "", [("weather", ULM)]),
-    ("llama3_json", '<|python_tag|>{"type": "function", "name": "time", "parameters": {}}; {"name": "get_user", "parameters": {"id": 1}}', "", [("time", {}), ("get_user", {"id": 1})]),
+    ("llama3_json", '<|python_tag|>{"type": "function", "name": "time", "parameters": {}}; '
+                    '{"name": "get_user", "parameters": {"id": 1}}', "", [("time", {}), ("get_user", {"id": 1})]),
     ("llama3_json", '\n{"name": "Ada", "age": 36}', '\n{"name": "Ada", "age": 36}', []),
     ("llama3_json", '{"answer": {"name": "time"}}', '{"answer": {"name": "time"}}', []),
     ("llama3_json", " It is late.", " It is late.", []),
     ("llama3_json", '{"name": "ti', '{"name": "ti', []),
     ("llama3_json", '{"name": "time", "parameters": {}}; {"name": "ti', "", [("time", {})]),
-    ("mistral", 'Hm. [TOOL_CALLS] [{"name": "weather", "arguments": ' + ULM_JSON + '}, {"name": "time", "arguments": {}}]', "Hm.", [("weather", ULM), ("time", {})]),
+    ("mistral", 'Hm. [TOOL_CALLS] [{"name": "weather", "arguments": ' + ULM_JSON + '}, {"name": '
+                                                                                   '"time", '
+                                                                                   '"arguments": {}}]', "Hm.", [("weather", ULM), ("time", {})]),
     ("mistral", "[TOOL_CALLS]weather" + ULM_JSON + "[TOOL_CALLS]time{}", "", [("weather", ULM), ("time", {})]),
     ("mistral", "[TOOL_CALLS]weather[CALL_ID]abc123def[ARGS]" + ULM_JSON, "", [("weather", ULM)]),
     ("mistral", '[TOOL_CALLS] [{"name": "time", "arguments": {}}, {"nam', "", [("time", {})]),
     ("mistral", "[TOOL_CALLS]time{}[TOOL_CALLS]weat", "", [("time", {})]),
     ("mistral", "No [brackets] matter. [TOOL", "No [brackets] matter. [TOOL", []),
-    ("pythonic", "[weather(city='Ulm', note=\"a ) and ' b\", days=[1, 2.5, True, None], deep={'a': (1, 2)}), time()]", "", [("weather", {"city": "Ulm", "note": "a ) and ' b", "days": [1, 2.5, True, None], "deep": {"a": [1, 2]}}), ("time", {})]),
+    ("pythonic", "[weather(city='Ulm', note=\"a ) and ' b\", days=[1, 2.5, True, None], "
+                 "deep={'a': (1, 2)}), time()]", "", [("weather", {"city": "Ulm", "note": "a "
+                                                                                          ") and ' b", "days": [1, 2.5, True, None], "deep": {"a": [1, 2]}}), ("time", {})]),
     ("pythonic", "<|python_start|>[get_user(id=-7, active=true)]<|python_end|>", "", [("get_user", {"id": -7, "active": True})]),
     ("pythonic", "[1, 2] is a list.", "[1, 2] is a list.", []),
     ("pythonic", "[2fa-code(user-id=7, $top=1)]", "", [("2fa-code", {"user-id": 7, "$top": 1})]),
@@ -123,9 +140,14 @@ def test_calls_and_content_are_the_same_however_the_text_is_cut(
 def test_what_is_said_after_some_text_depends_on_that_text_alone(
     parser: str, text: str, thinks: bool, places: list[int]
 ) -> None:
-    answer_format = AnswerFormat(tool_parser=parser, tool_names=["a"], reasoning_parser="think" if thinks else "")
-    pieces, by_character = cut(text, places), AnswerParser(answer_format)
-    parser_, heard, expected = AnswerParser(answer_format), Heard(), Heard()
+    answer_format = AnswerFormat(
+        tool_parser=parser, tool_names=["a"], reasoning_parser="think" if thinks else ""
+    )
+    pieces = cut(text, places)
+    by_character = AnswerParser(answer_format)
+    parser_ = AnswerParser(answer_format)
+    heard = Heard()
+    expected = Heard()
     for piece in pieces:
         heard.take(parser_.push(piece))
         for char in piece:
@@ -140,7 +162,9 @@ arguments_of = st.dictionaries(
     st.text(alphabet="abcdefgh_", min_size=1, max_size=6),
     st.recursive(
         st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(max_size=12),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+        ),
         max_leaves=8,
     ),
     max_size=4,
@@ -154,8 +178,12 @@ WRITERS = {
 
 
 def test_every_parser_of_calls_reads_what_is_written_at_random() -> None:
-    assert WRITERS.keys() == TOOL_PARSERS.keys(), "add a row to WRITERS: a weather call, written twice"
-    assert TEXT_CALLS.keys() == TOOL_PARSERS.keys(), "add a row to TEXT_CALLS: a call of a custom tool"
+    assert WRITERS.keys() == TOOL_PARSERS.keys(), (
+        "add a row to WRITERS: a weather call, written twice"
+    )
+    assert TEXT_CALLS.keys() == TOOL_PARSERS.keys(), (
+        "add a row to TEXT_CALLS: a call of a custom tool"
+    )
 
 
 @pytest.mark.parametrize("parser", WRITERS)
@@ -164,7 +192,9 @@ def test_every_parser_of_calls_reads_what_is_written_at_random() -> None:
 def test_streamed_arguments_are_the_json_that_the_model_meant(
     parser: str, arguments: dict[str, Any], places: list[int]
 ) -> None:
-    heard = heard_of(AnswerFormat(tool_parser=parser, tool_names=NAMES), cut(WRITERS[parser](arguments), places))
+    heard = heard_of(
+        AnswerFormat(tool_parser=parser, tool_names=NAMES), cut(WRITERS[parser](arguments), places)
+    )
     assert heard.calls == [("weather", arguments)] * 2
     assert heard.content == ""
 
@@ -172,7 +202,8 @@ def test_streamed_arguments_are_the_json_that_the_model_meant(
 @pytest.mark.parametrize("parser", WRITERS)
 def test_arguments_come_while_they_are_written(parser: str) -> None:
     written = WRITERS[parser]({"city": "Ulm", "days": 3})
-    reader, heard = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES)), Heard()
+    reader = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES))
+    heard = Heard()
     heard.take(reader.push(written[: written.index("days")]))
     assert heard.names == ["weather"]
     assert heard.arguments[0].startswith('{"city": "Ulm"')
@@ -182,13 +213,30 @@ def test_arguments_come_while_they_are_written(parser: str) -> None:
     ("parser", "text", "name", "arguments"),
     [
         ("hermes", r'<tool_call>{"name": "\ud800"}</tool_call>', r"\ud800", "{}"),
-        ("hermes", r'<tool_call>{"name": "time", "arguments": "\ud800"}</tool_call>', "time", r"\ud800"),
-        ("hermes", f'<tool_call>{{"name": "time", "arguments": {"[" * 9999}{"]" * 9999}}}', "time", "{}"),
+        (
+            "hermes",
+            r'<tool_call>{"name": "time", "arguments": "\ud800"}</tool_call>',
+            "time",
+            r"\ud800",
+        ),
+        (
+            "hermes",
+            f'<tool_call>{{"name": "time", "arguments": {"[" * 9999}{"]" * 9999}}}',
+            "time",
+            "{}",
+        ),
         ("pythonic", r'[time(zone="\ud800")]', "time", r'{"zone": "\ud800"}'),
     ],
-    ids=["half a character as a name", "as arguments", "lists in lists", "half a character in Python"],
+    ids=[
+        "half a character as a name",
+        "as arguments",
+        "lists in lists",
+        "half a character in Python",
+    ],
 )
-def test_text_that_no_message_can_carry_breaks_no_parser(parser: str, text: str, name: str, arguments: str) -> None:
+def test_text_that_no_message_can_carry_breaks_no_parser(
+    parser: str, text: str, name: str, arguments: str
+) -> None:
     heard = heard_of(AnswerFormat(tool_parser=parser, tool_names=NAMES), [text])
     assert (heard.names, heard.arguments) == ([name], [arguments])
     assert f"{heard.names}{heard.arguments}".encode()
@@ -197,14 +245,17 @@ def test_text_that_no_message_can_carry_breaks_no_parser(parser: str, text: str,
 @pytest.mark.parametrize("begun", ["[time(", "[time(zone='UTC',"])
 def test_white_space_in_a_pythonic_call_takes_linear_time(begun: str) -> None:
     before = time.process_time()
-    heard = heard_of(AnswerFormat(tool_parser="pythonic", tool_names=NAMES), [begun, " " * 50_000, ")]"])
+    heard = heard_of(
+        AnswerFormat(tool_parser="pythonic", tool_names=NAMES), [begun, " " * 50_000, ")]"]
+    )
     assert time.process_time() - before < 2
     assert heard.names == ["time"]
 
 
 @pytest.mark.parametrize("parser", WRITERS)
 def test_a_single_call_ends_the_answer(parser: str) -> None:
-    reader, heard = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES, single_call=True)), Heard()
+    reader = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES, single_call=True))
+    heard = Heard()
     heard.take(reader.push(WRITERS[parser]({"city": "Ulm"}) + " more"))
     assert reader.is_over
     heard.take(reader.flush())
@@ -241,7 +292,9 @@ def test_thoughts_and_answer_are_the_same_however_the_text_is_cut(
 def test_calls_are_looked_for_behind_the_thoughts_only() -> None:
     call = '<tool_call>{"name": "time"}</tool_call>'
     answer_format = AnswerFormat(tool_parser="hermes", tool_names=NAMES, reasoning_parser="think")
-    heard = heard_of(answer_format, [f"<think>I could say {call}.</think>", f"\nOne moment. {call}"])
+    heard = heard_of(
+        answer_format, [f"<think>I could say {call}.</think>", f"\nOne moment. {call}"]
+    )
     assert heard.reasoning == f"I could say {call}."
     assert (heard.content, heard.calls) == ("One moment.", [("time", {})])
 
@@ -255,7 +308,9 @@ def test_the_id_of_a_call_is_the_same_on_every_attempt_and_fits_its_family() -> 
 
 
 TEXT_CALLS = {
-    "hermes": lambda json_text: f'<tool_call>\n{{"name": "time", "arguments": {json_text}}}\n</tool_call>',
+    "hermes": lambda json_text: (
+        f'<tool_call>\n{{"name": "time", "arguments": {json_text}}}\n</tool_call>'
+    ),
     "llama3_json": lambda json_text: f'{{"name": "time", "parameters": {json_text}}}',
     "mistral": lambda json_text: f'[TOOL_CALLS][{{"name": "time", "arguments": {json_text}}}]',
     "pythonic": lambda json_text: f"[time(input={json.dumps(json.loads(json_text)['input'])})]",
@@ -293,7 +348,9 @@ def test_a_custom_tool_is_told_the_text_however_it_was_written_and_cut(
         ("{}", ""),
     ],
 )
-def test_what_a_model_writes_otherwise_is_the_text_of_a_custom_tool(arguments: str, text: str) -> None:
+def test_what_a_model_writes_otherwise_is_the_text_of_a_custom_tool(
+    arguments: str, text: str
+) -> None:
     answer_format = AnswerFormat(tool_parser="hermes", tool_names=NAMES, custom_names=["time"])
     end = "}</tool_call>" if arguments[-1] in '}"' else ""
     call = f'<tool_call>{{"name": "time", "arguments": {arguments}{end}'

@@ -1,4 +1,5 @@
-"""What `headwater access` draws for a deployment in containers, with the servers and the shell that read it there."""
+"""What `headwater access` draws for a deployment in containers, with the servers and the shell that
+read it there."""
 
 from __future__ import annotations
 
@@ -26,33 +27,52 @@ def access(folder: Path, *flags: str) -> None:
 
 
 def read_by_a_stage(folder: Path, role: Role) -> dict[str, str]:
-    """The variables of a container's stage: its entrypoint as compose.yaml has it, with `env` for `headwater`."""
+    """The variables of a container's stage: its entrypoint as compose.yaml has it, with `env` for
+    `headwater`."""
     [script] = re.findall(r"&with-access \[\"sh\", \"-c\", '(.*)'\]", COMPOSE)
-    script = script.replace("$$", "$").replace("/access/", f"{folder / role.value}/").replace("exec headwater", "exec")
-    done = subprocess.run(["sh", "-c", script, "env"], capture_output=True, text=True, check=True, timeout=30, env={})
+    script = (
+        script.replace("$$", "$")
+        .replace("/access/", f"{folder / role.value}/")
+        .replace("exec headwater", "exec")
+    )
+    done = subprocess.run(
+        ["sh", "-c", script, "env"], capture_output=True, text=True, check=True, timeout=30, env={}
+    )
     return dict(each.split("=", 1) for each in done.stdout.splitlines())
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-async def test_the_servers_let_in_who_reads_the_files_and_nobody_else(free_dir: Path, kept: dict[str, Any]) -> None:
+async def test_the_servers_let_in_who_reads_the_files_and_nobody_else(
+    free_dir: Path, kept: dict[str, Any]
+) -> None:
     folder = free_dir / "access"
     nats_: EmbeddedServer | None = None
     valkey: EmbeddedServer | None = None
     access(folder)
     try:
-        nats_ = await start_nats(free_dir, jetstream=free_dir / "js", config=folder / "nats/nats.conf", **kept)
+        nats_ = await start_nats(
+            free_dir, jetstream=free_dir / "js", config=folder / "nats/nats.conf", **kept
+        )
         valkey = await start_valkey(free_dir, acl=folder / "redis/users.acl", **kept)
         for role in Role:
             told = read_by_a_stage(folder, role)
             assert read_cluster_key(told["HEADWATER_CLUSTER_TOKEN"], "") is not None
             assert told["HEADWATER_NATS_URL"].endswith("@nats:4222")
-            here = told["HEADWATER_NATS_URL"].replace("nats:4222", nats_.url.removeprefix("nats://"))
+            here = told["HEADWATER_NATS_URL"].replace(
+                "nats:4222", nats_.url.removeprefix("nats://")
+            )
             async with Bus.open(here, wait_seconds=30) as bus:
                 assert bus.connected
-            store_url = told["HEADWATER_REDIS_URL"].replace("redis:6379", valkey.url.removeprefix("redis://"))
+            store_url = told["HEADWATER_REDIS_URL"].replace(
+                "redis:6379", valkey.url.removeprefix("redis://")
+            )
             assert bool(store_url) is (role in VALKEY_RIGHTS)
             if store_url:
                 async with Redis.from_url(store_url) as client:
@@ -67,12 +87,17 @@ async def test_the_servers_let_in_who_reads_the_files_and_nobody_else(free_dir: 
 def test_what_is_there_is_kept_and_passwords_are_renewed_without_the_token(tmp_path: Path) -> None:
     access(tmp_path)
     first = contents(tmp_path)
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()} == {
+        0o600
+    }
     access(tmp_path)
     assert contents(tmp_path) == first
     access(tmp_path, "--renew")
     renewed = contents(tmp_path)
-    assert {name for name in first if renewed[name] == first[name]} == {"cluster.token", "gateway/master.key"}
+    assert {name for name in first if renewed[name] == first[name]} == {
+        "cluster.token",
+        "gateway/master.key",
+    }
     (tmp_path / "cluster.token").write_text(f"{'n' * 64}\n{first['cluster.token']}")
     access(tmp_path)
     told = read_by_a_stage(tmp_path, Role.ENGINE)

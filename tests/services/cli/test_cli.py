@@ -24,7 +24,9 @@ from tests.long_values import long_but
 
 def headwater(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headwater.services.cli", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | env, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=os.environ | env, check=False
+    )
 
 
 def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
@@ -32,7 +34,13 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     assert set(inspect.signature(cli.up).parameters) == fields
     assert fields == {
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
-        *("load_format", "kv_cache_dtype", "activation_dtype", "kv_swap_memory", "gpu_memory_utilization"),
+        *(
+            "load_format",
+            "kv_cache_dtype",
+            "activation_dtype",
+            "kv_swap_memory",
+            "gpu_memory_utilization",
+        ),
         # A text by which weights of few bits are rounded is a choice beside the number of bits.
         *("quantization", "calibration"),
         *("kv_disk_dir", "kv_disk_memory", "kv_peer_memory", "kv_peer_direct"),
@@ -43,7 +51,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         "numerics",
         *(
             "escape_special_tokens",
-            # What clients of vLLM expect is on; who serves a schema that means to be open turns it off.
+            # What clients of vLLM expect is on; who serves a schema that means to be open turns it
+            # off.
             "close_schemas",
             "chat_template",
             "generation_config",
@@ -53,7 +62,16 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             "processors",
             "output_processors",
         ),
-        *("host", "port", "grpc_port", "api_key_file", "admin_key_file", "allowed_origins", "state_dir", "cache_dir"),
+        *(
+            "host",
+            "port",
+            "grpc_port",
+            "api_key_file",
+            "admin_key_file",
+            "allowed_origins",
+            "state_dir",
+            "cache_dir",
+        ),
         # Off: the chat template may be nobody else's business.
         "tokenizer_info",
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
@@ -66,7 +84,10 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("pull", "nosuch"), "the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging"),
+        (
+            ("pull", "nosuch"),
+            "the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging",
+        ),
         (("up", "--replicas", "0"), "--replicas is 0; allowed: at least 1"),
         (("up", "--port", "abc"), "--port is 'abc'; allowed: a whole number"),
         (("up", "--max-model-len=1.5"), "--max-model-len is '1.5'; allowed: a whole number"),
@@ -79,24 +100,46 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             ("up", "--replicas", "2", "--min-replicas", "0"),
             "--replicas is 2; allowed: not together with --min-replicas",
         ),
-        (("up", "--max-replicas", "2", "--min-replicas", "3"), "--max-replicas is 2; allowed: at least 3"),
-        (("up", "--host", "0.0.0.0"), "--host is '0.0.0.0'; allowed: a loopback address, unless --api-key-file"),
-        (("up", "--gateways", "2", "--grpc-port", "8000"), "--grpc-port is 8000; allowed: another port than --port"),
+        (
+            ("up", "--max-replicas", "2", "--min-replicas", "3"),
+            "--max-replicas is 2; allowed: at least 3",
+        ),
+        (
+            ("up", "--host", "0.0.0.0"),
+            "--host is '0.0.0.0'; allowed: a loopback address, unless --api-key-file",
+        ),
+        (
+            ("up", "--gateways", "2", "--grpc-port", "8000"),
+            "--grpc-port is 8000; allowed: another port than --port",
+        ),
         (("up", "--drain-limit", "-1"), "--drain-limit is -1.0; allowed: at least 0"),
-        (("up", "--log-level", "loud"), "--log-level is 'loud'; allowed: debug, info, warning or error"),
-        (("up", "--gpu-memory-utilization", "2"), "--gpu-memory-utilization is 2.0; allowed: more than 0, at most 1"),
+        (
+            ("up", "--log-level", "loud"),
+            "--log-level is 'loud'; allowed: debug, info, warning or error",
+        ),
+        (
+            ("up", "--gpu-memory-utilization", "2"),
+            "--gpu-memory-utilization is 2.0; allowed: more than 0, at most 1",
+        ),
         (("up", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
         # The name has the form of an id on the Hub: flags are refused before its download begins.
-        (("pull", "nobody/nothing", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
+        (
+            ("pull", "nobody/nothing", "--dtype", "int3"),
+            "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16",
+        ),
         (
             ("pull", "nobody/nothing", "--quantization", "int3"),
             "--quantization is 'int3'; allowed: auto, fp8, int8, in",
         ),
         (("pull", "nobody/nothing", "--device", "abacus"), "--device is 'abacus'; allowed: auto, "),
-        (("warmup", "--quantization", "int3"), "--quantization is 'int3'; allowed: auto, fp8, int8, int4"),
+        (
+            ("warmup", "--quantization", "int3"),
+            "--quantization is 'int3'; allowed: auto, fp8, int8, int4",
+        ),
         (
             ("up", "--calibration", "/no/file"),
-            "--calibration is '/no/file'; allowed: none, or a file together with --quantization int4 or int8",
+            "--calibration is '/no/file'; allowed: none, or a file together with --quantization "
+            "int4 or int8",
         ),
         (
             ("pull", "--quantization", "int4", "--calibration", "/no/file"),
@@ -106,21 +149,43 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             ("pull", "--revision", "main"),
             "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub: the",
         ),
-        (("warmup", "--revision", "main"), "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub"),
+        (
+            ("warmup", "--revision", "main"),
+            "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub",
+        ),
         (
             ("warmup", "--device", "cpu", "--revision", "main"),
-            "--revision is 'main'; allowed: not with --device cpu, which compiles the kernels of all models",
+            "--revision is 'main'; allowed: not with --device cpu, which compiles the kernels of "
+            "all models",
         ),
-        (("warmup", "--device", "cpu", "--max-model-len", "512"), "--max-model-len is 512; allowed: not with --device"),
-        (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
-        (("status", "--state-dir", "/no/folder"), "no cluster runs with the state folder /no/folder"),
-        (("up", "--state-dir", "/dev/null"), "--state-dir is '/dev/null'; allowed: a folder that this user can make"),
+        (
+            ("warmup", "--device", "cpu", "--max-model-len", "512"),
+            "--max-model-len is 512; allowed: not with --device",
+        ),
+        (
+            ("up", "--chat-template", "/no/file"),
+            "--chat-template is '/no/file'; allowed: an existing file",
+        ),
+        (
+            ("status", "--state-dir", "/no/folder"),
+            "no cluster runs with the state folder /no/folder",
+        ),
+        (
+            ("up", "--state-dir", "/dev/null"),
+            "--state-dir is '/dev/null'; allowed: a folder that this user can make",
+        ),
         (
             ("chat", "--base-url", "http://127.0.0.1:1/v1"),
             "no server answers at http://127.0.0.1:1/v1/; start a cluster",
         ),
-        (("models", "scale", "m", "--replicas", "-1"), "--replicas is -1; allowed: at least 1; --min-replicas 0 lets"),
-        (("tenant", "list", "--admin-key-file", "/no/file"), "No such file or directory: '/no/file'"),
+        (
+            ("models", "scale", "m", "--replicas", "-1"),
+            "--replicas is -1; allowed: at least 1; --min-replicas 0 lets",
+        ),
+        (
+            ("tenant", "list", "--admin-key-file", "/no/file"),
+            "No such file or directory: '/no/file'",
+        ),
         (
             ("chat", "--base-url", "127.0.0.1:1"),
             "--base-url is '127.0.0.1:1'; allowed: an address with http:// or https://",
@@ -136,7 +201,10 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(
-    args: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    args: tuple[str, ...],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("HEADWATER_STATE_DIR", "HEADWATER_NATS_URL"):
         monkeypatch.setenv(name, "")
@@ -149,7 +217,8 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 
 def test_help_breaks_no_sentence() -> None:
-    """Typer joins the lines of the first paragraph of a docstring and prints those of the others as they are."""
+    """Typer joins the lines of the first paragraph of a docstring and prints those of the others as
+    they are."""
     commands = [typer.main.get_command(cli.app)]
     for command in commands:
         commands += getattr(command, "commands", {}).values()
@@ -159,11 +228,14 @@ def test_help_breaks_no_sentence() -> None:
 
 
 def test_a_program_that_cannot_go_on_says_it_in_one_line_and_ends_with_status_1() -> None:
-    done = headwater("up", "--state-dir", "/dev/null/folder", HEADWATER_STATE_DIR="", HEADWATER_NATS_URL="")
+    done = headwater(
+        "up", "--state-dir", "/dev/null/folder", HEADWATER_STATE_DIR="", HEADWATER_NATS_URL=""
+    )
     assert done.returncode == 1
     (said,) = done.stderr.strip().splitlines()
     assert (
-        "--state-dir is '/dev/null/folder'; allowed: a folder that this user can make and write to (Not a dir" in said
+        "--state-dir is '/dev/null/folder'; allowed: a folder that this user can make and write "
+        "to (Not a dir" in said
     )
 
 
@@ -175,7 +247,9 @@ def test_warmup_of_a_cpu_ignores_variables_of_a_model(monkeypatch: pytest.Monkey
         raise Became(module, *args)
 
     monkeypatch.setattr(cli, "_become", become)
-    monkeypatch.setattr(sys, "argv", ["headwater", "warmup", "--device", "cpu", "--cache-dir", "/no/folder"])
+    monkeypatch.setattr(
+        sys, "argv", ["headwater", "warmup", "--device", "cpu", "--cache-dir", "/no/folder"]
+    )
     monkeypatch.setenv("HEADWATER_REVISION", "main")
     monkeypatch.setenv("HEADWATER_DTYPE", "float32")
     with pytest.raises(Became, match="warmup_cpu"):
@@ -183,7 +257,15 @@ def test_warmup_of_a_cpu_ignores_variables_of_a_model(monkeypatch: pytest.Monkey
 
 
 def test_up_refuses_a_revision_of_a_model_that_is_not_on_the_hub(tmp_path: Path) -> None:
-    done = headwater("up", "--revision", "main", "--state-dir", str(tmp_path), "--cache-dir", str(tmp_path / "cache"))
+    done = headwater(
+        "up",
+        "--revision",
+        "main",
+        "--state-dir",
+        str(tmp_path),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+    )
     assert done.returncode == 1
     (said,) = done.stderr.strip().splitlines()
     assert "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub" in said
@@ -193,11 +275,15 @@ def test_up_refuses_a_revision_of_a_model_that_is_not_on_the_hub(tmp_path: Path)
 def test_up_tells_of_a_variable_that_nothing_reads(tmp_path: Path) -> None:
     nowhere = ("--revision=main", f"--state-dir={tmp_path}", f"--cache-dir={tmp_path / 'cache'}")
     done = headwater("up", *nowhere, HEADWATER_MAX_NUM_SEQ="4")
-    sentence = "HEADWATER_MAX_NUM_SEQ is set, and nothing reads a variable of this name; did you mean "
+    sentence = (
+        "HEADWATER_MAX_NUM_SEQ is set, and nothing reads a variable of this name; did you mean "
+    )
     assert done.stdout.splitlines() == [sentence + "HEADWATER_MAX_NUM_SEQS?"]
 
 
-def test_a_list_in_a_variable_of_up_has_commas_as_in_those_of_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_in_a_variable_of_up_has_commas_as_in_those_of_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given: list[StackSettings] = []
     monkeypatch.setattr(cli, "run_line", lambda settings, console: given.append(settings) or 0)
     monkeypatch.setattr(sys, "argv", ["headwater", "up"])
@@ -232,19 +318,26 @@ def test_an_occupied_port_is_named_with_the_flag_that_changes_it(tmp_path: Path)
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.json").write_text(
-        '{"name": "m", "revision": "r", "dtype": "float32", "layout": "v1", "architecture": "A", "vocab_size": 1,'
+        '{"name": "m", "revision": "r", "dtype": "float32", "layout": "v1", "architecture": "A", '
+        '"vocab_size": 1,'
         '"max_model_len": 1, "eos_token_ids": [], "bos_token_id": null, "source": "s"}'
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        done = headwater("up", "--model", str(model), "--state-dir", str(tmp_path / "state"), "--port", port)
+        done = headwater(
+            "up", "--model", str(model), "--state-dir", str(tmp_path / "state"), "--port", port
+        )
     assert done.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use; choose another with --port" in done.stderr
 
 
 def test_the_version_is_told_without_a_command() -> None:
     told = headwater("--version")
-    assert (told.returncode, told.stdout, told.stderr) == (0, f"headwater {version('headwater')}\n", "")
+    assert (told.returncode, told.stdout, told.stderr) == (
+        0,
+        f"headwater {version('headwater')}\n",
+        "",
+    )
 
 
 def test_help_lists_what_a_newcomer_wants_first() -> None:

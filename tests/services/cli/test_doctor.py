@@ -16,16 +16,23 @@ from headwater.services.stack.cluster_record import ClusterRecord
 
 
 def test_what_is_installed_here_is_found_and_nothing_blocks_the_line(tmp_path: Path) -> None:
-    findings = {each.what: each for each in examine(cache_dir=tmp_path, state_dir=tmp_path / "new" / "state", ports=())}
+    findings = {
+        each.what: each
+        for each in examine(cache_dir=tmp_path, state_dir=tmp_path / "new" / "state", ports=())
+    }
     assert [each.what for each in findings.values() if each.blocks_up] == []
     assert findings["torch"].found == "installed"
     assert findings["NATS"].found.endswith("nats-server")
 
 
-def test_servers_elsewhere_are_named_without_their_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_elsewhere_are_named_without_their_passwords(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HEADWATER_NATS_URL", "nats://gateway:secret@nats.example:4222")
     monkeypatch.setenv("HEADWATER_REDIS_URL", "rediss://:secret@redis.example:6379")
-    found = {each.what: each.found for each in examine(cache_dir=tmp_path, state_dir=tmp_path, ports=())}
+    found = {
+        each.what: each.found for each in examine(cache_dir=tmp_path, state_dir=tmp_path, ports=())
+    }
     assert found["NATS"] == "outside: nats://nats.example:4222"
     assert found["Redis"] == "outside: rediss://redis.example:6379"
 
@@ -45,10 +52,17 @@ def test_a_port_in_use_comes_with_what_to_do(tmp_path: Path) -> None:
 def test_the_ports_of_the_deployment_that_runs_here_are_no_problem(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        addresses = {"rest": f"http://127.0.0.1:{port}", "grpc": "127.0.0.1:1", "nats_url": "", "redis_url": ""}
+        addresses = {
+            "rest": f"http://127.0.0.1:{port}",
+            "grpc": "127.0.0.1:1",
+            "nats_url": "",
+            "redis_url": "",
+        }
         ClusterRecord(pid=os.getpid(), model="m", stages=(), **addresses).write(tmp_path)
         findings = examine(cache_dir=tmp_path, state_dir=tmp_path, ports=(port,))
-    ports = {each.what: (each.found, each.remedy) for each in findings if each.what.startswith("port")}
+    ports = {
+        each.what: (each.found, each.remedy) for each in findings if each.what.startswith("port")
+    }
     assert ports == {
         f"port {port}": ("in use by the deployment that runs here", ""),
         "port 1": ("in use by the deployment that runs here", ""),
@@ -62,8 +76,12 @@ def test_a_missing_package_is_installed_for_this_python_by_a_line_for_a_shell() 
 class Driver:
     """GPUs in the place of those that this machine lacks: what a call writes, by a pair of them."""
 
-    def __init__(self, count: int, *, no_access: set[tuple[int, int]], no_atomics: set[tuple[int, int]]) -> None:
-        self._count, self._no_access, self._no_atomics = count, no_access, no_atomics
+    def __init__(
+        self, count: int, *, no_access: set[tuple[int, int]], no_atomics: set[tuple[int, int]]
+    ) -> None:
+        self._count = count
+        self._no_access = no_access
+        self._no_atomics = no_atomics
 
     def cuInit(self, flags: int) -> int:
         return 0
@@ -96,17 +114,25 @@ def no_library(name: str) -> Any:
     ],
 )
 def test_gpus_that_do_not_reach_one_another_are_named(
-    count: int, no_access: set[tuple[int, int]], no_atomics: set[tuple[int, int]], pair: tuple[int, int] | None
+    count: int,
+    no_access: set[tuple[int, int]],
+    no_atomics: set[tuple[int, int]],
+    pair: tuple[int, int] | None,
 ) -> None:
-    assert unreached_gpus(lambda name: Driver(count, no_access=no_access, no_atomics=no_atomics)) == pair
+    assert (
+        unreached_gpus(lambda name: Driver(count, no_access=no_access, no_atomics=no_atomics))
+        == pair
+    )
     assert unreached_gpus(no_library) is None
 
 
 class Lister:
-    """The driver's list of GPUs, of which some have fallen off the bus; -1 GPUs: a driver that does not answer."""
+    """The driver's list of GPUs, of which some have fallen off the bus; -1 GPUs: a driver that does
+    not answer."""
 
     def __init__(self, count: int, lost: set[int]) -> None:
-        self._count, self._lost = count, lost
+        self._count = count
+        self._lost = lost
 
     def nvmlInit_v2(self) -> int:
         return int(self._count < 0)
@@ -140,15 +166,20 @@ class Lister:
         (3, {0}, ("L4 of 101", "L4 of 102"), 101),
     ],
 )
-def test_gpus_are_listed_by_the_driver(count: int, lost: set[int], names: tuple[str, ...], least: int) -> None:
+def test_gpus_are_listed_by_the_driver(
+    count: int, lost: set[int], names: tuple[str, ...], least: int
+) -> None:
     assert gpu_names(lambda library: Lister(count, lost)) == names
     assert least_gpu_memory(lambda library: Lister(count, lost)) == least << 30
     assert (gpu_names(no_library), least_gpu_memory(no_library)) == ((), 0)
 
 
-def test_the_doctor_says_that_ranks_on_such_gpus_exchange_through_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_says_that_ranks_on_such_gpus_exchange_through_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(doctor, "gpu_names", lambda: ("L4", "L4"))
     monkeypatch.setattr(doctor, "unreached_gpus", lambda: (0, 1))
     assert doctor._gpu().found == (
-        "L4, L4; GPUs 0 and 1 do not reach one another's memory, so ranks exchange through the host's, slower"
+        "L4, L4; GPUs 0 and 1 do not reach one another's memory, so ranks exchange through the "
+        "host's, slower"
     )

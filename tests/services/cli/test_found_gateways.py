@@ -94,19 +94,24 @@ def test_an_address_with_the_wrong_scheme_is_answered_with_the_right_one(
             assert "give --base-url with http:// where the gateway has no certificate" in sentence
 
 
-def test_an_answer_of_something_else_than_a_gateway_is_reported_with_its_status(tmp_path: Path) -> None:
+def test_an_answer_of_something_else_than_a_gateway_is_reported_with_its_status(
+    tmp_path: Path,
+) -> None:
     with (
         proxy() as url,
-        pytest.raises(AdminError, match=f"^{url}/admin/models answered 502, and not as a gateway does$"),
+        pytest.raises(
+            AdminError, match=f"^{url}/admin/models answered 502, and not as a gateway does$"
+        ),
     ):
         list_models(url, tmp_path)
 
 
 def test_commands_take_the_address_of_a_gateway_and_that_of_its_api() -> None:
-    assert [gateway_of(url) for url in ("http://host:8000", "http://host:8000/v1", "http://host:8000/v1/")] == [
-        "http://host:8000"
-    ] * 3
-    assert [api_of(url) for url in ("http://host:8000", "http://host:8000/", "http://host:8000/v1/")] == [
-        "http://host:8000/v1"
-    ] * 3
+    assert [
+        gateway_of(url)
+        for url in ("http://host:8000", "http://host:8000/v1", "http://host:8000/v1/")
+    ] == ["http://host:8000"] * 3
+    assert [
+        api_of(url) for url in ("http://host:8000", "http://host:8000/", "http://host:8000/v1/")
+    ] == ["http://host:8000/v1"] * 3
     assert api_of("https://host/other/v2") == "https://host/other/v2"

@@ -12,7 +12,8 @@ from headwater.services.cli.model_commands import models_table
 from headwater.services.runtime.member import Kind, Member
 from headwater.services.runtime.printable import LAYOUT, printable, shown
 
-# Sets the title, clears the screen, hides what follows, turns the direction of writing, and marks up.
+# Sets the title, clears the screen, hides what follows, turns the direction of writing, and marks
+# up.
 EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b8m\u202egpj[red]\r"
 
 
@@ -30,7 +31,14 @@ def test_a_members_name_does_nothing_to_the_terminal_that_lists_it(kind: Kind) -
 
 
 def test_a_models_name_does_nothing_to_the_terminal_that_lists_it() -> None:
-    model = {"id": EVIL, "state": "failed", "replicas": 0, "min_replicas": 0, "max_replicas": 1, "problem": EVIL}
+    model = {
+        "id": EVIL,
+        "state": "failed",
+        "replicas": 0,
+        "min_replicas": 0,
+        "max_replicas": 1,
+        "problem": EVIL,
+    }
     assert_harmless(models_table([model]))
 
 

@@ -21,14 +21,21 @@ from headwater.services.stack.token_file import TOKEN, TOKEN_FILE
 from tests.services.cli.test_cli import headwater
 
 LOAD = ReplicaLoad(
-    num_running=3, num_waiting=1, num_used_blocks=40, num_total_blocks=100, prefix_queries=200, prefix_hits=150
+    num_running=3,
+    num_waiting=1,
+    num_used_blocks=40,
+    num_total_blocks=100,
+    prefix_queries=200,
+    prefix_hits=150,
 )
 
 
 async def listed(nats_url: str, member: Member) -> list[Member]:
     """Entries of the member, once it is listed. A single listing may miss a slow member."""
     async with asyncio.timeout(60):
-        while not (found := [each for each in await listen(nats_url) if each.epoch == member.epoch]):
+        while not (
+            found := [each for each in await listen(nats_url) if each.epoch == member.epoch]
+        ):
             pass
     return found
 
@@ -55,8 +62,12 @@ async def test_everyone_who_beats_is_in_the_table(nats_url: str, served_model: S
     assert (told["kind"], told["load"]["num_running"]) == ("engine", 3)
 
 
-async def test_a_folder_of_a_cluster_that_has_ended_does_not_hide_another_one(nats_url: str, tmp_path: Path) -> None:
-    stage = Member(kind=Kind.PROCESSOR, replica_id="by-hand", epoch=new_epoch(), address="127.0.0.1:8")
+async def test_a_folder_of_a_cluster_that_has_ended_does_not_hide_another_one(
+    nats_url: str, tmp_path: Path
+) -> None:
+    stage = Member(
+        kind=Kind.PROCESSOR, replica_id="by-hand", epoch=new_epoch(), address="127.0.0.1:8"
+    )
     make_token_file(tmp_path / TOKEN_FILE)
     asked = ("status", "--nats-url", nats_url, "--state-dir", str(tmp_path))
     async with Bus.open(nats_url) as bus, Heartbeat.running(bus, lambda: stage):
@@ -65,7 +76,9 @@ async def test_a_folder_of_a_cluster_that_has_ended_does_not_hide_another_one(na
             while stage.replica_id not in names:
                 told = await asyncio.to_thread(headwater, *asked, "--json", **{TOKEN: ""})
                 names = [member["replica_id"] for member in json.loads(told.stdout or "[]")]
-        unheard = await asyncio.to_thread(headwater, *asked, **{TOKEN: "another-token-of-another-cluster"})
+        unheard = await asyncio.to_thread(
+            headwater, *asked, **{TOKEN: "another-token-of-another-cluster"}
+        )
     assert unheard.returncode == 1
     assert f"no stage is heard at {nats_url}; where stages have a token" in unheard.stderr
 
@@ -85,14 +98,23 @@ async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:
     with console.capture() as captured:
         console.print(as_table(members))
     first, second = (line.split() for line in captured.get().splitlines()[-2:])
-    assert first == ["gateway", "g", "http://127.0.0.1:9", *["serving", "without", "redis,", "events"]]
+    assert first == [
+        "gateway",
+        "g",
+        "http://127.0.0.1:9",
+        *["serving", "without", "redis,", "events"],
+    ]
     assert second == ["127.0.0.1:8"]
     assert as_json(members)[0]["without"] == ("redis", "events")
 
 
-async def test_a_bus_out_of_reach_is_named_and_so_is_a_gateway_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bus_out_of_reach_is_named_and_so_is_a_gateway_that_nobody_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(bus_module, "OPEN_SECONDS", 0.1)
-    with pytest.raises(BusUnreachable, match=r"no NATS server answers at nats://127\.0\.0\.1:1; is the cluster up"):
+    with pytest.raises(
+        BusUnreachable, match=r"no NATS server answers at nats://127\.0\.0\.1:1; is the cluster up"
+    ):
         await listen("nats://127.0.0.1:1")
     assert await ask_gateway("http://127.0.0.1:1") == ""
 
@@ -100,7 +122,9 @@ async def test_a_bus_out_of_reach_is_named_and_so_is_a_gateway_that_nobody_has(m
 def test_tokens_a_second_are_made_of_two_heartbeats(served_model: ServedModel) -> None:
     def beat(num_tokens: int) -> Member:
         load = ReplicaLoad(num_generated_tokens=num_tokens)
-        return Member(kind=Kind.ENGINE, replica_id="e", epoch=1, address="a:1", model=served_model, load=load)
+        return Member(
+            kind=Kind.ENGINE, replica_id="e", epoch=1, address="a:1", model=served_model, load=load
+        )
 
     rates = TokenRates()
     assert rates.of(beat(100), 10.0) is None
@@ -110,7 +134,9 @@ def test_tokens_a_second_are_made_of_two_heartbeats(served_model: ServedModel) -
 
 
 def test_a_watcher_sees_heartbeats_beside_what_a_gateway_knows(served_model: ServedModel) -> None:
-    engine = Member(kind=Kind.ENGINE, replica_id="e", epoch=1, address="a:1", model=served_model, load=LOAD)
+    engine = Member(
+        kind=Kind.ENGINE, replica_id="e", epoch=1, address="a:1", model=served_model, load=LOAD
+    )
     row = {"id": "e", "epoch": f"{1:016x}", "state": "failing", "trust": 0.5}
     row |= {"routed_tokens": 200, "predicted_tokens": 150, "cached_tokens": 100}
     totals = {"num_running": 3, "num_waiting": 1, "cached_tokens": 30, "prompt_tokens": 40}
@@ -119,9 +145,15 @@ def test_a_watcher_sees_heartbeats_beside_what_a_gateway_knows(served_model: Ser
     console = Console(width=200)
     with console.capture() as captured:
         console.print(*watched([engine], TokenRates(), snapshot), findings(snapshot), sep="\n")
-    first, _, model, _, cells, *_, last = (line.strip() for line in captured.get().rstrip().splitlines())
+    first, _, model, _, cells, *_, last = (
+        line.strip() for line in captured.get().rstrip().splitlines()
+    )
     tiers = replace(
-        LOAD, num_used_host_blocks=1, num_total_host_blocks=4, num_used_disk_bytes=30, num_total_disk_bytes=100
+        LOAD,
+        num_used_host_blocks=1,
+        num_total_host_blocks=4,
+        num_used_disk_bytes=30,
+        num_total_disk_bytes=100,
     )
     assert first == "0 tokens/s, 3 running, 1 waiting, 75% of prompt tokens cached, index lag 12 ms"
     assert model == served_model.name

@@ -26,7 +26,12 @@ from tests.stage_log import StageLog
 
 VOCAB_SIZE = 49152
 MODEL = SimulatedModel(vocab_size=VOCAB_SIZE, first_token_id=256)
-FLAGS = ("--executor=simulated", "--served-model-name=simulated", "--max-model-len=4096", "--num-blocks=2048")
+FLAGS = (
+    "--executor=simulated",
+    "--served-model-name=simulated",
+    "--max-model-len=4096",
+    "--num-blocks=2048",
+)
 
 
 class EngineProcess:
@@ -37,7 +42,9 @@ class EngineProcess:
         watched, self._supervisor = os.pipe()
         self._log = StageLog("the engine")
         descriptors = {READY_FD: ready_write, PARENT_FD: watched}
-        self.process = start("headwater.services.engine", *FLAGS, *flags, stderr=self._log.file, **descriptors)
+        self.process = start(
+            "headwater.services.engine", *FLAGS, *flags, stderr=self._log.file, **descriptors
+        )
         os.close(ready_write)
         os.close(watched)
         with os.fdopen(ready_read) as word:
@@ -89,7 +96,8 @@ def engine_process(*flags: str, start: Callable[..., Any] = ForkedStage) -> Iter
 
 
 def wait_for_end(pid: int, seconds: float) -> None:
-    """Of a process that need not be a child; one that has ended and that nobody has asked about yet counts."""
+    """Of a process that need not be a child; one that has ended and that nobody has asked about yet
+    counts."""
     deadline = time.monotonic() + seconds
     # It may go between the opening of its file and the reading.
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -117,7 +125,9 @@ class Client:
         assert frame is not grpc.aio.EOF, "the session ended"
         self.frames.append(frame)
         start = 0
-        for stream_id, first_index, count in zip(frame.stream_ids, frame.first_index, frame.num_tokens, strict=True):
+        for stream_id, first_index, count in zip(
+            frame.stream_ids, frame.first_index, frame.num_tokens, strict=True
+        ):
             assert stream_id not in self.finishes
             assert first_index == len(self.tokens[stream_id])
             self.tokens[stream_id] += frame.token_ids[start : start + count]
@@ -141,7 +151,9 @@ class Client:
 
     async def idle_load(self) -> Any:
         """The engine's load once nothing runs or waits."""
-        return await self.load_that(lambda load: not (load.num_running or load.num_waiting or load.num_used_blocks))
+        return await self.load_that(
+            lambda load: not (load.num_running or load.num_waiting or load.num_used_blocks)
+        )
 
     async def load_that(self, condition: Callable[[Any], bool]) -> Any:
         """The engine's load once the condition holds of it."""
@@ -177,13 +189,16 @@ def add(stream_id: int, prompt_ids: Sequence[int], max_tokens: int = 16, **field
 
 
 def undrafted(max_tokens: int) -> Sampling:
-    """Sampling of a greedy answer without drafts, which comes token by token even if it repeats itself."""
+    """Sampling of a greedy answer without drafts, which comes token by token even if it repeats
+    itself."""
     return Sampling(temperature=0.0, max_tokens=max_tokens, speculative=Speculative(mode="off"))
 
 
 def answer(prompt_ids: Sequence[int], max_tokens: int = 16, **fields: Any) -> list[int]:
     """What a greedy request is answered."""
-    return expected_tokens(MODEL, prompt_ids, SamplingParams(temperature=0.0, max_tokens=max_tokens), **fields)
+    return expected_tokens(
+        MODEL, prompt_ids, SamplingParams(temperature=0.0, max_tokens=max_tokens), **fields
+    )
 
 
 def prompt(seed: int, length: int = 40) -> list[int]:

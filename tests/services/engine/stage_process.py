@@ -28,7 +28,9 @@ class StageProcess:
     def __init__(self, *flags: str) -> None:
         watched, self._supervisor = os.pipe()
         self._log = StageLog("the stage host")
-        self._process = ForkedStageHost(STAGE, *flags, stderr=self._log.file, **{PARENT_FD: watched})
+        self._process = ForkedStageHost(
+            STAGE, *flags, stderr=self._log.file, **{PARENT_FD: watched}
+        )
         os.close(watched)
 
     @property

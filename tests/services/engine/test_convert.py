@@ -1,4 +1,5 @@
-"""A checkpoint in Hugging Face's layout becomes a folder that every stage reads, once, whoever asks."""
+"""A checkpoint in Hugging Face's layout becomes a folder that every stage reads, once, whoever
+asks."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ NUM_TOKENS = 64
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of a few thousand weights with a tokenizer of 64 words and its chat template in a file of its own."""
+    """A Llama of a few thousand weights with a tokenizer of 64 words and its chat template in a
+    file of its own."""
     from tokenizers import Tokenizer, models  # noqa: PLC0415 (slow to import, as is what follows)
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
@@ -53,21 +55,36 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_two_who_pull_at_once_get_one_folder_with_everything_that_stages_read(checkpoint: Path, tmp_path: Path) -> None:
+def test_two_who_pull_at_once_get_one_folder_with_everything_that_stages_read(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     reports: list[tuple[str, int, int]] = []
 
     def pull_it(_: int) -> Path:
         return pull(
-            str(checkpoint), cache_dir=tmp_path, progress=lambda *report: reports.append(report), dtype="float32"
+            str(checkpoint),
+            cache_dir=tmp_path,
+            progress=lambda *report: reports.append(report),
+            dtype="float32",
         )
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(pull_it, range(2))
     assert first == second
-    assert [path.name for path in first.parent.iterdir() if not path.name.startswith(".lock")] == [first.name]
+    assert [path.name for path in first.parent.iterdir() if not path.name.startswith(".lock")] == [
+        first.name
+    ]
     manifest = ModelManifest.read(first)
-    assert (manifest.name, manifest.dtype, manifest.architecture) == ("tiny", "float32", "LlamaForCausalLM")
-    assert (manifest.vocab_size, manifest.max_model_len, manifest.bos_token_id) == (NUM_TOKENS, 256, 1)
+    assert (manifest.name, manifest.dtype, manifest.architecture) == (
+        "tiny",
+        "float32",
+        "LlamaForCausalLM",
+    )
+    assert (manifest.vocab_size, manifest.max_model_len, manifest.bos_token_id) == (
+        NUM_TOKENS,
+        256,
+        1,
+    )
     assert manifest.eos_token_ids == (3, 5)
     tokenizer_config: dict[str, Any] = json.loads((first / "tokenizer_config.json").read_text())
     assert tokenizer_config == {"eos_token": "w3", "chat_template": TEMPLATE}
@@ -79,18 +96,25 @@ def test_two_who_pull_at_once_get_one_folder_with_everything_that_stages_read(ch
 
 
 @pytest.mark.slow
-def test_a_checkpoint_without_a_fast_tokenizer_is_refused_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_fast_tokenizer_is_refused_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("config.json", "model.safetensors"):
         (bare / name).symlink_to(checkpoint / name)
-    with pytest.raises(ConversionFailed, match=r"has no tokenizer\.json; only fast tokenizers are served"):
+    with pytest.raises(
+        ConversionFailed, match=r"has no tokenizer\.json; only fast tokenizers are served"
+    ):
         pull(str(bare), cache_dir=tmp_path / "cache", progress=silent, dtype="float32")
     assert list((tmp_path / "cache" / "bare").glob("[!.]*")) == []
 
 
-def test_a_model_with_a_window_is_as_long_for_stages_of_text_as_for_engines(checkpoint: Path, tmp_path: Path) -> None:
-    source, folder = tmp_path / "source", tmp_path / "folder"
+def test_a_model_with_a_window_is_as_long_for_stages_of_text_as_for_engines(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    folder = tmp_path / "folder"
     shutil.copytree(checkpoint, source)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(
@@ -105,45 +129,69 @@ def test_a_model_with_a_window_is_as_long_for_stages_of_text_as_for_engines(chec
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("tokenizer.json", b'{"version": "1.0", "mod', r"source/tokenizer.json cannot be used: Cannot instantiate"),
+        (
+            "tokenizer.json",
+            b'{"version": "1.0", "mod',
+            r"source/tokenizer.json cannot be used: Cannot instantiate",
+        ),
         ("tokenizer.json", b"", r"source/tokenizer.json cannot be used: Cannot instantiate"),
-        ("tokenizer_config.json", b"[]", r"source/tokenizer_config.json cannot be used: Expected `object`, got"),
+        (
+            "tokenizer_config.json",
+            b"[]",
+            r"source/tokenizer_config.json cannot be used: Expected `object`, got",
+        ),
         (
             "generation_config.json",
             b"{",
             r"generation_config.json is '\S+/source'; allowed: a folder with one that can",
         ),
-        ("chat_template.jinja", b"ab\xff", r"chat_template.jinja is 'byte 2 of it'; allowed: text in UTF-8"),
+        (
+            "chat_template.jinja",
+            b"ab\xff",
+            r"chat_template.jinja is 'byte 2 of it'; allowed: text in UTF-8",
+        ),
     ],
 )
 def test_files_of_text_that_cannot_be_read_are_refused_before_weights_are(
     name: str, content: bytes, told: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    source, folder = tmp_path / "source", tmp_path / "folder"
+    source = tmp_path / "source"
+    folder = tmp_path / "folder"
     shutil.copytree(checkpoint, source)
     (source / name).write_bytes(content)
     # Nothing that could be read as a tensor.
     (source / "model.safetensors").write_bytes(b"")
     folder.mkdir()
     with pytest.raises((ConfigError, TokenizerFilesError), match=told):
-        convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+        convert(
+            ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda")
+        )
 
 
-@pytest.mark.parametrize(("vocabulary", "largest"), [({"w0": 0, "w1": 4_000_000_000}, 4_000_000_000), ({}, -1)])
+@pytest.mark.parametrize(
+    ("vocabulary", "largest"), [({"w0": 0, "w1": 4_000_000_000}, 4_000_000_000), ({}, -1)]
+)
 def test_a_tokenizer_whose_ids_would_make_lists_without_end_is_refused(
     vocabulary: dict[str, int], largest: int, checkpoint: Path, tmp_path: Path
 ) -> None:
-    source, folder = tmp_path / "source", tmp_path / "folder"
+    source = tmp_path / "source"
+    folder = tmp_path / "folder"
     shutil.copytree(checkpoint, source)
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"] = vocabulary
     (source / "tokenizer.json").write_text(json.dumps(tokenizer))
     folder.mkdir()
-    with pytest.raises(ConfigError, match=f"largest token id of tokenizer.json is {largest}; allowed: 0…4194303"):
-        convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+    with pytest.raises(
+        ConfigError, match=f"largest token id of tokenizer.json is {largest}; allowed: 0…4194303"
+    ):
+        convert(
+            ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda")
+        )
 
 
-def test_a_template_of_another_file_counts_where_it_has_one(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_template_of_another_file_counts_where_it_has_one(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint, source)
     (source / "chat_template.jinja").unlink()
@@ -152,16 +200,22 @@ def test_a_template_of_another_file_counts_where_it_has_one(checkpoint: Path, tm
         folder = tmp_path / found
         folder.mkdir()
         (source / "chat_template.json").write_text(json.dumps(content))
-        convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+        convert(
+            ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda")
+        )
         assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == found
 
 
 @pytest.mark.parametrize("has_list", [False, True])
-def test_special_tokens_are_those_that_transformers_finds(has_list: bool, checkpoint: Path, tmp_path: Path) -> None:
-    """Older tools name them in a file of their own; a chat template without them opens no text with the BOS token."""
+def test_special_tokens_are_those_that_transformers_finds(
+    has_list: bool, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Older tools name them in a file of their own; a chat template without them opens no text with
+    the BOS token."""
     from transformers import AutoTokenizer  # noqa: PLC0415 (slow to import)
 
-    source, folder = tmp_path / "source", tmp_path / "folder"
+    source = tmp_path / "source"
+    folder = tmp_path / "folder"
     shutil.copytree(checkpoint, source)
     tokenizer = Backend.from_file(str(source / "tokenizer.json"))
     tokenizer.add_special_tokens(["w1", "w2", "w3"])
@@ -174,19 +228,30 @@ def test_special_tokens_are_those_that_transformers_finds(has_list: bool, checkp
     decoder = {"added_tokens_decoder": {"3": entry}} if has_list else {}
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w3"}
     (source / "tokenizer_config.json").write_text(json.dumps(names | decoder))
-    (source / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "w1"}, "eos_token": "w2"}))
+    (source / "special_tokens_map.json").write_text(
+        json.dumps({"bos_token": {"content": "w1"}, "eos_token": "w2"})
+    )
     theirs = AutoTokenizer.from_pretrained(source)
     folder.mkdir()
     convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
     ours = Tokenizer.from_folder(folder, NUM_TOKENS)
     found = [ours.special_token(name) for name in ("bos_token", "eos_token")]
-    assert found == [theirs.bos_token, theirs.eos_token] == ([None, "w3"] if has_list else ["w1", "w2"])
+    assert (
+        found
+        == [theirs.bos_token, theirs.eos_token]
+        == ([None, "w3"] if has_list else ["w1", "w2"])
+    )
 
 
-def test_ends_of_answers_that_the_model_cannot_produce_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
-    source, folder = tmp_path / "source", tmp_path / "folder"
+def test_ends_of_answers_that_the_model_cannot_produce_are_left_out(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    folder = tmp_path / "folder"
     shutil.copytree(checkpoint, source)
-    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, 3, NUM_TOKENS]}))
+    (source / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [-1, 3, NUM_TOKENS]})
+    )
     folder.mkdir()
     convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
     assert ModelManifest.read(folder).eos_token_ids == (3,)
@@ -194,12 +259,19 @@ def test_ends_of_answers_that_the_model_cannot_produce_are_left_out(checkpoint: 
 
 @pytest.mark.parametrize(
     ("generation", "config", "ends"),
-    [(None, [3, 5], (3, 5)), ([], 5, (5,)), (4, [3, 5], (4,)), (None, None, (7,)), (-1, None, (7,))],
+    [
+        (None, [3, 5], (3, 5)),
+        ([], 5, (5,)),
+        (4, [3, 5], (4,)),
+        (None, None, (7,)),
+        (-1, None, (7,)),
+    ],
 )
 def test_an_answer_ends_at_the_tokenizers_eos_token_where_no_config_names_any(
     generation: object, config: object, ends: tuple[int, ...], checkpoint: Path, tmp_path: Path
 ) -> None:
-    source, folder = tmp_path / "source", tmp_path / "folder"
+    source = tmp_path / "source"
+    folder = tmp_path / "folder"
     shutil.copytree(checkpoint, source)
     (source / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
     own = json.loads((source / "config.json").read_text())
@@ -211,13 +283,20 @@ def test_an_answer_ends_at_the_tokenizers_eos_token_where_no_config_names_any(
 
 
 @pytest.mark.parametrize("eos", ["</s>", [2, "</s>"], {}, True])
-def test_ends_of_answers_that_are_no_token_ids_are_refused(eos: object, checkpoint: Path, tmp_path: Path) -> None:
-    source, folder = tmp_path / "source", tmp_path / "folder"
+def test_ends_of_answers_that_are_no_token_ids_are_refused(
+    eos: object, checkpoint: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    folder = tmp_path / "folder"
     shutil.copytree(checkpoint, source)
     (source / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     folder.mkdir()
-    with pytest.raises(ConfigError, match=r"eos_token_id is .*; allowed: a token id, a list of these, or none"):
-        convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+    with pytest.raises(
+        ConfigError, match=r"eos_token_id is .*; allowed: a token id, a list of these, or none"
+    ):
+        convert(
+            ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda")
+        )
 
 
 @pytest.mark.long
@@ -229,19 +308,31 @@ def test_weights_are_rounded_into_a_folder_of_their_own_that_says_what_it_cost(
     assert folder.name.endswith("-float32-int8-v3")
     manifest = ModelManifest.read(folder)
     assert manifest.quantization == "int8"
-    assert manifest.rounding.startswith("rounded to int8: 0 MB became 0 MB, and weights changed by 0.")
+    assert manifest.rounding.startswith(
+        "rounded to int8: 0 MB became 0 MB, and weights changed by 0."
+    )
     assert pull(str(checkpoint), **asked, quantization="int8") == folder
     # A folder is what it is, whoever names it.
     assert pull(str(folder), **asked) == folder
     with pytest.raises(OtherQuantization, match="is 'gptq'; allowed: auto or int8"):
         pull(str(folder), **asked, quantization="gptq")
-    with pytest.raises(ConversionFailed, match="quantization is 'awq'; allowed: auto: the weights of the checkpoint"):
+    with pytest.raises(
+        ConversionFailed,
+        match="quantization is 'awq'; allowed: auto: the weights of the checkpoint",
+    ):
         pull(str(checkpoint), **asked, quantization="awq")
 
 
 @pytest.mark.long
 def test_pull_prints_what_rounding_cost(checkpoint: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "headwater.services.cli", "pull", str(checkpoint), "--quantization=int4"]
+    command = [
+        sys.executable,
+        "-m",
+        "headwater.services.cli",
+        "pull",
+        str(checkpoint),
+        "--quantization=int4",
+    ]
     done = subprocess.run(
         [*command, "--dtype=float32", "--device=cpu", f"--cache-dir={tmp_path}"],
         capture_output=True,

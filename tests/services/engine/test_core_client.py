@@ -1,5 +1,5 @@
-"""What a core reports before its server listens: it reports its load once when it starts, then nothing until it gets a
-request."""
+"""What a core reports before its server listens: it reports its load once when it starts, then
+nothing until it gets a request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from contextlib import ExitStack, closing
 import pytest
 
 from headwater.engine_core.ring import RingWriter
-from headwater.engine_core.step_output import CacheEvents, EngineLoad, PeerUse, StepOutput, StoredChain
+from headwater.engine_core.step_output import (
+    CacheEvents,
+    EngineLoad,
+    PeerUse,
+    StepOutput,
+    StoredChain,
+)
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_ENGINE_GONE
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch
@@ -32,7 +38,9 @@ async def load_after(*reports: Idle, first: EngineLoad) -> ReplicaLoad:
         core._take(Ready("", "", 32, "", 16, first, 64, 4, 4, 0.0))
         for report in reports:
             core._take(report)
-        return EngineServer(core, await core.ready(), KvEventLog(Incarnation()), "m", GrammarCompiler(None)).load()
+        return EngineServer(
+            core, await core.ready(), KvEventLog(Incarnation()), "m", GrammarCompiler(None)
+        ).load()
     finally:
         await core._stop()
 
@@ -43,12 +51,16 @@ async def test_an_engine_publishes_that_it_can_pull_from_its_first_load_message_
 
 
 async def test_a_load_that_came_before_the_server_listened_counts() -> None:
-    load = await load_after(Idle(EngineLoad(num_total_blocks=7, peers=PEER_USE), 0), first=EngineLoad())
+    load = await load_after(
+        Idle(EngineLoad(num_total_blocks=7, peers=PEER_USE), 0), first=EngineLoad()
+    )
     assert (load.num_total_blocks, load.seconds_per_pulled_token) == (7, 0.002)
 
 
 async def test_blocks_that_were_found_on_a_disk_before_the_server_listened_are_published() -> None:
-    found, batches, core = [bytes([number]) * 16 for number in range(3)], list[KvEventBatch](), CoreClient()
+    found = [bytes([number]) * 16 for number in range(3)]
+    batches = list[KvEventBatch]()
+    core = CoreClient()
     try:
         core._take(Ready("", "", 32, "", 16, EngineLoad(), 64, 4, 4, 0.0))
         for block_hash in found[:2]:
@@ -58,13 +70,16 @@ async def test_blocks_that_were_found_on_a_disk_before_the_server_listened_are_p
         core._take(step_that_stored(found[2]))
         server.open(batches.append)
         assert set(events.snapshot()[1]) == set(found)
-        assert [block for batch in batches for chain in batch.stored for block in chain.block_hashes] == found
+        assert [
+            block for batch in batches for chain in batch.stored for block in chain.block_hashes
+        ] == found
     finally:
         await core._stop()
 
 
 async def test_a_report_that_fails_keeps_no_later_one_from_its_requests() -> None:
-    core, taken = CoreClient(), list[int]()
+    core = CoreClient()
+    taken = list[int]()
 
     def take(report: Step | Idle) -> None:
         assert isinstance(report, Step)
@@ -87,24 +102,34 @@ async def test_a_step_that_cannot_be_sent_to_one_session_ends_that_one_alone() -
     core = CoreClient()
     try:
         core._take(Ready("", "", 32, "", 16, EngineLoad(), 64, 4, 4, 0.0))
-        server = EngineServer(core, await core.ready(), KvEventLog(Incarnation()), "m", GrammarCompiler(None))
+        server = EngineServer(
+            core, await core.ready(), KvEventLog(Incarnation()), "m", GrammarCompiler(None)
+        )
         server.open(lambda _: None)
         with ExitStack() as left:
             sessions = [left.enter_context(server.session()) for _ in range(3)]
             for session in sessions:
                 session.take(pb.ClientFrame(adds=[add(7, [1, 2, 3])]))
             # No frame can have the second one's token.
-            columns = {"keys": [1, 2, 3], "first_index": [0, 0, 0], "num_tokens": [1, 1, 1], "token_ids": [4, -1, 5]}
+            columns = {
+                "keys": [1, 2, 3],
+                "first_index": [0, 0, 0],
+                "num_tokens": [1, 1, 1],
+                "token_ids": [4, -1, 5],
+            }
             core._take(Step(StepOutput(step=1, **columns), 0, 3, 0.0))
             frames = [session._outbox.next_frame() or pb.EngineFrame() for session in sessions]
         assert [list(frame.token_ids) for frame in frames] == [[4], [], [5]]
-        assert [finish.cause for frame in frames for finish in frame.finishes] == [LOSS_CAUSE_ENGINE_GONE]
+        assert [finish.cause for frame in frames for finish in frame.finishes] == [
+            LOSS_CAUSE_ENGINE_GONE
+        ]
     finally:
         await core._stop()
 
 
 class ReapedProcess:
-    """A core that has ended and been reaped when it is to be killed, and whose exit status comes after that."""
+    """A core that has ended and been reaped when it is to be killed, and whose exit status comes
+    after that."""
 
     pid = 1
 

@@ -41,7 +41,9 @@ from headwater.services.engine.messages import (
 from headwater.services.engine.rates import MeasuredExecutor
 from tests.engine_core.lying_source import ScriptedSource
 
-CONFIG = EngineConfig(num_blocks=100, max_model_len=1024, max_num_seqs=8, max_num_batched_tokens=64, async_depth=2)
+CONFIG = EngineConfig(
+    num_blocks=100, max_model_len=1024, max_num_seqs=8, max_num_batched_tokens=64, async_depth=2
+)
 MODEL = SimulatedModel(vocab_size=1000)
 
 
@@ -49,7 +51,8 @@ class Pace:
     """A clock that stands still until a step may end."""
 
     def __init__(self) -> None:
-        self.now, self._permits = 0.0, threading.Semaphore(0)
+        self.now = 0.0
+        self._permits = threading.Semaphore(0)
 
     def clock(self) -> float:
         return self.now
@@ -96,12 +99,14 @@ class Core:
     ) -> None:
         command_writer, command_reader = create_ring(1 << 16)
         report_writer, report_reader = create_ring(1 << 16)
-        self.commands, self.reports = RingWriter(command_writer), RingReader(report_reader)
+        self.commands = RingWriter(command_writer)
+        self.reports = RingReader(report_reader)
         timing = SimulatedTiming(step_seconds=step_seconds)
         executor = MeasuredExecutor(executor_class(CONFIG, MODEL, timing, **parts))
         mask_report_writer, mask_report_reader = create_ring(1 << 16)
         self.mask_reports = RingReader(mask_report_reader)
-        inner, mask_writer = (RingReader(command_reader), RingWriter(report_writer)), RingWriter(mask_report_writer)
+        inner = (RingReader(command_reader), RingWriter(report_writer))
+        mask_writer = RingWriter(mask_report_writer)
         masks = np.full((1, CONFIG.max_num_seqs, -(-MODEL.vocab_size // 32)), -1, np.int32)
         self.engine = Engine(
             CONFIG,
@@ -144,13 +149,18 @@ def permits() -> threading.Semaphore:
 
 
 @pytest.fixture
-def core(request: pytest.FixtureRequest, pace: Pace, permits: threading.Semaphore) -> Iterator[Core]:
-    """A core whose steps take 5 ms, end when `pace` permits, or are computed at once where `permits` lets them."""
+def core(
+    request: pytest.FixtureRequest, pace: Pace, permits: threading.Semaphore
+) -> Iterator[Core]:
+    """A core whose steps take 5 ms, end when `pace` permits, or are computed at once where
+    `permits` lets them."""
     kind = getattr(request, "param", None)
     if kind == "at once":
         core = Core(0.0, AtOnce, permits=permits)
     elif kind == "beside a hung source":
-        core = Core(0.005, sources=[HungSource(np.zeros((CONFIG.num_blocks, CONFIG.block_size), np.uint64))])
+        core = Core(
+            0.005, sources=[HungSource(np.zeros((CONFIG.num_blocks, CONFIG.block_size), np.uint64))]
+        )
     else:
         core = Core(1.0, clock=pace.clock, sleep=pace.sleep) if kind == "paced" else Core(0.005)
     yield core
@@ -163,7 +173,9 @@ def core(request: pytest.FixtureRequest, pace: Pace, permits: threading.Semaphor
 
 def request(key: int, max_tokens: int = 500, **fields: int) -> Add:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return Add(NewRequest(key=key, prompt_ids=[key] * 40, output_ids=[], sampling=sampling, **fields))
+    return Add(
+        NewRequest(key=key, prompt_ids=[key] * 40, output_ids=[], sampling=sampling, **fields)
+    )
 
 
 @pytest.mark.parametrize("core", ["at once"], indirect=True)
@@ -176,7 +188,9 @@ def test_a_step_is_reported_before_the_next_one_where_launching_computes(
 
 
 @pytest.mark.parametrize("core", ["beside a hung source"], indirect=True)
-def test_a_core_that_waits_for_blocks_alone_says_so_now_and_then(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_that_waits_for_blocks_alone_says_so_now_and_then(
+    core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(core_process, "WAITING_SECONDS", 0.01)
     core.send(request(1))
     waiting = (report for report in core.said() if isinstance(report, Waiting))
@@ -235,7 +249,9 @@ def test_an_idle_core_sleeps_until_it_is_told_something(core: Core) -> None:
     core.send(Credit([1], [100]))
     while len(tokens) < 20:
         tokens += next(steps).output.token_ids
-    assert tokens == expected_tokens(MODEL, [1] * 40, SamplingParams(temperature=0.0, max_tokens=20))
+    assert tokens == expected_tokens(
+        MODEL, [1] * 40, SamplingParams(temperature=0.0, max_tokens=20)
+    )
 
 
 def test_a_step_says_what_it_computed_and_how_long_it_took(core: Core) -> None:
@@ -246,9 +262,12 @@ def test_a_step_says_what_it_computed_and_how_long_it_took(core: Core) -> None:
     assert 0.045 < sum(step.seconds for step in steps) < time.monotonic() - began
 
 
-def test_whoever_fills_masks_hears_of_nothing_but_masks_wanted_and_tokens_drawn_under_them(core: Core) -> None:
+def test_whoever_fills_masks_hears_of_nothing_but_masks_wanted_and_tokens_drawn_under_them(
+    core: Core,
+) -> None:
     core.send(request(1), request(2, max_tokens=3, has_grammar=True))
-    mask_reports, tokens = core.masks_said(), list[int]()
+    mask_reports = core.masks_said()
+    tokens = list[int]()
     wanted = next(mask_reports).wanted
     assert wanted is not None
     assert wanted.keys == [2]
@@ -280,7 +299,8 @@ def test_the_core_ends_when_nobody_reads_it(core: Core) -> None:
 
 def test_a_start_that_comes_no_further_says_so_again(monkeypatch: pytest.MonkeyPatch) -> None:
     report_writer, report_reader = create_ring(1 << 16)
-    writer, reader = RingWriter(report_writer), RingReader(report_reader)
+    writer = RingWriter(report_writer)
+    reader = RingReader(report_reader)
     say = SpokenProgress(writer)
     for repeat_seconds, num_said in ((60.0, 1), (0.0, 3)):
         monkeypatch.setattr(core_process, "REPEAT_SECONDS", repeat_seconds)
@@ -293,12 +313,15 @@ def test_a_start_that_comes_no_further_says_so_again(monkeypatch: pytest.MonkeyP
 
 def test_loading_is_told_at_its_tenths_and_not_with_every_tensor() -> None:
     report_writer, report_reader = create_ring(1 << 16)
-    writer, reader = RingWriter(report_writer), RingReader(report_reader)
+    writer = RingWriter(report_writer)
+    reader = RingReader(report_reader)
     say = SpokenProgress(writer)
     for done in range(0, 1001, 3):
         say("loading weights", done, 1000)
     say("loading weights", 1000, 1000)
     said = [decode_report(message) for message in reader.read()]
-    assert [report.done // 100 for report in said if isinstance(report, Progress)] == list(range(11))
+    assert [report.done // 100 for report in said if isinstance(report, Progress)] == list(
+        range(11)
+    )
     writer.close()
     reader.close()

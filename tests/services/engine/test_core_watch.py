@@ -1,4 +1,5 @@
-"""A core that hangs is killed, whether it serves or still starts; one that is slow or idle is not."""
+"""A core that hangs is killed, whether it serves or still starts; one that is slow or idle is
+not."""
 
 from __future__ import annotations
 
@@ -41,18 +42,23 @@ def paused(watch: CoreWatch) -> None:
     watch.heard(is_idle=False, step_seconds=3600.0)
 
 
-@pytest.mark.parametrize(("last", "allowed"), [(idle, math.inf), (asked, 5), (answering, 5), (slow, 30), (paused, 10)])
+@pytest.mark.parametrize(
+    ("last", "allowed"), [(idle, math.inf), (asked, 5), (answering, 5), (slow, 30), (paused, 10)]
+)
 def test_silence_counts_from_what_a_core_is_told_to_its_next_word(
     last: Callable[[CoreWatch], None], allowed: float
 ) -> None:
     watch = CoreWatch(limit=5)
     watch.started(longest_step=2)
     last(watch)
-    assert [watch.is_hung_after(1) for _ in range(40)] == [second > allowed for second in range(1, 41)]
+    assert [watch.is_hung_after(1) for _ in range(40)] == [
+        second > allowed for second in range(1, 41)
+    ]
 
 
 def test_a_start_may_be_silent_for_longer_and_no_limit_is_for_ever() -> None:
-    starting, unlimited = CoreWatch(limit=5), CoreWatch(limit=0)
+    starting = CoreWatch(limit=5)
+    unlimited = CoreWatch(limit=0)
     assert [starting.is_hung_after(5 * PATIENCE), starting.is_hung_after(1)] == [False, True]
     assert not unlimited.is_hung_after(1e6)
 

@@ -1,4 +1,5 @@
-"""Draft heads through the engine service: answers, metrics, and what is refused before anything is loaded."""
+"""Draft heads through the engine service: answers, metrics, and what is refused before anything is
+loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def heads(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    served, config = registry.read_config(folder), {"medusa_num_heads": 3, "medusa_num_layers": 1}
+    served = registry.read_config(folder)
+    config = {"medusa_num_heads": 3, "medusa_num_layers": 1}
     shapes, _ = Medusa.published(HeadsConfig.from_hf(config, served), served)
     torch.manual_seed(0)
     tensors = {name: 0.02 * torch.randn(shape) for name, shape in shapes.items()}
@@ -35,15 +37,21 @@ def heads(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-async def test_an_engine_answers_the_same_with_heads_which_requests_name(folder: Path, heads: Path) -> None:
+async def test_an_engine_answers_the_same_with_heads_which_requests_name(
+    folder: Path, heads: Path
+) -> None:
     """Random heads seldom pay, so they are asked for a token in so many steps at least."""
-    max_tokens, told, drafted = 3 * PROBE_STEPS, [], []
+    max_tokens = 3 * PROBE_STEPS
+    told = []
+    drafted = []
     for flags, drafter in (
         ((), DRAFT_HEADS),
         ((f"--draft-heads={heads}",), DRAFT_HEADS),
         ((f"--draft-heads={heads}",), DRAFT_MODEL),
     ):
-        sampling = Sampling(temperature=0.0, max_tokens=max_tokens, speculative=Speculative(drafter=drafter))
+        sampling = Sampling(
+            temperature=0.0, max_tokens=max_tokens, speculative=Speculative(drafter=drafter)
+        )
         with engine_process(f"--model-folder={folder}", *SMALL, *flags) as engine:
             async with client_of(engine) as client:
                 await client.send(add(1, list(range(20, 50)), max_tokens, sampling=sampling))

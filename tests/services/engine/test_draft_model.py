@@ -1,4 +1,5 @@
-"""Draft models through the engine service: answers, metrics, and what is refused before anything is loaded."""
+"""Draft models through the engine service: answers, metrics, and what is refused before anything is
+loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +12,26 @@ from headwater.engine_core.scheduling.model_speculator import NAME, PROBE_STEPS
 from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.services.runtime.speculation import DRAFT_MODEL
 from tests.chatting_model import make_chatting_model
-from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, prompt
+from tests.services.engine.engine_process import (
+    EngineProcess,
+    add,
+    answer,
+    client_of,
+    engine_process,
+    prompt,
+)
 from tests.services.engine.test_kv_swap import metrics
 
-SMALL = ("--executor=single", "--device=cpu", "--max-model-len=512", "--num-blocks=100", "--max-num-seqs=8")
-DRAFTED, ACCEPTED = (f"headwater_spec_decode_num_{which}_tokens_total" for which in ("draft", "accepted"))
+SMALL = (
+    "--executor=single",
+    "--device=cpu",
+    "--max-model-len=512",
+    "--num-blocks=100",
+    "--max-num-seqs=8",
+)
+DRAFTED, ACCEPTED = (
+    f"headwater_spec_decode_num_{which}_tokens_total" for which in ("draft", "accepted")
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +44,13 @@ def test_the_drafter_has_one_name() -> None:
 
 
 async def test_an_engine_answers_the_same_with_a_draft_model(folder: Path) -> None:
-    """A model as large as the served one never pays, so it is asked for one token in so many steps."""
-    max_tokens, told = 3 * PROBE_STEPS, []
-    sampling = Sampling(temperature=0.0, max_tokens=max_tokens, speculative=Speculative(drafter=DRAFT_MODEL))
+    """A model as large as the served one never pays, so it is asked for one token in so many
+    steps."""
+    max_tokens = 3 * PROBE_STEPS
+    told = []
+    sampling = Sampling(
+        temperature=0.0, max_tokens=max_tokens, speculative=Speculative(drafter=DRAFT_MODEL)
+    )
     for flags in ((), (f"--draft-model={folder}",)):
         with engine_process(f"--model-folder={folder}", *SMALL, *flags) as engine:
             async with client_of(engine) as client:
@@ -54,7 +74,9 @@ async def test_a_simulated_engine_pretends_to_have_one() -> None:
     assert 0 < figures[ACCEPTED] <= figures[DRAFTED]
 
 
-def test_a_model_of_other_tokens_is_refused_before_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+def test_a_model_of_other_tokens_is_refused_before_it_is_loaded(
+    folder: Path, tmp_path: Path
+) -> None:
     draft = make_chatting_model(tmp_path, num_layers=1)
     tokenizer = json.loads((draft / "tokenizer.json").read_text())
     tokenizer["added_tokens"][0]["content"] = "<|go|>"
@@ -62,27 +84,40 @@ def test_a_model_of_other_tokens_is_refused_before_it_is_loaded(folder: Path, tm
     engine = EngineProcess(f"--model-folder={folder}", *SMALL, f"--draft-model={draft}")
     assert engine.wait() != 0
     said = engine.close()
-    assert f"--draft-model is '{draft}'; allowed: a model of the tokens of chatting; its token" in said
+    assert (
+        f"--draft-model is '{draft}'; allowed: a model of the tokens of chatting; its token" in said
+    )
     assert "'<|go|>', there '<|im_start|>'" in said
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--draft-model=/no/folder",), "/no/folder is not a converted model: model.json is missing"),
-        (("--draft-model=/no/folder", "--speculation=off"), "allowed: none with --speculation off, where"),
+        (
+            ("--draft-model=/no/folder",),
+            "/no/folder is not a converted model: model.json is missing",
+        ),
+        (
+            ("--draft-model=/no/folder", "--speculation=off"),
+            "allowed: none with --speculation off, where",
+        ),
     ],
     ids=["no model", "no speculation"],
 )
-def test_what_cannot_draft_is_refused_in_one_line(folder: Path, flags: tuple[str, ...], sentence: str) -> None:
+def test_what_cannot_draft_is_refused_in_one_line(
+    folder: Path, flags: tuple[str, ...], sentence: str
+) -> None:
     engine = EngineProcess(f"--model-folder={folder}", *SMALL, *flags)
     assert engine.wait() != 0
     assert sentence in engine.close()
 
 
 def test_a_simulated_engine_is_told_how_to_pretend(folder: Path) -> None:
-    engine = EngineProcess(f"--model-folder={folder}", f"--draft-model={folder}", "--max-model-len=512")
+    engine = EngineProcess(
+        f"--model-folder={folder}", f"--draft-model={folder}", "--max-model-len=512"
+    )
     assert engine.wait() != 0
     assert (
-        "none with the simulated executor, which pretends to have one by simulated_draft_acceptance" in engine.close()
+        "none with the simulated executor, which pretends to have one by simulated_draft_acceptance"
+        in engine.close()
     )

@@ -32,8 +32,10 @@ from tests.services.engine.engine_process import (
     prompt,
 )
 
-CANCELLED, ERROR = common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_ERROR
-LENGTH, STOP = common_pb2.FINISH_REASON_LENGTH, common_pb2.FINISH_REASON_STOP
+CANCELLED = common_pb2.FINISH_REASON_CANCELLED
+ERROR = common_pb2.FINISH_REASON_ERROR
+LENGTH = common_pb2.FINISH_REASON_LENGTH
+STOP = common_pb2.FINISH_REASON_STOP
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,9 @@ async def test_sixty_four_streams_at_once_each_get_their_own_answer(engine: Engi
     }
 
 
-async def test_the_second_turn_of_a_chat_finds_the_first_in_the_cache(engine: EngineProcess) -> None:
+async def test_the_second_turn_of_a_chat_finds_the_first_in_the_cache(
+    engine: EngineProcess,
+) -> None:
     first = prompt(1000, 100)
     async with client_of(engine) as client:
         await client.send(add(1, first, 30))
@@ -73,14 +77,18 @@ async def test_the_choices_of_a_request_differ_by_their_noise(engine: EngineProc
         await client.send(add(1, prompt(1), stream_ids=[1, 2, 3], sampling=sampling, credit=12))
         await client.read_until_finished(1, 2, 3)
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=12)
-    assert client.tokens == {i + 1: expected_tokens(MODEL, prompt(1), params, choice_index=i) for i in range(3)}
+    assert client.tokens == {
+        i + 1: expected_tokens(MODEL, prompt(1), params, choice_index=i) for i in range(3)
+    }
 
 
 async def test_a_resumed_stream_goes_on_after_its_output(engine: EngineProcess) -> None:
     whole = answer(prompt(2), 30)
     async with client_of(engine) as client:
         client.tokens[1] = whole[:11]
-        await client.send(add(1, prompt(2), 30, num_output_tokens=11, output_ids=whole[:11], credit=30))
+        await client.send(
+            add(1, prompt(2), 30, num_output_tokens=11, output_ids=whole[:11], credit=30)
+        )
         await client.read_until_finished(1)
     assert client.tokens[1] == whole
     assert client.frames[0].first_index == [11]
@@ -119,7 +127,9 @@ async def test_a_cancel_overtakes_the_rest_of_its_prompt(engine: EngineProcess) 
     assert client.tokens == {}
 
 
-async def test_a_stream_stops_where_its_credit_ends_and_goes_on_with_more(engine: EngineProcess) -> None:
+async def test_a_stream_stops_where_its_credit_ends_and_goes_on_with_more(
+    engine: EngineProcess,
+) -> None:
     whole = answer(prompt(6), 20)
     async with client_of(engine) as client:
         await client.send(add(1, prompt(6), 20, credit=5))
@@ -135,7 +145,9 @@ async def test_a_stream_stops_where_its_credit_ends_and_goes_on_with_more(engine
     assert client.tokens[1] == whole
 
 
-async def test_two_hundred_cancelled_streams_leave_everything_at_zero(engine: EngineProcess) -> None:
+async def test_two_hundred_cancelled_streams_leave_everything_at_zero(
+    engine: EngineProcess,
+) -> None:
     streams = range(200)
     async with client_of(engine) as client:
         await client.send(*(add(i, prompt(i, 64), 1000, credit=3) for i in streams))
@@ -143,9 +155,16 @@ async def test_two_hundred_cancelled_streams_leave_everything_at_zero(engine: En
             await client.read_tokens(i, 3)
         await client.send(cancels=[pb.Cancel(stream_id=i, reason="stop_string") for i in streams])
         await client.read_until_finished(*streams)
-        assert {(finish.reason, finish.error) for finish in client.finishes.values()} == {(CANCELLED, "stop_string")}
+        assert {(finish.reason, finish.error) for finish in client.finishes.values()} == {
+            (CANCELLED, "stop_string")
+        }
         load = await client.idle_load()
-    assert (load.num_running, load.num_waiting, load.num_used_blocks, load.num_prefill_tokens) == (0, 0, 0, 0)
+    assert (load.num_running, load.num_waiting, load.num_used_blocks, load.num_prefill_tokens) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 async def test_a_deadline_ends_a_stream(engine: EngineProcess) -> None:
@@ -155,7 +174,9 @@ async def test_a_deadline_ends_a_stream(engine: EngineProcess) -> None:
     assert (client.finishes[1].reason, client.finishes[1].error) == (CANCELLED, "deadline_exceeded")
 
 
-async def test_a_broken_session_takes_its_streams_with_it_and_no_other(engine: EngineProcess) -> None:
+async def test_a_broken_session_takes_its_streams_with_it_and_no_other(
+    engine: EngineProcess,
+) -> None:
     async with client_of(engine) as other:
         await other.send(add(1, prompt(9), 100, credit=10))
         async with client_of(engine) as client:
@@ -195,17 +216,30 @@ async def test_a_client_that_is_killed_leaves_nothing_running(engine: EngineProc
         assert (await client.idle_load()).num_used_blocks == 0
 
 
-async def test_what_the_core_could_not_run_is_refused_with_a_sentence(engine: EngineProcess) -> None:
+async def test_what_the_core_could_not_run_is_refused_with_a_sentence(
+    engine: EngineProcess,
+) -> None:
     sampling = Sampling(temperature=0.0, max_tokens=16)
     rows: list[tuple[pb.Add, str]] = [
         (add(1, [5, VOCAB_SIZE]), "prompt_ids is 49152; allowed: token ids below 49152"),
-        (add(1, []), "the prompt has 0 tokens; allowed: 1…4095, so that an answer fits (4096 tokens together)"),
-        (add(1, prompt(1, 4000), 97), "the prompt has 4000 tokens and max_tokens 97; allowed: 4096 tokens together"),
+        (
+            add(1, []),
+            "the prompt has 0 tokens; allowed: 1…4095, so that an answer fits (4096 tokens "
+            "together)",
+        ),
+        (
+            add(1, prompt(1, 4000), 97),
+            "the prompt has 4000 tokens and max_tokens 97; allowed: 4096 tokens together",
+        ),
         (
             add(1, [1], num_prompt_tokens=5000),
-            "the prompt has 5000 tokens; allowed: 1…4095, so that an answer fits (4096 tokens together)",
+            "the prompt has 5000 tokens; allowed: 1…4095, so that an answer fits (4096 tokens "
+            "together)",
         ),
-        (add(1, [1, 2, 3], num_prompt_tokens=2), "prompt_ids has 3 tokens; allowed: the 2 that were announced"),
+        (
+            add(1, [1, 2, 3], num_prompt_tokens=2),
+            "prompt_ids has 3 tokens; allowed: the 2 that were announced",
+        ),
         (add(1, [1], cache_namespace=b"short"), "cache_namespace is b'short'; allowed: 16 bytes"),
         (add(1, [1], sampling=Sampling()), "max_tokens is missing; allowed: a number"),
         (add(1, [1], lora="poet"), "lora is not supported: this engine has no adapters"),
@@ -214,12 +248,23 @@ async def test_what_the_core_could_not_run_is_refused_with_a_sentence(engine: En
             add(1, [1], grammar=b"x", num_grammar_bytes=1),
             "this engine has no tokenizer",
         ),
-        (add(1, [1], eos_token_ids=[50000]), "eos_token_ids is 50000; allowed: token ids below 49152"),
-        (add(1, [1], num_output_tokens=17, output_ids=[1] * 17), "output_ids is '17 tokens'; allowed: "),
-        (add(1, [1], choice_indices=[0, 1]), "choice_indices is [0, 1]; allowed: one a stream"),
-        (add(1, [1], sampling=Sampling(max_tokens=1, logit_bias={60000: 1.0})), "logit_bias is 60000; allowed: "),
         (
-            add(1, [1], sampling=Sampling(max_tokens=1, logit_bias=dict.fromkeys(range(1025), 1.0))),
+            add(1, [1], eos_token_ids=[50000]),
+            "eos_token_ids is 50000; allowed: token ids below 49152",
+        ),
+        (
+            add(1, [1], num_output_tokens=17, output_ids=[1] * 17),
+            "output_ids is '17 tokens'; allowed: ",
+        ),
+        (add(1, [1], choice_indices=[0, 1]), "choice_indices is [0, 1]; allowed: one a stream"),
+        (
+            add(1, [1], sampling=Sampling(max_tokens=1, logit_bias={60000: 1.0})),
+            "logit_bias is 60000; allowed: ",
+        ),
+        (
+            add(
+                1, [1], sampling=Sampling(max_tokens=1, logit_bias=dict.fromkeys(range(1025), 1.0))
+            ),
             "logit_bias has 1025 entries; allowed: at most 1024",
         ),
         (
@@ -247,11 +292,16 @@ async def test_a_stream_id_that_is_used_again_ends_both_streams(engine: EnginePr
         await client.read_tokens(1, 3)
         await client.send(add(1, prompt(2), 100))
         await client.read_until_finished(1)
-        assert client.finishes[1].error == "stream_ids is [1]; allowed: ids that the session does not use"
+        assert (
+            client.finishes[1].error
+            == "stream_ids is [1]; allowed: ids that the session does not use"
+        )
         await client.idle_load()
 
 
-async def test_prompt_logprobs_come_in_chunks_that_let_other_streams_through(engine: EngineProcess) -> None:
+async def test_prompt_logprobs_come_in_chunks_that_let_other_streams_through(
+    engine: EngineProcess,
+) -> None:
     ids = prompt(11, 4000)
     sampling = Sampling(temperature=0.0, max_tokens=2, prompt_logprobs=20)
     async with client_of(engine) as client:
@@ -259,11 +309,15 @@ async def test_prompt_logprobs_come_in_chunks_that_let_other_streams_through(eng
         await client.read_until_finished(1, 2)
     chunks = [chunk for frame in client.frames for chunk in frame.prompt_logprobs]
     assert [token for chunk in chunks for token in chunk.token_ids] == ids[1:]
-    assert [len(chunk.top_ids) for chunk in chunks] == [20 * len(chunk.token_ids) for chunk in chunks]
+    assert [len(chunk.top_ids) for chunk in chunks] == [
+        20 * len(chunk.token_ids) for chunk in chunks
+    ]
     assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert max(frame.ByteSize() for frame in client.frames) <= MAX_FRAME_BYTES
     of_last_chunk = max(i for i, frame in enumerate(client.frames) if frame.prompt_logprobs)
-    of_finish = next(i for i, frame in enumerate(client.frames) if any(f.stream_id == 2 for f in frame.finishes))
+    of_finish = next(
+        i for i, frame in enumerate(client.frames) if any(f.stream_id == 2 for f in frame.finishes)
+    )
     assert of_finish > of_last_chunk
     assert client.tokens == {1: answer(prompt(12), 1000), 2: answer(ids, 2)}
 
@@ -271,11 +325,14 @@ async def test_prompt_logprobs_come_in_chunks_that_let_other_streams_through(eng
 async def test_logprobs_speak_of_their_own_tokens(engine: EngineProcess) -> None:
     sampling = Sampling(temperature=0.0, max_tokens=8, logprobs=True, top_logprobs=3)
     async with client_of(engine) as client:
-        await client.send(add(1, prompt(1), 8), add(2, prompt(2), 8, sampling=sampling), add(3, prompt(3), 8))
+        await client.send(
+            add(1, prompt(1), 8), add(2, prompt(2), 8, sampling=sampling), add(3, prompt(3), 8)
+        )
         await client.read_until_finished(1, 2, 3)
     scored = []
     for frame in client.frames:
-        columns, top = frame.logprobs, 0
+        columns = frame.logprobs
+        top = 0
         for index, num_top in zip(columns.token_indices, columns.num_top, strict=True):
             assert columns.top_ids[top] == frame.token_ids[index]
             scored.append(frame.token_ids[index])
@@ -283,7 +340,9 @@ async def test_logprobs_speak_of_their_own_tokens(engine: EngineProcess) -> None
     assert scored == client.tokens[2]
 
 
-async def test_a_client_that_says_no_more_hears_its_streams_to_the_end(engine: EngineProcess) -> None:
+async def test_a_client_that_says_no_more_hears_its_streams_to_the_end(
+    engine: EngineProcess,
+) -> None:
     async with client_of(engine) as client:
         await client.send(add(1, prompt(1), 500))
         await client.call.done_writing()
@@ -298,7 +357,12 @@ async def test_metrics_have_the_engines_figures(engine: EngineProcess) -> None:
         await client.read_until_finished(1)
     url = f"http://{engine.addresses['metrics']}/metrics"
     text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=30).read().decode())
-    for name in ("num_requests_running", "kv_cache_usage_perc", "generation_tokens_total", "prefix_cache_hits_total"):
+    for name in (
+        "num_requests_running",
+        "kv_cache_usage_perc",
+        "generation_tokens_total",
+        "prefix_cache_hits_total",
+    ):
         assert f'headwater_{name}{{model_name="simulated"}}' in text
     for name in (
         "spec_decode_num_draft_tokens_total",
@@ -306,7 +370,9 @@ async def test_metrics_have_the_engines_figures(engine: EngineProcess) -> None:
         "spec_decode_drafter_bytes",
     ):
         assert f'headwater_{name}{{model_name="simulated"}}' in text
-    assert 'headwater_request_success_total{finished_reason="length",model_name="simulated"}' in text
+    assert (
+        'headwater_request_success_total{finished_reason="length",model_name="simulated"}' in text
+    )
 
 
 async def test_a_core_that_hangs_holds_up_the_door_for_nobody_and_too_much_for_it_is_refused(
@@ -335,7 +401,9 @@ async def test_a_core_that_hangs_holds_up_the_door_for_nobody_and_too_much_for_i
 
 
 @pytest.mark.long
-def test_the_core_computes_with_the_threads_that_it_was_given_and_they_do_not_spin_for_long() -> None:
+def test_the_core_computes_with_the_threads_that_it_was_given_and_they_do_not_spin_for_long() -> (
+    None
+):
     # A core that is forked has its tests' environment when its libraries are loaded.
     with engine_process("--threads=1", start=launched) as engine:
         environment = Path(f"/proc/{engine.core_pid}/environ").read_bytes().split(b"\0")
@@ -350,7 +418,12 @@ async def test_the_load_says_what_runs_and_what_steps_cost() -> None:
             for i in range(10):
                 await client.read_tokens(i, 100)
             load = await client.load()
-    assert (load.num_running, load.num_waiting, load.num_total_blocks, load.max_running) == (10, 0, 2047, 256)
+    assert (load.num_running, load.num_waiting, load.num_total_blocks, load.max_running) == (
+        10,
+        0,
+        2047,
+        256,
+    )
     assert load.num_used_blocks == 10 * -(-164 // 16)
     assert load.prefix_queries == 640
     # A pause of the machine makes one step longer, and the next one shorter by at most as much.
@@ -364,7 +437,12 @@ async def test_waiting_requests_run_by_tier_then_by_virtual_time_then_as_they_ca
         async with client_of(engine) as client:
             await client.send(add(0, prompt(0), 50, credit=1))
             await client.read_tokens(0, 1)
-            await client.send(*(add(i, prompt(i), 2, tier=tier, virtual_time=at) for i, (tier, at) in ranks.items()))
+            await client.send(
+                *(
+                    add(i, prompt(i), 2, tier=tier, virtual_time=at)
+                    for i, (tier, at) in ranks.items()
+                )
+            )
             await client.load_that(lambda load: load.num_waiting == 5)
             await client.send(cancels=[pb.Cancel(stream_id=0)])
             await client.read_until_finished(*ranks)

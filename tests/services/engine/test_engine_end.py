@@ -1,5 +1,5 @@
-"""How an engine ends: drained, without its core, or without its server. Nothing outlives it, and each stream ends
-with the reason."""
+"""How an engine ends: drained, without its core, or without its server. Nothing outlives it, and
+each stream ends with the reason."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_HANDED_OVER, LOSS_CAUSE_MISSING
 from tests.gateway.processes import launched
-from tests.services.engine.engine_process import add, answer, client_of, engine_process, prompt, wait_for_end
+from tests.services.engine.engine_process import (
+    add,
+    answer,
+    client_of,
+    engine_process,
+    prompt,
+    wait_for_end,
+)
 from tests.shared_memory import shared_memory_of
 
-CANCELLED, ERROR = common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_ERROR
+CANCELLED = common_pb2.FINISH_REASON_CANCELLED
+ERROR = common_pb2.FINISH_REASON_ERROR
 
 
 async def test_when_the_core_is_killed_streams_end_retriable_and_the_door_ends_too() -> None:
@@ -90,15 +98,24 @@ async def test_a_drain_over_grpc_cuts_off_what_does_not_end_in_time() -> None:
         assert await asyncio.to_thread(engine.wait) == 0
 
 
-async def test_on_sigterm_what_would_not_end_in_time_is_handed_over_at_once_and_goes_on_elsewhere() -> None:
+async def test_on_sigterm_what_would_not_end_in_time_is_handed_over_at_once_and_goes_on_elsewhere() -> (
+    None
+):
     """And streams that run, wait or have no credit are not missing, whoever asks."""
-    with engine_process("--simulated-step-seconds=0.01", "--drain-limit=20", "--max-num-seqs=2") as engine:
+    with engine_process(
+        "--simulated-step-seconds=0.01", "--drain-limit=20", "--max-num-seqs=2"
+    ) as engine:
         async with client_of(engine) as client:
-            long, short = prompt(1), prompt(2)
-            await client.send(add(1, long, 3000), add(2, short, 300), add(3, prompt(3), 8), probed=[1, 2, 3, 4])
+            long = prompt(1)
+            short = prompt(2)
+            await client.send(
+                add(1, long, 3000), add(2, short, 300), add(3, prompt(3), 8), probed=[1, 2, 3, 4]
+            )
             await client.read_tokens(2, 20)
             await client.send(probed=[1, 2, 3])
-            assert {each: finish.cause for each, finish in client.finishes.items()} == {4: LOSS_CAUSE_MISSING}
+            assert {each: finish.cause for each, finish in client.finishes.items()} == {
+                4: LOSS_CAUSE_MISSING
+            }
             engine.terminate()
             await client.read_until_finished(1)
             assert 2 not in client.finishes
@@ -106,6 +123,9 @@ async def test_on_sigterm_what_would_not_end_in_time_is_handed_over_at_once_and_
             assert (handed_over.retriable, handed_over.cause) == (True, LOSS_CAUSE_HANDED_OVER)
             assert handed_over.num_output_tokens == len(client.tokens[1])
             await client.read_until_finished(2, 3)
-            assert (client.tokens[2], client.tokens[3]) == (answer(short, 300), answer(prompt(3), 8))
+            assert (client.tokens[2], client.tokens[3]) == (
+                answer(short, 300),
+                answer(prompt(3), 8),
+            )
         assert await asyncio.to_thread(engine.wait) == 0
     assert client.tokens[1] == answer(long, 3000)[: len(client.tokens[1])]

@@ -18,7 +18,14 @@ from headwater.services.runtime.membership import Members
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_nats, start_valkey
-from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, prompt
+from tests.services.engine.engine_process import (
+    EngineProcess,
+    add,
+    answer,
+    client_of,
+    engine_process,
+    prompt,
+)
 
 
 def served(name: str, dtype: str = "simulated") -> ServedModel:
@@ -33,9 +40,15 @@ def served(name: str, dtype: str = "simulated") -> ServedModel:
     )
 
 
-async def test_an_engine_joins_tells_what_it_caches_and_leaves_before_it_drains(nats_url: str, redis_url: str) -> None:
+async def test_an_engine_joins_tells_what_it_caches_and_leaves_before_it_drains(
+    nats_url: str, redis_url: str
+) -> None:
     model = served(f"test/{uuid.uuid4().hex}")
-    flags = (f"--nats-url={nats_url}", f"--redis-url={redis_url}", f"--served-model-name={model.name}")
+    flags = (
+        f"--nats-url={nats_url}",
+        f"--redis-url={redis_url}",
+        f"--served-model-name={model.name}",
+    )
     async with (
         Bus.open(nats_url) as bus,
         Store.open(redis_url) as store,
@@ -47,7 +60,11 @@ async def test_an_engine_joins_tells_what_it_caches_and_leaves_before_it_drains(
         async with asyncio.timeout(60), client_of(engine) as client:
             await members.wait_for(lambda members: bool(members.of(Kind.ENGINE, model.key)))
             [member] = members.of(Kind.ENGINE, model.key)
-            assert (member.replica_id, member.address, member.model) == ("r7", engine.address, model)
+            assert (member.replica_id, member.address, member.model) == (
+                "r7",
+                engine.address,
+                model,
+            )
 
             await client.send(add(1, prompt(1, 64), 2), add(2, prompt(2), 1000, credit=3))
             await client.read_until_finished(1)
@@ -66,8 +83,14 @@ async def test_an_engine_joins_tells_what_it_caches_and_leaves_before_it_drains(
             while not [slot for slot in await table.read() if slot.is_live]:  # noqa: ASYNC110 (Redis has no event for it)
                 await asyncio.sleep(0.01)
             [slot] = await table.read()
-            assert (slot.replica_id, slot.epoch, slot.address) == ("r7", member.epoch, engine.address)
-            while not await store.command("GETBIT", block_prefix(model.key, 0) + stored[3], slot.number):  # noqa: ASYNC110
+            assert (slot.replica_id, slot.epoch, slot.address) == (
+                "r7",
+                member.epoch,
+                engine.address,
+            )
+            while not await store.command(  # noqa: ASYNC110
+                "GETBIT", block_prefix(model.key, 0) + stored[3], slot.number
+            ):
                 await asyncio.sleep(0.01)
 
             engine.terminate()
@@ -82,13 +105,19 @@ async def test_an_engine_joins_tells_what_it_caches_and_leaves_before_it_drains(
         engine.close()
 
 
-async def test_an_engine_that_serves_the_model_differently_is_refused_by_field(redis_url: str) -> None:
+async def test_an_engine_that_serves_the_model_differently_is_refused_by_field(
+    redis_url: str,
+) -> None:
     model = served(f"test/{uuid.uuid4().hex}", dtype="float32")
     async with Store.open(redis_url) as store:
         await register(store, model)
-    engine = await asyncio.to_thread(EngineProcess, f"--redis-url={redis_url}", f"--served-model-name={model.name}")
+    engine = await asyncio.to_thread(
+        EngineProcess, f"--redis-url={redis_url}", f"--served-model-name={model.name}"
+    )
     assert await asyncio.to_thread(engine.wait) == 1
-    assert f"dtype is 'simulated'; the model '{model.name}' is served with 'float32'" in engine.close()
+    assert (
+        f"dtype is 'simulated'; the model '{model.name}' is served with 'float32'" in engine.close()
+    )
 
 
 async def test_streams_go_on_when_nats_and_redis_are_lost(free_dir: Path) -> None:

@@ -1,4 +1,5 @@
-"""An engine that has lost a task which others rely on ends, so that another is started, instead of going on without."""
+"""An engine that has lost a task which others rely on ends, so that another is started, instead of
+going on without."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ from tests.long_values import long_but
 
 
 @pytest.mark.parametrize(
-    "task", long_but(("engine_server.EngineServer.sweep", "masks.MaskWriter.run"), "engine_server.EngineServer.sweep")
+    "task",
+    long_but(
+        ("engine_server.EngineServer.sweep", "masks.MaskWriter.run"),
+        "engine_server.EngineServer.sweep",
+    ),
 )
 async def test_an_engine_ends_with_the_fault_of_a_task_that_must_not_end(
     monkeypatch: pytest.MonkeyPatch, task: str
@@ -33,7 +38,9 @@ async def test_an_engine_ends_with_the_fault_of_a_task_that_must_not_end(
         await serve(EngineSettings(executor="simulated", served_model_name="some", metrics_port=-1))
 
 
-async def test_a_stream_whose_grammar_breaks_the_compiler_ends_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_whose_grammar_breaks_the_compiler_ends_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(*_: object) -> None:
         raise LookupError("a bug")
 
@@ -43,12 +50,16 @@ async def test_a_stream_whose_grammar_breaks_the_compiler_ends_and_says_why(monk
     writer = MaskWriter(np.zeros((1, 1, 1), np.int32), sent.append, lambda _: None)
     compiler = GrammarCompiler(None)
     queue = GrammarQueue(compiler, writer, send=sent.append, deliver=said.put_nowait)
-    request = NewRequest(key=1, prompt_ids=[1], output_ids=[], sampling=SamplingParams(), has_grammar=True)
+    request = NewRequest(
+        key=1, prompt_ids=[1], output_ids=[], sampling=SamplingParams(), has_grammar=True
+    )
     queue.enter(request, b"a grammar")
     async with asyncio.timeout(60):
         finishes = (await said.get()).finishes
     error = "the grammar cannot be compiled: LookupError('a bug')"
-    assert finishes == [Finished(key=1, reason=FinishReason.ERROR, num_output_tokens=0, error=error)]
+    assert finishes == [
+        Finished(key=1, reason=FinishReason.ERROR, num_output_tokens=0, error=error)
+    ]
     assert not queue.has(1)
     assert not sent
     writer.close()

@@ -14,7 +14,14 @@ from headwater.services.engine.core_environment import core_environment
 from headwater.services.engine.core_variables import CORE_FORKS_FD
 from headwater.services.runtime.forked import ForkClient, fork_server
 from tests.gateway.processes import launched
-from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, wait_for_end
+from tests.services.engine.engine_process import (
+    EngineProcess,
+    add,
+    answer,
+    client_of,
+    engine_process,
+    wait_for_end,
+)
 
 PROMPT = list(range(300, 340))
 THREADS = 1
@@ -22,8 +29,11 @@ THREADS = 1
 
 @pytest.fixture
 def forks() -> Iterator[ForkClient]:
-    modules, of_pytest = ["headwater.services.engine.core_process"], ["PYTEST_CURRENT_TEST"]
-    with fork_server(modules, environment=core_environment(THREADS), free_variables=of_pytest) as client:
+    modules = ["headwater.services.engine.core_process"]
+    of_pytest = ["PYTEST_CURRENT_TEST"]
+    with fork_server(
+        modules, environment=core_environment(THREADS), free_variables=of_pytest
+    ) as client:
         assert client is not None
         yield client
 
@@ -33,7 +43,9 @@ def engine_beside(forks: ForkClient, threads: int = THREADS) -> Iterator[EngineP
     """An engine that is told of the server of forks."""
 
     def start(module: str, *flags: str, stderr: int, **descriptors: int) -> object:
-        return launched(module, *flags, stderr=stderr, **descriptors, **{CORE_FORKS_FD: forks.socket.fileno()})
+        return launched(
+            module, *flags, stderr=stderr, **descriptors, **{CORE_FORKS_FD: forks.socket.fileno()}
+        )
 
     with engine_process(f"--threads={threads}", start=start) as engine:
         yield engine

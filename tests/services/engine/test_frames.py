@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.step_output import StepOutput
 from headwater.proto import engine_pb2 as pb
-from headwater.services.engine.frames import MAX_ERROR_CHARS, MAX_FRAME_BYTES, Rows, prompt_logprob_frames, step_frames
+from headwater.services.engine.frames import (
+    MAX_ERROR_CHARS,
+    MAX_FRAME_BYTES,
+    Rows,
+    prompt_logprob_frames,
+    step_frames,
+)
 
 BIG = (1 << 32) - 1
 
@@ -16,7 +22,8 @@ def scored(num_top: int) -> TokenLogprobs:
 
 
 def output_of(counts: list[int], asked: set[int]) -> StepOutput:
-    """A row a count: key 100 + i, tokens 1000·i onwards; those of the rows in `asked` have logprobs."""
+    """A row a count: key 100 + i, tokens 1000·i onwards; those of the rows in `asked` have
+    logprobs."""
     output = StepOutput(step=7)
     for i, count in enumerate(counts):
         output.keys.append(100 + i)
@@ -32,9 +39,12 @@ def output_of(counts: list[int], asked: set[int]) -> StepOutput:
 
 @settings(max_examples=100, deadline=None)
 @given(counts=st.lists(st.integers(1, 4), max_size=12), data=st.data())
-def test_a_session_gets_its_own_rows_and_their_logprobs(counts: list[int], data: st.DataObject) -> None:
+def test_a_session_gets_its_own_rows_and_their_logprobs(
+    counts: list[int], data: st.DataObject
+) -> None:
     indices = st.sets(st.integers(0, max(len(counts) - 1, 0)))
-    mine, asked = data.draw(indices), data.draw(indices)
+    mine = data.draw(indices)
+    asked = data.draw(indices)
     rows = Rows.of(output_of(counts, asked), {100 + i: i for i in mine})
     expected = [i for i in range(len(counts)) if i in mine]
     assert rows.stream_ids == rows.first_index == expected
@@ -57,10 +67,23 @@ def test_a_step_that_says_nothing_is_no_frame() -> None:
 
 def test_a_step_too_large_for_a_frame_is_several_in_order() -> None:
     count = 3000
-    rows = Rows([BIG] * count, [BIG] * count, [1] * count, list(range(count)), {i: scored(20) for i in range(count)})
-    starts = [pb.Start(stream_id=BIG, cached_tokens=BIG, queue_seconds=1, prefill_seconds=1)] * count
+    rows = Rows(
+        [BIG] * count,
+        [BIG] * count,
+        [1] * count,
+        list(range(count)),
+        {i: scored(20) for i in range(count)},
+    )
+    starts = [
+        pb.Start(stream_id=BIG, cached_tokens=BIG, queue_seconds=1, prefill_seconds=1)
+    ] * count
     finishes = [
-        pb.Finish(stream_id=BIG, stop_token_id=BIG, num_output_tokens=BIG, error="\N{GRINNING FACE}" * MAX_ERROR_CHARS)
+        pb.Finish(
+            stream_id=BIG,
+            stop_token_id=BIG,
+            num_output_tokens=BIG,
+            error="\N{GRINNING FACE}" * MAX_ERROR_CHARS,
+        )
     ] * count
     frames = step_frames(7, rows, starts, finishes)
     assert max(frame.ByteSize() for frame in frames) <= MAX_FRAME_BYTES
@@ -69,7 +92,11 @@ def test_a_step_too_large_for_a_frame_is_several_in_order() -> None:
     kinds = [(bool(frame.starts), bool(frame.stream_ids), bool(frame.finishes)) for frame in frames]
     # Starts come before tokens, finishes after them.
     assert kinds == sorted(kinds, key=lambda kind: (kind[2], not kind[0]))
-    assert sum(len(frame.starts) for frame in frames) == sum(len(frame.finishes) for frame in frames) == count
+    assert (
+        sum(len(frame.starts) for frame in frames)
+        == sum(len(frame.finishes) for frame in frames)
+        == count
+    )
 
 
 def test_a_prompts_logprobs_are_chunks_of_at_most_a_frame() -> None:

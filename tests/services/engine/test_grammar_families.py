@@ -1,4 +1,5 @@
-"""Many who follow one grammar: they are spread over families, which threads follow beside one another."""
+"""Many who follow one grammar: they are spread over families, which threads follow beside one
+another."""
 
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ async def test_answers_do_not_depend_on_how_many_threads_follow_them(
     for num_threads in (1, 3):
         for module in (grammars, masks):
             monkeypatch.setattr(module, "num_mask_threads", lambda count=num_threads: count)
-        asks = [Ask(GRAMMAR if i % 7 else "", [300 + i] * 5, sampling(seed=i, max_tokens=60)) for i in range(20)]
+        asks = [
+            Ask(GRAMMAR if i % 7 else "", [300 + i] * 5, sampling(seed=i, max_tokens=60))
+            for i in range(20)
+        ]
         with contextlib.closing(GrammarCompiler(demo_folder)) as compiler:
             each, _ = await answers(compiler, config(), asks)
         told.append([one.token_ids for one in each])

@@ -1,4 +1,5 @@
-"""Grammars through the engine service: over the wire, beside requests that have none, cancelled, too costly."""
+"""Grammars through the engine service: over the wire, beside requests that have none, cancelled,
+too costly."""
 
 from __future__ import annotations
 
@@ -17,15 +18,20 @@ from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.text.model import TextModel
-from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, prompt
+from tests.services.engine.engine_process import (
+    EngineProcess,
+    add,
+    answer,
+    client_of,
+    engine_process,
+    prompt,
+)
 from tests.services.grammars.structured_engine import EOS
 from tests.services.grammars.test_structured_answers import PERSON, schema_grammar
 
-CANCELLED, ERROR, STOP = (
-    common_pb2.FINISH_REASON_CANCELLED,
-    common_pb2.FINISH_REASON_ERROR,
-    common_pb2.FINISH_REASON_STOP,
-)
+CANCELLED = common_pb2.FINISH_REASON_CANCELLED
+ERROR = common_pb2.FINISH_REASON_ERROR
+STOP = common_pb2.FINISH_REASON_STOP
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 49152,
@@ -40,7 +46,9 @@ CONFIG = {
 GRAMMAR = schema_grammar(PERSON).encode()
 SLOW = grammar_of(
     StructuredOutput(
-        json_schema=json.dumps({"patternProperties": {f"^[a-z]{{{i},{i + 1}}}x{i}.*y$": {} for i in range(250)}})
+        json_schema=json.dumps(
+            {"patternProperties": {f"^[a-z]{{{i},{i + 1}}}x{i}.*y$": {} for i in range(250)}}
+        )
     ),
     (),
 ).encode()
@@ -71,7 +79,12 @@ def engine(folder: Path) -> Iterator[EngineProcess]:
 
 def masked(stream_id: int, grammar: bytes = GRAMMAR, **fields: Any) -> pb.Add:
     sampling = Sampling(temperature=1.0, seed=stream_id, max_tokens=400)
-    values = {"sampling": sampling, "grammar": grammar, "num_grammar_bytes": len(grammar), "eos_token_ids": EOS}
+    values = {
+        "sampling": sampling,
+        "grammar": grammar,
+        "num_grammar_bytes": len(grammar),
+        "eos_token_ids": EOS,
+    }
     return add(stream_id, prompt(stream_id), credit=400, **(values | fields))
 
 
@@ -90,7 +103,9 @@ async def test_every_choice_matches_and_streams_beside_them_are_as_ever(
         for i in range(1, 20):
             assert (client.finishes[i].reason, client.finishes[i].error) == (STOP, "")
             check(client.tokens[i], demo_model)
-        assert {i: client.tokens[i] for i in range(20, 30)} == {i: answer(prompt(i), 60) for i in range(20, 30)}
+        assert {i: client.tokens[i] for i in range(20, 30)} == {
+            i: answer(prompt(i), 60) for i in range(20, 30)
+        }
         assert len({tuple(client.tokens[i]) for i in (1, 2, 3)}) == 3
 
 
@@ -99,7 +114,9 @@ async def test_an_answer_that_repeats_itself_is_drafted_and_the_same(folder: Pat
     grammar = schema_grammar(VERSES).encode()
     told: list[dict[int, list[int]]] = []
     accepted: list[int] = []
-    with engine_process("--threads=1", f"--model-folder={folder}", "--simulated-step-seconds=0.02") as engine:
+    with engine_process(
+        "--threads=1", f"--model-folder={folder}", "--simulated-step-seconds=0.02"
+    ) as engine:
         for mode in ("auto", "off"):
             async with client_of(engine) as client:
                 for i in range(1, 4):
@@ -126,7 +143,10 @@ async def test_a_grammar_may_come_in_parts_and_a_resumed_stream_goes_on(
         check(whole, demo_model)
         client.tokens[2] = whole[:9]
         again = masked(
-            2, num_output_tokens=9, output_ids=whole[:9], sampling=Sampling(temperature=1, seed=1, max_tokens=400)
+            2,
+            num_output_tokens=9,
+            output_ids=whole[:9],
+            sampling=Sampling(temperature=1, seed=1, max_tokens=400),
         )
         again.prompt_ids[:] = prompt(1)
         await client.send(again)
@@ -138,7 +158,8 @@ async def test_a_grammar_that_takes_long_to_compile_delays_nobody_and_can_be_can
     engine: EngineProcess, demo_model: TextModel
 ) -> None:
     async with client_of(engine) as client:
-        # This request compiles the other grammar first, because the slow one is given up after ten seconds.
+        # This request compiles the other grammar first, because the slow one is given up after ten
+        # seconds.
         await client.send(masked(5))
         await client.read_until_finished(5)
         await client.send(masked(1, SLOW, stream_ids=[1, 2]))
@@ -159,7 +180,9 @@ async def test_a_grammar_that_takes_long_to_compile_delays_nobody_and_can_be_can
 async def test_a_grammar_that_is_none_ends_its_stream_alone(engine: EngineProcess) -> None:
     async with client_of(engine) as client:
         await client.send(
-            masked(1, b"{"), masked(2, b'{"grammars": [{"lark_grammar": "start: x"}]}'), add(3, prompt(3))
+            masked(1, b"{"),
+            masked(2, b'{"grammars": [{"lark_grammar": "start: x"}]}'),
+            add(3, prompt(3)),
         )
         await client.read_until_finished(1, 2, 3)
         for i in (1, 2):

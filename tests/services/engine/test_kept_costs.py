@@ -40,14 +40,17 @@ def test_costs_are_measured_at_the_first_start_and_read_at_the_next(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("key", "what"), [("other", "steps"), ("key", "passes")])
-def test_costs_are_those_of_one_engine_and_one_kind_of_step(tmp_path: Path, key: str, what: str) -> None:
+def test_costs_are_those_of_one_engine_and_one_kind_of_step(
+    tmp_path: Path, key: str, what: str
+) -> None:
     KeptCosts(tmp_path, "key").get("steps", lambda: COSTS)
     with pytest.raises(AssertionError, match="measured again"):
         KeptCosts(tmp_path, key).get(what, never)
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b'{"sizes": [], "seconds": [], "gap": 0, "is_steady": true}', b'{"sizes": [1]}']
+    "content",
+    [b"", b"{", b'{"sizes": [], "seconds": [], "gap": 0, "is_steady": true}', b'{"sizes": [1]}'],
 )
 def test_a_damaged_file_is_written_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key-steps.json").write_bytes(content)
@@ -55,15 +58,25 @@ def test_a_damaged_file_is_written_anew(tmp_path: Path, content: bytes) -> None:
     assert_equal(KeptCosts(tmp_path, "key").get("steps", never), COSTS)
 
 
-@pytest.mark.parametrize(("is_steady", "kept_seconds"), [(True, KEPT_SECONDS), (False, KEPT_BUSY_SECONDS)])
+@pytest.mark.parametrize(
+    ("is_steady", "kept_seconds"), [(True, KEPT_SECONDS), (False, KEPT_BUSY_SECONDS)]
+)
 def test_old_costs_are_measured_again_those_of_a_busy_machine_sooner(
     tmp_path: Path, *, is_steady: bool, kept_seconds: float
 ) -> None:
     KeptCosts(tmp_path, "key").get("steps", lambda: replace(COSTS, is_steady=is_steady))
     written = (tmp_path / "key-steps.json").stat().st_mtime
     newer = StepCosts.measured([1], [0.5])
-    assert_equal(KeptCosts(tmp_path, "key", clock=lambda: written + kept_seconds - 1).get("steps", never), COSTS)
-    assert_equal(KeptCosts(tmp_path, "key", clock=lambda: written + kept_seconds).get("steps", lambda: newer), newer)
+    assert_equal(
+        KeptCosts(tmp_path, "key", clock=lambda: written + kept_seconds - 1).get("steps", never),
+        COSTS,
+    )
+    assert_equal(
+        KeptCosts(tmp_path, "key", clock=lambda: written + kept_seconds).get(
+            "steps", lambda: newer
+        ),
+        newer,
+    )
 
 
 def test_an_engine_starts_where_its_costs_cannot_be_written(tmp_path: Path) -> None:
@@ -71,7 +84,9 @@ def test_an_engine_starts_where_its_costs_cannot_be_written(tmp_path: Path) -> N
     assert KeptCosts(tmp_path / "file" / "costs", "key").get("steps", lambda: COSTS) is COSTS
 
 
-def test_costs_lie_beside_the_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_lie_beside_the_compiled_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(COSTS_VARIABLE)
     env = with_kernel_cache(os.environ | {"HEADWATER_CACHE": str(tmp_path)})
     KeptCosts.of_engine(env, SETTINGS, CONFIG, FACTS).get("steps", lambda: COSTS)

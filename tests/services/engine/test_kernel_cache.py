@@ -25,21 +25,31 @@ def test_kernels_lie_in_the_home_where_the_models_folder_takes_none(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "file").touch()
     env = with_kernel_cache({"HEADWATER_CACHE": str(tmp_path / "file")})
-    assert env["NUMBA_CACHE_DIR"] == env["TRITON_CACHE_DIR"] == str(tmp_path / "home/.cache/headwater/kernels")
+    assert (
+        env["NUMBA_CACHE_DIR"]
+        == env["TRITON_CACHE_DIR"]
+        == str(tmp_path / "home/.cache/headwater/kernels")
+    )
 
 
 def test_installed_kernels_are_copied_unless_they_are_there(tmp_path: Path) -> None:
-    installed, folder = tmp_path / "installed", tmp_path / "models/kernels"
+    installed = tmp_path / "installed"
+    folder = tmp_path / "models/kernels"
     for name in ("new", "known"):
         (installed / name).mkdir(parents=True)
         (installed / name / "code").write_text("installed")
     (folder / "known").mkdir(parents=True)
     (folder / "known" / "code").write_text("own")
     with_kernel_cache({"HEADWATER_CACHE": str(tmp_path / "models")}, installed=installed)
-    assert {path.name: (path / "code").read_text() for path in folder.iterdir()} == {"new": "installed", "known": "own"}
+    assert {path.name: (path / "code").read_text() for path in folder.iterdir()} == {
+        "new": "installed",
+        "known": "own",
+    }
 
 
-def test_without_installed_kernels_nothing_is_made_where_the_environment_says(tmp_path: Path) -> None:
+def test_without_installed_kernels_nothing_is_made_where_the_environment_says(
+    tmp_path: Path,
+) -> None:
     env = {"HEADWATER_CACHE": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "elsewhere")}
     with_kernel_cache(env, installed=tmp_path / "none")
     assert not (tmp_path / "elsewhere").exists()
@@ -58,7 +68,13 @@ def test_the_kernels_of_cpus_are_compiled_without_a_model_and_only_once(tmp_path
         return {path.name for path in tmp_path.rglob("*.nbc")}
 
     first = compiled()
-    assert {name.split(".")[0] for name in first} >= {"attention", "draw", "guesses", "suffix_match", "tile_product"}
+    assert {name.split(".")[0] for name in first} >= {
+        "attention",
+        "draw",
+        "guesses",
+        "suffix_match",
+        "tile_product",
+    }
     assert compiled() == first
 
 

@@ -1,4 +1,5 @@
-"""Prefixes on a disk, through the engine service: what clients, metrics and the index hear, a restart, a failure."""
+"""Prefixes on a disk, through the engine service: what clients, metrics and the index hear, a
+restart, a failure."""
 
 from __future__ import annotations
 
@@ -23,9 +24,14 @@ from tests.services.engine.engine_process import (
 )
 from tests.services.engine.test_kv_swap import metrics
 
-BLOCK_SIZE, PROMPT_LEN, NUM_CACHED, NUM_STORED = 16, 200, 192, 208
-"""Tokens of a block, of a prompt, of the prompt's whole blocks, and of the whole blocks of prompt and answer."""
-# Computing a block takes 80 ms, longer than reading one even if the machine paused while the disk was measured.
+BLOCK_SIZE = 16
+PROMPT_LEN = 200
+NUM_CACHED = 192
+NUM_STORED = 208
+"""Tokens of a block, of a prompt, of the prompt's whole blocks, and of the whole blocks of prompt
+and answer."""
+# Computing a block takes 80 ms, longer than reading one even if the machine paused while the disk
+# was measured.
 SMALL = ("--max-model-len=256", "--num-blocks=17", "--simulated-prefill-seconds=0.005")
 ASKED = [prompt(seed, PROMPT_LEN) for seed in range(3)]
 
@@ -37,7 +43,9 @@ async def ask(client: Client, number: int, prompt_ids: list[int]) -> pb.Start:
     return client.starts[number]
 
 
-async def until(engine: EngineProcess, holds: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+async def until(
+    engine: EngineProcess, holds: Callable[[dict[str, float]], bool]
+) -> dict[str, float]:
     """The metrics once this holds of them."""
     for _ in range(1200):
         if holds(figures := await metrics(engine)):
@@ -48,7 +56,10 @@ async def until(engine: EngineProcess, holds: Callable[[dict[str, float]], bool]
 
 async def until_stored(engine: EngineProcess, num_answers: int) -> None:
     """Returns when all blocks of so many answers have been written to the disk."""
-    await until(engine, lambda figures: figures["headwater_kv_disk_out_tokens_total"] == num_answers * NUM_STORED)
+    await until(
+        engine,
+        lambda figures: figures["headwater_kv_disk_out_tokens_total"] == num_answers * NUM_STORED,
+    )
 
 
 async def held(client: Client) -> set[bytes]:
@@ -73,7 +84,10 @@ async def test_prefixes_survive_the_device_and_a_restart(tmp_path: Path) -> None
                 assert (start.cached_tokens, dict(start.cached_by_tier)) == (0, {})
             await until_stored(engine, 3)
             start = await ask(client, 4, ASKED[0])
-            assert (start.cached_tokens, dict(start.cached_by_tier)) == (NUM_CACHED, {"disk": NUM_CACHED})
+            assert (start.cached_tokens, dict(start.cached_by_tier)) == (
+                NUM_CACHED,
+                {"disk": NUM_CACHED},
+            )
             figures = await metrics(engine)
             assert figures["headwater_kv_disk_on"] == 1
             assert figures["headwater_kv_disk_in_tokens_total"] == NUM_CACHED
@@ -83,14 +97,23 @@ async def test_prefixes_survive_the_device_and_a_restart(tmp_path: Path) -> None
             assert share == pytest.approx(figures["headwater_kv_disk_usage_perc"])
     with engine_process(*flags) as engine:
         async with client_of(engine) as client:
-            blocks = {each for prompt_ids in ASKED for each in block_hashes(bytes(16), prompt_ids, BLOCK_SIZE)}
+            blocks = {
+                each
+                for prompt_ids in ASKED
+                for each in block_hashes(bytes(16), prompt_ids, BLOCK_SIZE)
+            }
             await until_held(client, blocks)
             start = await ask(client, 1, ASKED[1])
-            assert (start.cached_tokens, dict(start.cached_by_tier)) == (NUM_CACHED, {"disk": NUM_CACHED})
+            assert (start.cached_tokens, dict(start.cached_by_tier)) == (
+                NUM_CACHED,
+                {"disk": NUM_CACHED},
+            )
 
 
 @pytest.mark.parametrize("fault", ["no folder", "deleted"])
-async def test_an_engine_whose_disk_fails_goes_on_without_it_and_says_so(tmp_path: Path, fault: str) -> None:
+async def test_an_engine_whose_disk_fails_goes_on_without_it_and_says_so(
+    tmp_path: Path, fault: str
+) -> None:
     root = tmp_path / "kv"
     with engine_process(*SMALL, f"--kv-disk-dir={root}") as engine:
         async with client_of(engine) as client:
@@ -117,11 +140,16 @@ async def test_an_engine_whose_disk_fails_goes_on_without_it_and_says_so(tmp_pat
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--kv-disk-memory=4000",), "kv_disk_memory is 4000; allowed: 4096 bytes (a block) and more"),
+        (
+            ("--kv-disk-memory=4000",),
+            "kv_disk_memory is 4000; allowed: 4096 bytes (a block) and more",
+        ),
         ((), "allowed: a folder that the engine may write to"),
     ],
 )
-def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_served_is_refused_at_the_start(
+    tmp_path: Path, flags: tuple[str, ...], says: str
+) -> None:
     root = tmp_path / "kv"
     if not flags:
         root.write_bytes(b"")

@@ -22,7 +22,9 @@ from tests.services.engine.engine_process import (
 async def kv_state(client: Any, epoch: int) -> tuple[set[bytes], list[KvEventBatch]]:
     """What replayed events add up to, and the events."""
     cached: set[bytes] = set()
-    batches = [batch async for batch in client.stub.KvEvents(pb.KvEventsRequest(epoch=epoch, after_seq=0))]
+    batches = [
+        batch async for batch in client.stub.KvEvents(pb.KvEventsRequest(epoch=epoch, after_seq=0))
+    ]
     for batch in batches:
         cached = set() if batch.cleared else cached - set(batch.removed)
         cached |= {block for chain in batch.stored for block in chain.block_hashes}

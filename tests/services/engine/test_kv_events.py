@@ -12,7 +12,11 @@ from headwater.services.engine.kv_events import _MAX_KEPT_HASHES, KvEventLog, ch
 BLOCKS = [bytes([i]) * 16 for i in range(12)]
 events = st.builds(
     CacheEvents,
-    stored=st.lists(st.builds(StoredChain, parent=st.just(b""), hashes=st.lists(st.sampled_from(BLOCKS), max_size=4))),
+    stored=st.lists(
+        st.builds(
+            StoredChain, parent=st.just(b""), hashes=st.lists(st.sampled_from(BLOCKS), max_size=4)
+        )
+    ),
     removed=st.lists(st.sampled_from(BLOCKS), max_size=4),
     cleared=st.booleans(),
 )
@@ -27,12 +31,18 @@ def after(cached: set[bytes], batch: KvEventBatch | CacheEvents) -> set[bytes]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(steps=st.lists(events, max_size=30), flush_after=st.sets(st.integers(0, 29)), missed=st.integers(0, 30))
+@given(
+    steps=st.lists(events, max_size=30),
+    flush_after=st.sets(st.integers(0, 29)),
+    missed=st.integers(0, 30),
+)
 def test_batches_snapshot_and_replay_all_say_what_the_steps_said(
     steps: list[CacheEvents], flush_after: set[int], missed: int
 ) -> None:
     async def tell() -> None:
-        log, batches, cached = KvEventLog(Incarnation(replica_id="r", epoch=5)), [], set[bytes]()
+        log = KvEventLog(Incarnation(replica_id="r", epoch=5))
+        batches = []
+        cached = set[bytes]()
         log.publish = batches.append
         for i, step in enumerate(steps):
             cached = after(cached, step)
@@ -56,12 +66,15 @@ def test_batches_snapshot_and_replay_all_say_what_the_steps_said(
 
 
 async def test_what_was_cached_before_anybody_listened_is_published_whole_and_once() -> None:
-    log, batches = KvEventLog(Incarnation(replica_id="r", epoch=5)), list[KvEventBatch]()
+    log = KvEventLog(Incarnation(replica_id="r", epoch=5))
+    batches = list[KvEventBatch]()
     stored = [number.to_bytes(16, "little") for number in range(_MAX_KEPT_HASHES + 20000)]
     for start in range(0, len(stored), 4000):
         log.note(CacheEvents(stored=[StoredChain(parent=b"", hashes=stored[start : start + 4000])]))
     log.open(batches.append)
-    assert [block for batch in batches for chain in batch.stored for block in chain.block_hashes] == stored
+    assert [
+        block for batch in batches for chain in batch.stored for block in chain.block_hashes
+    ] == stored
     assert [batch.seq for batch in batches] == list(range(1, log.seq + 1))
     log.note(CacheEvents(removed=stored[:1]))
     log.flush()
@@ -70,7 +83,8 @@ async def test_what_was_cached_before_anybody_listened_is_published_whole_and_on
 
 
 async def test_events_of_many_blocks_come_in_batches_that_the_bus_takes() -> None:
-    log, batches = KvEventLog(Incarnation(replica_id="r", epoch=5)), list[KvEventBatch]()
+    log = KvEventLog(Incarnation(replica_id="r", epoch=5))
+    batches = list[KvEventBatch]()
     log.publish = batches.append
     blocks = [number.to_bytes(16, "little") for number in range(100_000)]
     log.note(CacheEvents(stored=[StoredChain(parent=b"p" * 16, hashes=blocks)]))
@@ -87,7 +101,8 @@ async def test_events_of_many_blocks_come_in_batches_that_the_bus_takes() -> Non
 
 
 async def test_an_idle_engine_flushes_its_last_events_soon() -> None:
-    log, told = KvEventLog(Incarnation(replica_id="r", epoch=5)), asyncio.Queue[KvEventBatch]()
+    log = KvEventLog(Incarnation(replica_id="r", epoch=5))
+    told = asyncio.Queue[KvEventBatch]()
     log.publish = told.put_nowait
     log.note(CacheEvents(stored=[StoredChain(parent=b"", hashes=BLOCKS[:2])]))
     log.note(CacheEvents(stored=[StoredChain(parent=BLOCKS[1], hashes=BLOCKS[2:3])]))

@@ -1,4 +1,5 @@
-"""Blocks between engines, through their services: what is pulled, what is not, and what becomes of leases."""
+"""Blocks between engines, through their services: what is pulled, what is not, and what becomes of
+leases."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ from tests.services.engine.engine_process import (
 from tests.services.engine.test_kv_disk import held, until
 from tests.services.engine.test_kv_swap import metrics
 
-BLOCK_SIZE, PROMPT_LEN, NUM_CACHED = 16, 200, 192
+BLOCK_SIZE = 16
+PROMPT_LEN = 200
+NUM_CACHED = 192
 FLAGS = ("--kv-peer-memory=65536", "--simulated-prefill-seconds=0.001")
 ASKED = [prompt(seed, PROMPT_LEN) for seed in range(8)]
 
@@ -44,7 +47,9 @@ class Peer:
     """An engine and a client of it."""
 
     def __init__(self, engine: EngineProcess, client: Client, epoch: int) -> None:
-        self.engine, self.client, self.epoch = engine, client, epoch
+        self.engine = engine
+        self.client = client
+        self.epoch = epoch
         self._num_asked = 0
 
     def holds(self, num_tokens: int = PROMPT_LEN) -> pb.Holder:
@@ -54,14 +59,18 @@ class Peer:
         self._num_asked += 1
         await self.client.send(add(self._num_asked, prompt_ids, **fields))
         await self.client.read_until_finished(self._num_asked)
-        assert self.client.tokens[self._num_asked] == answer(prompt_ids)[len(fields.get("output_ids", ())) :]
+        assert (
+            self.client.tokens[self._num_asked]
+            == answer(prompt_ids)[len(fields.get("output_ids", ())) :]
+        )
         return self.client.starts[self._num_asked]
 
     async def metric(self, name: str) -> float:
         return (await metrics(self.engine))[f"headwater_{name}"]
 
     async def until_metric(self, name: str, value: float) -> None:
-        """Returns when the metric has the value. A lender learns later than the puller that a pull is over."""
+        """Returns when the metric has the value. A lender learns later than the puller that a pull
+        is over."""
         await until(self.engine, lambda figures: figures[f"headwater_{name}"] == value)
 
 
@@ -92,7 +101,9 @@ async def test_an_engine_pulls_what_another_one_has_and_answers_the_same(way: st
         start = await puller.ask(ASKED[0], holder=owner.holds())
         assert (start.cached_tokens, tiers(start)) == (NUM_CACHED, {})
         assert await puller.metric("kv_pulled_tokens_total") == NUM_CACHED
-        assert await puller.metric("kv_pulled_directly_tokens_total") == (NUM_CACHED if way == "auto" else 0)
+        assert await puller.metric("kv_pulled_directly_tokens_total") == (
+            NUM_CACHED if way == "auto" else 0
+        )
         await owner.until_metric("kv_lent_tokens_total", NUM_CACHED)
         assert await held(puller.client) >= set(block_hashes(bytes(16), ASKED[0], BLOCK_SIZE))
 
@@ -110,13 +121,21 @@ async def test_requests_of_one_prompt_pull_it_once() -> None:
 
 
 @pytest.mark.parametrize("tier", long_but(("host", "disk"), "disk"))
-async def test_an_engine_lends_what_left_its_cache_for_another_tier(tier: str, tmp_path: Path) -> None:
+async def test_an_engine_lends_what_left_its_cache_for_another_tier(
+    tier: str, tmp_path: Path
+) -> None:
     behind = "--kv-swap-memory=1000000" if tier == "host" else f"--kv-disk-dir={tmp_path}"
-    async with peer("--num-blocks=21", "--max-model-len=300", behind) as owner, peer("--max-model-len=300") as puller:
+    async with (
+        peer("--num-blocks=21", "--max-model-len=300", behind) as owner,
+        peer("--max-model-len=300") as puller,
+    ):
         for prompt_ids in ASKED[:3]:
             await owner.ask(prompt_ids)
         if tier == "disk":
-            await until(owner.engine, lambda figures: figures["headwater_kv_disk_out_tokens_total"] >= 3 * NUM_CACHED)
+            await until(
+                owner.engine,
+                lambda figures: figures["headwater_kv_disk_out_tokens_total"] >= 3 * NUM_CACHED,
+            )
         start = await puller.ask(ASKED[0], holder=owner.holds())
         assert (start.cached_tokens, tiers(start)) == (NUM_CACHED, {"peer": NUM_CACHED})
         await owner.until_metric("kv_lent_from_tiers_tokens_total", NUM_CACHED)
@@ -127,7 +146,9 @@ async def test_only_what_is_there_is_pulled_and_the_rest_is_computed() -> None:
         await owner.ask(ASKED[0][:100])
         start = await puller.ask(ASKED[0], holder=owner.holds())
         assert (start.cached_tokens, tiers(start)) == (96, {"peer": 96})
-        assert await puller.metric("kv_pull_discarded_blocks_total") == (NUM_CACHED - 96) / BLOCK_SIZE
+        assert (
+            await puller.metric("kv_pull_discarded_blocks_total") == (NUM_CACHED - 96) / BLOCK_SIZE
+        )
 
 
 @pytest.mark.parametrize(
@@ -139,9 +160,17 @@ async def test_only_what_is_there_is_pulled_and_the_rest_is_computed() -> None:
         ((), {"address": "127.0.0.1:9"}),
         pytest.param((), {"num_tokens": 0}, marks=pytest.mark.long),
     ],
-    ids=["another layout", "an engine that lends nothing", "another incarnation", "nobody there", "no tokens"],
+    ids=[
+        "another layout",
+        "an engine that lends nothing",
+        "another incarnation",
+        "nobody there",
+        "no tokens",
+    ],
 )
-async def test_what_does_not_fit_is_computed(other: tuple[str, ...], holder: dict[str, Any]) -> None:
+async def test_what_does_not_fit_is_computed(
+    other: tuple[str, ...], holder: dict[str, Any]
+) -> None:
     async with peer(*other) as owner, peer() as puller:
         await owner.ask(ASKED[0])
         wrong = owner.holds()
@@ -163,13 +192,21 @@ async def test_a_resumed_answer_pulls_prompt_and_output() -> None:
         known = answer(ASKED[0], 40)
         await owner.client.send(add(99, ASKED[0], 40))
         await owner.client.read_until_finished(99)
-        client, num_known = puller.client, PROMPT_LEN + 24
-        fields = {"output_ids": known[:24], "num_output_tokens": 24, "holder": owner.holds(num_known)}
+        client = puller.client
+        num_known = PROMPT_LEN + 24
+        fields = {
+            "output_ids": known[:24],
+            "num_output_tokens": 24,
+            "holder": owner.holds(num_known),
+        }
         await client.send(add(1, ASKED[0], 40, **fields))
         client.tokens[1] = known[:24]
         await client.read_until_finished(1)
         assert client.tokens[1] == known
-        assert await puller.metric("kv_pulled_tokens_total") == (num_known - 1) // BLOCK_SIZE * BLOCK_SIZE
+        assert (
+            await puller.metric("kv_pulled_tokens_total")
+            == (num_known - 1) // BLOCK_SIZE * BLOCK_SIZE
+        )
 
 
 async def test_pulls_that_are_slower_than_computing_are_not_made() -> None:
@@ -188,7 +225,9 @@ async def test_when_the_owner_is_gone_or_hangs_the_rest_is_computed(number: sign
         os.kill(owner.engine.pid, number)
         try:
             asked = range(10, 10 + len(ASKED))
-            await client.send(*(add(10 + i, each, holder=owner.holds()) for i, each in enumerate(ASKED)))
+            await client.send(
+                *(add(10 + i, each, holder=owner.holds()) for i, each in enumerate(ASKED))
+            )
             await client.read_until_finished(*asked)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -204,7 +243,9 @@ class Stranger:
 
     async def pull(self, owner: Peer, number: int, key: bytes) -> None:
         hashes = block_hashes(bytes(16), ASKED[0], BLOCK_SIZE)[:2]
-        pull = blocks_pb2.Pull(pull_id=number, epoch=owner.epoch, key=key, namespace=bytes(16), block_hashes=hashes)
+        pull = blocks_pb2.Pull(
+            pull_id=number, epoch=owner.epoch, key=key, namespace=bytes(16), block_hashes=hashes
+        )
         await self.call.write(blocks_pb2.PullFrame(pulls=[pull]))
 
     async def answer(self) -> list[blocks_pb2.BlockFrame]:
@@ -230,17 +271,24 @@ async def test_another_key_is_lent_nothing() -> None:
 @pytest.mark.long
 async def test_leases_end_within_five_seconds_of_a_silent_puller() -> None:
     """It asks for more than is sent while it reads nothing, and says nothing more."""
-    async with peer("--kv-peer-memory=4194304", "--block-size=128", "--max-model-len=4096") as owner:
+    async with peer(
+        "--kv-peer-memory=4194304", "--block-size=128", "--max-model-len=4096"
+    ) as owner:
         long = prompt(3, 4000)
         await owner.client.send(add(99, long, 1))
         await owner.client.read_until_finished(99)
         async with grpc.aio.insecure_channel(owner.engine.address) as channel:
             call: Any = blocks_pb2_grpc.BlocksStub(channel).Pull()
-            hashes, key = block_hashes(bytes(16), long, 128), kv_key("simulated", 128, 1024, VOCAB_SIZE)
+            hashes = block_hashes(bytes(16), long, 128)
+            key = kv_key("simulated", 128, 1024, VOCAB_SIZE)
             for first in range(1, 600, 60):
                 pulls = [
                     blocks_pb2.Pull(
-                        pull_id=number, epoch=owner.epoch, key=key, namespace=bytes(16), block_hashes=hashes[:16]
+                        pull_id=number,
+                        epoch=owner.epoch,
+                        key=key,
+                        namespace=bytes(16),
+                        block_hashes=hashes[:16],
                     )
                     for number in range(first, first + 60)
                 ]
@@ -271,12 +319,17 @@ async def test_only_engines_of_the_cluster_are_lent_anything(tmp_path: Path) -> 
 def test_too_little_memory_is_refused_at_the_start() -> None:
     engine = EngineProcess("--kv-peer-memory=100")
     assert engine.wait() != 0
-    assert "kv_peer_memory is 100; allowed: 0, or 512 bytes (2 blocks, twice) and more" in engine.close()
+    assert (
+        "kv_peer_memory is 100; allowed: 0, or 512 bytes (2 blocks, twice) and more"
+        in engine.close()
+    )
     with pytest.raises(SettingError, match="--kv-peer-memory is -1; allowed: 0 or more bytes"):
         read_settings(EngineSettings, ["--executor=simulated", "--kv-peer-memory=-1"], env={})
 
 
-def prefetch_of(owner: Peer, puller: Peer, prompt_ids: list[int], **fields: Any) -> pb.PrefetchRequest:
+def prefetch_of(
+    owner: Peer, puller: Peer, prompt_ids: list[int], **fields: Any
+) -> pb.PrefetchRequest:
     request = pb.PrefetchRequest(
         epoch=puller.epoch,
         holder=owner.holds(len(prompt_ids)),
@@ -289,19 +342,26 @@ def prefetch_of(owner: Peer, puller: Peer, prompt_ids: list[int], **fields: Any)
     return request
 
 
-async def test_blocks_are_prefetched_while_the_other_engine_computes_and_the_request_finds_them() -> None:
+async def test_blocks_are_prefetched_while_the_other_engine_computes_and_the_request_finds_them() -> (
+    None
+):
     long = prompt(50, 800)
     chunks = ("--max-num-batched-tokens=64", "--max-num-seqs=8")
-    # Computing the prompt takes seconds, so that one of the following reads of the metrics falls into that time.
+    # Computing the prompt takes seconds, so that one of the following reads of the metrics falls
+    # into that time.
     async with peer(*chunks, "--simulated-prefill-seconds=0.005") as owner, peer(*chunks) as puller:
         call = puller.client.stub.Prefetch()
         await call.write(prefetch_of(owner, puller, long))
         asked = asyncio.ensure_future(owner.ask(long))
-        await until(puller.engine, lambda figures: figures["headwater_kv_prefetched_tokens_total"] >= 128)
+        await until(
+            puller.engine, lambda figures: figures["headwater_kv_prefetched_tokens_total"] >= 128
+        )
         assert not asked.done()
         await asked
         # At the first token only the last chunks were missing; they come without a request.
-        await until(puller.engine, lambda figures: figures["headwater_kv_prefetched_tokens_total"] == 800)
+        await until(
+            puller.engine, lambda figures: figures["headwater_kv_prefetched_tokens_total"] == 800
+        )
         call.cancel()
         start = await puller.ask(long, holder=owner.holds())
         assert (start.cached_tokens, tiers(start)) == (784, {"peer": 784})
@@ -336,7 +396,9 @@ async def test_a_prefetch_whose_holder_dies_leaves_nothing_behind() -> None:
         call = puller.client.stub.Prefetch()
         await call.write(prefetch_of(owner, puller, long))
         asked = asyncio.ensure_future(owner.client.send(add(1, long)))
-        await until(puller.engine, lambda figures: figures["headwater_kv_prefetched_tokens_total"] >= 64)
+        await until(
+            puller.engine, lambda figures: figures["headwater_kv_prefetched_tokens_total"] >= 64
+        )
         os.kill(owner.engine.process.pid, signal.SIGKILL)
         await asked
         await until(puller.engine, lambda figures: figures["headwater_kv_cache_usage_perc"] == 0)

@@ -1,4 +1,5 @@
-"""Host memory for prefixes, through the engine service: what clients, metrics and the prefix index are told of it."""
+"""Host memory for prefixes, through the engine service: what clients, metrics and the prefix index
+are told of it."""
 
 from __future__ import annotations
 
@@ -10,9 +11,17 @@ import pytest
 
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto import engine_pb2 as pb
-from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, prompt
+from tests.services.engine.engine_process import (
+    EngineProcess,
+    add,
+    answer,
+    client_of,
+    engine_process,
+    prompt,
+)
 
-BLOCK_SIZE, PROMPT_LEN = 16, 200
+BLOCK_SIZE = 16
+PROMPT_LEN = 200
 SMALL = ("--max-model-len=256", "--num-blocks=17")
 ENTRY_BYTES = 8
 
@@ -24,7 +33,9 @@ def engine() -> Iterator[EngineProcess]:
         yield engine
 
 
-async def test_a_prefix_that_left_the_device_is_still_offered_and_comes_back(engine: EngineProcess) -> None:
+async def test_a_prefix_that_left_the_device_is_still_offered_and_comes_back(
+    engine: EngineProcess,
+) -> None:
     asked = [prompt(seed, PROMPT_LEN) for seed in range(3)]
     async with client_of(engine) as client:
         for turn, prompt_ids in enumerate([*asked, asked[0]]):

@@ -26,17 +26,27 @@ from tests.services.grammars.test_structured_answers import schema_grammar
 
 async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -> None:
     writer_end, reader_end = create_ring()
-    reports, said = RingWriter(writer_end), queue.Queue[Command]()
+    reports = RingWriter(writer_end)
+    said = queue.Queue[Command]()
     table = np.zeros((1, 2, VOCAB_SIZE // 32), np.int32)
-    compiler, writer = GrammarCompiler(demo_folder), MaskWriter(table, said.put, lambda seconds: None)
+    compiler, writer = (
+        GrammarCompiler(demo_folder),
+        MaskWriter(table, said.put, lambda seconds: None),
+    )
     writer.follow(7, *await compiler.member(schema_grammar({"type": "boolean"}).encode()), [])
     async with owned_task(writer.run(RingReader(reader_end))):
         await asyncio.sleep(0)
-        reports.write(encode(MaskReport(wanted=MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0]))))
+        reports.write(
+            encode(
+                MaskReport(wanted=MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0]))
+            )
+        )
         # Waits in this thread, so nothing runs in the loop.
         assert said.get(timeout=60) == MasksFilled([1], [3], [0], [1])
         assert table[0, 1].any()
-        token_id = int(np.flatnonzero(np.unpackbits(table[0, 1].view(np.uint8), bitorder="little"))[0])
+        token_id = int(
+            np.flatnonzero(np.unpackbits(table[0, 1].view(np.uint8), bitorder="little"))[0]
+        )
         reports.write(encode(MaskReport(keys=[7], num_tokens=[1], token_ids=[token_id])))
         assert said.get(timeout=60) == MasksFilled([1], [3], [1], [1])
     reports.close()
@@ -49,9 +59,17 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
 ) -> None:
     said: list[Command] = []
     table = np.zeros((6, 2, VOCAB_SIZE // 32), np.int32)
-    compiler, writer = GrammarCompiler(demo_folder), MaskWriter(table, said.append, lambda seconds: None)
-    grammar = grammar_of(StructuredOutput(choice=StructuredOutput.Choices(choices=["yes sir", "yes"])), ())
-    yes, sir, no = (demo_model.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("yes", " sir", "no"))
+    compiler, writer = (
+        GrammarCompiler(demo_folder),
+        MaskWriter(table, said.append, lambda seconds: None),
+    )
+    grammar = grammar_of(
+        StructuredOutput(choice=StructuredOutput.Choices(choices=["yes sir", "yes"])), ()
+    )
+    yes, sir, no = (
+        demo_model.tokenizer.encode(text, add_special_tokens=False)[0]
+        for text in ("yes", " sir", "no")
+    )
     masks, matcher = [], (await compiler.member(grammar.encode()))[0]
     for token_id in (yes, sir, EOS[0], EOS[0]):
         mask = np.zeros(VOCAB_SIZE // 32, np.int32)
@@ -61,9 +79,14 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
     everything = [-1] * (VOCAB_SIZE // 32)
 
     def ask(key: int, ticket: int, draft_ids: list[int]) -> list[list[int]]:
-        wanted = MasksWanted(keys=[key], rows=[1], tickets=[ticket], output_indices=[0], draft_ids=[draft_ids])
+        wanted = MasksWanted(
+            keys=[key], rows=[1], tickets=[ticket], output_indices=[0], draft_ids=[draft_ids]
+        )
         writer.on_reports(MaskReport(wanted=wanted))
-        assert said == [MasksFilled([1], [ticket], [0], [len(draft_ids) + 1]), Forced([1], [ticket], [0], [[yes]])]
+        assert said == [
+            MasksFilled([1], [ticket], [0], [len(draft_ids) + 1]),
+            Forced([1], [ticket], [0], [[yes]]),
+        ]
         said.clear()
         filled: list[list[int]] = table[: len(draft_ids) + 1, 1].tolist()
         return filled
@@ -84,17 +107,29 @@ async def test_masks_of_drafts_that_follow_drawn_tokens_are_said_with_the_masks_
     demo_folder: Path, demo_model: TextModel
 ) -> None:
     said: list[Command] = []
-    compiler, table = GrammarCompiler(demo_folder), np.zeros((2, 2, VOCAB_SIZE // 32), np.int32)
+    compiler = GrammarCompiler(demo_folder)
+    table = np.zeros((2, 2, VOCAB_SIZE // 32), np.int32)
     writer = MaskWriter(table, said.append, lambda seconds: None)
-    grammar = grammar_of(StructuredOutput(choice=StructuredOutput.Choices(choices=["yes sir", "yes"])), ())
-    yes, sir = (demo_model.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("yes", " sir"))
+    grammar = grammar_of(
+        StructuredOutput(choice=StructuredOutput.Choices(choices=["yes sir", "yes"])), ()
+    )
+    yes, sir = (
+        demo_model.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("yes", " sir")
+    )
     for key in (7, 8):
         writer.follow(key, *await compiler.member(grammar.encode()), [], is_drafted=False)
-    writer.on_reports(MaskReport(wanted=MasksWanted(keys=[7, 8], rows=[0, 1], tickets=[3, 4], output_indices=[0, 0])))
+    writer.on_reports(
+        MaskReport(
+            wanted=MasksWanted(keys=[7, 8], rows=[0, 1], tickets=[3, 4], output_indices=[0, 0])
+        )
+    )
     drafts = MasksWanted(keys=[8], rows=[1], tickets=[4], output_indices=[1], draft_ids=[[sir]])
     drawn = MaskReport(keys=[7, 8], num_tokens=[1, 1], token_ids=[yes, yes])
     writer.on_reports(drawn, following=lambda: [MaskReport(wanted=drafts)])
-    assert said == [MasksFilled([0, 1], [3, 4], [0, 0], [1, 1]), MasksFilled([0, 1], [3, 4], [1, 1], [1, 2])]
+    assert said == [
+        MasksFilled([0, 1], [3, 4], [0, 0], [1, 1]),
+        MasksFilled([0, 1], [3, 4], [1, 1], [1, 2]),
+    ]
     assert table[0, 0].tolist() == table[0, 1].tolist() != table[1, 1].tolist()
     writer.close()
     compiler.close()
@@ -104,17 +139,25 @@ async def test_what_the_grammar_forces_is_said_behind_the_mask_of_its_first_toke
     demo_folder: Path, demo_model: TextModel
 ) -> None:
     said: list[Command] = []
-    compiler, num_words = GrammarCompiler(demo_folder), VOCAB_SIZE // 32
+    compiler = GrammarCompiler(demo_folder)
+    num_words = VOCAB_SIZE // 32
     text = "the longest night of the year"
     grammar = grammar_of(
-        StructuredOutput(choice=StructuredOutput.Choices(choices=[f"{text}: {end}" for end in "ab"])), ()
+        StructuredOutput(
+            choice=StructuredOutput.Choices(choices=[f"{text}: {end}" for end in "ab"])
+        ),
+        (),
     )
     run = demo_model.tokenizer.encode(f"{text}:", add_special_tokens=False)
     wanted = MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0])
 
-    async def said_by(num_positions: int, *, is_drafted: bool = True, tokens: list[int]) -> list[list[list[int]]]:
+    async def said_by(
+        num_positions: int, *, is_drafted: bool = True, tokens: list[int]
+    ) -> list[list[list[int]]]:
         """What is forced, at first and after each token, where anything is."""
-        writer = MaskWriter(np.zeros((num_positions, 2, num_words), np.int32), said.append, lambda seconds: None)
+        writer = MaskWriter(
+            np.zeros((num_positions, 2, num_words), np.int32), said.append, lambda seconds: None
+        )
         writer.follow(7, *await compiler.member(grammar.encode()), [], is_drafted=is_drafted)
         writer.on_reports(MaskReport(wanted=wanted))
         for token_id in tokens:

@@ -16,7 +16,11 @@ class EngineServer:
     num_finished: Mapping[str, int] = {}
     is_prepared = True
     rank_figures: Sequence[RankFigures] = ()
-    cache_config: Mapping[str, str] = {"cache_dtype": "fp8", "block_size": "64", "num_blocks": "100"}
+    cache_config: Mapping[str, str] = {
+        "cache_dtype": "fp8",
+        "block_size": "64",
+        "num_blocks": "100",
+    }
 
     def __init__(self, load: EngineLoad) -> None:
         self.totals = load
@@ -25,7 +29,9 @@ class EngineServer:
 def shown(load: EngineLoad, prefix: str = "headwater_spec_") -> list[str]:
     registry = CollectorRegistry()
     registry.register(EngineCollector(EngineServer(load), "m"))
-    return [line for line in generate_latest(registry).decode().splitlines() if line.startswith(prefix)]
+    return [
+        line for line in generate_latest(registry).decode().splitlines() if line.startswith(prefix)
+    ]
 
 
 def test_drafts_are_counted_as_vllm_counts_them() -> None:
@@ -53,15 +59,23 @@ def test_an_engine_that_drafted_nothing_counts_from_zero() -> None:
 
 def test_metrics_say_what_the_kv_cache_is() -> None:
     labels = 'block_size="64",cache_dtype="fp8",model_name="m",num_blocks="100"'
-    assert shown(EngineLoad(), "headwater_cache_config") == [f"headwater_cache_config_info{{{labels}}} 1.0"]
+    assert shown(EngineLoad(), "headwater_cache_config") == [
+        f"headwater_cache_config_info{{{labels}}} 1.0"
+    ]
 
 
-def test_the_ranks_of_an_engine_are_counted_one_by_one_and_an_engine_without_ranks_has_none() -> None:
+def test_the_ranks_of_an_engine_are_counted_one_by_one_and_an_engine_without_ranks_has_none() -> (
+    None
+):
     server = EngineServer(EngineLoad())
     server.rank_figures = [RankFigures(7, 1.5, 0.25), RankFigures(6, 1.25, 0.5)]
     registry = CollectorRegistry()
     registry.register(EngineCollector(server, "m"))
-    lines = [line for line in generate_latest(registry).decode().splitlines() if line.startswith("headwater_rank")]
+    lines = [
+        line
+        for line in generate_latest(registry).decode().splitlines()
+        if line.startswith("headwater_rank")
+    ]
     assert lines == [
         'headwater_rank_plans_total{model_name="m",rank="0"} 7.0',
         'headwater_rank_plans_total{model_name="m",rank="1"} 6.0',
@@ -75,11 +89,15 @@ def test_the_ranks_of_an_engine_are_counted_one_by_one_and_an_engine_without_ran
 
 def test_metrics_say_how_much_of_the_used_blocks_stands_for_tokens() -> None:
     load = EngineLoad(num_used_blocks=10, num_wasted_slots=32, num_copied_blocks=3)
-    assert shown(load, "headwater_kv_cache_utilisation") == ['headwater_kv_cache_utilisation{model_name="m"} 0.95']
+    assert shown(load, "headwater_kv_cache_utilisation") == [
+        'headwater_kv_cache_utilisation{model_name="m"} 0.95'
+    ]
     assert shown(EngineLoad(), "headwater_kv_cache_utilisation") == [
         'headwater_kv_cache_utilisation{model_name="m"} 1.0'
     ]
-    assert 'headwater_kv_copied_blocks_total{model_name="m"} 3.0' in shown(load, "headwater_kv_copied")
+    assert 'headwater_kv_copied_blocks_total{model_name="m"} 3.0' in shown(
+        load, "headwater_kv_copied"
+    )
 
 
 def test_hits_are_told_by_tier_and_the_disk_only_where_there_is_one() -> None:
@@ -91,5 +109,9 @@ def test_hits_are_told_by_tier_and_the_disk_only_where_there_is_one() -> None:
     ]
     assert shown(load, "headwater_kv_disk") == []
     disk = DiskUse(num_blocks=5, num_bytes=250, max_bytes=1000, failure="it is full")
-    assert 'headwater_kv_disk_on{model_name="m"} 0.0' in shown(EngineLoad(disk=disk), "headwater_kv_disk")
-    assert 'headwater_kv_disk_usage_perc{model_name="m"} 0.25' in shown(EngineLoad(disk=disk), "headwater_kv_disk")
+    assert 'headwater_kv_disk_on{model_name="m"} 0.0' in shown(
+        EngineLoad(disk=disk), "headwater_kv_disk"
+    )
+    assert 'headwater_kv_disk_usage_perc{model_name="m"} 0.25' in shown(
+        EngineLoad(disk=disk), "headwater_kv_disk"
+    )

@@ -5,11 +5,15 @@ from headwater.services.engine.outbox import Outbox
 
 
 def token_frame(step: int) -> EngineFrame:
-    return EngineFrame(step=step, stream_ids=[1], first_index=[step], num_tokens=[1], token_ids=[step])
+    return EngineFrame(
+        step=step, stream_ids=[1], first_index=[step], num_tokens=[1], token_ids=[step]
+    )
 
 
 def chunk(stream_id: int, first_position: int) -> EngineFrame:
-    return EngineFrame(prompt_logprobs=[PromptLogprobs(stream_id=stream_id, first_position=first_position)])
+    return EngineFrame(
+        prompt_logprobs=[PromptLogprobs(stream_id=stream_id, first_position=first_position)]
+    )
 
 
 def described(frame: EngineFrame) -> str:
@@ -43,7 +47,8 @@ def test_a_finish_does_not_wait_for_chunks_that_are_gone() -> None:
 
 
 def test_the_session_is_told_of_everything_that_comes() -> None:
-    outbox, told = Outbox(), []
+    outbox = Outbox()
+    told = []
     outbox.on_filled = lambda: told.append(True)
     outbox.put([token_frame(1)])
     outbox.put_chunk(chunk(5, 1))

@@ -1,4 +1,5 @@
-"""The pulling side between engines, with a lender that a test plays, and with a real one whose core a test plays."""
+"""The pulling side between engines, with a lender that a test plays, and with a real one whose core
+a test plays."""
 
 from __future__ import annotations
 
@@ -32,22 +33,28 @@ from headwater.services.engine.peer_pulls import SILENT_TURNS, PeerPulls
 from headwater.services.runtime.listener import Listener
 from headwater.services.runtime.tasks import owned_task
 
-KEY, HASH = b"k" * 16, b"h" * 16
+KEY = b"k" * 16
+HASH = b"h" * 16
 CLAIM = pb.Claim(key=KEY, block_hashes=[HASH], generations=[1])
 
 
 class Lender(blocks_pb2_grpc.BlocksServicer):
-    """Says where blocks lie, or nothing at all, and nothing more until it hears that they are copied. Notes each frame
-    that it gets."""
+    """Says where blocks lie, or nothing at all, and nothing more until it hears that they are
+    copied. Notes each frame that it gets."""
 
     def __init__(self, heard: asyncio.Queue[object], *, is_silent: bool = False) -> None:
-        self._heard, self._is_silent = heard, is_silent
+        self._heard = heard
+        self._is_silent = is_silent
 
-    async def Pull(self, frames: AsyncIterator[pb.PullFrame], context: Any) -> AsyncIterator[pb.BlockFrame]:
+    async def Pull(
+        self, frames: AsyncIterator[pb.PullFrame], context: Any
+    ) -> AsyncIterator[pb.BlockFrame]:
         async for frame in frames:
             self._heard.put_nowait(frame)
             for pull in frame.pulls if not self._is_silent else ():
-                yield pb.BlockFrame(pull_id=pull.pull_id, before=CLAIM, places=pb.Places(handle=b"here", blocks=[7]))
+                yield pb.BlockFrame(
+                    pull_id=pull.pull_id, before=CLAIM, places=pb.Places(handle=b"here", blocks=[7])
+                )
             for number in frame.copied:
                 yield pb.BlockFrame(pull_id=number, after=CLAIM)
 
@@ -59,7 +66,9 @@ class HeardLender(BlocksServicer):
         super().__init__(leases)
         self._heard = heard
 
-    async def Pull(self, frames: AsyncIterator[pb.PullFrame], context: Any) -> AsyncIterator[pb.BlockFrame]:
+    async def Pull(
+        self, frames: AsyncIterator[pb.PullFrame], context: Any
+    ) -> AsyncIterator[pb.BlockFrame]:
         async for frame in super().Pull(self._noted(frames), context):
             yield frame
 
@@ -70,14 +79,18 @@ class HeardLender(BlocksServicer):
 
 
 class Puller:
-    """The pulling side, with a lender. `said` has each frame that the lender gets, and each answer to the core."""
+    """The pulling side, with a lender. `said` has each frame that the lender gets, and each answer
+    to the core."""
 
     def __init__(self) -> None:
         self.said: asyncio.Queue[object] = asyncio.Queue()
         self.placed: asyncio.Queue[Placed] = asyncio.Queue()
         records = np.zeros((1, 1), np.uint8)
         self.pulls = PeerPulls(
-            records, answer=self.said.put_nowait, place=self.placed.put_nowait, leave=lambda left: None
+            records,
+            answer=self.said.put_nowait,
+            place=self.placed.put_nowait,
+            leave=lambda left: None,
         )
 
     @contextlib.asynccontextmanager
@@ -129,7 +142,8 @@ class Lending:
     """The lending side of an engine whose core does not answer by itself."""
 
     def __init__(self, *, may_be_in_step: bool) -> None:
-        self.asked, self.ended = asyncio.Queue[LeaseRequest](), asyncio.Queue[LeaseEnd]()
+        self.asked = asyncio.Queue[LeaseRequest]()
+        self.ended = asyncio.Queue[LeaseEnd]()
         self.leases = PeerLeases(
             1,
             np.zeros((1, 1), np.uint8),
@@ -142,21 +156,28 @@ class Lending:
     @contextlib.asynccontextmanager
     async def asked_by(self, puller: Puller) -> AsyncIterator[int]:
         """Scope of a lease that the puller has asked for; its number."""
-        async with owned_task(self.leases.watch()), puller.asking(HeardLender(self.leases, puller.said)):
+        async with (
+            owned_task(self.leases.watch()),
+            puller.asking(HeardLender(self.leases, puller.said)),
+        ):
             yield (await self.asked.get()).lease
 
 
 async def test_an_engine_whose_core_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_leases, "SIGN_SECONDS", 0.01)
-    puller, lending = Puller(), Lending(may_be_in_step=False)
+    puller = Puller()
+    lending = Lending(may_be_in_step=False)
     async with lending.asked_by(puller) as lease:
         assert (await puller.answer()).after.hashes == []
         assert (await lending.ended.get()).lease == lease
 
 
-async def test_an_engine_in_a_long_step_is_not_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_in_a_long_step_is_not_taken_for_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(peer_leases, "SIGN_SECONDS", 0.01)
-    puller, lending = Puller(), Lending(may_be_in_step=True)
+    puller = Puller()
+    lending = Lending(may_be_in_step=True)
     async with lending.asked_by(puller) as lease:
         # The core hears of it once its step has ended, later than a silent engine is waited for.
         heard = [await puller.said.get() for _ in range(4 * SILENT_TURNS)]

@@ -1,4 +1,5 @@
-"""Engines of several ranks through the engine service: answers, metrics, what is refused, and the death of a rank."""
+"""Engines of several ranks through the engine service: answers, metrics, what is refused, and the
+death of a rank."""
 
 from __future__ import annotations
 
@@ -30,12 +31,18 @@ from tests.services.engine.engine_process import (
 )
 from tests.services.engine.test_kv_swap import metrics
 
-SMALL = ("--executor=single", "--device=cpu", "--max-model-len=512", "--num-blocks=100", "--max-num-seqs=8")
+SMALL = (
+    "--executor=single",
+    "--device=cpu",
+    "--max-model-len=512",
+    "--num-blocks=100",
+    "--max-num-seqs=8",
+)
 TWO = ("--tensor-parallel-size=2", "--threads=2")
 PROMPT = list(range(20, 60))
 NOTICED_SECONDS = 1.9
-"""Less than the silence after which a rank counts as one that hangs. On a machine with nothing else to do the end of a
-process is noticed in 0.1 to 0.2 s."""
+"""Less than the silence after which a rank counts as one that hangs. On a machine with nothing else
+to do the end of a process is noticed in 0.1 to 0.2 s."""
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +100,17 @@ async def test_an_engine_answers_in_two_ranks_as_in_one_process(folder: Path) ->
 async def test_engines_of_two_ranks_pull_blocks_from_each_other(folder: Path) -> None:
     flags = (f"--model-folder={folder}", *SMALL, *TWO, f"--kv-peer-memory={32 << 20}")
     prompt_ids = [20 + i * i % 200 for i in range(400)]
-    with engine_process(*flags, start=launched) as owner, engine_process(*flags, start=launched) as puller:
+    with (
+        engine_process(*flags, start=launched) as owner,
+        engine_process(*flags, start=launched) as puller,
+    ):
         async with client_of(owner) as first, client_of(puller) as second:
             await first.send(add(1, prompt_ids, 20))
             await first.read_until_finished(1)
             info = await first.stub.Info(pb.InfoRequest())
-            holder = pb.Holder(address=owner.address, epoch=info.incarnation.epoch, num_tokens=len(prompt_ids))
+            holder = pb.Holder(
+                address=owner.address, epoch=info.incarnation.epoch, num_tokens=len(prompt_ids)
+            )
             await second.send(add(1, prompt_ids, 20, holder=holder))
             await second.read_until_finished(1)
             assert second.tokens[1] == first.tokens[1] != []
@@ -111,21 +123,33 @@ async def test_engines_of_two_ranks_pull_blocks_from_each_other(folder: Path) ->
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--tensor-parallel-size=3", "--threads=3"), "tensor_parallel_size is 3; allowed: 1 or 2, which divide"),
+        (
+            ("--tensor-parallel-size=3", "--threads=3"),
+            "tensor_parallel_size is 3; allowed: 1 or 2, which divide",
+        ),
         (("--tensor-parallel-size=0",), "tensor-parallel-size is 0; allowed: 1 or more"),
-        (("--tensor-parallel-size=2", "--executor=simulated"), "allowed: 1 with --executor simulated"),
+        (
+            ("--tensor-parallel-size=2", "--executor=simulated"),
+            "allowed: 1 with --executor simulated",
+        ),
     ],
     ids=["heads", "none", "simulated"],
 )
-def test_what_ranks_cannot_be_is_refused_in_one_line(folder: Path, flags: tuple[str, ...], sentence: str) -> None:
+def test_what_ranks_cannot_be_is_refused_in_one_line(
+    folder: Path, flags: tuple[str, ...], sentence: str
+) -> None:
     engine = EngineProcess(f"--model-folder={folder}", *SMALL, *flags)
     assert engine.wait() != 0
     assert sentence in engine.close()
 
 
 def long_answers() -> list[pb.Add]:
-    """More requests than run at once, without drafts, so that some still run when the test interrupts them."""
-    return [add(i, [i * 7 + j % 90 for j in range(30)], 450, sampling=undrafted(450)) for i in range(1, 33)]
+    """More requests than run at once, without drafts, so that some still run when the test
+    interrupts them."""
+    return [
+        add(i, [i * 7 + j % 90 for j in range(30)], 450, sampling=undrafted(450))
+        for i in range(1, 33)
+    ]
 
 
 async def read_all(client: Client) -> None:
@@ -136,7 +160,8 @@ async def read_all(client: Client) -> None:
 
 
 async def end_of_core(engine: EngineProcess, strike: Callable[[], None]) -> tuple[float, float]:
-    """Seconds from the strike until the core has ended, and how many of them the machine let processes wait."""
+    """Seconds from the strike until the core has ended, and how many of them the machine let
+    processes wait."""
     core = engine.core_pid
     with MachineStalls() as stalls:
         began = time.monotonic()
@@ -150,22 +175,31 @@ async def end_of_core(engine: EngineProcess, strike: Callable[[], None]) -> tupl
     ("moment", "rank"),
     [
         ("idle", 1),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in (("prefill", 0), ("prefill", 1), ("decode", 0))),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("prefill", 0), ("prefill", 1), ("decode", 0))
+        ),
         ("decode", 1),
     ],
 )
-async def test_a_rank_that_is_killed_ends_the_engine_and_every_other_rank(folder: Path, rank: int, moment: str) -> None:
+async def test_a_rank_that_is_killed_ends_the_engine_and_every_other_rank(
+    folder: Path, rank: int, moment: str
+) -> None:
     with engine_process(f"--model-folder={folder}", *SMALL, *TWO) as engine:
         pids = ranks_of(engine)
         async with client_of(engine) as client:
             if moment == "prefill":
-                await client.send(*(add(i, [i * 7 + j % 90 for j in range(400)], 60) for i in range(1, 9)))
+                await client.send(
+                    *(add(i, [i * 7 + j % 90 for j in range(400)], 60) for i in range(1, 9))
+                )
             elif moment == "decode":
                 await client.send(*long_answers())
                 await client.read_tokens(1, 3)
             else:
                 await client.idle_load()
-            seconds, stalled = await end_of_core(engine, lambda: os.kill(pids[rank], signal.SIGKILL))
+            seconds, stalled = await end_of_core(
+                engine, lambda: os.kill(pids[rank], signal.SIGKILL)
+            )
             assert seconds - stalled < NOTICED_SECONDS
             if moment != "idle":
                 with pytest.raises((grpc.aio.AioRpcError, AssertionError)):
@@ -188,7 +222,9 @@ async def test_a_rank_that_stands_still_ends_the_engine(folder: Path) -> None:
             wait_for_end(pid, 30)
         assert engine.wait() != 0
         said = engine.close()
-    found = re.search(r"rank 1 .*has computed no plan for ([\d.]+) s; all ranks of the engine end", said)
+    found = re.search(
+        r"rank 1 .*has computed no plan for ([\d.]+) s; all ranks of the engine end", said
+    )
     assert found is not None
     assert float(found[1]) >= 2.0
 

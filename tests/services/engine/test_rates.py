@@ -15,7 +15,9 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.engine.rates import MeasuredExecutor, Rates
 from tests.long_values import long_but
 
-TIMING = SimulatedTiming(step_seconds=0.004, seconds_per_request=0.0001, seconds_per_prefill_token=0.00005)
+TIMING = SimulatedTiming(
+    step_seconds=0.004, seconds_per_request=0.0001, seconds_per_prefill_token=0.00005
+)
 
 
 class Clock:
@@ -31,10 +33,18 @@ class Clock:
 @pytest.mark.parametrize("depth", long_but((1, 2, 4), 2))
 def test_the_rates_of_a_known_executor_are_found(depth: int) -> None:
     config = EngineConfig(
-        num_blocks=4096, max_model_len=2048, max_num_seqs=64, max_num_batched_tokens=512, async_depth=depth
+        num_blocks=4096,
+        max_model_len=2048,
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
+        async_depth=depth,
     )
-    clock, rates, rng = Clock(), Rates(), random.Random(1)
-    simulated = SimulatedExecutor(config, SimulatedModel(vocab_size=1000), TIMING, clock=clock, sleep=clock.sleep)
+    clock = Clock()
+    rates = Rates()
+    rng = random.Random(1)
+    simulated = SimulatedExecutor(
+        config, SimulatedModel(vocab_size=1000), TIMING, clock=clock, sleep=clock.sleep
+    )
     executor = MeasuredExecutor(simulated, clock)
     engine = Engine(config, executor, clock=clock)
     for key in range(120):
@@ -64,11 +74,14 @@ class EndsAtOnce(SimulatedExecutor):
 
 
 @pytest.mark.parametrize(("awaits_copies", "num_tokens"), [(False, 64), (True, 0)])
-def test_the_time_of_a_step_that_waited_for_copies_tells_nothing(awaits_copies: bool, num_tokens: int) -> None:
+def test_the_time_of_a_step_that_waited_for_copies_tells_nothing(
+    awaits_copies: bool, num_tokens: int
+) -> None:
     config = EngineConfig(num_blocks=99, max_model_len=1024)
     executor = MeasuredExecutor(EndsAtOnce(config, SimulatedModel(vocab_size=1000)))
     nothing = np.zeros(0, np.int32)
-    one, flags = np.ones(1, np.int32), np.zeros(1, np.bool_)
+    one = np.ones(1, np.int32)
+    flags = np.zeros(1, np.bool_)
     plan = StepPlan(
         step=1,
         released=[],
@@ -118,16 +131,26 @@ def test_prompts_of_one_length_tell_tokens_a_second_of_that_length() -> None:
 
 
 def test_an_executor_is_known_by_what_was_expected_until_it_has_computed_a_prompt() -> None:
-    config = EngineConfig(num_blocks=99, max_model_len=1024, max_num_seqs=4, max_num_batched_tokens=512)
+    config = EngineConfig(
+        num_blocks=99, max_model_len=1024, max_num_seqs=4, max_num_batched_tokens=512
+    )
     clock = Clock()
     timing = SimulatedTiming(seconds_per_prefill_token=0.002)
-    simulated = SimulatedExecutor(config, SimulatedModel(vocab_size=1000), timing, clock=clock, sleep=clock.sleep)
-    assert MeasuredExecutor(simulated, clock, prefill_seconds=0.5).prefill_seconds == 0.002, "the executor knows better"
+    simulated = SimulatedExecutor(
+        config, SimulatedModel(vocab_size=1000), timing, clock=clock, sleep=clock.sleep
+    )
+    assert MeasuredExecutor(simulated, clock, prefill_seconds=0.5).prefill_seconds == 0.002, (
+        "the executor knows better"
+    )
     simulated.prefill_seconds = 0.0
     executor = MeasuredExecutor(simulated, clock, prefill_seconds=0.5)
     assert executor.prefill_seconds == 0.5
     engine = Engine(config, executor, clock=clock)
-    engine.add(NewRequest(key=1, prompt_ids=list(range(900)), output_ids=[], sampling=SamplingParams(max_tokens=1)))
+    engine.add(
+        NewRequest(
+            key=1, prompt_ids=list(range(900)), output_ids=[], sampling=SamplingParams(max_tokens=1)
+        )
+    )
     while engine.has_work():
         engine.step()
     assert executor.prefill_seconds == pytest.approx(0.002)

@@ -18,7 +18,9 @@ async def test_a_role_is_told_with_the_load_and_changes_at_once() -> None:
             assert (await client.load()).role == "prefill"
             reply = await client.stub.SetRole(pb.SetRoleRequest(role="decode"))
             assert (reply.before, (await client.load()).role) == ("prefill", "decode")
-            with pytest.raises(grpc.aio.AioRpcError, match="role is 'boss'; allowed: both or prefill or decode"):
+            with pytest.raises(
+                grpc.aio.AioRpcError, match="role is 'boss'; allowed: both or prefill or decode"
+            ):
                 await client.stub.SetRole(pb.SetRoleRequest(role="boss"))
             assert (await client.load()).role == "decode"
 
@@ -50,7 +52,9 @@ async def test_a_stream_to_be_handed_over_ends_behind_its_first_tokens() -> None
             assert client.tokens[2] == answer(prompt(2), 20)
             # Another engine, or this one, goes on.
             client.tokens[3] = list(known)
-            await client.send(add(3, prompt(1), 200, output_ids=known, num_output_tokens=len(known)))
+            await client.send(
+                add(3, prompt(1), 200, output_ids=known, num_output_tokens=len(known))
+            )
             await client.read_until_finished(3)
             assert client.tokens[3] == answer(prompt(1), 200)
             await client.idle_load()

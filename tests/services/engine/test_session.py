@@ -42,7 +42,13 @@ class Recorder:
 
 
 def tokens(key: int, first_index: int, count: int) -> StepOutput:
-    return StepOutput(step=1, keys=[key], first_index=[first_index], num_tokens=[count], token_ids=list(range(count)))
+    return StepOutput(
+        step=1,
+        keys=[key],
+        first_index=[first_index],
+        num_tokens=[count],
+        token_ids=list(range(count)),
+    )
 
 
 def left_to_send(session: EngineSession) -> list[pb.EngineFrame]:
@@ -61,7 +67,11 @@ async def test_a_stream_without_credit_for_thirty_seconds_is_cancelled() -> None
     session.cancel_starved(130)
     session.cancel_starved(131)
     assert host.commands[2:] == [Stall([1]), Cancel([1])]
-    session.deliver(StepOutput(step=2, finishes=[Finished(key=1, reason=FinishReason.CANCELLED, num_output_tokens=4)]))
+    session.deliver(
+        StepOutput(
+            step=2, finishes=[Finished(key=1, reason=FinishReason.CANCELLED, num_output_tokens=4)]
+        )
+    )
     session.end()
     *_, last = left_to_send(session)
     assert (last.finishes[0].stream_id, last.finishes[0].error) == (1, "slow_reader")
@@ -95,7 +105,9 @@ async def test_a_reader_that_takes_a_little_at_a_time_is_none_that_takes_nothing
         session.cancel_starved(102 + 3 * i)
         session.take(pb.ClientFrame(credits=[pb.Credit(stream_id=1, tokens=1)]))
         session.deliver(tokens(1, 4 + i, 1))
-    assert host.commands[1:] == [command for _ in range(30) for command in (Stall([1]), Credit([1], [1]))]
+    assert host.commands[1:] == [
+        command for _ in range(30) for command in (Stall([1]), Credit([1], [1]))
+    ]
 
 
 class Spans(NoTracing):
@@ -120,7 +132,12 @@ async def test_a_stream_that_the_core_never_computed_leaves_a_span_too() -> None
     session = EngineSession(host)
     session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3])]))
     session.deliver(
-        StepOutput(step=0, finishes=[Finished(key=1, reason=FinishReason.ERROR, num_output_tokens=0, error="no mask")])
+        StepOutput(
+            step=0,
+            finishes=[
+                Finished(key=1, reason=FinishReason.ERROR, num_output_tokens=0, error="no mask")
+            ],
+        )
     )
     assert spans.ended == ["no mask"]
 
@@ -151,7 +168,11 @@ async def test_credit_in_time_saves_a_stream() -> None:
 async def test_a_cancel_that_comes_with_its_own_add_still_cancels() -> None:
     host = Recorder()
     session = EngineSession(host)
-    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3])], cancels=[pb.Cancel(stream_id=1, reason="client_gone")]))
+    session.take(
+        pb.ClientFrame(
+            adds=[add(1, [1, 2, 3])], cancels=[pb.Cancel(stream_id=1, reason="client_gone")]
+        )
+    )
     assert host.commands[1:] == [Cancel([1])]
 
 
@@ -173,7 +194,9 @@ async def test_an_engine_whose_platform_scores_no_prompts_refuses_to_by_name() -
     request = add(1, [1, 2, 3])
     request.sampling.prompt_logprobs = 2
     session.take(pb.ClientFrame(adds=[request, add(2, [1, 2, 3])]))
-    assert [command.request.prompt_ids for command in host.commands if isinstance(command, Add)] == [[1, 2, 3]]
+    assert [
+        command.request.prompt_ids for command in host.commands if isinstance(command, Add)
+    ] == [[1, 2, 3]]
     session.end()
     (refused,) = [each for frame in left_to_send(session) for each in frame.finishes]
     assert "prompt_logprobs is not supported: the platform of this engine" in str(refused)
@@ -193,7 +216,12 @@ async def test_a_request_says_whether_and_how_its_tokens_may_be_drafted() -> Non
         (Speculative(drafter="suffix"), Speculation(is_on=False, drafter="suffix")),
     ]
     for stream_id, (speculative, _) in enumerate(asked):
-        request = add(2 * stream_id, [1, 2, 3], stream_ids=[2 * stream_id, 2 * stream_id + 1], choice_indices=[0, 1])
+        request = add(
+            2 * stream_id,
+            [1, 2, 3],
+            stream_ids=[2 * stream_id, 2 * stream_id + 1],
+            choice_indices=[0, 1],
+        )
         if speculative is not None:
             request.sampling.speculative.CopyFrom(speculative)
         session.take(pb.ClientFrame(adds=[request]))
@@ -204,14 +232,23 @@ async def test_a_request_says_whether_and_how_its_tokens_may_be_drafted() -> Non
 async def test_the_end_of_a_stream_says_what_was_drafted_and_answered_here() -> None:
     host = Recorder()
     session = EngineSession(host)
-    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3], 16, output_ids=[4, 5, 6], num_output_tokens=3)]))
-    work = Work(num_preemptions=0, num_steps=4, mean_batch=1.0, num_draft_tokens=9, num_accepted_tokens=6)
+    session.take(
+        pb.ClientFrame(adds=[add(1, [1, 2, 3], 16, output_ids=[4, 5, 6], num_output_tokens=3)])
+    )
+    work = Work(
+        num_preemptions=0, num_steps=4, mean_batch=1.0, num_draft_tokens=9, num_accepted_tokens=6
+    )
     end = Finished(key=1, reason=FinishReason.LENGTH, num_output_tokens=16, work=work)
     session.deliver(StepOutput(step=9, finishes=[end]))
     session.end()
     (finish,) = [each for frame in left_to_send(session) for each in frame.finishes]
     told = finish.work
-    assert (told.steps, told.draft_tokens, told.accepted_tokens, told.output_tokens) == (4, 9, 6, 13)
+    assert (told.steps, told.draft_tokens, told.accepted_tokens, told.output_tokens) == (
+        4,
+        9,
+        6,
+        13,
+    )
 
 
 async def test_ends_of_sequence_stop_unless_ignored_and_wait_for_min_tokens() -> None:
@@ -220,14 +257,17 @@ async def test_ends_of_sequence_stop_unless_ignored_and_wait_for_min_tokens() ->
     for stream_id, ignore_eos, min_tokens in ((1, False, 0), (2, True, 0), (3, False, 2)):
         request = add(stream_id, [1, 2, 3], eos_token_ids=[7])
         request.sampling.stop_token_ids.append(8)
-        request.sampling.ignore_eos, request.sampling.min_tokens = ignore_eos, min_tokens
+        request.sampling.ignore_eos = ignore_eos
+        request.sampling.min_tokens = min_tokens
         session.take(pb.ClientFrame(adds=[request]))
     sampling = [command.request.sampling for command in host.commands if isinstance(command, Add)]
     assert [each.stop_token_ids for each in sampling] == [(7, 8), (8,), (7, 8)]
     assert [each.min_tokens_blocked_ids for each in sampling] == [(), (), (7, 8)]
 
 
-async def test_a_later_attempt_ends_earlier_ones_of_its_prompt_and_no_earlier_one_comes_after_it() -> None:
+async def test_a_later_attempt_ends_earlier_ones_of_its_prompt_and_no_earlier_one_comes_after_it() -> (
+    None
+):
     host = Recorder()
     sessions = [EngineSession(host), EngineSession(host)]
     for stream_id, prompt_index, attempt in ((1, 0, 1), (2, 0, 1), (3, 1, 1)):
@@ -237,7 +277,10 @@ async def test_a_later_attempt_ends_earlier_ones_of_its_prompt_and_no_earlier_on
     assert host.commands[3:-1] == [Cancel([1]), Cancel([2])]
     sessions[0].take(pb.ClientFrame(adds=[add(4, [1, 2, 3], request_id="r", attempt=1)]))
     assert len(host.commands) == 6
-    finishes = [Finished(key=key, reason=FinishReason.CANCELLED, num_output_tokens=0) for key in (1, 2, 3, 4)]
+    finishes = [
+        Finished(key=key, reason=FinishReason.CANCELLED, num_output_tokens=0)
+        for key in (1, 2, 3, 4)
+    ]
     for session in sessions:
         session.deliver(StepOutput(step=2, finishes=finishes))
         session.end()
@@ -252,10 +295,16 @@ async def test_a_later_attempt_ends_earlier_ones_of_its_prompt_and_no_earlier_on
 async def test_streams_that_are_asked_for_end_where_they_are_not_here() -> None:
     host = Recorder()
     session = EngineSession(host)
-    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3]), add(2, [1], num_prompt_tokens=2)], probed=[1, 2, 3]))
+    session.take(
+        pb.ClientFrame(adds=[add(1, [1, 2, 3]), add(2, [1], num_prompt_tokens=2)], probed=[1, 2, 3])
+    )
     # One is the core's to speak of, of the other a part is still to come.
     assert host.commands[1:] == [Probe([1])]
-    session.deliver(StepOutput(step=2, finishes=[Finished(key=1, reason=FinishReason.MISSING, num_output_tokens=0)]))
+    session.deliver(
+        StepOutput(
+            step=2, finishes=[Finished(key=1, reason=FinishReason.MISSING, num_output_tokens=0)]
+        )
+    )
     session.end()
     said = [finish for frame in left_to_send(session) for finish in frame.finishes]
     assert [(each.stream_id, each.retriable, each.cause) for each in said] == [
@@ -268,7 +317,14 @@ async def test_an_engine_that_leaves_hands_over_what_is_long_and_keeps_what_is_s
     host = Recorder()
     session = EngineSession(host)
     session.take(
-        pb.ClientFrame(adds=[add(1, [1], 90), add(2, [2], 20), add(3, [3], 90), add(4, [4], num_prompt_tokens=2)])
+        pb.ClientFrame(
+            adds=[
+                add(1, [1], 90),
+                add(2, [2], 20),
+                add(3, [3], 90),
+                add(4, [4], num_prompt_tokens=2),
+            ]
+        )
     )
     session.deliver(tokens(3, 0, 80))
     assert session.hand_over(50) == 2
@@ -303,15 +359,23 @@ async def test_a_choice_that_is_cancelled_while_parts_are_still_coming_ends_alon
     session.take(pb.ClientFrame(adds=[half_of(1, 2, 3)]))
     session.take(pb.ClientFrame(cancels=[pb.Cancel(stream_id=1), pb.Cancel(stream_id=3)]))
     session.take(rest_of(1))
-    assert [command.request.key for command in host.commands if isinstance(command, Add)] == [1, 2, 3]
+    assert [command.request.key for command in host.commands if isinstance(command, Add)] == [
+        1,
+        2,
+        3,
+    ]
     assert host.commands[3:] == [Cancel([1]), Cancel([3])]
 
 
-async def test_a_request_all_of_whose_choices_are_cancelled_while_parts_are_still_coming_never_begins() -> None:
+async def test_a_request_all_of_whose_choices_are_cancelled_while_parts_are_still_coming_never_begins() -> (
+    None
+):
     host = Recorder()
     session = EngineSession(host)
     session.take(pb.ClientFrame(adds=[half_of(1, 2)]))
-    session.take(pb.ClientFrame(cancels=[pb.Cancel(stream_id=2, reason="enough"), pb.Cancel(stream_id=1)]))
+    session.take(
+        pb.ClientFrame(cancels=[pb.Cancel(stream_id=2, reason="enough"), pb.Cancel(stream_id=1)])
+    )
     assert session.is_idle
     session.take(rest_of(1))
     assert host.commands == []
@@ -321,7 +385,8 @@ async def test_a_request_all_of_whose_choices_are_cancelled_while_parts_are_stil
 
 async def test_an_attempt_whose_parts_come_after_a_later_one_has_begun_never_begins() -> None:
     host = Recorder()
-    earlier, later = EngineSession(host), EngineSession(host)
+    earlier = EngineSession(host)
+    later = EngineSession(host)
     earlier.take(pb.ClientFrame(adds=[half_of(1, 2, request_id="r", attempt=1)]))
     later.take(pb.ClientFrame(adds=[add(1, [1, 2, 3], request_id="r", attempt=2)]))
     earlier.take(rest_of(1))

@@ -28,12 +28,16 @@ def test_a_new_knob_is_a_decision() -> None:
 
 def test_no_command_line_shows_a_secret() -> None:
     password = "nats://engine:hunter2@127.0.0.1:4222"
-    settings = EngineSettings(executor="simulated", nats_url=password, redis_url=password, cluster_token="t" * 32)
+    settings = EngineSettings(
+        executor="simulated", nats_url=password, redis_url=password, cluster_token="t" * 32
+    )
     assert to_argv(settings) == ["--executor=simulated"]
 
 
 def test_the_core_reads_the_doors_settings_from_flags() -> None:
-    settings = EngineSettings(model_folder=Path("/models/a b"), num_blocks=77, drain_limit=1.5, metrics_port=-1)
+    settings = EngineSettings(
+        model_folder=Path("/models/a b"), num_blocks=77, drain_limit=1.5, metrics_port=-1
+    )
     assert read_settings(EngineSettings, to_argv(settings), env={}) == settings
 
 
@@ -41,22 +45,46 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
     ("flags", "sentence"),
     [
         ([], "--model-folder is missing; allowed: the folder of a converted model"),
-        (["--model-folder=/m", "--executor=fast"], "--executor is 'fast'; allowed: single or simulated"),
+        (
+            ["--model-folder=/m", "--executor=fast"],
+            "--executor is 'fast'; allowed: single or simulated",
+        ),
         (["--model-folder=/m", "--index-shards=65"], "--index-shards is 65; allowed: 1…64"),
         (
             ["--executor=simulated", "--load-format=lazy"],
             "--load-format is 'lazy'; allowed: auto or dummy or dummy-uniform",
         ),
         (["--executor=simulated", "--port=70000"], "--port is 70000; allowed: 0…65535"),
-        (["--executor=simulated", "--drain-limit=-1"], "--drain-limit is -1.0; allowed: 0 or more seconds"),
-        (["--executor=simulated", "--block-size=0"], "--block-size is 0; allowed: 16 or 32 or 64 or 128"),
-        (["--executor=simulated", "--log-level=loud"], "--log-level is 'loud'; allowed: debug, info, warning or error"),
-        (["--executor=simulated", "--max-model-len=-5"], "--max-model-len is -5; allowed: 0 or more"),
+        (
+            ["--executor=simulated", "--drain-limit=-1"],
+            "--drain-limit is -1.0; allowed: 0 or more seconds",
+        ),
+        (
+            ["--executor=simulated", "--block-size=0"],
+            "--block-size is 0; allowed: 16 or 32 or 64 or 128",
+        ),
+        (
+            ["--executor=simulated", "--log-level=loud"],
+            "--log-level is 'loud'; allowed: debug, info, warning or error",
+        ),
+        (
+            ["--executor=simulated", "--max-model-len=-5"],
+            "--max-model-len is -5; allowed: 0 or more",
+        ),
         (["--executor=simulated", "--num-blocks=-1"], "--num-blocks is -1; allowed: 0 or more"),
-        (["--executor=simulated", "--kv-cache-memory=-1"], "--kv-cache-memory is -1; allowed: 0 or more bytes"),
-        (["--executor=simulated", "--long-prefill-chunk=-1"], "--long-prefill-chunk is -1; allowed: 0 or more"),
+        (
+            ["--executor=simulated", "--kv-cache-memory=-1"],
+            "--kv-cache-memory is -1; allowed: 0 or more bytes",
+        ),
+        (
+            ["--executor=simulated", "--long-prefill-chunk=-1"],
+            "--long-prefill-chunk is -1; allowed: 0 or more",
+        ),
         (["--executor=simulated", "--threads=-1"], "--threads is -1; allowed: 0 or more"),
-        (["--executor=simulated", "--speculation=on"], "--speculation is 'on'; allowed: auto or off"),
+        (
+            ["--executor=simulated", "--speculation=on"],
+            "--speculation is 'on'; allowed: auto or off",
+        ),
         (
             ["--executor=simulated", "--drafters=ngram", "--drafters=eagle"],
             "--drafters is ('ngram', 'eagle'); allowed: ngram or suffix, each at most once",
@@ -97,15 +125,23 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
             ["--model-folder=/m", "--pipeline-parallel-size=2", "--stage-secret-file=/s"],
             "--stage-secret-file is '/s'; allowed: none without --stage-hosts",
         ),
-        (["--executor=simulated", "--max-draft-tokens=0"], "--max-draft-tokens is 0; allowed: 1…15"),
-        (["--executor=simulated", "--max-draft-tokens=16"], "--max-draft-tokens is 16; allowed: 1…15"),
+        (
+            ["--executor=simulated", "--max-draft-tokens=0"],
+            "--max-draft-tokens is 0; allowed: 1…15",
+        ),
+        (
+            ["--executor=simulated", "--max-draft-tokens=16"],
+            "--max-draft-tokens is 16; allowed: 1…15",
+        ),
         (
             ["--executor=simulated", "--max-draft-tokens=32", "--block-size=64"],
             "--max-draft-tokens is 32; allowed: 1…31",
         ),
     ],
 )
-def test_settings_that_cannot_be_served_are_refused_by_name(flags: list[str], sentence: str) -> None:
+def test_settings_that_cannot_be_served_are_refused_by_name(
+    flags: list[str], sentence: str
+) -> None:
     with pytest.raises(SettingError) as refused:
         read_settings(EngineSettings, flags, env={})
     assert str(refused.value) == sentence
@@ -113,8 +149,14 @@ def test_settings_that_cannot_be_served_are_refused_by_name(flags: list[str], se
 
 def test_an_engine_speculates_unless_it_is_told_not_to() -> None:
     usual = EngineSettings(executor="simulated")
-    assert (usual.speculates, usual.drafters, usual.max_draft_tokens) == (True, ("ngram", "suffix"), 15)
-    assert EngineSettings(executor="simulated", speculation="auto", max_draft_tokens=31, block_size=32).speculates
+    assert (usual.speculates, usual.drafters, usual.max_draft_tokens) == (
+        True,
+        ("ngram", "suffix"),
+        15,
+    )
+    assert EngineSettings(
+        executor="simulated", speculation="auto", max_draft_tokens=31, block_size=32
+    ).speculates
     assert not EngineSettings(executor="simulated", speculation="off").speculates
 
 
@@ -122,6 +164,10 @@ def test_drafters_are_flags_that_repeat_or_a_list_in_the_environment() -> None:
     one = read_settings(EngineSettings, ["--executor=simulated", "--drafters=suffix"], env={})
     assert one.drafters == ("suffix",)
     assert read_settings(EngineSettings, to_argv(one), env={}) == one
-    env = {"HEADWATER_EXECUTOR": "simulated", "HEADWATER_DRAFTERS": "suffix,ngram", "HEADWATER_MAX_DRAFT_TOKENS": "4"}
+    env = {
+        "HEADWATER_EXECUTOR": "simulated",
+        "HEADWATER_DRAFTERS": "suffix,ngram",
+        "HEADWATER_MAX_DRAFT_TOKENS": "4",
+    }
     told = read_settings(EngineSettings, [], env=env)
     assert (told.drafters, told.max_draft_tokens) == (("suffix", "ngram"), 4)

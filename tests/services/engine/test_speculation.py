@@ -14,13 +14,16 @@ from headwater.services.runtime.speculation import DRAFTERS, NAMES
 from tests.engine_core.test_drafters_at_random import SPECULATIONS
 
 DOCS = Path(__file__).parents[3] / "docs" / "speculation.md"
-FACTS = ModelFacts(dtype="simulated", kv_format="simulated", vocab_size=1000, numerics_id="simulated")
+FACTS = ModelFacts(
+    dtype="simulated", kv_format="simulated", vocab_size=1000, numerics_id="simulated"
+)
 CONFIG = EngineConfig(num_blocks=100, max_model_len=1024, max_num_seqs=8, max_num_batched_tokens=64)
 
 
 def test_an_engine_has_a_speculator_unless_it_is_told_not_to() -> None:
     executor = SimulatedExecutor(CONFIG, SimulatedModel(vocab_size=1000), SimulatedTiming())
-    usual, told = EngineSettings(executor="simulated"), EngineSettings(executor="simulated", speculation="off")
+    usual = EngineSettings(executor="simulated")
+    told = EngineSettings(executor="simulated", speculation="off")
     assert build_speculator(usual, CONFIG, executor, FACTS) is not None
     assert build_speculator(told, CONFIG, executor, FACTS) is None
 
@@ -34,9 +37,13 @@ def test_an_engine_builds_every_drafter_that_its_settings_may_name(name: str) ->
 
 def test_every_drafter_is_tried_at_random_and_documented() -> None:
     tried = {each.drafter for each in SPECULATIONS}
-    assert {*DRAFTERS} <= tried, "add the drafter to SPECULATIONS, and to those drawn, of test_drafters_at_random.py"
+    assert {*DRAFTERS} <= tried, (
+        "add the drafter to SPECULATIONS, and to those drawn, of test_drafters_at_random.py"
+    )
     text = DOCS.read_text()
-    assert not {name for name in NAMES if f"| `{name}` |" not in text}, "add a row to docs/speculation.md"
+    assert not {name for name in NAMES if f"| `{name}` |" not in text}, (
+        "add a row to docs/speculation.md"
+    )
 
 
 def test_a_request_may_ask_for_the_drafters_that_its_engine_has() -> None:

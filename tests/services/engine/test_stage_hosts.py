@@ -24,9 +24,21 @@ from tests.chatting_model import make_chatting_model
 from tests.forked_host import free_address, write_secret
 from tests.gateway.processes import launched
 from tests.long_values import long_but
-from tests.services.engine.engine_process import EngineProcess, add, client_of, engine_process, wait_for_end
+from tests.services.engine.engine_process import (
+    EngineProcess,
+    add,
+    client_of,
+    engine_process,
+    wait_for_end,
+)
 from tests.services.engine.stage_process import StageProcess, stage_process
-from tests.services.engine.test_ranks import NOTICED_SECONDS, SMALL, end_of_core, long_answers, read_all
+from tests.services.engine.test_ranks import (
+    NOTICED_SECONDS,
+    SMALL,
+    end_of_core,
+    long_answers,
+    read_all,
+)
 
 PROMPT = list(range(20, 60))
 
@@ -65,7 +77,9 @@ def both(place: Place) -> Iterator[tuple[EngineProcess, StageProcess]]:
         yield engine, stage
 
 
-async def test_an_engine_and_a_stage_that_are_started_by_their_commands_answer_as_one_process(place: Place) -> None:
+async def test_an_engine_and_a_stage_that_are_started_by_their_commands_answer_as_one_process(
+    place: Place,
+) -> None:
     told = []
     with engine_process(f"--model-folder={place.folder}", *SMALL) as alone:
         async with client_of(alone) as client:
@@ -96,12 +110,16 @@ async def test_an_engine_and_a_stage_that_are_started_by_their_commands_answer_a
 
 
 @pytest.mark.parametrize("moment", long_but(("prefill", "decode"), "decode"))
-async def test_a_stage_host_that_is_killed_ends_the_engine_with_one_sentence(place: Place, moment: str) -> None:
+async def test_a_stage_host_that_is_killed_ends_the_engine_with_one_sentence(
+    place: Place, moment: str
+) -> None:
     with both(place) as (engine, stage):
         pids = stage.rank_pids
         async with client_of(engine) as client:
             if moment == "prefill":
-                await client.send(*(add(i, [i * 7 + j % 90 for j in range(400)], 60) for i in range(1, 9)))
+                await client.send(
+                    *(add(i, [i * 7 + j % 90 for j in range(400)], 60) for i in range(1, 9))
+                )
             else:
                 await client.send(*long_answers())
                 await client.read_tokens(1, 3)
@@ -113,11 +131,16 @@ async def test_a_stage_host_that_is_killed_ends_the_engine_with_one_sentence(pla
             wait_for_end(pid, 30)
         assert engine.wait() != 0
         said = engine.close()
-    assert re.search(r"rank 1 \(stage 1 on 127.0.0.1\) has closed its connection.*; all ranks of the engine end", said)
+    assert re.search(
+        r"rank 1 \(stage 1 on 127.0.0.1\) has closed its connection.*; all ranks of the engine end",
+        said,
+    )
 
 
 @pytest.mark.long
-async def test_a_stage_host_stays_for_the_next_engine_when_its_rank_or_the_engine_is_killed(place: Place) -> None:
+async def test_a_stage_host_stays_for_the_next_engine_when_its_rank_or_the_engine_is_killed(
+    place: Place,
+) -> None:
     with stage_process(*place.stage_flags) as stage:
         for strike in ("rank", "engine", "none"):
             with engine_process(*place.engine_flags) as engine:
@@ -126,7 +149,9 @@ async def test_a_stage_host_stays_for_the_next_engine_when_its_rank_or_the_engin
                     await client.send(add(1, PROMPT, 20))
                     await client.read_until_finished(1)
                 if strike == "rank":
-                    seconds, stalled = await end_of_core(engine, partial(os.kill, pid, signal.SIGKILL))
+                    seconds, stalled = await end_of_core(
+                        engine, partial(os.kill, pid, signal.SIGKILL)
+                    )
                     assert seconds - stalled < NOTICED_SECONDS
                     assert engine.wait() != 0
                     assert "rank 1 (stage 1 on 127.0.0.1) was ended by SIGKILL" in engine.close()
@@ -166,7 +191,10 @@ def test_a_new_knob_of_a_stage_is_a_decision() -> None:
     ("flags", "sentence"),
     [
         ([], "--join is missing; allowed: host:port of an engine with --stage-listen"),
-        (["--join=a:1"], "--stage-secret-file is missing; allowed: the file with the engine's secret"),
+        (
+            ["--join=a:1"],
+            "--stage-secret-file is missing; allowed: the file with the engine's secret",
+        ),
         (
             ["--join=a:1", "--stage-secret-file=/s"],
             "--model-folder is missing; allowed: the folder of a converted model",
@@ -177,7 +205,9 @@ def test_a_new_knob_of_a_stage_is_a_decision() -> None:
         ),
     ],
 )
-def test_settings_of_a_stage_that_cannot_be_served_are_refused_by_name(flags: list[str], sentence: str) -> None:
+def test_settings_of_a_stage_that_cannot_be_served_are_refused_by_name(
+    flags: list[str], sentence: str
+) -> None:
     with pytest.raises(SettingError) as refused:
         read_settings(StageSettings, flags, env={})
     assert str(refused.value) == sentence
@@ -186,12 +216,20 @@ def test_settings_of_a_stage_that_cannot_be_served_are_refused_by_name(flags: li
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ("--join=nowhere", "headwater stage: join is 'nowhere'; allowed: host:port, such as 10.0.0.1:7300"),
+        (
+            "--join=nowhere",
+            "headwater stage: join is 'nowhere'; allowed: host:port, such as 10.0.0.1:7300",
+        ),
         ("--model-folder=/no/folder", "headwater stage: /no/folder is not a converted model"),
-        ("--stage-secret-file=/no/file", "allowed: a file that can be read (No such file or directory)"),
+        (
+            "--stage-secret-file=/no/file",
+            "allowed: a file that can be read (No such file or directory)",
+        ),
     ],
 )
-def test_what_a_stage_cannot_do_is_said_in_one_line(place: Place, changed: str, sentence: str) -> None:
+def test_what_a_stage_cannot_do_is_said_in_one_line(
+    place: Place, changed: str, sentence: str
+) -> None:
     with stage_process(*place.stage_flags, changed) as stage:
         assert stage.wait() == 1
         [said] = stage.log().strip().splitlines()
@@ -199,7 +237,9 @@ def test_what_a_stage_cannot_do_is_said_in_one_line(place: Place, changed: str, 
 
 
 @pytest.mark.long
-def test_a_stage_without_the_engines_model_ends_and_the_engine_waits_for_another(place: Place, tmp_path: Path) -> None:
+def test_a_stage_without_the_engines_model_ends_and_the_engine_waits_for_another(
+    place: Place, tmp_path: Path
+) -> None:
     other = make_chatting_model(tmp_path, seed=1)
     with contextlib.ExitStack() as stack:
         wrong = stack.enter_context(stage_process(*place.stage_flags, f"--model-folder={other}"))
@@ -216,6 +256,8 @@ def test_a_stage_without_the_engines_model_ends_and_the_engine_waits_for_another
             assert engine.wait() == 0
             said = engine.close()
         thread.join()
-        sentence = f"model_folder is {str(other)!r}, whose weights file is not that of the engine's model"
+        sentence = (
+            f"model_folder is {str(other)!r}, whose weights file is not that of the engine's model"
+        )
         assert f"headwater stage: {sentence}" in wrong.log()
         assert f"a connection for a pipeline stage from 127.0.0.1 refuses: {sentence}" in said

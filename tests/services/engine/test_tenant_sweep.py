@@ -43,11 +43,17 @@ def record(name: str) -> TenantRecord:
     return TenantRecord(id=f"{name}-{uuid.uuid4().hex[:8]}", uid=new_uid())
 
 
-async def test_the_blocks_of_a_removed_tenant_leave_every_disk_and_no_others(nats_url: str, tmp_path: Path) -> None:
-    async with Bus.open(nats_url, wait_seconds=30.0) as bus, Bus.open(nats_url, wait_seconds=30.0) as engines_bus:
+async def test_the_blocks_of_a_removed_tenant_leave_every_disk_and_no_others(
+    nats_url: str, tmp_path: Path
+) -> None:
+    async with (
+        Bus.open(nats_url, wait_seconds=30.0) as bus,
+        Bus.open(nats_url, wait_seconds=30.0) as engines_bus,
+    ):
         store = TenantStore(bus)
         await store.make()
-        alice, bob = record("alice"), record("bob")
+        alice = record("alice")
+        bob = record("bob")
         for each in (alice, bob):
             await store.add(each)
         disk = Disk(tmp_path, alice.key, bob.key, "carol of the key file", "")
@@ -63,11 +69,14 @@ async def test_the_blocks_of_a_removed_tenant_leave_every_disk_and_no_others(nat
             await disk.until_left(bob.key, "carol of the key file", "")
 
 
-async def test_a_tenant_that_went_while_no_engine_ran_is_noticed_at_the_start(nats_url: str, tmp_path: Path) -> None:
+async def test_a_tenant_that_went_while_no_engine_ran_is_noticed_at_the_start(
+    nats_url: str, tmp_path: Path
+) -> None:
     async with Bus.open(nats_url, wait_seconds=30.0) as bus:
         store = TenantStore(bus)
         await store.make()
-        disk, directory = Disk(tmp_path, gone := new_uid()), TenantDirectory(store, AdminKeys({}))
+        disk = Disk(tmp_path, gone := new_uid())
+        directory = TenantDirectory(store, AdminKeys({}))
         async with directory.running(bus), gone_tenants_told(bus, directory):
             assert directory.is_gone(gone)
             async with TenantSweep.running(bus, tmp_path):
@@ -81,7 +90,10 @@ async def test_removed_tenants_are_noticed_among_more_than_one_message_has_room_
     disk = Disk(tmp_path, *names[:2])
     # Folders of so many tenants take minutes to write.
     monkeypatch.setattr(tenant_sweep, "tenants_below", lambda root: set(names))
-    async with Bus.open(nats_url, wait_seconds=30.0) as bus, Bus.open(nats_url, wait_seconds=30.0) as engines_bus:
+    async with (
+        Bus.open(nats_url, wait_seconds=30.0) as bus,
+        Bus.open(nats_url, wait_seconds=30.0) as engines_bus,
+    ):
         store = TenantStore(bus)
         await store.make()
         directory = TenantDirectory(store, AdminKeys({}))
@@ -90,7 +102,9 @@ async def test_removed_tenants_are_noticed_among_more_than_one_message_has_room_
     await disk.until_left()
 
 
-async def test_without_a_gateway_that_knows_nothing_is_deleted(nats_url: str, tmp_path: Path) -> None:
+async def test_without_a_gateway_that_knows_nothing_is_deleted(
+    nats_url: str, tmp_path: Path
+) -> None:
     Disk(tmp_path, tenant := new_uid())
     async with Bus.open(nats_url, wait_seconds=30.0) as bus:
         assert await TenantSweep(bus, tmp_path).look() == 0

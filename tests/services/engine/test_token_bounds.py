@@ -1,4 +1,5 @@
-"""Answers that a grammar holds, beside lists of allowed tokens, bad words and a minimum of tokens."""
+"""Answers that a grammar holds, beside lists of allowed tokens, bad words and a minimum of
+tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Add, Command
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.text.model import TextModel
-from tests.services.grammars.structured_engine import EOS, VOCAB_SIZE, Ask, Told, answers, config, sampling
+from tests.services.grammars.structured_engine import (
+    EOS,
+    VOCAB_SIZE,
+    Ask,
+    Told,
+    answers,
+    config,
+    sampling,
+)
 
 
 @pytest.fixture
@@ -32,7 +41,8 @@ def compiler(demo_folder: Path) -> Iterator[GrammarCompiler]:
 def words(demo_model: TextModel) -> dict[str, int]:
     """Tokens of one word."""
     return {
-        word: demo_model.tokenizer.encode(word, add_special_tokens=False)[0] for word in ("yes", "no", " sir", " man")
+        word: demo_model.tokenizer.encode(word, add_special_tokens=False)[0]
+        for word in ("yes", "no", " sir", " man")
     }
 
 
@@ -49,7 +59,11 @@ async def told(
 
 
 async def texts(
-    model: TextModel, compiler: GrammarCompiler, grammar: str, output_ids: tuple[int, ...] = (), **bounds: object
+    model: TextModel,
+    compiler: GrammarCompiler,
+    grammar: str,
+    output_ids: tuple[int, ...] = (),
+    **bounds: object,
 ) -> set[str]:
     found = await told(compiler, grammar, output_ids, **bounds)
     assert {each.finished and each.finished.reason for each in found} == {FinishReason.STOP}
@@ -60,19 +74,31 @@ async def test_an_answer_has_allowed_tokens_alone_and_may_end_where_none_of_them
     demo_model: TextModel, compiler: GrammarCompiler, words: dict[str, int]
 ) -> None:
     yes = words["yes"]
-    assert await texts(demo_model, compiler, choices("yes", "no"), allowed_token_ids=(yes,)) == {"yes"}
-    assert await texts(demo_model, compiler, choices("yes", "yes sir"), allowed_token_ids=(yes,)) == {"yes"}
+    assert await texts(demo_model, compiler, choices("yes", "no"), allowed_token_ids=(yes,)) == {
+        "yes"
+    }
+    assert await texts(
+        demo_model, compiler, choices("yes", "yes sir"), allowed_token_ids=(yes,)
+    ) == {"yes"}
 
 
 async def test_an_answer_has_no_bad_word(
     demo_model: TextModel, compiler: GrammarCompiler, words: dict[str, int]
 ) -> None:
-    yes, sir, man = words["yes"], words[" sir"], words[" man"]
+    yes = words["yes"]
+    sir = words[" sir"]
+    man = words[" man"]
     # Other tokens spell the bad word too, and those are not bad.
     bounds = {"bad_words": ((yes, sir),), "allowed_token_ids": (yes, sir, man)}
     for output_ids in ((), (yes,)):
-        assert await texts(demo_model, compiler, choices("yes sir", "yes man"), output_ids, **bounds) == {"yes man"}
-    single = {letter for text in ("y", "ye") for letter in demo_model.tokenizer.encode(text, add_special_tokens=False)}
+        assert await texts(
+            demo_model, compiler, choices("yes sir", "yes man"), output_ids, **bounds
+        ) == {"yes man"}
+    single = {
+        letter
+        for text in ("y", "ye")
+        for letter in demo_model.tokenizer.encode(text, add_special_tokens=False)
+    }
     bad = tuple((token,) for token in {yes, *single})
     assert await texts(demo_model, compiler, choices("yes", "no"), bad_words=bad) == {"no"}
 
@@ -82,14 +108,17 @@ async def test_an_answer_goes_on_to_its_least_tokens_as_far_as_its_grammar_does(
 ) -> None:
     grammar = choices("yes", "yes sir")
     for least, expected in ((0, {"yes", "yes sir"}), (2, {"yes sir"}), (50, {"yes sir"})):
-        found = await texts(demo_model, compiler, grammar, min_tokens=least, min_tokens_blocked_ids=EOS)
+        found = await texts(
+            demo_model, compiler, grammar, min_tokens=least, min_tokens_blocked_ids=EOS
+        )
         assert found == expected, least
 
 
 async def test_an_answer_that_bounds_and_grammar_leave_no_token_ends_with_an_error(
     compiler: GrammarCompiler, words: dict[str, int]
 ) -> None:
-    yes, sir = words["yes"], words[" sir"]
+    yes = words["yes"]
+    sir = words[" sir"]
     for grammar, bounds, num_tokens in (
         (choices("yes", "no"), {"allowed_token_ids": (sir,)}, 0),
         (choices("yes sir"), {"allowed_token_ids": (yes,)}, 1),
@@ -97,33 +126,52 @@ async def test_an_answer_that_bounds_and_grammar_leave_no_token_ends_with_an_err
     ):
         for each in await told(compiler, grammar, **bounds):
             assert each.finished is not None
-            assert (each.finished.reason, len(each.token_ids)) == (FinishReason.UNFOLLOWABLE, num_tokens)
+            assert (each.finished.reason, len(each.token_ids)) == (
+                FinishReason.UNFOLLOWABLE,
+                num_tokens,
+            )
             assert each.finished.error == (
-                "nothing that allowed_token_ids and bad_words leave matches the grammar from here on"
+                "nothing that allowed_token_ids and bad_words leave matches the grammar "
+                "from here on"
             )
 
 
-async def test_masks_behind_drafts_hold_to_the_bounds(compiler: GrammarCompiler, words: dict[str, int]) -> None:
-    yes, sir, man = words["yes"], words[" sir"], words[" man"]
+async def test_masks_behind_drafts_hold_to_the_bounds(
+    compiler: GrammarCompiler, words: dict[str, int]
+) -> None:
+    yes = words["yes"]
+    sir = words[" sir"]
+    man = words[" man"]
     table = np.zeros((3, 1, VOCAB_SIZE // 32), np.int32)
     writer = MaskWriter(table, lambda command: None, lambda seconds: None)
     member = await compiler.member(choices("yes sir", "yes man", "yes").encode())
     bounds = sampling(bad_words=((yes, sir),), min_tokens=3, min_tokens_blocked_ids=EOS)
     writer.follow(1, *member, [], sampling=bounds)
-    wanted = MasksWanted(keys=[1], rows=[0], tickets=[1], output_indices=[0], draft_ids=[[yes, man]])
+    wanted = MasksWanted(
+        keys=[1], rows=[0], tickets=[1], output_indices=[0], draft_ids=[[yes, man]]
+    )
     writer.on_reports(MaskReport(wanted=wanted))
-    allowed = [set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))) for row in table[:, 0]]
+    allowed = [
+        set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")))
+        for row in table[:, 0]
+    ]
     assert (man in allowed[1], sir in allowed[1], allowed[1] & {*EOS}) == (True, False, set())
     # Two of three tokens, but the grammar has no third.
     assert allowed[2] == {*EOS}
     writer.close()
 
 
-async def test_the_core_leaves_the_bounds_to_the_masks(compiler: GrammarCompiler, words: dict[str, int]) -> None:
+async def test_the_core_leaves_the_bounds_to_the_masks(
+    compiler: GrammarCompiler, words: dict[str, int]
+) -> None:
     sent: asyncio.Queue[Command] = asyncio.Queue()
-    writer = MaskWriter(np.zeros((1, 1, VOCAB_SIZE // 32), np.int32), lambda command: None, lambda seconds: None)
+    writer = MaskWriter(
+        np.zeros((1, 1, VOCAB_SIZE // 32), np.int32), lambda command: None, lambda seconds: None
+    )
     queue = GrammarQueue(compiler, writer, send=sent.put_nowait, deliver=lambda output: None)
-    bounds = sampling(bad_words=((5,),), allowed_token_ids=(6, 2), min_tokens=3, min_tokens_blocked_ids=EOS)
+    bounds = sampling(
+        bad_words=((5,),), allowed_token_ids=(6, 2), min_tokens=3, min_tokens_blocked_ids=EOS
+    )
     request = NewRequest(key=1, prompt_ids=[1], output_ids=[], sampling=bounds, has_grammar=True)
     queue.enter(request, choices("yes").encode())
     async with asyncio.timeout(60):

@@ -33,7 +33,10 @@ def test_credits_travel_with_a_load() -> None:
 
 
 async def test_backlogs_are_heard_over_the_bus_those_of_the_model_alone(nats_url: str) -> None:
-    async with Bus.open(nats_url) as bus, WaitingCredits(asyncio.get_running_loop().time).running(bus, "m") as credits:
+    async with (
+        Bus.open(nats_url) as bus,
+        WaitingCredits(asyncio.get_running_loop().time).running(bus, "m") as credits,
+    ):
         for model_key, epoch in (("other", 7), ("m", 8)):
             backlog = Backlog(epoch=epoch, tokens=10)
             await bus.publish(subjects.backlog(model_key, epoch), backlog.SerializeToString())

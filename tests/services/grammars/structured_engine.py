@@ -64,15 +64,25 @@ async def answers(
     speculator: Speculator | None = None,
 ) -> tuple[list[Told], Engine]:
     """What became of all, asked at once."""
-    masks = np.zeros((settings.max_draft_tokens + 1, settings.max_num_seqs, VOCAB_SIZE // 32), np.int32)
-    reports, commands = list[MaskReport](), list[Command]()
+    masks = np.zeros(
+        (settings.max_draft_tokens + 1, settings.max_num_seqs, VOCAB_SIZE // 32), np.int32
+    )
+    reports = list[MaskReport]()
+    commands = list[Command]()
     executor = executor or simulated(settings)
-    engine = Engine(settings, executor, masks=masks, speculator=speculator, report_masks=reports.append)
+    engine = Engine(
+        settings, executor, masks=masks, speculator=speculator, report_masks=reports.append
+    )
     writer = MaskWriter(masks, commands.append, lambda seconds: None)
     told = [Told(list(ask.output_ids)) for ask in asks]
     for key, ask in enumerate(asks):
         if ask.grammar:
-            writer.follow(key, *await compiler.member(ask.grammar.encode()), ask.output_ids, sampling=ask.sampling)
+            writer.follow(
+                key,
+                *await compiler.member(ask.grammar.encode()),
+                ask.output_ids,
+                sampling=ask.sampling,
+            )
         engine.add(
             NewRequest(
                 key=key,

@@ -1,4 +1,5 @@
-"""JSON schemas that span the keywords, for the tests beside: written ones by keyword, and random ones from a seed."""
+"""JSON schemas that span the keywords, for the tests beside: written ones by keyword, and random
+ones from a seed."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from typing import Any
 Schema = dict[str, Any]
 
 STRINGS: list[Schema] = [
-    *({"type": "string", "minLength": low, "maxLength": low + more} for low, more in [(0, 0), (0, 3), (1, 0), (4, 5)]),
+    *(
+        {"type": "string", "minLength": low, "maxLength": low + more}
+        for low, more in [(0, 0), (0, 3), (1, 0), (4, 5)]
+    ),
     {"type": "string"},
     {"type": "string", "minLength": 5},
     *(
@@ -31,14 +35,34 @@ STRINGS: list[Schema] = [
             "^(ab){2,3}$",
         ]
     ),
-    *({"type": "string", "pattern": "^[ab]*$", "minLength": low, "maxLength": low + 2} for low in (1, 4)),
+    *(
+        {"type": "string", "pattern": "^[ab]*$", "minLength": low, "maxLength": low + 2}
+        for low in (1, 4)
+    ),
     *(
         {"type": "string", "format": name}
-        for name in ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+        for name in [
+            "date",
+            "time",
+            "date-time",
+            "duration",
+            "email",
+            "hostname",
+            "ipv4",
+            "ipv6",
+            "uuid",
+            "uri",
+        ]
     ),
     *(
         {"enum": values}
-        for values in [["a"], ["a", "b"], ["", "é", "日本"], ['"', "\\", "\n"], [1, "1", 1.5, None, True]]
+        for values in [
+            ["a"],
+            ["a", "b"],
+            ["", "é", "日本"],
+            ['"', "\\", "\n"],
+            [1, "1", 1.5, None, True],
+        ]
     ),
     *({"const": value} for value in ["x", 3, -2.5, None, False, [1, "a"], {"a": {"b": []}}]),
     {"type": "string", "enum": ["red", "green"], "minLength": 4},
@@ -46,13 +70,22 @@ STRINGS: list[Schema] = [
 NUMBERS: list[Schema] = [
     {"type": "integer"},
     {"type": "number"},
-    *({"type": "integer", "minimum": low, "maximum": high} for low, high in [(0, 0), (0, 9), (-5, 5), (17, 4321)]),
+    *(
+        {"type": "integer", "minimum": low, "maximum": high}
+        for low, high in [(0, 0), (0, 9), (-5, 5), (17, 4321)]
+    ),
     *({"type": "integer", "minimum": low} for low in (0, 1, -3, 1000)),
     *({"type": "integer", "maximum": high} for high in (0, -1, 77)),
-    *({"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": low + 3} for low in (-2, 0, 99)),
+    *(
+        {"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": low + 3}
+        for low in (-2, 0, 99)
+    ),
     *({"type": "integer", "multipleOf": step} for step in (2, 3, 7, 10)),
     {"type": "integer", "multipleOf": 5, "minimum": 10, "maximum": 40},
-    *({"type": "number", "minimum": low, "maximum": high} for low, high in [(0, 1), (-1.5, 1.5), (99.5, 1000)]),
+    *(
+        {"type": "number", "minimum": low, "maximum": high}
+        for low, high in [(0, 1), (-1.5, 1.5), (99.5, 1000)]
+    ),
     *({"type": "number", "exclusiveMinimum": low} for low in (0, -0.5)),
     *({"type": "number", "exclusiveMaximum": high} for high in (0, 3.5)),
 ]
@@ -64,7 +97,13 @@ TYPES: list[Schema] = [
     {"type": ["array", "object"]},
     {"type": ["number", "string", "null"]},
     {},
-    {"description": "annotations change nothing", "title": "x", "default": 3, "examples": [1], "type": "integer"},
+    {
+        "description": "annotations change nothing",
+        "title": "x",
+        "default": 3,
+        "examples": [1],
+        "type": "integer",
+    },
 ]
 SMALL: list[Schema] = [
     {"type": "integer"},
@@ -77,16 +116,26 @@ ARRAYS: list[Schema] = [
     *({"type": "array", "items": item, "minItems": 2, "maxItems": 3} for item in SMALL),
     *({"type": "array", "items": item, "minItems": 1} for item in SMALL),
     *({"type": "array", "items": item, "maxItems": 2} for item in SMALL),
-    *({"type": "array", "prefixItems": [item, {"type": "null"}], "items": False, "minItems": 2} for item in SMALL),
-    *({"type": "array", "prefixItems": [item], "items": {"type": "boolean"}, "maxItems": 3} for item in SMALL),
-    *({"type": "array", "items": {"type": "array", "items": item, "maxItems": 2}, "maxItems": 2} for item in SMALL),
+    *(
+        {"type": "array", "prefixItems": [item, {"type": "null"}], "items": False, "minItems": 2}
+        for item in SMALL
+    ),
+    *(
+        {"type": "array", "prefixItems": [item], "items": {"type": "boolean"}, "maxItems": 3}
+        for item in SMALL
+    ),
+    *(
+        {"type": "array", "items": {"type": "array", "items": item, "maxItems": 2}, "maxItems": 2}
+        for item in SMALL
+    ),
     {"type": "array", "maxItems": 0},
     {"type": "array"},
 ]
 
 
 def _objects() -> list[Schema]:
-    a, b = {"a": {"type": "integer"}}, {"b": {"type": "string", "maxLength": 3}}
+    a = {"a": {"type": "integer"}}
+    b = {"b": {"type": "string", "maxLength": 3}}
     closed: Schema = {"type": "object", "additionalProperties": False}
     return [
         {"type": "object"},
@@ -95,21 +144,45 @@ def _objects() -> list[Schema]:
             closed | {"properties": a | b, "required": required}
             for required in ([], ["a"], ["b"], ["a", "b"], ["b", "a"])
         ),
-        *({"type": "object", "properties": a, "required": required} for required in ([], ["a"], ["a", "z"])),
+        *(
+            {"type": "object", "properties": a, "required": required}
+            for required in ([], ["a"], ["a", "z"])
+        ),
         *({"type": "object", "additionalProperties": item} for item in SMALL),
-        *({"type": "object", "properties": a, "additionalProperties": item, "required": ["a"]} for item in SMALL),
-        *(closed | {"properties": {"x": item, "y": item}, "required": ["x", "y"]} for item in [*SMALL, *ARRAYS[:4]]),
-        *(closed | {"properties": {"x": closed | {"properties": {"y": item}, "required": ["y"]}}} for item in SMALL),
+        *(
+            {"type": "object", "properties": a, "additionalProperties": item, "required": ["a"]}
+            for item in SMALL
+        ),
+        *(
+            closed | {"properties": {"x": item, "y": item}, "required": ["x", "y"]}
+            for item in [*SMALL, *ARRAYS[:4]]
+        ),
+        *(
+            closed | {"properties": {"x": closed | {"properties": {"y": item}, "required": ["y"]}}}
+            for item in SMALL
+        ),
         *(closed | {"patternProperties": {"^[xy]{1,2}$": item}} for item in SMALL),
-        {"type": "object", "patternProperties": {"^n": {"type": "integer"}, "^s": {"type": "string", "maxLength": 2}}},
+        {
+            "type": "object",
+            "patternProperties": {
+                "^n": {"type": "integer"},
+                "^s": {"type": "string", "maxLength": 2},
+            },
+        },
         {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1},
         {"type": "object", "additionalProperties": {"type": "integer"}, "maxProperties": 2},
         closed | {"properties": a | b, "minProperties": 1},
         closed
-        | {"properties": {"": {"type": "null"}, 'q"\\': {"type": "null"}, "é\n": {"const": 1}}, "required": ["é\n"]},
+        | {
+            "properties": {"": {"type": "null"}, 'q"\\': {"type": "null"}, "é\n": {"const": 1}},
+            "required": ["é\n"],
+        },
         closed | {"properties": {f"p{i}": {"type": "boolean"} for i in range(30)}},
         closed
-        | {"properties": {f"p{i}": {"type": "boolean"} for i in range(12)}, "required": [f"p{i}" for i in range(12)]},
+        | {
+            "properties": {f"p{i}": {"type": "boolean"} for i in range(12)},
+            "required": [f"p{i}" for i in range(12)],
+        },
     ]
 
 
@@ -127,7 +200,10 @@ def _combined() -> list[Schema]:
     }
     cat = {
         "type": "object",
-        "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "properties": {
+            "kind": {"const": "cat"},
+            "lives": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
         "required": ["kind", "lives"],
         "additionalProperties": False,
     }
@@ -147,7 +223,11 @@ def _combined() -> list[Schema]:
         {
             "allOf": [
                 {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
-                {"properties": {"b": {"type": "boolean"}}, "required": ["b"], "additionalProperties": True},
+                {
+                    "properties": {"b": {"type": "boolean"}},
+                    "required": ["b"],
+                    "additionalProperties": True,
+                },
             ]
         },
         {"allOf": [{"type": "string", "minLength": 2}, {"pattern": "^[ab]+$"}, {"maxLength": 4}]},
@@ -166,7 +246,11 @@ def _combined() -> list[Schema]:
             "type": "object",
             "additionalProperties": False,
         },
-        {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://example.com/x", "type": "integer"},
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$id": "https://example.com/x",
+            "type": "integer",
+        },
     ]
 
 
@@ -176,7 +260,9 @@ def written() -> list[Schema]:
 
 def random_schemas(count: int, seed: int) -> list[Schema]:
     rng = random.Random(seed)
-    return [_with_definition(rng) if rng.random() < 0.1 else _random(rng, depth=3) for _ in range(count)]
+    return [
+        _with_definition(rng) if rng.random() < 0.1 else _random(rng, depth=3) for _ in range(count)
+    ]
 
 
 def _random(rng: random.Random, depth: int) -> Schema:

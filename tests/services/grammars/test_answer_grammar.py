@@ -24,7 +24,11 @@ from tests.small_models import make_thinking_folder
 
 CITY = {
     "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F"]},
+    },
     "required": ["city"],
     "additionalProperties": False,
 }
@@ -36,7 +40,9 @@ Accepts = Callable[[str], bool]
 
 @pytest.fixture(scope="module")
 def thinking(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    folder = make_thinking_folder(demo_folder, tmp_path_factory.mktemp("models") / "thinking", name="thinking")
+    folder = make_thinking_folder(
+        demo_folder, tmp_path_factory.mktemp("models") / "thinking", name="thinking"
+    )
     return load_text_model(folder, "thinking", ServingChoices())
 
 
@@ -45,11 +51,15 @@ def grammars(thinking: TextModel) -> Grammars:
     return Grammars(thinking.folder)
 
 
-def request(*tools: Tool, choice: str | None = None, sampling: Sampling | None = None, **more: Any) -> PrepareRequest:
+def request(
+    *tools: Tool, choice: str | None = None, sampling: Sampling | None = None, **more: Any
+) -> PrepareRequest:
     user = ChatMessage(role="user", content="hi")
     conversation = Conversation(messages=[user], tools=tools, tool_choice=choice, **more)
     return PrepareRequest(
-        prompt=Prompt(conversation=conversation), sampling=sampling or Sampling(), cache_namespace=bytes(16)
+        prompt=Prompt(conversation=conversation),
+        sampling=sampling or Sampling(),
+        cache_namespace=bytes(16),
     )
 
 
@@ -67,7 +77,8 @@ def accepts(model: TextModel, grammars: Grammars, grammar: str, text: str) -> bo
 ULM = '{"city": "Ulm", "unit": "C"}'
 CALLS = {
     "hermes": ('<tool_call>\n{"name": "weather", "arguments": ' + ULM + "}\n</tool_call>", '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>', "\n"),
-    "llama3_json": ('{"name": "weather", "parameters": ' + ULM + "}", '{"name": "time", "parameters": {}}', "; "),
+    "llama3_json": ('{"name": "weather", "parameters": ' + ULM + "}", '{"name": "time", '
+                                                                      '"parameters": {}}', "; "),
     "mistral": ('{"name": "weather", "arguments": ' + ULM + "}", '{"name": "time", "arguments": {}}', ", "),
     "pythonic": ('weather(city="Ulm", unit="C")', "time()", ", "),
 }  # fmt: skip
@@ -86,7 +97,8 @@ def test_calls_that_are_due_are_written_as_the_family_writes_them(
     model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
     weather, time, _ = CALLS[form]
     cases: list[tuple[dict[str, Any], list[str], list[str]]] = [
-        ({"choice": "required"}, [written(form, weather), written(form, time, weather)], ["It is late.", "", written(form, weather.replace('"Ulm"', "3"))]),
+        ({"choice": "required"}, [written(form, weather), written(form, time, weather)], ["It "
+                                                                                          "is late.", "", written(form, weather.replace('"Ulm"', "3"))]),
         ({"choice": "required", "parallel_tool_calls": False}, [written(form, time)], [written(form, time, weather)]),
         ({"choice": "weather"}, [written(form, weather)], [written(form, time), written(form, weather, weather)]),
         ({"choice": "auto"}, ["It is late.", written(form, weather)], [written(form, weather.replace('"C"', '"K"'))]),
@@ -100,7 +112,10 @@ def test_calls_that_are_due_are_written_as_the_family_writes_them(
         parser = AnswerParser(reply.answer_format)
         read = parser.push(good[-1])
         read.add(parser.flush())
-        assert [json.loads(call.arguments) for call in read.calls if call.name == "weather"] in ([json.loads(ULM)], [])
+        assert [json.loads(call.arguments) for call in read.calls if call.name == "weather"] in (
+            [json.loads(ULM)],
+            [],
+        )
         assert read.content == ""
 
 
@@ -110,8 +125,14 @@ def test_beside_structured_output_an_answer_calls_or_matches_it(
 ) -> None:
     model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
     weather, time, _ = CALLS[form]
-    loose = Tool(name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}')
-    person = {"properties": {"name": {"type": "string"}}, "required": ["name"], "additionalProperties": False}
+    loose = Tool(
+        name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}'
+    )
+    person = {
+        "properties": {"name": {"type": "string"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
     for output, match in (
         (StructuredOutput(json_schema=json.dumps({"type": "object"} | person)), '{"name": "Ada"}'),
         (StructuredOutput(regex="[0-9]+"), "7"),
@@ -119,20 +140,34 @@ def test_beside_structured_output_an_answer_calls_or_matches_it(
     ):
         sampling = Sampling(structured_output=output)
         for choice in (None, "auto"):
-            _, grammar = prepared(model, request(WEATHER, TIME, loose, choice=choice, sampling=sampling))
+            _, grammar = prepared(
+                model, request(WEATHER, TIME, loose, choice=choice, sampling=sampling)
+            )
             for text in (match, written(form, weather), written(form, time, weather)):
                 assert accepts(model, grammars, grammar, text), (choice, text)
-            for text in ("It is late.", match + written(form, time), written(form, weather.replace('"C"', '"K"'))):
+            for text in (
+                "It is late.",
+                match + written(form, time),
+                written(form, weather.replace('"C"', '"K"')),
+            ):
                 assert not accepts(model, grammars, grammar, text), (choice, text)
-        for more in ({"choice": "none"}, {"allowed_tools": ["time"]}, {"parallel_tool_calls": False}):
+        for more in (
+            {"choice": "none"},
+            {"allowed_tools": ["time"]},
+            {"parallel_tool_calls": False},
+        ):
             _, grammar = prepared(model, request(WEATHER, TIME, sampling=sampling, **more))
             assert accepts(model, grammars, grammar, match), more
-            assert accepts(model, grammars, grammar, written(form, time)) == (more != {"choice": "none"}), more
+            assert accepts(model, grammars, grammar, written(form, time)) == (
+                more != {"choice": "none"}
+            ), more
             assert not accepts(model, grammars, grammar, written(form, time, weather)), more
 
 
 TEXT_CALLS: dict[str, Callable[[str], str]] = {
-    "hermes": lambda text: f'<tool_call>\n{{"name": "code", "arguments": {{"input": {text}}}}}\n</tool_call>',
+    "hermes": lambda text: (
+        f'<tool_call>\n{{"name": "code", "arguments": {{"input": {text}}}}}\n</tool_call>'
+    ),
     "llama3_json": lambda text: f'{{"name": "code", "parameters": {{"input": {text}}}}}',
     "mistral": lambda text: f'{{"name": "code", "arguments": {{"input": {text}}}}}',
     "pythonic": lambda text: f"code(input={text})",
@@ -144,9 +179,15 @@ def test_the_text_of_a_custom_tool_matches_also_where_it_need_not_be_called(
     thinking: TextModel, grammars: Grammars, form: str
 ) -> None:
     model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
-    for kind, definition in (("regex", r'say "[a-c]+"\n'), ("lark", 'start: "say " /"[a-c]+"/ "\\n"'), (None, "")):
+    for kind, definition in (
+        ("regex", r'say "[a-c]+"\n'),
+        ("lark", 'start: "say " /"[a-c]+"/ "\\n"'),
+        (None, ""),
+    ):
         code = Tool(name="code", custom_input=CustomInput(**({kind: definition} if kind else {})))
-        good, bad = (written(form, TEXT_CALLS[form](json.dumps(text))) for text in ('say "abc"\n', "say abc"))
+        good, bad = (
+            written(form, TEXT_CALLS[form](json.dumps(text))) for text in ('say "abc"\n', "say abc")
+        )
         for choice in ("auto", "required", "code"):
             reply, grammar = prepared(model, request(code, TIME, choice=choice))
             if choice == "auto" and kind is None:
@@ -162,7 +203,9 @@ def test_the_text_of_a_custom_tool_matches_also_where_it_need_not_be_called(
 def test_digits_of_a_custom_tool_are_ascii(thinking: TextModel, grammars: Grammars) -> None:
     model = dataclasses.replace(thinking, tool_format="hermes", reasoning_format="")
     for asked in (CustomInput(regex=r"\d+"), CustomInput(lark=r"start: /\d+/")):
-        _, grammar = prepared(model, request(Tool(name="code", custom_input=asked), choice="required"))
+        _, grammar = prepared(
+            model, request(Tool(name="code", custom_input=asked), choice="required")
+        )
         assert accepts(model, grammars, grammar, TEXT_CALLS["hermes"]('"12"'))
         assert not accepts(model, grammars, grammar, TEXT_CALLS["hermes"]('"٣"'))
 
@@ -171,7 +214,9 @@ def test_a_pythonic_call_of_a_tool_that_is_not_strict_has_any_arguments(
     thinking: TextModel, grammars: Grammars
 ) -> None:
     model = dataclasses.replace(thinking, tool_format="pythonic", reasoning_format="")
-    loose = Tool(name="loose", parameters_json='{"type": "object", "properties": {"a": {"type": "string"}}}')
+    loose = Tool(
+        name="loose", parameters_json='{"type": "object", "properties": {"a": {"type": "string"}}}'
+    )
     _, grammar = prepared(model, request(WEATHER, loose))
     assert accepts(model, grammars, grammar, "[loose(a=')', b=[1, {'c': 2}])]")
     assert not accepts(model, grammars, grammar, "[loose(a=')]")
@@ -183,12 +228,23 @@ def test_a_pythonic_call_has_any_of_many_optional_arguments(
 ) -> None:
     """A grammar with a rule for each set of optional arguments would have megabytes."""
     model = dataclasses.replace(thinking, tool_format="pythonic", reasoning_format="")
-    schema = {"type": "object", "properties": {f"p{i}": {"type": "boolean"} for i in range(14)}, "required": required}
+    schema = {
+        "type": "object",
+        "properties": {f"p{i}": {"type": "boolean"} for i in range(14)},
+        "required": required,
+    }
     tool = Tool(name="f", parameters_json=json.dumps(schema), strict=True)
     _, grammar = prepared(model, request(tool, choice="f"))
     assert len(grammar) < 5_000
     before = [f"{name}=true" for name in required]
-    for chosen in ([], [0], [13], [0, 1], [3, 5, 8, 12], [i for i in range(14) if f"p{i}" not in required]):
+    for chosen in (
+        [],
+        [0],
+        [13],
+        [0, 1],
+        [3, 5, 8, 12],
+        [i for i in range(14) if f"p{i}" not in required],
+    ):
         values = [*before, *(f"p{i}=false" for i in chosen)]
         assert accepts(model, grammars, grammar, f"[f({', '.join(values)})]"), chosen
     for values in (["p2=true", "p1=true"], ["p1=true", "p1=true"], ["p1=3"], ["p1=true", ""]):
@@ -199,8 +255,14 @@ def test_tools_whose_grammar_no_engine_takes_are_refused(thinking: TextModel) ->
     """Each argument of a pythonic call has a schema of its own, with all definitions."""
     model = dataclasses.replace(thinking, tool_format="pythonic", reasoning_format="")
     names = {"$defs": {"name": {"enum": ["x" * 8_000]}}}
-    schema = {"type": "object", "properties": {f"p{i}": {"$ref": "#/$defs/name"} for i in range(150)}, **names}
-    with pytest.raises(BadRequest, match="the grammar of tools has more than 1048576 bytes") as refused:
+    schema = {
+        "type": "object",
+        "properties": {f"p{i}": {"$ref": "#/$defs/name"} for i in range(150)},
+        **names,
+    }
+    with pytest.raises(
+        BadRequest, match="the grammar of tools has more than 1048576 bytes"
+    ) as refused:
         prepared(model, request(Tool(name="f", parameters_json=json.dumps(schema)), choice="f"))
     assert refused.value.param == "tools"
 
@@ -209,11 +271,15 @@ def test_a_custom_tool_whose_grammar_no_engine_takes_is_refused(thinking: TextMo
     model = dataclasses.replace(thinking, tool_format="hermes", reasoning_format="")
     tool = Tool(name="f", custom_input=CustomInput(lark="start: " + "~" * 10_000 + '"a"'))
     with pytest.raises(BadRequest, match="the grammar of tools has more than 1048576 bytes"):
-        answer_grammar(model, request(tool, choice="f"), PrepareReply(answer_format={"tool_parser": "hermes"}))
+        answer_grammar(
+            model, request(tool, choice="f"), PrepareReply(answer_format={"tool_parser": "hermes"})
+        )
 
 
 def test_free_answers_have_no_grammar(thinking: TextModel) -> None:
-    loose = Tool(name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}')
+    loose = Tool(
+        name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}'
+    )
     for asked in (
         request(),
         request(loose),
@@ -241,19 +307,26 @@ def test_the_grammar_of_an_answer_begins_behind_the_thoughts(
     assert accepts(thinking, grammars, told_not_to[1], "7")
 
 
-def test_a_budget_ends_the_thoughts_and_leaves_the_answer_free(thinking: TextModel, grammars: Grammars) -> None:
+def test_a_budget_ends_the_thoughts_and_leaves_the_answer_free(
+    thinking: TextModel, grammars: Grammars
+) -> None:
     opened = {"chat_template_kwargs_json": '{"opens_thoughts": true}'}
     _, grammar = prepared(thinking, request(sampling=Sampling(thinking_token_budget=4), **opened))
     assert accepts(thinking, grammars, grammar, "one two three four</think>\nAnything.")
     assert accepts(thinking, grammars, grammar, "one</think> two three four five six")
     assert not accepts(thinking, grammars, grammar, "one two three four five</think>")
-    calls = prepared(thinking, request(TIME, choice="required", sampling=Sampling(thinking_token_budget=0), **opened))
+    calls = prepared(
+        thinking,
+        request(TIME, choice="required", sampling=Sampling(thinking_token_budget=0), **opened),
+    )
     assert accepts(thinking, grammars, calls[1], "</think>" + CALLS["hermes"][1])
     assert not accepts(thinking, grammars, calls[1], "so</think>" + CALLS["hermes"][1])
 
 
 @pytest.mark.parametrize("budget", [2**31, 2**32 - 1])
-def test_a_budget_may_be_larger_than_any_context(thinking: TextModel, grammars: Grammars, budget: int) -> None:
+def test_a_budget_may_be_larger_than_any_context(
+    thinking: TextModel, grammars: Grammars, budget: int
+) -> None:
     _, grammar = prepared(thinking, request(sampling=Sampling(thinking_token_budget=budget)))
     assert accepts(thinking, grammars, grammar, "<think>hm</think>Hello")
 
@@ -265,12 +338,17 @@ def test_a_budget_ends_thoughts_whose_end_is_spelled_by_several_tokens(
     plain = dataclasses.replace(demo_model, reasoning_format="deepseek_r1")
     digits = StructuredOutput(regex="[0-9]+")
     for budget, good, bad in [
-        (4, ["</think>7", "one two three four</think>\n\n7", "a < b</div></think>7"], ["one two three four five</think>7"]),
+        (4, ["</think>7", "one two three four</think>\n\n7", "a < b</div></think>7"], ["one two "
+                                                                                       "three "
+                                                                                       "four five</think>7"]),
         (4, [], ["one</think>seven", "one</think> two</think>7", "one two three four<b></think>7"]),
         (0, ["</think>7"], ["one</think>7"]),
         (30_000, [" word" * 900 + "</think>7"], []),
     ]:  # fmt: skip
-        _, grammar = prepared(plain, request(sampling=Sampling(thinking_token_budget=budget, structured_output=digits)))
+        _, grammar = prepared(
+            plain,
+            request(sampling=Sampling(thinking_token_budget=budget, structured_output=digits)),
+        )
         for text in good:
             assert accepts(plain, grammars, grammar, text), (budget, text[-40:])
         for text in bad:
@@ -278,7 +356,9 @@ def test_a_budget_ends_thoughts_whose_end_is_spelled_by_several_tokens(
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS)
-def test_an_enforced_call_wins_over_structured_output(thinking: TextModel, grammars: Grammars, form: str) -> None:
+def test_an_enforced_call_wins_over_structured_output(
+    thinking: TextModel, grammars: Grammars, form: str
+) -> None:
     model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
     weather, time, _ = CALLS[form]
     for output, match in (
@@ -287,7 +367,10 @@ def test_an_enforced_call_wins_over_structured_output(thinking: TextModel, gramm
         (StructuredOutput(structural_tag='{"format": {"type": "any_text"}}'), "It is late."),
     ):
         sampling = Sampling(structured_output=output)
-        for choice, good in (("required", written(form, time, weather)), ("weather", written(form, weather))):
+        for choice, good in (
+            ("required", written(form, time, weather)),
+            ("weather", written(form, weather)),
+        ):
             _, grammar = prepared(model, request(WEATHER, TIME, choice=choice, sampling=sampling))
             assert accepts(model, grammars, grammar, good), (output, choice)
             assert not accepts(model, grammars, grammar, match), (output, choice)
@@ -298,7 +381,9 @@ def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: G
         model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
         weather, time, _ = CALLS[form]
         for choice in ("auto", "required"):
-            _, grammar = prepared(model, request(WEATHER, TIME, choice=choice, allowed_tools=["time"]))
+            _, grammar = prepared(
+                model, request(WEATHER, TIME, choice=choice, allowed_tools=["time"])
+            )
             assert accepts(model, grammars, grammar, written(form, time)), (form, choice)
             assert not accepts(model, grammars, grammar, written(form, weather)), (form, choice)
             assert accepts(model, grammars, grammar, "It is late.") == (choice == "auto")
@@ -307,19 +392,45 @@ def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: G
 def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: TextModel) -> None:
     endless = Sampling(ignore_eos=True)
     no_schema = Sampling(structured_output=StructuredOutput(json_schema="{"))
-    tags = Sampling(structured_output=StructuredOutput(structural_tag='{"format": {"type": "any_text"}}'))
-    bad = Tool(name="bad", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}', strict=True)
+    tags = Sampling(
+        structured_output=StructuredOutput(structural_tag='{"format": {"type": "any_text"}}')
+    )
+    bad = Tool(
+        name="bad",
+        parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}',
+        strict=True,
+    )
     not_json = Tool(name="bad", parameters_json="{", strict=True)
     cases: list[tuple[TextModel, PrepareRequest, str, str]] = [
-        (thinking, request(TIME, choice="required", sampling=no_schema), "structured_output.json_schema", "JSON"),
+        (
+            thinking,
+            request(TIME, choice="required", sampling=no_schema),
+            "structured_output.json_schema",
+            "JSON",
+        ),
         (thinking, request(WEATHER, sampling=tags), "tools", "beside structured output"),
         (thinking, request(bad, choice="required"), "tools[0].function.parameters", "not"),
         (thinking, request(not_json), "tools[0].function.parameters", "JSON"),
         (thinking, request(Tool(name="a b")), "tools[0].function.name", "letters, digits"),
         (thinking, request(TIME, TIME), "tools[1].function.name", "names that differ"),
-        (thinking, request(TIME, allowed_tools=["tide"]), "tool_choice", "allowed tools of ['time']"),
-        (thinking, request(TIME, WEATHER, choice="weather", allowed_tools=["time"]), "tool_choice", "one of"),
-        (thinking, request(TIME, choice="required", sampling=endless), "ignore_eos", "enforced calls"),
+        (
+            thinking,
+            request(TIME, allowed_tools=["tide"]),
+            "tool_choice",
+            "allowed tools of ['time']",
+        ),
+        (
+            thinking,
+            request(TIME, WEATHER, choice="weather", allowed_tools=["time"]),
+            "tool_choice",
+            "one of",
+        ),
+        (
+            thinking,
+            request(TIME, choice="required", sampling=endless),
+            "ignore_eos",
+            "enforced calls",
+        ),
         (thinking, request(WEATHER, sampling=endless), "ignore_eos", "enforced calls"),
         (
             thinking,
@@ -328,7 +439,12 @@ def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: Text
             "thinking_token_budget",
         ),
         (thinking, request(reasoning_effort="some"), "reasoning_effort", "minimal"),
-        (demo_model, request(sampling=Sampling(thinking_token_budget=4)), "thinking_token_budget", "no thoughts"),
+        (
+            demo_model,
+            request(sampling=Sampling(thinking_token_budget=4)),
+            "thinking_token_budget",
+            "no thoughts",
+        ),
     ]
     for model, asked, param, words in cases:
         with pytest.raises(BadRequest) as refused:
@@ -338,27 +454,45 @@ def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: Text
     assert prepared(thinking, request(TIME, sampling=endless))[1] == ""
 
 
-def test_arguments_that_a_function_does_not_name_are_not_invented(thinking: TextModel, grammars: Grammars) -> None:
+def test_arguments_that_a_function_does_not_name_are_not_invented(
+    thinking: TextModel, grammars: Grammars
+) -> None:
     named = {"type": "object", "properties": {"city": {"type": "string"}}}
-    for schema, is_open in ((named, False), (named | {"additionalProperties": True}, True), ({"type": "object"}, True)):
+    for schema, is_open in (
+        (named, False),
+        (named | {"additionalProperties": True}, True),
+        ({"type": "object"}, True),
+    ):
         tool = Tool(name="f", parameters_json=json.dumps(schema))
         _, grammar = prepared(thinking, request(tool, choice="required", reasoning_effort="none"))
         call = '<tool_call>\n{"name": "f", "arguments": {"town": "Ulm"}}\n</tool_call>'
         assert accepts(thinking, grammars, grammar, call) == is_open
-    _, grammar = prepared(thinking, request(Tool(name="f"), choice="required", reasoning_effort="none"))
+    _, grammar = prepared(
+        thinking, request(Tool(name="f"), choice="required", reasoning_effort="none")
+    )
     assert not accepts(thinking, grammars, grammar, call)
     assert accepts(thinking, grammars, grammar, call.replace('"town": "Ulm"', ""))
 
 
-def test_a_function_called_as_a_word_of_tool_choice_is_called_by_name(thinking: TextModel, grammars: Grammars) -> None:
+def test_a_function_called_as_a_word_of_tool_choice_is_called_by_name(
+    thinking: TextModel, grammars: Grammars
+) -> None:
     for name in ("auto", "none", "required"):
-        asked = request(TIME, Tool(name=name), choice=name, tool_choice_is_name=True, reasoning_effort="none")
+        asked = request(
+            TIME, Tool(name=name), choice=name, tool_choice_is_name=True, reasoning_effort="none"
+        )
         call = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
-        for text, is_taken in ((call, True), (call.replace(name, "time"), False), ("It is late.", False)):
+        for text, is_taken in (
+            (call, True),
+            (call.replace(name, "time"), False),
+            ("It is late.", False),
+        ):
             assert accepts(thinking, grammars, prepared(thinking, asked)[1], text) == is_taken, text
 
 
-def test_arguments_are_an_object_whatever_other_types_their_schema_has(thinking: TextModel, grammars: Grammars) -> None:
+def test_arguments_are_an_object_whatever_other_types_their_schema_has(
+    thinking: TextModel, grammars: Grammars
+) -> None:
     tool = Tool(name="f", parameters_json='{"type": ["object", "null"], "properties": {"a": {}}}')
     _, grammar = prepared(thinking, request(tool, choice="required", reasoning_effort="none"))
     for arguments, is_taken in (("{}", True), ('{"a": null}', True), ("null", False)):
@@ -367,7 +501,9 @@ def test_arguments_are_an_object_whatever_other_types_their_schema_has(thinking:
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS)
-@pytest.mark.parametrize("keywords", ['"properties": "#/"', '"properties": [1]', '"required": true', '"required": 1'])
+@pytest.mark.parametrize(
+    "keywords", ['"properties": "#/"', '"properties": [1]', '"required": true', '"required": 1']
+)
 def test_parameters_whose_keywords_are_of_other_types_are_refused(
     thinking: TextModel, form: str, keywords: str
 ) -> None:
@@ -377,13 +513,20 @@ def test_parameters_whose_keywords_are_of_other_types_are_refused(
         prepared(model, request(tool, choice="required"))
 
 
-def test_objects_of_an_answer_are_closed_where_the_deployment_or_the_request_says_so(thinking: TextModel) -> None:
-    schema = json.dumps({"type": "object", "properties": {"city": {"type": "object", "properties": {}}}})
+def test_objects_of_an_answer_are_closed_where_the_deployment_or_the_request_says_so(
+    thinking: TextModel,
+) -> None:
+    schema = json.dumps(
+        {"type": "object", "properties": {"city": {"type": "object", "properties": {}}}}
+    )
     for closes, strict in ((True, None), (True, False), (False, True), (False, None)):
         model = load_text_model(thinking.folder, "thinking", ServingChoices(close_schemas=closes))
         output = StructuredOutput(json_schema=schema, strict=strict)
         _, grammar = prepared(model, request(sampling=Sampling(structured_output=output)))
-        assert grammar.count('"additionalProperties": false') == (2 if closes or strict else 0), (closes, strict)
+        assert grammar.count('"additionalProperties": false') == (2 if closes or strict else 0), (
+            closes,
+            strict,
+        )
 
 
 @pytest.mark.parametrize(

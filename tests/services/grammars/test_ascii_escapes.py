@@ -1,4 +1,5 @@
-r"""What \d, \w and \s match in regular expressions of clients, and that the rest of these stays as it is."""
+r"""What \d, \w and \s match in regular expressions of clients, and that the rest of these stays as
+it is."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from headwater.services.grammars.ascii_escapes import ascii_grammar, ascii_regex
 from headwater.services.grammars.structured_output import grammar_of
 
 BYTES = LLTokenizer("byte")
-ARABIC, KELVIN, NO_BREAK = "٣", "\u212a", "\u00a0"
+ARABIC = "٣"
+KELVIN = "\u212a"
+NO_BREAK = "\u00a0"
 REGEXES: list[tuple[str, list[str], list[str]]] = [
     (r"\d{3}-\d{4}", ["555-0123"], ["٥٥٥-٠١٢٣", "५५५-०१२३"]),
     (r"\D", [ARABIC, "é", "a"], ["1"]),
@@ -47,7 +50,11 @@ REGEXES: list[tuple[str, list[str], list[str]]] = [
     (r"\p{Nd}\x64", [f"{ARABIC}d"], []),
 ]
 LARK: list[tuple[str, list[str], list[str]]] = [
-    ('start: /\\d/ "\\\\d" X // a comment with /\\d\nX: /\\w\\/x/i', ["1\\da/x", "1\\dA/X"], [f"{ARABIC}\\da/x"]),
+    (
+        'start: /\\d/ "\\\\d" X // a comment with /\\d\nX: /\\w\\/x/i',
+        ["1\\da/x", "1\\dA/X"],
+        [f"{ARABIC}\\da/x"],
+    ),
     ('start: "/" /\\d/ "/" # "', ["/1/"], [f"/{ARABIC}/"]),
     ('start: %json {"const": "/\\\\d/"}', ['"/\\\\d/"'], []),
 ]
@@ -61,7 +68,9 @@ def accepts(grammar: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize(("regex", "taken", "refused"), REGEXES)
-def test_escapes_of_an_expression_match_ascii(regex: str, taken: list[str], refused: list[str]) -> None:
+def test_escapes_of_an_expression_match_ascii(
+    regex: str, taken: list[str], refused: list[str]
+) -> None:
     tag = json.dumps({"format": {"type": "regex", "pattern": regex}})
     for asked in (StructuredOutput(regex=regex), StructuredOutput(structural_tag=tag)):
         grammar = grammar_of(asked, {})
@@ -75,10 +84,15 @@ def test_escapes_of_a_grammar_match_ascii(lark: str, taken: list[str], refused: 
 
 
 def test_a_special_token_with_a_slash_begins_no_expression() -> None:
-    assert ascii_grammar(r'start: </s> "\\d/" <[5]> /\d/ </s>') == r'start: </s> "\\d/" <[5]> /[0-9]/ </s>'
+    assert (
+        ascii_grammar(r'start: </s> "\\d/" <[5]> /\d/ </s>')
+        == r'start: </s> "\\d/" <[5]> /[0-9]/ </s>'
+    )
 
 
-@pytest.mark.parametrize("asked", [{"regex": r"\d"}, {"lark": r"start: /\d/"}], ids=["regex", "lark"])
+@pytest.mark.parametrize(
+    "asked", [{"regex": r"\d"}, {"lark": r"start: /\d/"}], ids=["regex", "lark"]
+)
 def test_escapes_of_a_custom_tool_match_ascii(asked: dict[str, str]) -> None:
     conversation = Conversation(tools=[Tool(name="t", custom_input=CustomInput(**asked))])
     ((_, grammar),) = custom_grammars(conversation)
@@ -95,10 +109,14 @@ def test_white_space_as_asked_is_ascii() -> None:
 def test_an_escape_as_the_end_of_a_range_stays_an_error() -> None:
     for regex in (r"[!-\d]", r"[\d-z]", r"[\x21-\w]"):
         assert ascii_regex(regex) == regex
-        assert LLMatcher(BYTES, grammar_of(StructuredOutput(regex=regex), {}), log_level=0).is_error()
+        assert LLMatcher(
+            BYTES, grammar_of(StructuredOutput(regex=regex), {}), log_level=0
+        ).is_error()
 
 
-@pytest.mark.parametrize("text", ["/\\" * 100_000, '"\\' * 100_000, "[" * 200_000, "<" * 200_000, "[a-" * 60_000])
+@pytest.mark.parametrize(
+    "text", ["/\\" * 100_000, '"\\' * 100_000, "[" * 200_000, "<" * 200_000, "[a-" * 60_000]
+)
 def test_reading_takes_linear_time(text: str) -> None:
     began = time.thread_time()
     assert (ascii_grammar(text), ascii_regex(text)) == (text, text)

@@ -22,7 +22,15 @@ from tests.services.engine.engine_process import wait_for_end
 
 GOOD = json.dumps({"grammars": [{"json_schema": {"type": "integer"}}]})
 EXPLODING = json.dumps(
-    {"grammars": [{"json_schema": {"patternProperties": {f"^[a-z]{{{i},{i + 1}}}x{i}.*y$": {} for i in range(300)}}}]}
+    {
+        "grammars": [
+            {
+                "json_schema": {
+                    "patternProperties": {f"^[a-z]{{{i},{i + 1}}}x{i}.*y$": {} for i in range(300)}
+                }
+            }
+        ]
+    }
 )
 """Computes until its limit ends it."""
 
@@ -30,9 +38,12 @@ EXPLODING = json.dumps(
 def children(pid: int | str = "self") -> set[int]:
     while True:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        # A thread that ends meanwhile leaves its children to another one, which may have been asked before.
+        # A thread that ends meanwhile leaves its children to another one, which may have been asked
+        # before.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+            return {
+                int(child) for task in tasks for child in (task / "children").read_text().split()
+            }
 
 
 @pytest.fixture
@@ -77,7 +88,9 @@ async def test_a_process_that_died_idle_is_replaced(demo_folder: Path, others: s
         assert children() - others - {pid}
 
 
-async def test_a_process_that_is_killed_says_nothing_about_the_grammar(demo_folder: Path, others: set[int]) -> None:
+async def test_a_process_that_is_killed_says_nothing_about_the_grammar(
+    demo_folder: Path, others: set[int]
+) -> None:
     async with GrammarChecker() as checker:
         with killing(others, signal.SIGKILL, times=1) as killed:
             assert await verdict(checker, demo_folder, GOOD) == "good"
@@ -129,7 +142,9 @@ asyncio.run(main())
 
 
 def test_its_processes_end_with_the_stage_even_when_that_is_killed(demo_folder: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", STAGE, str(demo_folder), GOOD], stdout=subprocess.PIPE) as stage:
+    with subprocess.Popen(
+        [sys.executable, "-c", STAGE, str(demo_folder), GOOD], stdout=subprocess.PIPE
+    ) as stage:
         assert stage.stdout is not None
         assert stage.stdout.readline() == b"ready\n"
         (pid,) = children(stage.pid)

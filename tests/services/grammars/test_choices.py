@@ -28,13 +28,18 @@ def grammar_of_choices(choices: list[str]) -> str:
 
 def long_words(model: TextModel, count: int) -> list[str]:
     """The vocabulary's longest words: a mask takes most where many tokens may come next."""
-    spelled = [token.decode() for token in model.tokenizer.table.bytes_of if token.isascii() and token.isalpha()]
+    spelled = [
+        token.decode()
+        for token in model.tokenizer.table.bytes_of
+        if token.isascii() and token.isalpha()
+    ]
     return sorted(spelled, key=len, reverse=True)[:count]
 
 
 def mask_seconds(grammars: Grammars, grammar: str) -> float:
     """CPU seconds of the first mask."""
-    matcher, mask = grammars.compile(grammar), np.zeros(grammars.num_words, np.int32)
+    matcher = grammars.compile(grammar)
+    mask = np.zeros(grammars.num_words, np.int32)
     began = time.thread_time()
     fill(matcher, mask)
     return time.thread_time() - began
@@ -44,13 +49,22 @@ def test_an_answer_may_have_4096_choices(grammars: Grammars, demo_model: TextMod
     choices = [f"item {i}" for i in range(MAX_CHOICES)]
     grammar = grammar_of_choices(choices)
     assert verdict_on(grammars, grammar) is None
-    for text, is_one in (("item 0", True), ("item 409", True), ("item 4095", True), ("item 4096", False)):
+    for text, is_one in (
+        ("item 0", True),
+        ("item 409", True),
+        ("item 4095", True),
+        ("item 4096", False),
+    ):
         matcher = grammars.compile(grammar)
         token_ids = demo_model.tokenizer.encode(text, add_special_tokens=False)
-        assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) == is_one, text
+        assert (
+            matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+        ) == is_one, text
 
 
-def test_4096_choices_of_the_longest_words_are_taken(grammars: Grammars, demo_model: TextModel) -> None:
+def test_4096_choices_of_the_longest_words_are_taken(
+    grammars: Grammars, demo_model: TextModel
+) -> None:
     words = long_words(demo_model, MAX_CHOICES)
     assert len(words) == MAX_CHOICES
     assert verdict_on(grammars, grammar_of_choices(words)) is None

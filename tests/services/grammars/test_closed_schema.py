@@ -1,4 +1,5 @@
-"""Objects have no properties but those that their schema names, unless it opens them or describes them in parts."""
+"""Objects have no properties but those that their schema names, unless it opens them or describes
+them in parts."""
 
 from __future__ import annotations
 
@@ -29,23 +30,42 @@ OPEN: dict[str, Any] = {
     "members of allOf share the object": {"allOf": [A, B]},
     "alternatives stand beside properties": A | {"anyOf": [B, {"required": ["a"]}]},
     "a reference stands beside properties": A | {"$ref": "#/$defs/b", "$defs": {"b": B}},
-    "a reference is shared by members of allOf": {"$defs": {"a": A}, "allOf": [{"$ref": "#/$defs/a"}, B]},
+    "a reference is shared by members of allOf": {
+        "$defs": {"a": A},
+        "allOf": [{"$ref": "#/$defs/a"}, B],
+    },
     "what two members describe": {"allOf": [{"properties": {"x": A}}, {"properties": {"x": B}}]},
-    "a property that matches a pattern too": {"properties": {"x": A}, "patternProperties": {"x": B}},
-    "a reference by an anchor": {"$defs": {"a": {"$anchor": "here"} | A}, "properties": {"x": {"$ref": "#here"}}},
+    "a property that matches a pattern too": {
+        "properties": {"x": A},
+        "patternProperties": {"x": B},
+    },
+    "a reference by an anchor": {
+        "$defs": {"a": {"$anchor": "here"} | A},
+        "properties": {"x": {"$ref": "#here"}},
+    },
 }
 CLOSED: dict[str, tuple[Any, Any]] = {
     "an object": (A, A | NO_MORE),
     "an object without a property": ({"properties": {}}, {"properties": {}} | NO_MORE),
     "objects in objects and lists": (
         {"properties": {"x": {"type": "array", "items": A, "prefixItems": [B]}}},
-        {"properties": {"x": {"type": "array", "items": A | NO_MORE, "prefixItems": [B | NO_MORE]}}} | NO_MORE,
+        {"properties": {"x": {"type": "array", "items": A | NO_MORE, "prefixItems": [B | NO_MORE]}}}
+        | NO_MORE,
     ),
     "alternatives": ({"anyOf": [A, {"type": "null"}]}, {"anyOf": [A | NO_MORE, {"type": "null"}]}),
-    "a single member of allOf": ({"allOf": [A], "title": "x"}, {"allOf": [A | NO_MORE], "title": "x"}),
+    "a single member of allOf": (
+        {"allOf": [A], "title": "x"},
+        {"allOf": [A | NO_MORE], "title": "x"},
+    ),
     "what is referred to, also by itself": (
-        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"properties": {"next": {"$ref": "#/$defs/a~1b"}}}}},
-        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"properties": {"next": {"$ref": "#/$defs/a~1b"}}} | NO_MORE}},
+        {
+            "$ref": "#/$defs/a~1b",
+            "$defs": {"a/b": {"properties": {"next": {"$ref": "#/$defs/a~1b"}}}},
+        },
+        {
+            "$ref": "#/$defs/a~1b",
+            "$defs": {"a/b": {"properties": {"next": {"$ref": "#/$defs/a~1b"}}} | NO_MORE},
+        },
     ),
     "values of other properties": (
         {"properties": {}, "additionalProperties": A},
@@ -85,7 +105,11 @@ def opened(value: Any) -> Any:
         return [opened(each) for each in value]
     if not isinstance(value, dict):
         return value
-    return {key: opened(each) for key, each in value.items() if (key, each) != ("additionalProperties", False)}
+    return {
+        key: opened(each)
+        for key, each in value.items()
+        if (key, each) != ("additionalProperties", False)
+    }
 
 
 def test_strict_closes_what_the_deployment_leaves_open() -> None:
@@ -95,8 +119,13 @@ def test_strict_closes_what_the_deployment_leaves_open() -> None:
     ):
         is_closed = {
             (strict, closes): '"additionalProperties": false'
-            in grammar_of(StructuredOutput(**output, strict=strict), {}, closes_schemas=closes).replace('\\"', '"')
+            in grammar_of(
+                StructuredOutput(**output, strict=strict), {}, closes_schemas=closes
+            ).replace('\\"', '"')
             for strict in (None, False, True)
             for closes in (False, True)
         }
-        assert [key for key, held in is_closed.items() if not held] == [(None, False), (False, False)]
+        assert [key for key, held in is_closed.items() if not held] == [
+            (None, False),
+            (False, False),
+        ]

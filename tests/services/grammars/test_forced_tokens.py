@@ -17,7 +17,14 @@ from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.text.model import TextModel
 from tests.engine_core.fixed_speculator import Undrafted
 from tests.long_values import long_but
-from tests.services.grammars.structured_engine import VOCAB_SIZE, Ask, Told, answers, config, sampling
+from tests.services.grammars.structured_engine import (
+    VOCAB_SIZE,
+    Ask,
+    Told,
+    answers,
+    config,
+    sampling,
+)
 from tests.services.grammars.test_structured_answers import check, prompt, schema_grammar, text_of
 
 MAX_DRAFTS = 15
@@ -51,14 +58,19 @@ def compiler(demo_model: TextModel) -> Iterator[GrammarCompiler]:
 
 def beside(settings: EngineConfig) -> GrammarDrafts:
     return GrammarDrafts(
-        Undrafted(settings.max_draft_tokens).beside(settings), num_rows=settings.max_num_seqs, vocab_size=VOCAB_SIZE
+        Undrafted(settings.max_draft_tokens).beside(settings),
+        num_rows=settings.max_num_seqs,
+        vocab_size=VOCAB_SIZE,
     )
 
 
 def asks(count: int) -> list[Ask]:
     """Every fourth has no grammar."""
     grammar = schema_grammar(WEATHER)
-    return [Ask(grammar if i % 4 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(count)]
+    return [
+        Ask(grammar if i % 4 else "", prompt(i), sampling(seed=i, max_tokens=90))
+        for i in range(count)
+    ]
 
 
 def num_tokens(told: list[Told]) -> int:
@@ -99,9 +111,13 @@ async def test_preemption_and_a_resumed_beginning_change_none(compiler: GrammarC
 async def test_an_answer_under_a_schema_takes_half_the_steps(compiler: GrammarCompiler) -> None:
     async def num_steps(max_drafts: int) -> int:
         settings = config(max_draft_tokens=max_drafts)
-        executor = CountedExecutor(settings, SimulatedModel(vocab_size=VOCAB_SIZE, first_token_id=256))
+        executor = CountedExecutor(
+            settings, SimulatedModel(vocab_size=VOCAB_SIZE, first_token_id=256)
+        )
         ask = Ask(schema_grammar(WEATHER, whitespace=""), prompt(1), sampling(seed=1))
-        [told], _ = await answers(compiler, settings, [ask], executor, beside(settings) if max_drafts else None)
+        [told], _ = await answers(
+            compiler, settings, [ask], executor, beside(settings) if max_drafts else None
+        )
         assert told.finished is not None
         return executor.num_steps
 

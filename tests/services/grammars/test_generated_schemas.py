@@ -27,11 +27,20 @@ MAX_TOKENS = 400
 CLOSING = '"}],'
 """What brings an answer to its end, first of all."""
 SMALL = st.integers(0, 4)
-BOUNDS = st.one_of(st.integers(-1000, 1000), st.integers(-8000, 8000).map(lambda eighths: eighths / 8))
+BOUNDS = st.one_of(
+    st.integers(-1000, 1000), st.integers(-8000, 8000).map(lambda eighths: eighths / 8)
+)
 NAMES = st.sampled_from(["a", "b", "ab", "name", "Größe", "x y", 'q"', "$ref", "0"])
-PATTERNS = st.sampled_from(["^a", "b$", "^[a-c]*$", r"^\d+$", "x", "^(ab|cd)e?$", "^.{1,3}$", r"^\S+$", "[é-ö]"])
+PATTERNS = st.sampled_from(
+    ["^a", "b$", "^[a-c]*$", r"^\d+$", "x", "^(ab|cd)e?$", "^.{1,3}$", r"^\S+$", "[é-ö]"]
+)
 VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-99, 99), st.text(string.printable + "é\u2028😀", max_size=5)),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-99, 99),
+        st.text(string.printable + "é\u2028😀", max_size=5),
+    ),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
     max_leaves=3,
 )
@@ -40,7 +49,9 @@ VALUES = st.recursive(
 @FORMATS.checks("date", raises=ValueError)
 def is_date(text: object) -> bool:
     """RFC 3339 has a year 0000, which is a leap year; the library's own check has none."""
-    return not isinstance(text, str) or bool(datetime.date.fromisoformat(text.replace("0000-", "0004-", 1)))
+    return not isinstance(text, str) or bool(
+        datetime.date.fromisoformat(text.replace("0000-", "0004-", 1))
+    )
 
 
 def some_of(**keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[Schema]:
@@ -51,10 +62,18 @@ def typed(name: str, **keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[Sc
     return some_of(**keywords).map(lambda given: {"type": name} | given)
 
 
-LIMITS = {"minimum": BOUNDS, "maximum": BOUNDS, "exclusiveMinimum": BOUNDS, "exclusiveMaximum": BOUNDS}
+LIMITS = {
+    "minimum": BOUNDS,
+    "maximum": BOUNDS,
+    "exclusiveMinimum": BOUNDS,
+    "exclusiveMaximum": BOUNDS,
+}
 LEAVES = st.one_of(
     typed("string", minLength=SMALL, maxLength=SMALL, pattern=PATTERNS),
-    typed("string", format=st.sampled_from(["date", "email", "ipv4", "ipv6", "uuid", "time", "duration"])),
+    typed(
+        "string",
+        format=st.sampled_from(["date", "email", "ipv4", "ipv6", "uuid", "time", "duration"]),
+    ),
     typed("integer", multipleOf=st.sampled_from([1, 2, 3, 7, 10]), **LIMITS),
     typed("number", multipleOf=st.sampled_from([1, 2, 0.5, 0.25]), **LIMITS),
     typed("boolean"),
@@ -68,7 +87,8 @@ LEAVES = st.one_of(
 
 
 def around(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    either, members = st.booleans() | inner, st.lists(inner, min_size=1, max_size=3)
+    either = st.booleans() | inner
+    members = st.lists(inner, min_size=1, max_size=3)
     return st.one_of(
         typed("array", items=either, prefixItems=members, minItems=SMALL, maxItems=SMALL),
         typed(
@@ -89,7 +109,11 @@ def around(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 
 def referred_to(schema: Schema) -> Schema:
     member = {"$ref": "#/$defs/d"}
-    return {"$defs": {"d": schema}, "type": "object", "properties": {"a": member, "b": {"items": member}}}
+    return {
+        "$defs": {"d": schema},
+        "type": "object",
+        "properties": {"a": member, "b": {"items": member}},
+    }
 
 
 _TREES = st.recursive(LEAVES, around, max_leaves=6)
@@ -100,10 +124,14 @@ class Walker:
     """Writes answers to a grammar by lot; past some tokens it takes what brings them to an end."""
 
     def __init__(self, model: TextModel) -> None:
-        self._grammars, self._model = Grammars(model.folder), model
+        self._grammars = Grammars(model.folder)
+        self._model = model
         self._mask = np.zeros(self._grammars.num_words, np.int32)
         encode = model.tokenizer.encode
-        self._last = [*model.eos_token_ids, *(encode(char, add_special_tokens=False)[0] for char in CLOSING)]
+        self._last = [
+            *model.eos_token_ids,
+            *(encode(char, add_special_tokens=False)[0] for char in CLOSING),
+        ]
 
     def answer(self, schema: Schema, dice: random.Random) -> str | None:
         """None where it does not come to an end. Raises `BadRequest`, `GrammarError`."""
@@ -116,11 +144,16 @@ class Walker:
             matcher.consume_token(written[-1])
         if not matcher.is_stopped():
             return None
-        return self._model.tokenizer.decode(written[:-1] if written[-1] in self._model.eos_token_ids else written)
+        return self._model.tokenizer.decode(
+            written[:-1] if written[-1] in self._model.eos_token_ids else written
+        )
 
     def _next(self, dice: random.Random, *, ends: bool) -> int:
         bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")
-        if ends and (last := next((token for token in self._last if bits[token]), None)) is not None:
+        if (
+            ends
+            and (last := next((token for token in self._last if bits[token]), None)) is not None
+        ):
             return last
         allowed = np.flatnonzero(bits)
         return int(allowed[dice.randrange(len(allowed))])
@@ -150,7 +183,9 @@ COMMON: Any = {"deadline": None, "database": None, "suppress_health_check": list
 
 @settings(max_examples=100, derandomize=True, **COMMON)
 @given(schema=SCHEMAS, dice=st.randoms(use_true_random=False))
-def test_a_generated_schema_is_refused_or_kept(walker: Walker, schema: Schema, dice: random.Random) -> None:
+def test_a_generated_schema_is_refused_or_kept(
+    walker: Walker, schema: Schema, dice: random.Random
+) -> None:
     check(walker, schema, dice)
 
 

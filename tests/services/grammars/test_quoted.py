@@ -1,4 +1,5 @@
-"""Grammars of texts against the grammars of the same texts as JSON strings write them: both take the same."""
+"""Grammars of texts against the grammars of the same texts as JSON strings write them: both take
+the same."""
 # ruff: noqa: E501 (a row is a line)
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ GRAMMARS: list[tuple[str, list[str], list[str]]] = [
     ("start: /.*/", ['b"\\é\x01'], ["a\n"]),
     ("start: WORD (WS WORD)*\n%import common.WORD\n%import common.WS", ["a b\n\tc"], ["a b "]),
     (
-        "start: item+\nitem: ESCAPED_STRING | NUM\n%import common (ESCAPED_STRING)\n%import common.SIGNED_NUMBER -> NUM\n%ignore / +/",
+        "start: item+\nitem: ESCAPED_STRING | NUM\n%import common (ESCAPED_STRING)\n%import "
+        "common.SIGNED_NUMBER -> NUM\n%ignore / +/",
         ['"a\\"b" 5 "x"'],
         ['"a', "5 x"],
     ),
@@ -56,29 +58,56 @@ def quoted(text: str) -> str:
 
 
 @pytest.mark.parametrize(("grammar", "taken", "refused"), GRAMMARS)
-def test_a_text_is_taken_as_json_writes_it(grammar: str, taken: list[str], refused: list[str]) -> None:
+def test_a_text_is_taken_as_json_writes_it(
+    grammar: str, taken: list[str], refused: list[str]
+) -> None:
     inside = quoted_grammar("p", grammar)
     for text in [*taken, *refused]:
-        assert accepts(grammar, text) == accepts(inside, quoted(text)) == (text in taken), (text, inside)
+        assert accepts(grammar, text) == accepts(inside, quoted(text)) == (text in taken), (
+            text,
+            inside,
+        )
 
 
-PIECES = ["a", r"\n", r"\\", '"', ".", r"\s", r"\W", "[^b]", r"[\x00-\x1f]", "(?s:.)", "(?i:b)", "[a-c]", r"[\[\]\"]"]
+PIECES = [
+    "a",
+    r"\n",
+    r"\\",
+    '"',
+    ".",
+    r"\s",
+    r"\W",
+    "[^b]",
+    r"[\x00-\x1f]",
+    "(?s:.)",
+    "(?i:b)",
+    "[a-c]",
+    r"[\[\]\"]",
+]
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     pieces=st.lists(
-        st.tuples(st.sampled_from(PIECES), st.sampled_from(["", "+", "?", "{0,2}"])), min_size=1, max_size=4
+        st.tuples(st.sampled_from(PIECES), st.sampled_from(["", "+", "?", "{0,2}"])),
+        min_size=1,
+        max_size=4,
     ),
     text=st.text(alphabet='ab"\\\n\t\x01[é', max_size=6),
 )
-def test_an_expression_takes_the_same_texts_as_json_writes_them(pieces: list[tuple[str, str]], text: str) -> None:
+def test_an_expression_takes_the_same_texts_as_json_writes_them(
+    pieces: list[tuple[str, str]], text: str
+) -> None:
     regex = "".join(piece + times for piece, times in pieces)
-    assert accepts(f"start: /{regex}/", text) == accepts(f"start: /{quoted_regex('p', regex)}/", quoted(text))
+    assert accepts(f"start: /{regex}/", text) == accepts(
+        f"start: /{quoted_regex('p', regex)}/", quoted(text)
+    )
 
 
 @pytest.mark.parametrize(
-    "grammar", ["start: <|im_end|>", "start: <[5]>", "start: @other", 'start: %json {"type": "object"}', "start: %regex { \"substring_chars\": \"a\" }", "start: /[a/", 'start: "\\q"', 'start: "\\ud800"', "start: /a b/x", f"start: /[{'ab' * 2000}\n]/"]
+    "grammar", ["start: <|im_end|>", "start: <[5]>", "start: @other", 'start: %json {"type": '
+                                                                      '"object"}', "start: "
+                                                                                   "%regex { \"substring_chars\": \"a\" }", "start: /[a/", 'start: "\\q"', 'start: "\\ud800"', "start: /a b/x", f"start: /[{'ab' * 2000}\n]/"]
 )  # fmt: skip
 def test_what_is_no_text_is_refused(grammar: str) -> None:
     with pytest.raises(BadRequest) as refused:

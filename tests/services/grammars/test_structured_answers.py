@@ -1,4 +1,5 @@
-"""Answers of a whole engine under grammars: what is completed matches, whatever happens on the way."""
+"""Answers of a whole engine under grammars: what is completed matches, whatever happens on the
+way."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def compiler(demo_model: TextModel) -> Iterator[GrammarCompiler]:
 
 
 def schema_grammar(schema: dict[str, Any], whitespace: str = SPACED) -> str:
-    return grammar_of(StructuredOutput(json_schema=json.dumps(schema), whitespace_pattern=whitespace), ())
+    return grammar_of(
+        StructuredOutput(json_schema=json.dumps(schema), whitespace_pattern=whitespace), ()
+    )
 
 
 def prompt(seed: int, length: int = 24) -> list[int]:
@@ -57,7 +60,11 @@ def check(schema: dict[str, Any], text: str) -> None:
 
 
 async def check_schemas(
-    demo_model: TextModel, compiler: GrammarCompiler, schemas: list[dict[str, Any]], seeds: int, depth: int
+    demo_model: TextModel,
+    compiler: GrammarCompiler,
+    schemas: list[dict[str, Any]],
+    seeds: int,
+    depth: int,
 ) -> None:
     asks = [
         Ask(schema_grammar(schema), prompt(i), sampling(seed=seed))
@@ -65,9 +72,11 @@ async def check_schemas(
         for seed in range(seeds)
     ]
     told, _ = await answers(compiler, config(async_depth=depth), asks)
-    wrong, num_completed = [], 0
+    wrong = []
+    num_completed = 0
     for i, each in enumerate(told):
-        schema, finished = schemas[i // seeds], each.finished
+        schema = schemas[i // seeds]
+        finished = each.finished
         assert finished is not None
         assert finished.error == "", schema
         if finished.reason is FinishReason.STOP:
@@ -96,14 +105,22 @@ async def test_every_completed_answer_to_any_of_many_schemas_validates(
 async def test_so_it_does_for_thousands(demo_model: TextModel, compiler: GrammarCompiler) -> None:
     for seed in range(10):
         await check_schemas(
-            demo_model, compiler, [*written(), *random_schemas(500, seed=10 + seed)], seeds=2, depth=1 + seed % 4
+            demo_model,
+            compiler,
+            [*written(), *random_schemas(500, seed=10 + seed)],
+            seeds=2,
+            depth=1 + seed % 4,
         )
 
 
 @pytest.mark.long
-async def test_neither_preemption_nor_company_nor_depth_change_an_answer(compiler: GrammarCompiler) -> None:
+async def test_neither_preemption_nor_company_nor_depth_change_an_answer(
+    compiler: GrammarCompiler,
+) -> None:
     grammar = schema_grammar(PERSON)
-    asks = [Ask(grammar if i % 3 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)]
+    asks = [
+        Ask(grammar if i % 3 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)
+    ]
     alone = [(await answers(compiler, config(async_depth=1), [ask]))[0][0] for ask in asks]
     for depth in (1, 2, 3, 4):
         tight = config(num_blocks=34, max_model_len=512, async_depth=depth, max_num_seqs=12)
@@ -112,7 +129,9 @@ async def test_neither_preemption_nor_company_nor_depth_change_an_answer(compile
         assert [each.token_ids for each in together] == [each.token_ids for each in alone], depth
 
 
-async def test_a_resumed_answer_goes_on_as_if_it_had_not_been_interrupted(compiler: GrammarCompiler) -> None:
+async def test_a_resumed_answer_goes_on_as_if_it_had_not_been_interrupted(
+    compiler: GrammarCompiler,
+) -> None:
     ask = Ask(schema_grammar(PERSON), prompt(1), sampling(seed=5))
     [whole], _ = await answers(compiler, config(), [ask])
     for cut in (1, 7, len(whole.token_ids) - 1):
@@ -125,7 +144,10 @@ async def test_an_answer_that_cannot_be_resumed_under_its_grammar_ends_with_an_e
     demo_model: TextModel, compiler: GrammarCompiler
 ) -> None:
     ask = Ask(
-        schema_grammar(PERSON), prompt(1), sampling(), demo_model.tokenizer.encode("no", add_special_tokens=False)
+        schema_grammar(PERSON),
+        prompt(1),
+        sampling(),
+        demo_model.tokenizer.encode("no", add_special_tokens=False),
     )
     [told], _ = await answers(compiler, config(), [ask])
     assert told.finished is not None
@@ -154,7 +176,10 @@ async def test_what_costs_too_much_to_follow_ends_with_an_error_and_others_go_on
 ) -> None:
     # After one letter the next may be any of thousands.
     costly = grammar_of(StructuredOutput(grammar=f'start: {"a? " * 3000}\na: "x" | "y" "z"'), ())
-    asks = [Ask(costly, prompt(0), sampling()), *(Ask(schema_grammar(PERSON), prompt(i), sampling(i)) for i in (1, 2))]
+    asks = [
+        Ask(costly, prompt(0), sampling()),
+        *(Ask(schema_grammar(PERSON), prompt(i), sampling(i)) for i in (1, 2)),
+    ]
     (failed, *good), _ = await answers(compiler, config(), asks)
     assert failed.finished is not None
     assert failed.finished.reason is FinishReason.UNFOLLOWABLE

@@ -20,21 +20,39 @@ from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.text.model import TextModel
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.long_values import long_but
-from tests.services.grammars.structured_engine import VOCAB_SIZE, Ask, Told, answers, config, sampling, simulated
-from tests.services.grammars.test_structured_answers import PERSON, check, prompt, schema_grammar, text_of
+from tests.services.grammars.structured_engine import (
+    VOCAB_SIZE,
+    Ask,
+    Told,
+    answers,
+    config,
+    sampling,
+    simulated,
+)
+from tests.services.grammars.test_structured_answers import (
+    PERSON,
+    check,
+    prompt,
+    schema_grammar,
+    text_of,
+)
 
 MAX_DRAFTS = 6
 
 
 class Guesser(FixedSpeculator):
-    """Guesses answers that it knows, and what would stand behind their ends; a share of its tokens are any."""
+    """Guesses answers that it knows, and what would stand behind their ends; a share of its tokens
+    are any."""
 
     def __init__(self, known: Sequence[Told], wrong: float) -> None:
         super().__init__(MAX_DRAFTS)
         self._answers = [told.token_ids for told in known]
-        self._wrong, self._rng = wrong, np.random.default_rng(0)
+        self._wrong = wrong
+        self._rng = np.random.default_rng(0)
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array]:
         draft_ids = self._rng.integers(0, VOCAB_SIZE, (len(rows), self.max_drafts)).astype(np.int32)
         for i, row in enumerate(rows.tolist()):
             request = table.requests[row]
@@ -62,12 +80,20 @@ async def test_answers_are_those_without_drafts(
     demo_model: TextModel, compiler: GrammarCompiler, wrong: float, depth: int
 ) -> None:
     grammar = schema_grammar(PERSON)
-    asks = [Ask(grammar if i % 4 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)]
+    asks = [
+        Ask(grammar if i % 4 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)
+    ]
     plain, _ = await answers(compiler, config(), asks)
     settings = drafting(async_depth=depth)
-    drafted, engine = await answers(compiler, settings, asks, speculator=Guesser(plain, wrong).beside(settings))
+    drafted, engine = await answers(
+        compiler, settings, asks, speculator=Guesser(plain, wrong).beside(settings)
+    )
     assert drafted == plain
-    ended = [i for i, told in enumerate(drafted) if told.finished and told.finished.reason is FinishReason.STOP]
+    ended = [
+        i
+        for i, told in enumerate(drafted)
+        if told.finished and told.finished.reason is FinishReason.STOP
+    ]
     # Each of these ended inside a draft when all were right.
     assert len(ended) > 3
     for i in ended:
@@ -78,12 +104,18 @@ async def test_answers_are_those_without_drafts(
         assert load.num_accepted_tokens > (0.3 if wrong else 0.7) * load.num_draft_tokens
 
 
-async def test_neither_preemption_nor_a_resumed_beginning_change_them(compiler: GrammarCompiler) -> None:
+async def test_neither_preemption_nor_a_resumed_beginning_change_them(
+    compiler: GrammarCompiler,
+) -> None:
     grammar = schema_grammar(PERSON)
-    asks = [Ask(grammar if i % 3 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)]
+    asks = [
+        Ask(grammar if i % 3 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)
+    ]
     plain, _ = await answers(compiler, config(), asks)
     tight = drafting(num_blocks=34, max_model_len=512, max_num_seqs=12)
-    crowded, engine = await answers(compiler, tight, asks, speculator=Guesser(plain, 0.3).beside(tight))
+    crowded, engine = await answers(
+        compiler, tight, asks, speculator=Guesser(plain, 0.3).beside(tight)
+    )
     assert engine.load().num_preemptions > 0
     assert crowded == plain
     again = [
@@ -100,9 +132,12 @@ async def test_a_draft_model_guesses_for_rows_without_a_grammar_beside_rows_with
     compiler: GrammarCompiler, depth: int
 ) -> None:
     grammar = schema_grammar(PERSON)
-    asks = [Ask(grammar if i % 2 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)]
+    asks = [
+        Ask(grammar if i % 2 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)
+    ]
     plain, _ = await answers(compiler, config(), asks)
-    settings, flat = drafting(async_depth=depth), StepCosts.measured([1, 64], [1.0, 1.0])
+    settings = drafting(async_depth=depth)
+    flat = StepCosts.measured([1, 64], [1.0, 1.0])
     sizes = {"num_rows": settings.max_num_seqs, "max_drafts": MAX_DRAFTS, "vocab_size": VOCAB_SIZE}
     speculator = ModelSpeculator([], flat, StepCosts.measured([1], [0.01]), **sizes)
     drafted, engine = await answers(compiler, settings, asks, simulated(settings, 0.8), speculator)
@@ -121,7 +156,9 @@ async def test_a_stop_and_the_longest_length_hold_inside_a_draft(compiler: Gramm
     ]
     plain, _ = await answers(compiler, config(), asks)
     settings = drafting()
-    drafted, _ = await answers(compiler, settings, asks, speculator=Guesser([whole, whole], 0.0).beside(settings))
+    drafted, _ = await answers(
+        compiler, settings, asks, speculator=Guesser([whole, whole], 0.0).beside(settings)
+    )
     assert drafted == plain
     assert drafted[0].token_ids == whole.token_ids[:8]
     assert drafted[1].token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]

@@ -73,7 +73,8 @@ ACCEPTED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     ),
     "thoughts, then an answer": (
         tag(type="sequence", elements=[THINK, {"type": "or", "elements": [
-            {"type": "regex", "pattern": r"\d+"}, {"type": "grammar", "grammar": 'root ::= "yes" | "no"'}]}]),
+            {"type": "regex", "pattern": r"\d+"}, {"type": "grammar", "grammar": 'root ::= '
+                                                                                 '"yes" | "no"'}]}]),
         ["<think>a < b\n</think>12", "<think></think>yes"],
         ["12", "<think>a</think>maybe"],
     ),
@@ -81,23 +82,30 @@ ACCEPTED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 }  # fmt: skip
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"json_schema": "{"}, "structured_output.json_schema", "is not valid JSON"),
-    ({"json_schema": "[1]"}, "structured_output.json_schema", "allowed: a JSON Schema that is an object"),
-    ({"json_schema": "[" * 65 + "]" * 65}, "structured_output.json_schema", "is nested 65 deep; allowed: at most 64"),
+    ({"json_schema": "[1]"}, "structured_output.json_schema", "allowed: a JSON Schema that is "
+                                                              "an object"),
+    ({"json_schema": "[" * 65 + "]" * 65}, "structured_output.json_schema", "is nested 65 deep; "
+                                                                            "allowed: at most 64"),
     ({"json_schema": "[" * 99_999}, "structured_output.json_schema", "is not valid JSON"),
-    ({"json_schema": json.dumps("x" * 300_000)}, "structured_output.json_schema", "allowed: at most 262144"),
+    ({"json_schema": json.dumps("x" * 300_000)}, "structured_output.json_schema", "allowed: at "
+                                                                                  "most 262144"),
     ({"json_object": False}, "structured_output.json_object", "allowed: true"),
     ({"regex": ""}, "structured_output.regex", "allowed: a regular expression that is not empty"),
     ({"choice": CHOICES()}, "structured_output.choice", "allowed: at least one string, none empty"),
-    ({"choice": CHOICES(choices=["a", ""])}, "structured_output.choice", "allowed: at least one string, none empty"),
-    ({"choice": CHOICES(choices=map(str, range(5000)))}, "structured_output.choice", "allowed: at most 4096"),
+    ({"choice": CHOICES(choices=["a", ""])}, "structured_output.choice", "allowed: at least one "
+                                                                         "string, none empty"),
+    ({"choice": CHOICES(choices=map(str, range(5000)))}, "structured_output.choice", "allowed: "
+                                                                                     "at most 4096"),
     ({"grammar": " "}, "structured_output.grammar", "allowed: a Lark grammar"),
     ({"grammar": "root ::= x"}, "structured_output.grammar", "has no rule named 'x'"),
     ({"grammar": 'start ::= "x"'}, "structured_output.grammar", "has no rule named 'root'"),
     ({"grammar": 'root ::= "x'}, "structured_output.grammar", "is no GBNF: "),
     ({"grammar": "root ::= " + "(" * 90_000}, "structured_output.grammar", "is no GBNF: "),
     ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern", "allowed: with JSON"),
-    ({}, "structured_output.kind", "allowed: json_schema, json_object, regex, choice, grammar or structural_tag"),
-    (tag(type="magic"), "structured_output.structural_tag", "an object whose type is any_text, const_string"),
+    ({}, "structured_output.kind", "allowed: json_schema, json_object, regex, choice, grammar or "
+                                   "structural_tag"),
+    (tag(type="magic"), "structured_output.structural_tag", "an object whose type is any_text, "
+                                                            "const_string"),
     (tag(**FOO | {"end": 3}), "structured_output.structural_tag", "`begin` and `end`, both strings"),
     (
         tag(**TRIGGERED | {"triggers": ["<g="]}),
@@ -156,7 +164,9 @@ def test_a_grammar_accepts(case: str, grammars: Grammars, demo_model: TextModel)
 
 
 @pytest.mark.parametrize(("asked", "param", "sentence"), REFUSED, ids=lambda value: str(value)[:40])
-def test_what_no_grammar_can_be_made_of_is_refused(asked: dict[str, Any], param: str, sentence: str) -> None:
+def test_what_no_grammar_can_be_made_of_is_refused(
+    asked: dict[str, Any], param: str, sentence: str
+) -> None:
     with pytest.raises(BadRequest) as caught:
         grammar_of(StructuredOutput(**asked), SPECIAL)
     assert caught.value.param == param
@@ -169,15 +179,26 @@ def test_what_no_grammar_can_be_made_of_is_refused(asked: dict[str, Any], param:
     [
         (lambda part: part, "the top level"),
         (lambda part: {"properties": {"a": {"items": part}}}, "/properties/a/items"),
-        (lambda part: {"anyOf": [{}, {"additionalProperties": part}]}, "/anyOf/1/additionalProperties"),
+        (
+            lambda part: {"anyOf": [{}, {"additionalProperties": part}]},
+            "/anyOf/1/additionalProperties",
+        ),
         (lambda part: {"$ref": "#/$defs/x", "$defs": {"x": {"allOf": [part]}}}, "/$defs/x/allOf/0"),
     ],
     ids=["top", "items", "anyOf", "$defs"],
 )
-def test_a_keyword_that_cannot_be_held_to_is_refused_by_name_and_place(keyword: str, around: Any, path: str) -> None:
+def test_a_keyword_that_cannot_be_held_to_is_refused_by_name_and_place(
+    keyword: str, around: Any, path: str
+) -> None:
     with pytest.raises(BadRequest) as caught:
-        grammar_of(StructuredOutput(json_schema=json.dumps(around({keyword: NOT_ENFORCED[keyword]}))), SPECIAL)
-    sentence = f"structured_output.json_schema uses the keyword {keyword!r} at {path}, which is not supported: "
+        grammar_of(
+            StructuredOutput(json_schema=json.dumps(around({keyword: NOT_ENFORCED[keyword]}))),
+            SPECIAL,
+        )
+    sentence = (
+        f"structured_output.json_schema uses the keyword {keyword!r} at {path}, which is "
+        "not supported: "
+    )
     assert caught.value.message.startswith(sentence)
     assert caught.value.code == "unsupported_schema"
 
@@ -187,33 +208,55 @@ def test_a_property_may_bear_the_name_of_a_keyword() -> None:
     assert grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
 
 
-def test_a_keyword_that_says_nothing_is_taken_as_such(grammars: Grammars, demo_model: TextModel) -> None:
-    said = {"uniqueItems": False, "minContains": 0, "not": False, "propertyNames": True, "dependentRequired": {}}
+def test_a_keyword_that_says_nothing_is_taken_as_such(
+    grammars: Grammars, demo_model: TextModel
+) -> None:
+    said = {
+        "uniqueItems": False,
+        "minContains": 0,
+        "not": False,
+        "propertyNames": True,
+        "dependentRequired": {},
+    }
     schema = {"type": "array", "items": {"enum": [1, said]} | said, "maxItems": 2} | said
     grammar = grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
     assert accepts(grammars, demo_model, grammar, "[1, 1]")
     assert accepts(grammars, demo_model, grammar, json.dumps([said]))
-    for keyword, value in (("uniqueItems", 0), ("unevaluatedProperties", False), ("propertyNames", False)):
+    for keyword, value in (
+        ("uniqueItems", 0),
+        ("unevaluatedProperties", False),
+        ("propertyNames", False),
+    ):
         with pytest.raises(BadRequest, match=keyword):
             grammar_of(StructuredOutput(json_schema=json.dumps({keyword: value})), SPECIAL)
 
 
-def test_empty_lines_of_a_grammar_take_linear_time(grammars: Grammars, demo_model: TextModel) -> None:
+def test_empty_lines_of_a_grammar_take_linear_time(
+    grammars: Grammars, demo_model: TextModel
+) -> None:
     before = time.process_time()
     grammar = grammar_of(StructuredOutput(grammar="\n" * 100_000 + 'start: "a"'), SPECIAL)
     assert time.process_time() - before < 5
     assert accepts(grammars, demo_model, grammar, "a")
 
 
-def test_a_property_may_be_required_as_older_schemas_say_it(grammars: Grammars, demo_model: TextModel) -> None:
+def test_a_property_may_be_required_as_older_schemas_say_it(
+    grammars: Grammars, demo_model: TextModel
+) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "required": True}}}
     grammar = grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
     assert accepts(grammars, demo_model, grammar, '{"a":"b"}')
 
 
-def test_a_special_token_in_a_tag_is_that_token_and_not_its_letters(grammars: Grammars, demo_model: TextModel) -> None:
-    form = tag(type="tag", begin="<|im_start|>call", content={"type": "any_text"}, end="<|im_start|>")
+def test_a_special_token_in_a_tag_is_that_token_and_not_its_letters(
+    grammars: Grammars, demo_model: TextModel
+) -> None:
+    form = tag(
+        type="tag", begin="<|im_start|>call", content={"type": "any_text"}, end="<|im_start|>"
+    )
     matcher = grammars.compile(grammar_of(StructuredOutput(**form), SPECIAL))
-    token_ids = demo_model.tokenizer.encode("<|im_start|>call me<|im_start|>", add_special_tokens=False)
+    token_ids = demo_model.tokenizer.encode(
+        "<|im_start|>call me<|im_start|>", add_special_tokens=False
+    )
     assert matcher.try_consume_tokens(token_ids) == len(token_ids)
     assert matcher.is_accepting()

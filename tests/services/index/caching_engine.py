@@ -1,4 +1,5 @@
-"""An engine of which nothing is real but its cache events: numbered, kept, published and served as an engine does."""
+"""An engine of which nothing is real but its cache events: numbered, kept, published and served as
+an engine does."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Engine(engine_pb2_grpc.EngineServicer):
     """Its cache is what the test says."""
 
     def __init__(self, model: ServedModel, replica_id: str = "a") -> None:
-        self.model, self.replica_id, self.address = model, replica_id, ""
+        self.model = model
+        self.replica_id = replica_id
+        self.address = ""
         self.calls: list[str] = []
         self.unpublished: list[events_pb2.KvEventBatch] = []
         self.may_end = asyncio.Event()
@@ -41,7 +44,11 @@ class Engine(engine_pb2_grpc.EngineServicer):
     @property
     def member(self) -> Member:
         return Member(
-            kind=Kind.ENGINE, replica_id=self.replica_id, epoch=self.epoch, address=self.address, model=self.model
+            kind=Kind.ENGINE,
+            replica_id=self.replica_id,
+            epoch=self.epoch,
+            address=self.address,
+            model=self.model,
         )
 
     def stores(self, hashes: list[bytes]) -> None:
@@ -50,7 +57,9 @@ class Engine(engine_pb2_grpc.EngineServicer):
 
     async def publish(self, bus: Bus) -> None:
         for batch in self.unpublished:
-            await bus.publish(subjects.kv_events(self.model.key, self.replica_id), batch.SerializeToString())
+            await bus.publish(
+                subjects.kv_events(self.model.key, self.replica_id), batch.SerializeToString()
+            )
         self.unpublished.clear()
 
     async def Info(  # type: ignore[override]
@@ -75,8 +84,12 @@ class Engine(engine_pb2_grpc.EngineServicer):
         seq, hashes = self.log.snapshot()
         incarnation = events_pb2.Incarnation(replica_id=self.replica_id, epoch=self.epoch)
         half = len(hashes) // 2
-        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes[:half])
-        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes[half:], last=True)
+        yield engine_pb2.KvSnapshotPart(
+            incarnation=incarnation, seq=seq, block_hashes=hashes[:half]
+        )
+        yield engine_pb2.KvSnapshotPart(
+            incarnation=incarnation, seq=seq, block_hashes=hashes[half:], last=True
+        )
         await self.may_end.wait()
 
     @contextlib.asynccontextmanager

@@ -35,7 +35,9 @@ def test_more_than_its_share_of_a_core_for_three_seconds_in_a_row_is_too_much(
 
 def test_to_lose_batches_for_want_of_a_core_is_too_much_however_little_work_they_are() -> None:
     cpu_share = CpuShare(0.6)
-    assert [cpu_share.add(0.01, float(second), is_late=second > 1) for second in range(1, 5)] == [False] * 3 + [True]
+    assert [cpu_share.add(0.01, float(second), is_late=second > 1) for second in range(1, 5)] == [
+        False
+    ] * 3 + [True]
 
 
 def test_what_is_put_down_is_tried_again_once_after_its_rest_and_begins_anew() -> None:

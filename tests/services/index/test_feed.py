@@ -40,7 +40,11 @@ async def test_a_gateway_that_starts_late_knows_what_is_cached_by_a_snapshot_and
 ) -> None:
     engine.stores(chain(0, 100))
     engine.unpublished.clear()
-    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+    async with (
+        Bus.open(nats_url) as bus,
+        Store.open(None) as nowhere,
+        feeding(bus, nowhere) as (feed, members),
+    ):
         members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
@@ -54,7 +58,11 @@ async def test_a_gateway_that_starts_late_knows_what_is_cached_by_a_snapshot_and
 async def test_lost_batches_are_replayed_and_where_they_are_not_kept_a_snapshot_comes(
     nats_url: str, engine: Engine
 ) -> None:
-    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+    async with (
+        Bus.open(nats_url) as bus,
+        Store.open(None) as nowhere,
+        feeding(bus, nowhere) as (feed, members),
+    ):
         members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
@@ -75,8 +83,14 @@ async def test_lost_batches_are_replayed_and_where_they_are_not_kept_a_snapshot_
         assert engine.calls == ["snapshot", "events", "events", "snapshot"]
 
 
-async def test_a_checksum_that_disagrees_brings_one_snapshot_and_not_a_storm(nats_url: str, engine: Engine) -> None:
-    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+async def test_a_checksum_that_disagrees_brings_one_snapshot_and_not_a_storm(
+    nats_url: str, engine: Engine
+) -> None:
+    async with (
+        Bus.open(nats_url) as bus,
+        Store.open(None) as nowhere,
+        feeding(bus, nowhere) as (feed, members),
+    ):
         members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
@@ -90,10 +104,16 @@ async def test_a_checksum_that_disagrees_brings_one_snapshot_and_not_a_storm(nat
         assert engine.calls == ["snapshot", "snapshot"]
 
 
-async def test_an_engine_that_leaves_as_its_snapshot_ends_is_forgotten_once(nats_url: str, engine: Engine) -> None:
+async def test_an_engine_that_leaves_as_its_snapshot_ends_is_forgotten_once(
+    nats_url: str, engine: Engine
+) -> None:
     engine.stores(chain(0, 100))
     engine.may_end.clear()
-    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+    async with (
+        Bus.open(nats_url) as bus,
+        Store.open(None) as nowhere,
+        feeding(bus, nowhere) as (feed, members),
+    ):
         members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: index.lookup(chain(0, 100)) == {"a": 100})
@@ -107,7 +127,11 @@ async def test_an_engine_that_leaves_as_its_snapshot_ends_is_forgotten_once(nats
 
 async def test_a_restarted_engine_has_none_of_its_old_blocks(nats_url: str, engine: Engine) -> None:
     engine.stores(chain(0, 10))
-    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+    async with (
+        Bus.open(nats_url) as bus,
+        Store.open(None) as nowhere,
+        feeding(bus, nowhere) as (feed, members),
+    ):
         members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
@@ -169,13 +193,18 @@ def column_of(store: Store, engine: Engine, num_blocks: int) -> IndexColumn:
 async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
     redis_url: str, served_model: ServedModel, silent: Engine
 ) -> None:
-    async with Bus.open(None) as bus, Store.open(redis_url) as store, feeding(bus, store) as (feed, members):
+    async with (
+        Bus.open(None) as bus,
+        Store.open(redis_url) as store,
+        feeding(bus, store) as (feed, members),
+    ):
         members.on_member(silent.member, from_bus=False)
         column = column_of(store, silent, 70)
         assert await column.write()
         index = feed.index(served_model.key)
         assert index.lookup(chain(0, 100)) == {}
-        # Reads have a limit of milliseconds, and this machine may be busy with other things for longer than a lease.
+        # Reads have a limit of milliseconds, and this machine may be busy with other things for
+        # longer than a lease.
         async with asyncio.timeout(30):
             while index.lookup(chain(0, 100)) != {"a": 70}:
                 with contextlib.suppress(StoreUnavailable):
@@ -192,17 +221,25 @@ async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
 async def test_an_engine_that_leaves_while_redis_is_read_has_no_column_any_more(
     redis_url: str, served_model: ServedModel, silent: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Bus.open(None) as bus, Store.open(redis_url) as store, feeding(bus, store) as (feed, members):
+    async with (
+        Bus.open(None) as bus,
+        Store.open(redis_url) as store,
+        feeding(bus, store) as (feed, members),
+    ):
         members.on_member(silent.member, from_bus=False)
-        column, matched = column_of(store, silent, 10), feed._reader.matched
+        column = column_of(store, silent, 10)
+        matched = feed._reader.matched
 
-        async def matched_before_it_left(model: ServedModel, hashes: Sequence[bytes]) -> dict[Incarnation, int]:
+        async def matched_before_it_left(
+            model: ServedModel, hashes: Sequence[bytes]
+        ) -> dict[Incarnation, int]:
             if found := await matched(model, hashes):
                 members.on_member(dataclasses.replace(silent.member, leaving=True), from_bus=False)
             return found
 
         monkeypatch.setattr(feed._reader, "matched", matched_before_it_left)
-        # Reads have a limit of milliseconds, and this machine may be busy with other things for longer than a lease.
+        # Reads have a limit of milliseconds, and this machine may be busy with other things for
+        # longer than a lease.
         async with asyncio.timeout(30):
             while members.of(Kind.ENGINE):
                 with contextlib.suppress(StoreUnavailable):
@@ -212,8 +249,14 @@ async def test_an_engine_that_leaves_while_redis_is_read_has_no_column_any_more(
         assert list(feed.columns) == []
 
 
-async def test_the_loss_of_the_last_batch_shows_by_the_second_heartbeat(nats_url: str, engine: Engine) -> None:
-    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+async def test_the_loss_of_the_last_batch_shows_by_the_second_heartbeat(
+    nats_url: str, engine: Engine
+) -> None:
+    async with (
+        Bus.open(nats_url) as bus,
+        Store.open(None) as nowhere,
+        feeding(bus, nowhere) as (feed, members),
+    ):
         members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
@@ -224,7 +267,8 @@ async def test_the_loss_of_the_last_batch_shows_by_the_second_heartbeat(nats_url
         assert index.lookup(chain(0, 10)) == {}
 
         def is_known_after_another() -> bool:
-            """One that comes before the first synchronization has ended, a moment after it shows, compares nothing."""
+            """One that comes before the first synchronization has ended, a moment after it shows,
+            compares nothing."""
             members.on_member(heartbeat, from_bus=True)
             return index.lookup(chain(0, 10)) == {"a": 10}
 
@@ -235,7 +279,11 @@ async def test_the_loss_of_the_last_batch_shows_by_the_second_heartbeat(nats_url
 async def test_a_doubted_replica_is_asked_once_and_copied_only_where_the_sums_disagree(
     nats_url: str, engine: Engine
 ) -> None:
-    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+    async with (
+        Bus.open(nats_url) as bus,
+        Store.open(None) as nowhere,
+        feeding(bus, nowhere) as (feed, members),
+    ):
         members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
@@ -246,13 +294,21 @@ async def test_a_doubted_replica_is_asked_once_and_copied_only_where_the_sums_di
         engine.unpublished.clear()
         for _ in range(5):
             feed.doubt(engine.member)
-        await eventually(lambda: index.lookup(chain(0, 10)) == {"a": 10} and not index.lookup(chain(500, 1)))
+        await eventually(
+            lambda: index.lookup(chain(0, 10)) == {"a": 10} and not index.lookup(chain(500, 1))
+        )
         assert engine.calls == ["snapshot", "events", "snapshot"]
 
 
-async def test_a_replica_can_be_doubted_while_the_call_for_its_snapshot_ends(nats_url: str, engine: Engine) -> None:
+async def test_a_replica_can_be_doubted_while_the_call_for_its_snapshot_ends(
+    nats_url: str, engine: Engine
+) -> None:
     engine.may_end.clear()
-    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+    async with (
+        Bus.open(nats_url) as bus,
+        Store.open(None) as nowhere,
+        feeding(bus, nowhere) as (feed, members),
+    ):
         members.on_member(engine.member, from_bus=True)
         await eventually(lambda: feed.is_synced(engine.member))
         engine.stores(chain(0, 10))
@@ -266,8 +322,11 @@ async def test_a_replica_can_be_doubted_while_the_call_for_its_snapshot_ends(nat
 async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_and_asks_redis(
     nats_url: str, redis_url: str, engine: Engine
 ) -> None:
-    """Busy by the time that it had a core: on one that others use too, batches that take long are no burden."""
-    now, work, work_a_batch = 0.0, 0.0, 0.01
+    """Busy by the time that it had a core: on one that others use too, batches that take long are
+    no burden."""
+    now = 0.0
+    work = 0.0
+    work_a_batch = 0.01
 
     def worked() -> float:
         """Read before a batch and after it."""
@@ -305,20 +364,30 @@ async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_
             other = dataclasses.replace(engine.member, replica_id="b")
             feed.expect(other, chain(0, 40), 2.0)
             assert index.lookup(chain(0, 40)) == {"a": 30, "b": 40}
-            now, work_a_batch = now + 31, 0.01
+            now = now + 31
+            work_a_batch = 0.01
             engine.stores(chain(2000, 5))
             await engine.publish(bus)
-            await eventually(lambda: feed.is_sure(engine.model.key) and index.lookup(chain(2000, 5)) == {"a": 5})
+            await eventually(
+                lambda: feed.is_sure(engine.model.key) and index.lookup(chain(2000, 5)) == {"a": 5}
+            )
             assert index.lookup(chain(0, 10)) == {"a": 10}
 
 
 async def test_an_engine_that_comes_while_events_are_passed_over_is_followed_once_they_are_heard_again(
     nats_url: str, engine: Engine
 ) -> None:
-    now, work = 0.0, itertools.count()
-    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, Engine(engine.model, "b").serving() as late:
+    now = 0.0
+    work = itertools.count()
+    async with (
+        Bus.open(nats_url) as bus,
+        Store.open(None) as nowhere,
+        Engine(engine.model, "b").serving() as late,
+    ):
         members = Members(bus, (Kind.ENGINE,))
-        feed = IndexFeed(bus, members, nowhere, clock=lambda: now, work_clock=lambda: float(next(work)))
+        feed = IndexFeed(
+            bus, members, nowhere, clock=lambda: now, work_clock=lambda: float(next(work))
+        )
         async with members.running(), feed.running():
             members.on_member(engine.member, from_bus=True)
             index = feed.index(engine.model.key)
@@ -332,12 +401,20 @@ async def test_an_engine_that_comes_while_events_are_passed_over_is_followed_onc
             assert late.calls == []
             now += 31
             members.on_member(dataclasses.replace(late.member, load=ReplicaLoad()), from_bus=True)
-            await eventually(lambda: feed.is_sure(engine.model.key) and index.lookup(chain(0, 10)) == {"b": 10})
+            await eventually(
+                lambda: feed.is_sure(engine.model.key) and index.lookup(chain(0, 10)) == {"b": 10}
+            )
 
 
-async def test_of_a_model_whose_last_replica_has_left_nothing_is_kept(nats_url: str, engine: Engine) -> None:
+async def test_of_a_model_whose_last_replica_has_left_nothing_is_kept(
+    nats_url: str, engine: Engine
+) -> None:
     engine.stores(chain(0, 100))
-    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+    async with (
+        Bus.open(nats_url) as bus,
+        Store.open(None) as nowhere,
+        feeding(bus, nowhere) as (feed, members),
+    ):
         members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))

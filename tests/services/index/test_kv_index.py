@@ -22,7 +22,9 @@ def chain(*numbers: int) -> list[bytes]:
 
 def path(numbers: list[int]) -> list[bytes]:
     """As prompts are hashed: each block names all before it."""
-    return [blake2b(bytes(numbers[: end + 1]), digest_size=16).digest() for end in range(len(numbers))]
+    return [
+        blake2b(bytes(numbers[: end + 1]), digest_size=16).digest() for end in range(len(numbers))
+    ]
 
 
 class Engine:
@@ -30,10 +32,15 @@ class Engine:
 
     def __init__(self, replica_id: str, epoch: int = 1) -> None:
         self.incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)
-        self.seq, self.cached = 0, set[bytes]()
+        self.seq = 0
+        self.cached = set[bytes]()
 
     def says(
-        self, stored: list[bytes] | None = None, removed: list[bytes] | None = None, *, cleared: bool = False
+        self,
+        stored: list[bytes] | None = None,
+        removed: list[bytes] | None = None,
+        *,
+        cleared: bool = False,
     ) -> events_pb2.KvEventBatch:
         self.seq += 1
         self.cached = (set() if cleared else self.cached - set(removed or [])) | set(stored or [])
@@ -59,7 +66,9 @@ def begin(index: KvIndex, *engines: Engine) -> None:
 
 
 def test_a_prefix_counts_up_to_its_first_missing_block() -> None:
-    index, a, b = KvIndex(), Engine("a"), Engine("b")
+    index = KvIndex()
+    a = Engine("a")
+    b = Engine("b")
     begin(index, a, b)
     assert index.apply(a.says(chain(1, 2, 3))) is Verdict.APPLIED
     assert index.apply(b.says(chain(1, 2, 3, 4, 5))) is Verdict.APPLIED
@@ -72,7 +81,8 @@ def test_a_prefix_counts_up_to_its_first_missing_block() -> None:
 
 
 def test_a_gap_is_noticed_and_a_snapshot_mends_it() -> None:
-    index, a = KvIndex(), Engine("a")
+    index = KvIndex()
+    a = Engine("a")
     begin(index, a)
     index.apply(a.says(chain(1)))
     a.says(chain(2))
@@ -85,7 +95,9 @@ def test_a_gap_is_noticed_and_a_snapshot_mends_it() -> None:
 
 
 def test_what_is_known_already_or_comes_from_another_incarnation_changes_nothing() -> None:
-    index, a, reborn = KvIndex(), Engine("a", 1), Engine("a", 2)
+    index = KvIndex()
+    a = Engine("a", 1)
+    reborn = Engine("a", 2)
     begin(index, a)
     first = a.says(chain(1))
     index.apply(first)
@@ -95,7 +107,8 @@ def test_what_is_known_already_or_comes_from_another_incarnation_changes_nothing
 
 
 def test_a_checksum_that_differs_is_a_mismatch() -> None:
-    index, a = KvIndex(), Engine("a")
+    index = KvIndex()
+    a = Engine("a")
     begin(index, a)
     batch = a.says(chain(1, 2))
     del batch.stored[0].block_hashes[1]
@@ -103,7 +116,8 @@ def test_a_checksum_that_differs_is_a_mismatch() -> None:
 
 
 def test_a_restarted_replica_has_nothing_of_its_old_column_and_the_number_is_used_again() -> None:
-    index, a = KvIndex(), Engine("a", 1)
+    index = KvIndex()
+    a = Engine("a", 1)
     begin(index, a)
     index.apply(a.says(chain(*range(2000))))
     begin(index, Engine("a", 2))
@@ -115,7 +129,8 @@ def test_a_restarted_replica_has_nothing_of_its_old_column_and_the_number_is_use
 
 def test_what_a_request_will_store_is_believed_for_a_while() -> None:
     now = 0.0
-    index, a = KvIndex(clock=lambda: now), Engine("a")
+    index = KvIndex(clock=lambda: now)
+    a = Engine("a")
     begin(index, a)
     index.expect("a", chain(1, 2, 3), 2.0)
     assert index.lookup(chain(1, 2, 3)) == {"a": 3}
@@ -130,7 +145,8 @@ def test_what_a_request_will_store_is_believed_for_a_while() -> None:
 
 def test_more_that_is_expected_than_is_looked_up_is_not_kept_for_ever() -> None:
     now = 0.0
-    index, a = KvIndex(clock=lambda: now), Engine("a")
+    index = KvIndex(clock=lambda: now)
+    a = Engine("a")
     begin(index, a)
     for second in range(100):
         now = float(second)
@@ -142,7 +158,8 @@ def test_more_that_is_expected_than_is_looked_up_is_not_kept_for_ever() -> None:
 
 def test_what_is_expected_survives_a_resync_and_dies_with_the_incarnation() -> None:
     now = 0.0
-    index, a = KvIndex(clock=lambda: now), Engine("a")
+    index = KvIndex(clock=lambda: now)
+    a = Engine("a")
     begin(index, a)
     index.expect("a", chain(1, 2), 2.0)
     begin(index, a)
@@ -157,7 +174,8 @@ def test_what_is_expected_survives_a_resync_and_dies_with_the_incarnation() -> N
 
 
 def test_the_index_is_capped_and_forgets_the_least_recently_used_chain_from_its_tail() -> None:
-    index, a = KvIndex(max_blocks=10), Engine("a")
+    index = KvIndex(max_blocks=10)
+    a = Engine("a")
     begin(index, a)
     index.apply(a.says(chain(*range(6))))
     index.apply(a.says(chain(*range(100, 104))))
@@ -234,9 +252,12 @@ class AgainstPlainSets(RuleBasedStateMachine):
     @rule(numbers=numbers)
     def looks_up(self, numbers: list[int]) -> None:
         self.lets_expire()
-        wanted, plain = path(numbers), {}
+        wanted = path(numbers)
+        plain = {}
         for name in "abc":
-            length = next((i for i, each in enumerate(wanted) if not self.holds(name, each)), len(wanted))
+            length = next(
+                (i for i, each in enumerate(wanted) if not self.holds(name, each)), len(wanted)
+            )
             if length:
                 plain[name] = length
         assert self.index.lookup(wanted) == plain
@@ -262,7 +283,8 @@ TestAgainstPlainSets.settings = settings(max_examples=60, stateful_step_count=30
 
 
 def test_a_lookup_of_512_blocks_over_32_replicas_takes_microseconds() -> None:
-    index, rng = KvIndex(), random.Random(0)
+    index = KvIndex()
+    rng = random.Random(0)
     wanted = chain(*range(512))
     for number in range(32):
         engine = Engine(f"replica-{number}")

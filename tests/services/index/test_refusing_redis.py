@@ -31,7 +31,9 @@ async def slots_of(store: Store, model: ServedModel) -> set[int]:
     return {slot.number for slot in await SlotTable(store, model.key, 0).read()}
 
 
-async def test_an_engine_writes_and_reaps_again_once_redis_lets_it(own_store: Store, served_model: ServedModel) -> None:
+async def test_an_engine_writes_and_reaps_again_once_redis_lets_it(
+    own_store: Store, served_model: ServedModel
+) -> None:
     dead = IndexColumn(own_store, served_model.key, 0, OTHER)
     dead.add(block(7))
     async with IndexWriter(own_store, served_model, FIRST).running() as writer:

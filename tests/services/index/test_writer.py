@@ -30,11 +30,17 @@ OTHER = Owner(replica_id="b", epoch=21, address="127.0.0.1:2", capacity=100)
 
 
 @pytest.fixture(params=["one server", "a cluster", "a twin"])
-async def store(request: pytest.FixtureRequest, redis_url: str, cluster_url: str) -> AsyncIterator[Store]:
+async def store(
+    request: pytest.FixtureRequest, redis_url: str, cluster_url: str
+) -> AsyncIterator[Store]:
     if request.param == "a twin":
         yield StoreTwin(RedisTwin(), time.monotonic)
         return
-    url = redis_url if request.param == "one server" else cluster_url.replace("redis://", "redis+cluster://")
+    url = (
+        redis_url
+        if request.param == "one server"
+        else cluster_url.replace("redis://", "redis+cluster://")
+    )
     async with Store.open(url) as opened:
         yield opened
 
@@ -48,27 +54,41 @@ def blocks(*numbers: int) -> list[bytes]:
 
 
 def stored(*numbers: int, parent: bytes = b"") -> events_pb2.KvEventBatch:
-    return events_pb2.KvEventBatch(stored=[events_pb2.StoredBlocks(parent_hash=parent, block_hashes=blocks(*numbers))])
+    return events_pb2.KvEventBatch(
+        stored=[events_pb2.StoredBlocks(parent_hash=parent, block_hashes=blocks(*numbers))]
+    )
 
 
-async def bits_of(store: Store, model: ServedModel, hashes: Iterable[bytes], shard: int = 0) -> set[int]:
+async def bits_of(
+    store: Store, model: ServedModel, hashes: Iterable[bytes], shard: int = 0
+) -> set[int]:
     """The live slots that claim any of the blocks."""
     live = {slot.number for slot in await SlotTable(store, model.key, shard).read() if slot.is_live}
     claimed = set()
     for each in hashes:
         bitmap = await store.command("GET", block_prefix(model.key, shard) + each) or b""
-        claimed |= {8 * i + bit for i, byte in enumerate(bitmap) for bit in range(8) if byte & (128 >> bit)}
+        claimed |= {
+            8 * i + bit for i, byte in enumerate(bitmap) for bit in range(8) if byte & (128 >> bit)
+        }
     return claimed & live
 
 
-async def held_by(store: Store, model: ServedModel, slot: int | None, hashes: Iterable[bytes]) -> set[bytes]:
+async def held_by(
+    store: Store, model: ServedModel, slot: int | None, hashes: Iterable[bytes]
+) -> set[bytes]:
     assert slot is not None
     return {each for each in hashes if slot in await bits_of(store, model, [each])}
 
 
-async def test_slots_are_handed_out_lowest_free_number_first(store: Store, served_model: ServedModel) -> None:
+async def test_slots_are_handed_out_lowest_free_number_first(
+    store: Store, served_model: ServedModel
+) -> None:
     table = SlotTable(store, served_model.key, 0)
-    assert [await table.take("a", 1, "x", 1), await table.take("b", 2, "y", 1), await table.take("c", 3, "z", 1)] == [
+    assert [
+        await table.take("a", 1, "x", 1),
+        await table.take("b", 2, "y", 1),
+        await table.take("c", 3, "z", 1),
+    ] == [
         0,
         1,
         2,
@@ -82,11 +102,14 @@ async def test_a_lease_is_renewed_by_its_epoch_only_and_expires_on_rediss_clock(
     store: Store, served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = SlotTable(store, served_model.key, 0)
-    long, short = 600_000, 50
+    long = 600_000
+    short = 50
     monkeypatch.setattr(slots_module, "LEASE_MS", long)
     slot = await table.take("a", 1, "x", 7)
     assert await table.publish(slot, 1, "a")
-    assert [(each.is_live, each.is_expired, each.capacity) for each in await table.read()] == [(True, False, 7)]
+    assert [(each.is_live, each.is_expired, each.capacity) for each in await table.read()] == [
+        (True, False, 7)
+    ]
     monkeypatch.setattr(slots_module, "LEASE_MS", short)
     assert not await table.renew(slot, 2)
     await asyncio.sleep(2 * short / 1000)
@@ -107,13 +130,17 @@ async def written(writer: IndexWriter) -> None:
                 await asyncio.sleep(0.005)
 
 
-async def test_a_column_says_what_was_stored_and_not_what_was_removed(store: Store, served_model: ServedModel) -> None:
+async def test_a_column_says_what_was_stored_and_not_what_was_removed(
+    store: Store, served_model: ServedModel
+) -> None:
     async with IndexWriter(store, served_model, FIRST).running() as writer:
         writer.apply(stored(*range(1000)))
         writer.apply(events_pb2.KvEventBatch(removed=blocks(*range(500, 1000))))
         await written(writer)
         everything = blocks(*range(1000))
-        assert await held_by(store, served_model, writer.slots[0], everything) == set(blocks(*range(500)))
+        assert await held_by(store, served_model, writer.slots[0], everything) == set(
+            blocks(*range(500))
+        )
         assert await store.command("EXISTS", block_prefix(served_model.key, 0) + block(700)) == 0
 
 
@@ -155,7 +182,8 @@ async def test_a_restarted_engine_takes_a_new_slot_and_its_old_bits_are_dead_at_
 async def test_the_reaper_leaves_no_key_of_dead_columns_and_none_of_the_living_is_touched(
     store: Store, served_model: ServedModel
 ) -> None:
-    dead, living = IndexColumn(store, served_model.key, 0, FIRST), IndexColumn(store, served_model.key, 0, OTHER)
+    dead = IndexColumn(store, served_model.key, 0, FIRST)
+    living = IndexColumn(store, served_model.key, 0, OTHER)
     for each in blocks(*range(600)):
         dead.add(each)
     for each in blocks(*range(300)):
@@ -164,14 +192,19 @@ async def test_the_reaper_leaves_no_key_of_dead_columns_and_none_of_the_living_i
     assert await living.write()
     await dead.leave()
     assert await Reaper(store, served_model.key, 1).reap() == 1
-    exist = [await store.command("EXISTS", block_prefix(served_model.key, 0) + each) for each in blocks(*range(600))]
+    exist = [
+        await store.command("EXISTS", block_prefix(served_model.key, 0) + each)
+        for each in blocks(*range(600))
+    ]
     assert exist == [1] * 300 + [0] * 300
     assert await store.command("EXISTS", own_key(served_model.key, 0, 0)) == 0
     assert [slot.number for slot in await SlotTable(store, served_model.key, 0).read()] == [1]
     assert await bits_of(store, served_model, blocks(0)) == {1}
 
 
-async def test_a_reply_that_was_lost_is_asked_for_again_without_harm(store: Store, served_model: ServedModel) -> None:
+async def test_a_reply_that_was_lost_is_asked_for_again_without_harm(
+    store: Store, served_model: ServedModel
+) -> None:
     column = IndexColumn(store, served_model.key, 0, FIRST)
     column.add(block(1))
     assert await column.write()
@@ -186,8 +219,11 @@ async def test_a_reply_that_was_lost_is_asked_for_again_without_harm(store: Stor
     assert await bits_of(store, served_model, blocks(3)) == {column.slot}
 
 
-async def test_a_resync_under_writes_ends_with_exactly_what_is_cached(store: Store, served_model: ServedModel) -> None:
-    rng, cached = random.Random(0), set[bytes]()
+async def test_a_resync_under_writes_ends_with_exactly_what_is_cached(
+    store: Store, served_model: ServedModel
+) -> None:
+    rng = random.Random(0)
+    cached = set[bytes]()
     async with IndexWriter(store, served_model, FIRST).running() as writer:
         writer.apply(stored(*range(2000)))
         cached |= set(blocks(*range(2000)))
@@ -202,14 +238,23 @@ async def test_a_resync_under_writes_ends_with_exactly_what_is_cached(store: Sto
             new.removed.extend(gone)
             writer.apply(new)
             await asyncio.sleep(0.001)
-            visible = [slot.number for slot in await SlotTable(store, served_model.key, 0).read() if slot.is_live]
+            visible = [
+                slot.number
+                for slot in await SlotTable(store, served_model.key, 0).read()
+                if slot.is_live
+            ]
             assert len(visible) == 1
         await written(writer)
         assert writer.slots[0] != old_slot
-        assert set(await store.command("SMEMBERS", own_key(served_model.key, 0, writer.slots[0] or 0))) == cached
+        assert (
+            set(await store.command("SMEMBERS", own_key(served_model.key, 0, writer.slots[0] or 0)))
+            == cached
+        )
 
 
-async def test_shards_take_a_chain_whole_by_the_hash_of_its_root(store: Store, served_model: ServedModel) -> None:
+async def test_shards_take_a_chain_whole_by_the_hash_of_its_root(
+    store: Store, served_model: ServedModel
+) -> None:
     sharded = dataclasses.replace(served_model, num_shards=4)
     async with IndexWriter(store, sharded, FIRST).running() as writer:
         for root in range(8):
@@ -220,7 +265,9 @@ async def test_shards_take_a_chain_whole_by_the_hash_of_its_root(store: Store, s
             shard = shard_of(block(root), 4)
             assert await bits_of(store, sharded, blocks(200 + root), shard) == {writer.slots[shard]}
             chain = blocks(root, 100 + root, 200 + root, 300 + root)
-            assert await IndexReader(store, seconds=5.0).matched(sharded, chain) == {(FIRST.replica_id, FIRST.epoch): 3}
+            assert await IndexReader(store, seconds=5.0).matched(sharded, chain) == {
+                (FIRST.replica_id, FIRST.epoch): 3
+            }
 
 
 async def test_a_model_that_is_served_differently_is_refused_by_the_name_of_the_field(
@@ -231,12 +278,17 @@ async def test_a_model_that_is_served_differently_is_refused_by_the_name_of_the_
     with pytest.raises(ModelRefused, match=r"block_size is 64; the model .* is served with 16"):
         await register(store, dataclasses.replace(served_model, block_size=64))
     with pytest.raises(ModelRefused, match="revision"):
-        async with IndexWriter(store, dataclasses.replace(served_model, revision="r2"), FIRST).running():
+        async with IndexWriter(
+            store, dataclasses.replace(served_model, revision="r2"), FIRST
+        ).running():
             pass
 
 
 async def test_without_a_store_an_engine_notices_nothing(served_model: ServedModel) -> None:
-    async with Store.open(None) as nowhere, IndexWriter(nowhere, served_model, FIRST).running() as writer:
+    async with (
+        Store.open(None) as nowhere,
+        IndexWriter(nowhere, served_model, FIRST).running() as writer,
+    ):
         writer.apply(stored(1, 2, 3))
         await asyncio.sleep(0.05)
         assert writer.slots == [None]
@@ -248,7 +300,10 @@ async def test_redis_started_late_killed_and_started_empty_has_the_whole_column_
     server = await start_valkey(free_dir)
     await server.kill()
     cached = set(blocks(*range(1000)))
-    async with Store.open(server.url) as store, IndexWriter(store, served_model, FIRST).running() as writer:
+    async with (
+        Store.open(server.url) as store,
+        IndexWriter(store, served_model, FIRST).running() as writer,
+    ):
         writer.apply(stored(*range(1000)))
         for turn in range(3):
             server = await start_valkey(free_dir, port=server.port)
@@ -261,7 +316,9 @@ async def test_redis_started_late_killed_and_started_empty_has_the_whole_column_
                 await asyncio.sleep(0.001)
 
 
-async def wait_for_column(store: Store, model: ServedModel, expected: set[bytes], *, seconds: float) -> None:
+async def wait_for_column(
+    store: Store, model: ServedModel, expected: set[bytes], *, seconds: float
+) -> None:
     async with asyncio.timeout(seconds):
         while await whole_column(store, model) != expected:  # noqa: ASYNC110 (Redis has no event for it)
             await asyncio.sleep(0.02)
@@ -278,7 +335,10 @@ async def whole_column(store: Store, model: ServedModel) -> set[bytes]:
 async def test_flushing_redis_under_an_idle_engine_brings_the_column_back(
     redis_url: str, served_model: ServedModel
 ) -> None:
-    async with Store.open(redis_url) as store, IndexWriter(store, served_model, FIRST).running() as writer:
+    async with (
+        Store.open(redis_url) as store,
+        IndexWriter(store, served_model, FIRST).running() as writer,
+    ):
         writer.apply(stored(*range(300)))
         await written(writer)
         await store.command("DEL", slots_key(served_model.key, 0), own_key(served_model.key, 0, 0))

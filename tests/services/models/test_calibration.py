@@ -53,9 +53,21 @@ def refused(file: Path, cache: Path, *, model: str = UNKNOWN, quantization: str 
         ("blank.txt", " \n" * LEAST_BYTES, f"a text of at least {LEAST_BYTES} bytes; it has 0"),
         ("short.txt", "few words", f"a text of at least {LEAST_BYTES} bytes; it has 9"),
         ("bytes.txt", b"text \xff" * 4096, "text in UTF-8; byte 5 is none"),
-        ("long.txt", b"x" * (MOST_BYTES + 1), f"a file of at most {MOST_BYTES} bytes; it has {MOST_BYTES + 1}"),
-        ("lines.jsonl", '{"text": "a"}\n\n{"content": "b"}\n', 'lines such as {"text": "…"}; line 3 is none'),
-        ("broken.jsonl", '{"text": "a"}\n{"text": \n', 'lines such as {"text": "…"}; line 2 is none'),
+        (
+            "long.txt",
+            b"x" * (MOST_BYTES + 1),
+            f"a file of at most {MOST_BYTES} bytes; it has {MOST_BYTES + 1}",
+        ),
+        (
+            "lines.jsonl",
+            '{"text": "a"}\n\n{"content": "b"}\n',
+            'lines such as {"text": "…"}; line 3 is none',
+        ),
+        (
+            "broken.jsonl",
+            '{"text": "a"}\n{"text": \n',
+            'lines such as {"text": "…"}; line 2 is none',
+        ),
         ("number.jsonl", "17\n", 'lines such as {"text": "…"}; line 1 is none'),
     ],
 )
@@ -63,7 +75,9 @@ def test_a_text_that_cannot_be_used_is_refused_by_name(
     name: str, content: str | bytes, allowed: str, tmp_path: Path
 ) -> None:
     file = write(tmp_path / name, content)
-    assert refused(file, tmp_path / "cache") == f"--calibration is {str(file)!r}; allowed: {allowed}"
+    assert (
+        refused(file, tmp_path / "cache") == f"--calibration is {str(file)!r}; allowed: {allowed}"
+    )
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -78,12 +92,16 @@ def test_lines_of_json_are_one_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quantization", ["auto", "fp8", "gptq"])
 def test_only_kinds_of_integers_are_calibrated(quantization: str, tmp_path: Path) -> None:
-    sentence = refused(write(tmp_path / "text.txt", TEXT), tmp_path / "cache", quantization=quantization)
+    sentence = refused(
+        write(tmp_path / "text.txt", TEXT), tmp_path / "cache", quantization=quantization
+    )
     assert sentence.endswith("allowed: none, or a file together with --quantization int4 or int8")
 
 
 @pytest.mark.usefixtures("without_the_library")
-def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(tmp_path: Path) -> None:
+def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    tmp_path: Path,
+) -> None:
     sentence = refused(write(tmp_path / "text.txt", TEXT), tmp_path / "cache")
     assert "AutoRound's library is not installed (pip install 'headwater[calibration]')" in sentence
 
@@ -98,7 +116,9 @@ def with_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", ["smollm2-135m-instruct", "gemma3-270m", "model.gguf"])
 def test_a_gguf_file_is_not_calibrated_and_not_downloaded(model: str, tmp_path: Path) -> None:
     text = write(tmp_path / "text.txt", TEXT)
-    assert refused(text, tmp_path / "cache", model=model).endswith(f"the model {model!r} is a GGUF file")
+    assert refused(text, tmp_path / "cache", model=model).endswith(
+        f"the model {model!r} is a GGUF file"
+    )
 
 
 @pytest.mark.usefixtures("with_a_library")
@@ -120,9 +140,16 @@ def checkpoint(folder: Path, name: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_a_library")
 def test_weights_that_are_packed_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"cache_dir": tmp_path / "cache", "progress": silent, "quantization": "int4"}
+    asked: dict[str, Any] = {
+        "cache_dir": tmp_path / "cache",
+        "progress": silent,
+        "quantization": "int4",
+    }
     text = write(tmp_path / "text.txt", TEXT)
-    with pytest.raises(CalibrationFailed, match="quantization is 'int4'; allowed: auto or auto-round, as the weights"):
+    with pytest.raises(
+        CalibrationFailed,
+        match="quantization is 'int4'; allowed: auto or auto-round, as the weights",
+    ):
         pull(str(checkpoint(tmp_path / "packed", "auto-round")), **asked, calibration=text)
     assert list((tmp_path / "cache" / "packed").glob("[!.]*")) == []
     assert list((tmp_path / "cache" / "packed").glob(".partial-*")) == []
@@ -131,11 +158,19 @@ def test_weights_that_are_packed_are_refused_before_anything_is_computed(tmp_pat
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_the_library")
 @pytest.mark.long
-def test_a_checkpoint_that_was_calibrated_with_this_text_is_converted_without_the_library(tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_calibrated_with_this_text_is_converted_without_the_library(
+    tmp_path: Path,
+) -> None:
     """Another text and another kind want the library."""
-    text, cache = write(tmp_path / "text.txt", TEXT), tmp_path / "cache"
+    text = write(tmp_path / "text.txt", TEXT)
+    cache = tmp_path / "cache"
     source = checkpoint(tmp_path / "source", "auto-round")
-    asked: dict[str, Any] = {"cache_dir": cache, "progress": silent, "dtype": "float32", "device": "cuda"}
+    asked: dict[str, Any] = {
+        "cache_dir": cache,
+        "progress": silent,
+        "dtype": "float32",
+        "device": "cuda",
+    }
     revision = pull(str(source), **asked).name.split("-")[0]
     digest = calibration.blake2b(TEXT.encode(), digest_size=8).hexdigest()
     kept = checkpoint(cache / "source" / f"{revision}-int4-calibrated-{digest}", "auto-round")
@@ -145,11 +180,19 @@ def test_a_checkpoint_that_was_calibrated_with_this_text_is_converted_without_th
     assert folder.name == f"{revision}-float32-int4-calibrated-{digest}-v3"
     manifest = ModelManifest.read(folder)
     assert manifest.quantization == "int4"
-    cost = "calibrated to int4 on 8192 tokens: 9 MB became 0 MB, and layers err 25 % as much as rounded to nearest"
+    cost = (
+        "calibrated to int4 on 8192 tokens: 9 MB became 0 MB, and layers err 25 % as much as "
+        "rounded to nearest"
+    )
     assert manifest.rounding.startswith(cost)
     config = json.loads((folder / "config.json").read_text())
     assert config["quantization_config"] == {"quant_method": "headwater", "kind": "int4"}
     with pytest.raises(SettingError, match="is not installed"):
         pull(str(source), **asked, quantization="int8", calibration=text)
     with pytest.raises(SettingError, match="is not installed"):
-        pull(str(source), **asked, quantization="int4", calibration=write(tmp_path / "other.txt", TEXT + "!"))
+        pull(
+            str(source),
+            **asked,
+            quantization="int4",
+            calibration=write(tmp_path / "other.txt", TEXT + "!"),
+        )

@@ -16,14 +16,19 @@ def fill(tmp_path: Path, program: str) -> Path:
     (tmp_path / "filler.py").write_text(program)
     folder = tmp_path / "home" / "folder"
     folder.parent.mkdir()
-    fill_folder(folder, "filler", [], silent, last="last", env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    fill_folder(
+        folder, "filler", [], silent, last="last", env=os.environ | {"PYTHONPATH": str(tmp_path)}
+    )
     return folder
 
 
 @pytest.mark.parametrize(
     ("program", "told"),
     [
-        ("import os; print('words', flush=True); os.kill(os.getpid(), 9)", "SIGKILL ended it, as when memory runs out"),
+        (
+            "import os; print('words', flush=True); os.kill(os.getpid(), 9)",
+            "SIGKILL ended it, as when memory runs out",
+        ),
         ("import os; os.kill(os.getpid(), 7)", "SIGBUS ended it"),
         ("print('first'); print('last words'); exit(1)", "last words"),
         ("import os, time; os.kill(os.getppid(), 15); time.sleep(60)", "it said nothing"),
@@ -31,12 +36,16 @@ def fill(tmp_path: Path, program: str) -> Path:
         ("exit(255)", "it said nothing"),
     ],
 )
-def test_a_process_that_fails_leaves_nothing_but_the_reason(program: str, told: str, tmp_path: Path) -> None:
+def test_a_process_that_fails_leaves_nothing_but_the_reason(
+    program: str, told: str, tmp_path: Path
+) -> None:
     with pytest.raises(ChildFailed, match=f"^{told}$"):
         fill(tmp_path, program)
     assert list((tmp_path / "home").iterdir()) == []
 
 
 def test_a_process_that_ends_well_leaves_its_folder(tmp_path: Path) -> None:
-    program = "import sys, pathlib; pathlib.Path(sys.argv[1].partition('=')[2], 'last').write_text('1')"
+    program = (
+        "import sys, pathlib; pathlib.Path(sys.argv[1].partition('=')[2], 'last').write_text('1')"
+    )
     assert [path.name for path in fill(tmp_path, program).iterdir()] == ["last"]

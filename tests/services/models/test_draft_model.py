@@ -29,7 +29,9 @@ MANIFEST = ModelManifest(
 )
 
 
-def folder_of(path: Path, change: Callable[[dict[str, Any]], object] = lambda tokenizer: None) -> Path:
+def folder_of(
+    path: Path, change: Callable[[dict[str, Any]], object] = lambda tokenizer: None
+) -> Path:
     """A folder whose tokenizer is changed."""
     path.mkdir()
     tokenizer = json.loads(byte_level().to_str())
@@ -45,7 +47,9 @@ def served(tmp_path: Path) -> Path:
 
 
 def test_the_same_tokens_written_otherwise_fit(served: Path, tmp_path: Path) -> None:
-    draft = folder_of(tmp_path / "draft", lambda tokenizer: tokenizer.update(normalizer={"type": "NFC"}))
+    draft = folder_of(
+        tmp_path / "draft", lambda tokenizer: tokenizer.update(normalizer={"type": "NFC"})
+    )
     check_draft_model(served, draft)
 
 
@@ -63,9 +67,16 @@ def cut(tokenizer: dict[str, Any]) -> None:
     [
         (swap, "its token 259 is 'Ġhello', there 'hello'"),
         (cut, "its token 266 is None, there '<think>'"),
-        (lambda tokenizer: tokenizer["added_tokens"][0].update(content="<|go|>"), "'<|go|>', there '<|im_start|>'"),
+        (
+            lambda tokenizer: tokenizer["added_tokens"][0].update(content="<|go|>"),
+            "'<|go|>', there '<|im_start|>'",
+        ),
     ],
-    ids=["two tokens in each other's place", "an added token that is missing", "an added token of another name"],
+    ids=[
+        "two tokens in each other's place",
+        "an added token that is missing",
+        "an added token of another name",
+    ],
 )
 def test_other_tokens_are_refused_by_the_first_that_differs(
     served: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object], sentence: str
@@ -78,27 +89,39 @@ def test_other_tokens_are_refused_by_the_first_that_differs(
     assert sentence in str(refusal.value)
 
 
-def test_tokenizers_of_other_kinds_are_compared_by_their_tokens(served: Path, tmp_path: Path) -> None:
+def test_tokenizers_of_other_kinds_are_compared_by_their_tokens(
+    served: Path, tmp_path: Path
+) -> None:
     draft = folder_of(tmp_path / "draft")
     (draft / "tokenizer.json").write_text(sentencepiece().to_str())
     with pytest.raises(SettingError, match="its token 0 is '<unk>', there '!'"):
         check_draft_model(served, draft)
 
 
-def test_another_number_of_token_ids_is_refused_before_tokens_are_compared(served: Path, tmp_path: Path) -> None:
+def test_another_number_of_token_ids_is_refused_before_tokens_are_compared(
+    served: Path, tmp_path: Path
+) -> None:
     draft = folder_of(tmp_path / "draft")
     replace(MANIFEST, vocab_size=640).write(draft)
-    with pytest.raises(SettingError, match="a model of the tokens of served; it has 640 token ids, served 512"):
+    with pytest.raises(
+        SettingError, match="a model of the tokens of served; it has 640 token ids, served 512"
+    ):
         check_draft_model(served, draft)
 
 
 def test_a_folder_without_a_manifest_or_a_tokenizer_is_named(served: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelFolderError, match=r"empty is not a converted model: model\.json is missing"):
+    with pytest.raises(
+        ModelFolderError, match=r"empty is not a converted model: model\.json is missing"
+    ):
         check_draft_model(served, tmp_path / "empty")
     draft = folder_of(tmp_path / "draft")
     (draft / "tokenizer.json").write_text('{"model": {}}')
-    with pytest.raises(ModelFolderError, match=r"draft is not a converted model: tokenizer.json: 'vocab'"):
+    with pytest.raises(
+        ModelFolderError, match=r"draft is not a converted model: tokenizer.json: 'vocab'"
+    ):
         check_draft_model(served, draft)
     (draft / "tokenizer.json").unlink()
-    with pytest.raises(ModelFolderError, match=r"draft is not a converted model: tokenizer\.json is missing"):
+    with pytest.raises(
+        ModelFolderError, match=r"draft is not a converted model: tokenizer\.json is missing"
+    ):
         check_draft_model(served, draft)

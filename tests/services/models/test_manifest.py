@@ -28,7 +28,10 @@ def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
 
 def test_a_folder_of_a_later_version_is_refused_by_its_layout(tmp_path: Path) -> None:
     replace(DEMO, layout="v99").write(tmp_path)
-    with pytest.raises(ModelFolderError, match=r"its layout is 'v99'; this version reads v1, v2, v3 \(make one with"):
+    with pytest.raises(
+        ModelFolderError,
+        match=r"its layout is 'v99'; this version reads v1, v2, v3 \(make one with",
+    ):
         ModelManifest.read(tmp_path)
 
 

@@ -9,7 +9,13 @@ from huggingface_hub.utils import filter_repo_objects
 from headwater.services.models import child_folder
 from headwater.services.models.hugging_face import HubError
 from headwater.services.models.manifest import LAYOUT
-from headwater.services.models.store import ModelNotFound, default_cache_dir, find_source, point, pull
+from headwater.services.models.store import (
+    ModelNotFound,
+    default_cache_dir,
+    find_source,
+    point,
+    pull,
+)
 from headwater.services.runtime.progress import silent
 from headwater.services.runtime.settings import SettingError
 
@@ -27,7 +33,9 @@ def test_the_cache_is_where_the_environment_says(env: dict[str, str], folder: st
 
 
 def test_the_demo_model_is_known_without_a_network(tmp_path: Path) -> None:
-    source = find_source("smollm2-135m-instruct", revision=None, cache_dir=tmp_path, progress=silent)
+    source = find_source(
+        "smollm2-135m-instruct", revision=None, cache_dir=tmp_path, progress=silent
+    )
     assert (source.name, source.revision) == ("smollm2-135m-instruct", "0.1.2")
 
 
@@ -38,11 +46,17 @@ def test_gemma_is_known_by_name_with_its_terms(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_is_named_by_its_stem_and_its_revision_by_its_content(tmp_path: Path) -> None:
-    paths = [tmp_path / "a" / "tiny.gguf", tmp_path / "b" / "tiny.gguf", tmp_path / "c" / "tiny.gguf"]
+    paths = [
+        tmp_path / "a" / "tiny.gguf",
+        tmp_path / "b" / "tiny.gguf",
+        tmp_path / "c" / "tiny.gguf",
+    ]
     for path, content in zip(paths, (b"one", b"one", b"two"), strict=True):
         path.parent.mkdir()
         path.write_bytes(content)
-    first, same, other = (find_source(str(path), revision=None, cache_dir=tmp_path, progress=silent) for path in paths)
+    first, same, other = (
+        find_source(str(path), revision=None, cache_dir=tmp_path, progress=silent) for path in paths
+    )
     assert first.name == "tiny"
     assert first.revision == same.revision != other.revision
 
@@ -53,10 +67,15 @@ def test_a_folder_whose_files_change_is_another_revision(name: str, tmp_path: Pa
         (tmp_path / each).write_bytes(b"one")
     before = find_source(str(tmp_path), revision=None, cache_dir=tmp_path, progress=silent)
     (tmp_path / name).write_bytes(b"two")
-    assert find_source(str(tmp_path), revision=None, cache_dir=tmp_path, progress=silent).revision != before.revision
+    assert (
+        find_source(str(tmp_path), revision=None, cache_dir=tmp_path, progress=silent).revision
+        != before.revision
+    )
 
 
-def test_metadata_of_a_large_gguf_file_that_change_in_place_make_another_revision(tmp_path: Path) -> None:
+def test_metadata_of_a_large_gguf_file_that_change_in_place_make_another_revision(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "large.gguf"
     with path.open("wb") as file:
         file.truncate(100 << 20)
@@ -64,12 +83,16 @@ def test_metadata_of_a_large_gguf_file_that_change_in_place_make_another_revisio
     with path.open("r+b") as file:
         file.seek(100_000)
         file.write(b"1")
-    assert find_source(str(path), revision=None, cache_dir=tmp_path, progress=silent).revision != before.revision
+    assert (
+        find_source(str(path), revision=None, cache_dir=tmp_path, progress=silent).revision
+        != before.revision
+    )
 
 
 def test_a_name_that_is_nothing_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(
-        ModelNotFound, match=r"the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging Face id"
+        ModelNotFound,
+        match=r"the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging Face id",
     ):
         pull("nosuch", cache_dir=tmp_path, progress=silent)
 
@@ -112,7 +135,9 @@ def test_a_hub_id_that_cannot_be_had_offline_says_what_would_help(
 
 
 def test_what_is_no_id_of_the_hub_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(HubError, match="'some body/it' is no id of the Hub: Repo id must use alphanumeric chars"):
+    with pytest.raises(
+        HubError, match="'some body/it' is no id of the Hub: Repo id must use alphanumeric chars"
+    ):
         pull("some body/it", cache_dir=tmp_path, progress=silent)
 
 
@@ -121,12 +146,23 @@ def test_a_gguf_file_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Pa
         pull("models/absent.gguf", cache_dir=tmp_path, progress=silent)
 
 
-def test_of_the_same_weights_in_two_layouts_one_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = ["config.json", "model-00001-of-00002.safetensors", "consolidated.safetensors", "fp8/model.safetensors"]
+def test_of_the_same_weights_in_two_layouts_one_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "consolidated.safetensors",
+        "fp8/model.safetensors",
+    ]
     downloaded: list[str] = []
 
-    def snapshot_download(repo: str, *, allow_patterns: list[str], ignore_patterns: list[str], **other: object) -> str:
-        found = filter_repo_objects(there, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+    def snapshot_download(
+        repo: str, *, allow_patterns: list[str], ignore_patterns: list[str], **other: object
+    ) -> str:
+        found = filter_repo_objects(
+            there, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
         downloaded.extend(found)
         return str(tmp_path)
 
@@ -154,10 +190,15 @@ def test_a_converted_folder_in_the_home_folder_is_served_as_it_is(
 def test_a_model_in_the_cache_is_not_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "smollm2-135m-instruct" / f"0.1.2-float32-{LAYOUT}"
     folder.mkdir(parents=True)
-    assert pull("smollm2-135m-instruct", cache_dir=tmp_path, progress=silent, dtype="float32") == folder
+    assert (
+        pull("smollm2-135m-instruct", cache_dir=tmp_path, progress=silent, dtype="float32")
+        == folder
+    )
 
 
-def test_a_link_leads_to_a_folder_of_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_leads_to_a_folder_of_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cache" / "m").mkdir(parents=True)
     (tmp_path / "links").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -166,12 +207,17 @@ def test_a_link_leads_to_a_folder_of_a_relative_path(tmp_path: Path, monkeypatch
         assert (tmp_path / "links/served").resolve() == tmp_path / "cache" / "m"
 
 
-def test_a_folder_lies_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    partial, folder = tmp_path / "partial", tmp_path / "whole"
+def test_a_folder_lies_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = tmp_path / "partial"
+    folder = tmp_path / "whole"
     partial.mkdir()
     (partial / "weights").write_bytes(b"1")
     written: list[tuple[int, bool]] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: written.append((os.fstat(fd).st_ino, folder.exists())))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: written.append((os.fstat(fd).st_ino, folder.exists()))
+    )
     child_folder._keep(partial, as_=folder)
     inodes = [path.stat().st_ino for path in (folder / "weights", folder, tmp_path)]
     assert written == [(inodes[0], False), (inodes[1], False), (inodes[2], True)]

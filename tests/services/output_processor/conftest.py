@@ -44,7 +44,8 @@ class Line:
 @pytest.fixture
 async def line(demo_tokenizer: Tokenizer) -> AsyncIterator[Line]:
     async with scripted_engine() as engine, EngineLinks() as links:
-        servicer, listener = OutputProcessor({DEMO_NAME: demo_tokenizer}, links), Listener("127.0.0.1", 0)
+        servicer = OutputProcessor({DEMO_NAME: demo_tokenizer}, links)
+        listener = Listener("127.0.0.1", 0)
         output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(servicer, listener.server)
         await listener.start()
         async with listening_gateway(listener.address, engine, DEMO_NAME) as gateway:

@@ -34,9 +34,13 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         self._heard = asyncio.Condition()
 
     async def Info(self, request: Any, context: Any) -> Member:
-        return Member(kind=Member.KIND_ENGINE, incarnation=Incarnation(replica_id="e1", epoch=EPOCH))
+        return Member(
+            kind=Member.KIND_ENGINE, incarnation=Incarnation(replica_id="e1", epoch=EPOCH)
+        )
 
-    async def Session(self, request_iterator: AsyncIterator[ClientFrame], context: Any) -> AsyncIterator[EngineFrame]:
+    async def Session(
+        self, request_iterator: AsyncIterator[ClientFrame], context: Any
+    ) -> AsyncIterator[EngineFrame]:
         self.num_sessions += 1
         reader = asyncio.create_task(self._read(request_iterator))
         try:
@@ -85,7 +89,9 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             )
         )
 
-    def say_finish(self, stream_id: int, reason: FinishReason.ValueType = FINISH_REASON_LENGTH, **fields: Any) -> None:
+    def say_finish(
+        self, stream_id: int, reason: FinishReason.ValueType = FINISH_REASON_LENGTH, **fields: Any
+    ) -> None:
         self.say(EngineFrame(finishes=[Finish(stream_id=stream_id, reason=reason, **fields)]))
 
 
@@ -104,7 +110,8 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
 
 @dataclass
 class Heard:
-    """What a gateway has heard of one stream, which began (or was resumed) at `first` and `offset`."""
+    """What a gateway has heard of one stream, which began (or was resumed) at `first` and
+    `offset`."""
 
     first: int
     offset: int
@@ -124,12 +131,21 @@ class ListeningGateway:
         self.call = call
         self.heard: dict[int, Heard] = {}
         self.frames: list[OutputFrame] = []
-        self._engine_address, self._model = engine_address, model
+        self._engine_address = engine_address
+        self._model = model
 
-    def opening(self, *stream_ids: int, epoch: int = EPOCH, delivered: Sequence[int] = (), **add: Any) -> Open:
-        sampling, answer_format = add.pop("sampling", Sampling()), add.pop("answer_format", None)
+    def opening(
+        self, *stream_ids: int, epoch: int = EPOCH, delivered: Sequence[int] = (), **add: Any
+    ) -> Open:
+        sampling = add.pop("sampling", Sampling())
+        answer_format = add.pop("answer_format", None)
         prompt_ids = add.pop("prompt_ids", [5, 6])
-        fields = {"num_prompt_tokens": len(prompt_ids), "credit": 1 << 20, "eos_token_ids": [2, 0], **add}
+        fields = {
+            "num_prompt_tokens": len(prompt_ids),
+            "credit": 1 << 20,
+            "eos_token_ids": [2, 0],
+            **add,
+        }
         request = Add(stream_ids=stream_ids, prompt_ids=prompt_ids, sampling=sampling, **fields)
         return Open(
             engine_address=self._engine_address,
@@ -154,8 +170,16 @@ class ListeningGateway:
 
     def _take(self, frame: OutputFrame) -> None:
         self.frames.append(frame)
-        position, parts = 0, {part.row: part for part in frame.parts}
-        rows = zip(frame.stream_ids, frame.first_index, frame.num_tokens, frame.texts, frame.text_offset, strict=True)
+        position = 0
+        parts = {part.row: part for part in frame.parts}
+        rows = zip(
+            frame.stream_ids,
+            frame.first_index,
+            frame.num_tokens,
+            frame.texts,
+            frame.text_offset,
+            strict=True,
+        )
         for row, (stream_id, first, count, text, offset) in enumerate(rows):
             heard = self.heard.setdefault(stream_id, Heard(first, offset))
             assert first == heard.first + len(heard.token_ids)
@@ -180,10 +204,15 @@ class ListeningGateway:
 
 @contextlib.asynccontextmanager
 async def listening_gateway(
-    output_processor: str, engine: ScriptedEngine, model: str, metadata: Sequence[tuple[str, str]] = ()
+    output_processor: str,
+    engine: ScriptedEngine,
+    model: str,
+    metadata: Sequence[tuple[str, str]] = (),
 ) -> AsyncIterator[ListeningGateway]:
     async with grpc.aio.insecure_channel(output_processor) as channel:
-        call = output_processor_pb2_grpc.OutputProcessorStub(channel).Session(metadata=tuple(metadata))
+        call = output_processor_pb2_grpc.OutputProcessorStub(channel).Session(
+            metadata=tuple(metadata)
+        )
         try:
             yield ListeningGateway(call, engine.address, model)
         finally:

@@ -10,12 +10,15 @@ from headwater.services.text.token_table import TokenTable, UnknownDecoder
 from headwater.services.text.tokenizer import Tokenizer
 from tests.services.text.small_tokenizers import byte_level, sentencepiece
 
-BYTE_LEVEL, SENTENCEPIECE = byte_level(), sentencepiece()
+BYTE_LEVEL = byte_level()
+SENTENCEPIECE = sentencepiece()
 BYTE_TABLE = TokenTable(BYTE_LEVEL, BYTE_LEVEL.get_vocab_size())
 PIECE_TABLE = TokenTable(SENTENCEPIECE, SENTENCEPIECE.get_vocab_size())
 
 
-def pieces_of(table: TokenTable, token_ids: list[int], *, skip_special_tokens: bool = True) -> list[str]:
+def pieces_of(
+    table: TokenTable, token_ids: list[int], *, skip_special_tokens: bool = True
+) -> list[str]:
     detokenizer = Detokenizer(table, skip_special_tokens=skip_special_tokens)
     return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
 
@@ -45,7 +48,11 @@ def test_no_piece_of_a_real_text_holds_half_a_character(text: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="▁\ufffd"), max_size=40))
+@given(
+    st.text(
+        alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="▁\ufffd"), max_size=40
+    )
+)
 def test_byte_fallback_spells_what_no_piece_does(text: str) -> None:
     token_ids = SENTENCEPIECE.encode(text, add_special_tokens=False).ids
     pieces = pieces_of(PIECE_TABLE, token_ids)
@@ -58,7 +65,11 @@ def test_user_defined_pieces_are_spelled_as_others_are() -> None:
     tokenizer = sentencepiece(user_defined=["  ", "    ", "\n\n", "<b>"], add_space_prefix=False)
     token_ids = tokenizer.encode("a:\n\n    the  <b>of", add_special_tokens=False).ids
     table = TokenTable(tokenizer, tokenizer.get_vocab_size())
-    assert "".join(pieces_of(table, token_ids)) == tokenizer.decode(token_ids) == "a:\n\n    the  <b>of"
+    assert (
+        "".join(pieces_of(table, token_ids))
+        == tokenizer.decode(token_ids)
+        == "a:\n\n    the  <b>of"
+    )
 
 
 def test_an_unfinished_character_is_replaced_only_at_the_end() -> None:
@@ -67,7 +78,8 @@ def test_an_unfinished_character_is_replaced_only_at_the_end() -> None:
 
 
 def test_a_byte_that_begins_nothing_is_replaced_as_soon_as_that_is_certain() -> None:
-    stray, a = BYTE_TABLE.bytes_of.index(b"\xe2"), BYTE_TABLE.bytes_of.index(b"a")
+    stray = BYTE_TABLE.bytes_of.index(b"\xe2")
+    a = BYTE_TABLE.bytes_of.index(b"a")
     assert pieces_of(BYTE_TABLE, [stray, a]) == ["", "\ufffda", ""]
 
 

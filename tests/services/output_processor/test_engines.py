@@ -1,4 +1,5 @@
-"""The output processor before a real engine service: server, core and simulated executor in processes of their own."""
+"""The output processor before a real engine service: server, core and simulated executor in
+processes of their own."""
 
 from __future__ import annotations
 
@@ -10,14 +11,26 @@ import grpc
 import pytest
 
 from headwater.proto import engine_pb2_grpc, output_processor_pb2_grpc
-from headwater.proto.common_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH, FINISH_REASON_STOP, Sampling
+from headwater.proto.common_pb2 import (
+    FINISH_REASON_ERROR,
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    Sampling,
+)
 from headwater.proto.engine_pb2 import Cancel, InfoRequest
 from headwater.proto.output_processor_pb2 import Open
 from headwater.services.output_processor.__main__ import OutputProcessor
 from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.runtime.listener import Listener
 from headwater.services.text.tokenizer import Tokenizer
-from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, prompt
+from tests.services.engine.engine_process import (
+    EngineProcess,
+    add,
+    answer,
+    client_of,
+    engine_process,
+    prompt,
+)
 from tests.services.output_processor.scripted_engine import ListeningGateway
 
 
@@ -45,7 +58,13 @@ async def opening(engine: EngineProcess, stream_id: int, seed: int, **fields: ob
         info = await engine_pb2_grpc.EngineStub(channel).Info(InfoRequest())
     request = add(stream_id, prompt(seed), **fields)  # type: ignore[arg-type]
     incarnation = info.incarnation
-    return Open(engine_address=engine.address, replica_id="e1", epoch=incarnation.epoch, model="simulated", add=request)
+    return Open(
+        engine_address=engine.address,
+        replica_id="e1",
+        epoch=incarnation.epoch,
+        model="simulated",
+        add=request,
+    )
 
 
 async def test_sixty_four_streams_are_each_the_text_of_their_tokens(
@@ -57,7 +76,9 @@ async def test_sixty_four_streams_are_each_the_text_of_their_tokens(
         finish = await gateway.finish(stream_id)
         expected = answer(prompt(stream_id), 48)
         assert gateway.heard[stream_id].token_ids == expected
-        assert gateway.heard[stream_id].text == demo_tokenizer.decode(expected, skip_special_tokens=True)
+        assert gateway.heard[stream_id].text == demo_tokenizer.decode(
+            expected, skip_special_tokens=True
+        )
         assert (finish.reason, finish.num_output_tokens) == (FINISH_REASON_LENGTH, 48)
 
 
@@ -80,7 +101,9 @@ async def test_a_resumed_stream_has_the_text_of_an_undisturbed_one(
 ) -> None:
     expected = answer(prompt(3), 64)
     half = demo_tokenizer.decode(expected[:20], skip_special_tokens=True).rstrip("\ufffd")
-    request = await opening(engine, 1, 3, max_tokens=64, num_output_tokens=20, output_ids=expected[:20])
+    request = await opening(
+        engine, 1, 3, max_tokens=64, num_output_tokens=20, output_ids=expected[:20]
+    )
     request.delivered_bytes.append(len(half.encode()))
     await gateway.send(request)
     finish = await gateway.finish(1)
@@ -89,10 +112,14 @@ async def test_a_resumed_stream_has_the_text_of_an_undisturbed_one(
     assert finish.num_output_tokens == 64
 
 
-async def test_cancelled_streams_leave_nothing_behind(engine: EngineProcess, gateway: ListeningGateway) -> None:
+async def test_cancelled_streams_leave_nothing_behind(
+    engine: EngineProcess, gateway: ListeningGateway
+) -> None:
     for stream_id in range(1, 101):
         await gateway.send(await opening(engine, stream_id, stream_id, max_tokens=4000, credit=64))
-    await gateway.send(cancels=[Cancel(stream_id=stream_id, reason="client_gone") for stream_id in range(1, 101)])
+    await gateway.send(
+        cancels=[Cancel(stream_id=stream_id, reason="client_gone") for stream_id in range(1, 101)]
+    )
     for stream_id in range(1, 101):
         await gateway.finish(stream_id)
     async with client_of(engine) as client:
@@ -105,4 +132,8 @@ async def test_an_engine_that_is_killed_ends_its_streams_at_once(gateway: Listen
         await gateway.read()
         os.kill(doomed.pid, signal.SIGKILL)
         finish = await gateway.finish(1)
-    assert (finish.reason, finish.error, finish.retriable) == (FINISH_REASON_ERROR, "engine e1 is gone", True)
+    assert (finish.reason, finish.error, finish.retriable) == (
+        FINISH_REASON_ERROR,
+        "engine e1 is gone",
+        True,
+    )

@@ -33,7 +33,9 @@ async def test_tokens_become_text_and_the_plain_end_of_sequence_has_no_name(line
     for i, token_id in enumerate(ids):
         line.engine.say_tokens({number: [token_id]}, first=i)
     line.engine.say_tokens(
-        {number: [2]}, first=len(ids), finishes=[Finish(stream_id=number, reason=FINISH_REASON_STOP, stop_token_id=2)]
+        {number: [2]},
+        first=len(ids),
+        finishes=[Finish(stream_id=number, reason=FINISH_REASON_STOP, stop_token_id=2)],
     )
     finish = await line.gateway.finish(40)
     heard = line.gateway.heard[40]
@@ -51,7 +53,11 @@ async def test_a_stop_string_across_tokens_ends_the_stream_on_both_sides(line: L
     line.engine.say_tokens({number: ids}, first=len(ids))
     finish = await line.gateway.finish(1)
     heard = line.gateway.heard[1]
-    assert (heard.text, finish.reason, finish.stop_string) == ("Go on. ", FINISH_REASON_STOP, "STOP now")
+    assert (heard.text, finish.reason, finish.stop_string) == (
+        "Go on. ",
+        FINISH_REASON_STOP,
+        "STOP now",
+    )
     assert line.tokenizer.decode(heard.token_ids) == "Go on. STOP now"
     assert finish.num_output_tokens == len(heard.token_ids)
     await line.engine.hears(lambda: line.engine.cancels == {number: "stop_string"})
@@ -66,7 +72,9 @@ async def test_a_stop_string_across_tokens_ends_the_stream_on_both_sides(line: L
     ],
     ids=["cut", "included", "not before min_tokens"],
 )
-async def test_what_a_stop_string_leaves_of_the_text(line: Line, sampling: Sampling, text: str) -> None:
+async def test_what_a_stop_string_leaves_of_the_text(
+    line: Line, sampling: Sampling, text: str
+) -> None:
     [number] = await line.open(1, sampling=sampling)
     for i, token_id in enumerate(line.ids("one two three")):
         line.engine.say_tokens({number: [token_id]}, first=i)
@@ -102,7 +110,9 @@ async def test_half_a_character_at_the_end_is_replaced(line: Line) -> None:
 
 
 @pytest.mark.parametrize("end", ["⚶", "two"], ids=["half a character", "half a stop string"])
-async def test_what_a_broken_stream_held_back_is_left_for_the_next_engine_to_complete(line: Line, end: str) -> None:
+async def test_what_a_broken_stream_held_back_is_left_for_the_next_engine_to_complete(
+    line: Line, end: str
+) -> None:
     [number] = await line.open(1, sampling=Sampling(stop=["two three"]))
     line.engine.say_tokens({number: line.ids(f"ok {end}")[: -1 if end == "⚶" else None]})
     line.engine.say_finish(number, FINISH_REASON_ERROR, error="the core has ended", retriable=True)
@@ -134,7 +144,9 @@ async def test_one_frame_of_an_engine_is_one_frame_for_a_gateway(line: Line) -> 
 
 async def test_choices_prefill_together_and_end_alone(line: Line) -> None:
     numbers = await line.open(1, 2, 3, choice_indices=[0, 1, 2])
-    line.engine.say_tokens({number: line.ids(word) for number, word in zip(numbers, "abc", strict=True)})
+    line.engine.say_tokens(
+        {number: line.ids(word) for number, word in zip(numbers, "abc", strict=True)}
+    )
     for number in numbers:
         line.engine.say_finish(number)
     for stream_id in (1, 2, 3):
@@ -144,7 +156,8 @@ async def test_choices_prefill_together_and_end_alone(line: Line) -> None:
 
 async def test_logprobs_carry_text_and_bytes_of_their_tokens(line: Line) -> None:
     [number] = await line.open(1, sampling=Sampling(logprobs=True, top_logprobs=2))
-    ids, half = line.ids("one two"), line.ids("⚶")[0]
+    ids = line.ids("one two")
+    half = line.ids("⚶")[0]
     columns = LogprobColumns(
         token_indices=[0, 1],
         logprobs=[-0.5, -1.5],
@@ -155,7 +168,10 @@ async def test_logprobs_carry_text_and_bytes_of_their_tokens(line: Line) -> None
     line.engine.say_tokens({number: ids}, logprobs=columns)
     frame = await line.gateway.read()
     [row] = frame.logprobs
-    assert [(token.chosen.token, token.chosen.logprob) for token in row.tokens] == [("one", -0.5), (" two", -1.5)]
+    assert [(token.chosen.token, token.chosen.logprob) for token in row.tokens] == [
+        ("one", -0.5),
+        (" two", -1.5),
+    ]
     top = row.tokens[0].top
     assert [(each.token_id, each.logprob) for each in top] == [(ids[0], -0.5), (half, -3.0)]
     assert top[1].token == "\ufffd"
@@ -167,7 +183,10 @@ async def test_logprobs_carry_text_and_bytes_of_their_tokens(line: Line) -> None
     [
         ({}, [False, True, False, True]),
         ({"skip_special_tokens": False}, [False, False, False, True]),
-        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, [False, False, False, False]),
+        (
+            {"skip_special_tokens": False, "include_stop_str_in_output": True},
+            [False, False, False, False],
+        ),
     ],
     ids=["skipped", "shown", "shown to the end"],
 )
@@ -176,7 +195,9 @@ async def test_logprobs_say_which_tokens_are_no_part_of_the_text(
 ) -> None:
     [number] = await line.open(1, sampling=Sampling(logprobs=True, **shown))
     ids = line.ids("one<|im_start|> two<|im_end|>")
-    columns = LogprobColumns(token_indices=range(len(ids)), logprobs=[-1.0] * len(ids), num_top=[0] * len(ids))
+    columns = LogprobColumns(
+        token_indices=range(len(ids)), logprobs=[-1.0] * len(ids), num_top=[0] * len(ids)
+    )
     line.engine.say_tokens({number: ids}, logprobs=columns)
     frame = await line.gateway.read()
     assert [token.hidden for token in frame.logprobs[0].tokens] == hidden
@@ -185,7 +206,9 @@ async def test_logprobs_say_which_tokens_are_no_part_of_the_text(
 async def test_logprobs_end_with_the_token_that_completes_a_stop_string(line: Line) -> None:
     [number] = await line.open(1, sampling=Sampling(logprobs=True, stop=["two"]))
     ids = line.ids("one two three")
-    columns = LogprobColumns(token_indices=range(len(ids)), logprobs=[-1.0] * len(ids), num_top=[0] * len(ids))
+    columns = LogprobColumns(
+        token_indices=range(len(ids)), logprobs=[-1.0] * len(ids), num_top=[0] * len(ids)
+    )
     line.engine.say_tokens({number: ids}, logprobs=columns)
     frame = await line.gateway.read()
     assert [token.chosen.token for token in frame.logprobs[0].tokens] == ["one", " two"]
@@ -218,7 +241,9 @@ async def test_credit_passes_on_to_the_engine(line: Line) -> None:
     [number] = await line.open(1, credit=3)
     assert line.engine.adds[0].credit == 3
     await line.gateway.send(credits=[Credit(stream_id=1, tokens=5), Credit(stream_id=99, tokens=5)])
-    await line.engine.hears(lambda: [(c.stream_id, c.tokens) for c in line.engine.credits] == [(number, 5)])
+    await line.engine.hears(
+        lambda: [(c.stream_id, c.tokens) for c in line.engine.credits] == [(number, 5)]
+    )
 
 
 async def test_an_engine_that_ignores_credit_loses_the_stream(line: Line) -> None:
@@ -245,14 +270,18 @@ async def test_a_cancel_reaches_the_engine_with_its_reason(line: Line) -> None:
 
 
 async def test_a_request_that_is_cancelled_at_once_never_reaches_the_engine(line: Line) -> None:
-    await line.gateway.send(line.gateway.opening(1), cancels=[Cancel(stream_id=1, reason="client_gone")])
+    await line.gateway.send(
+        line.gateway.opening(1), cancels=[Cancel(stream_id=1, reason="client_gone")]
+    )
     assert (await line.gateway.finish(1)).reason == FINISH_REASON_CANCELLED
     await line.open(2)
     assert len(line.engine.adds) == 1
 
 
 async def test_one_choice_of_a_request_that_waits_is_cancelled_behind_it(line: Line) -> None:
-    await line.gateway.send(line.gateway.opening(1, 2), cancels=[Cancel(stream_id=1, reason="client_gone")])
+    await line.gateway.send(
+        line.gateway.opening(1, 2), cancels=[Cancel(stream_id=1, reason="client_gone")]
+    )
     first, _ = (await line.engine.add()).stream_ids
     await line.engine.hears(lambda: line.engine.cancels == {first: "client_gone"})
 
@@ -264,7 +293,9 @@ async def test_a_long_prompt_comes_in_parts(line: Line) -> None:
     await line.gateway.send(parts=[AddPart(stream_id=1, prompt_ids=[3] * 8000)])
     await line.engine.hears(lambda: len(line.engine.parts) == 2)
     number = line.engine.adds[0].stream_ids[0]
-    assert [(part.stream_id, part.prompt_ids[0], len(part.prompt_ids)) for part in line.engine.parts] == [
+    assert [
+        (part.stream_id, part.prompt_ids[0], len(part.prompt_ids)) for part in line.engine.parts
+    ] == [
         (number, 2, 16000),
         (number, 3, 8000),
     ]
@@ -272,17 +303,24 @@ async def test_a_long_prompt_comes_in_parts(line: Line) -> None:
 
 @pytest.mark.parametrize("in_parts", [False, True], ids=["whole", "in parts"])
 @pytest.mark.parametrize("num_resumed", range(1, 9))
-async def test_a_resumed_stream_goes_on_where_the_text_ended(line: Line, num_resumed: int, in_parts: bool) -> None:
-    """Half characters and half stop strings included: the joined text is that of an undisturbed stream."""
-    sampling, text = Sampling(stop=["END of"]), "a ⚶ END in ⚶"
+async def test_a_resumed_stream_goes_on_where_the_text_ended(
+    line: Line, num_resumed: int, in_parts: bool
+) -> None:
+    """Half characters and half stop strings included: the joined text is that of an undisturbed
+    stream."""
+    sampling = Sampling(stop=["END of"])
+    text = "a ⚶ END in ⚶"
     ids = line.ids(text)
     assert len(ids) > 8
     [number] = await line.open(1, sampling=sampling)
     line.engine.say_tokens({number: ids[:num_resumed]})
     first = (await line.gateway.read()).texts[0]
-    delivered, resumed = [len(first.encode())], ids[:num_resumed]
+    delivered = [len(first.encode())]
+    resumed = ids[:num_resumed]
     if in_parts:
-        opening = line.gateway.opening(2, sampling=sampling, num_output_tokens=num_resumed, delivered=delivered)
+        opening = line.gateway.opening(
+            2, sampling=sampling, num_output_tokens=num_resumed, delivered=delivered
+        )
         await line.gateway.send(opening)
         await line.gateway.send(parts=[AddPart(stream_id=2, output_ids=resumed)])
         number = (await line.engine.add(1)).stream_ids[0]
@@ -304,7 +342,11 @@ async def test_text_that_was_made_but_not_delivered_comes_first_after_a_resume(l
     line.engine.say_finish(number)
     await line.gateway.finish(1)
     frame = line.gateway.frames[0]
-    assert (list(frame.texts), list(frame.text_offset), list(frame.num_tokens)) == (["e two"], [2], [0])
+    assert (list(frame.texts), list(frame.text_offset), list(frame.num_tokens)) == (
+        ["e two"],
+        [2],
+        [0],
+    )
 
 
 async def test_text_of_any_length_goes_in_frames_below_the_limit(line: Line) -> None:
@@ -320,5 +362,7 @@ async def test_text_of_any_length_goes_in_frames_below_the_limit(line: Line) -> 
 
 
 async def test_a_resume_that_claims_more_text_than_its_tokens_spell_is_refused(line: Line) -> None:
-    await line.gateway.send(line.gateway.opening(1, num_output_tokens=1, output_ids=line.ids("one"), delivered=[9]))
+    await line.gateway.send(
+        line.gateway.opening(1, num_output_tokens=1, output_ids=line.ids("one"), delivered=[9])
+    )
     assert "delivered_bytes is 9; allowed: 0…3" in (await line.gateway.finish(1)).error

@@ -14,7 +14,10 @@ from headwater.services.answers.parser import AnswerParser, call_id
 from tests.services.output_processor.conftest import Line
 
 THINKING_CALLER = AnswerFormat(tool_parser="hermes", tool_names=["time"], reasoning_parser="think")
-CALL = '<think>Hm, ä.</think>\nWait. <tool_call>\n{"name": "time", "arguments": {"zone": "UTC"}}\n</tool_call>'
+CALL = (
+    '<think>Hm, ä.</think>\nWait. <tool_call>\n{"name": "time", "arguments": {"zone": '
+    '"UTC"}}\n</tool_call>'
+)
 
 
 async def test_thoughts_and_calls_come_beside_the_content(line: Line) -> None:
@@ -35,7 +38,9 @@ async def test_thoughts_and_calls_come_beside_the_content(line: Line) -> None:
 
 
 @pytest.mark.parametrize("num_delivered", [0, 3, 12, 30, 60, 80])
-async def test_a_resumed_answer_tells_of_the_text_that_was_not_delivered(line: Line, num_delivered: int) -> None:
+async def test_a_resumed_answer_tells_of_the_text_that_was_not_delivered(
+    line: Line, num_delivered: int
+) -> None:
     ids = line.ids(CALL)
     [number] = await line.open(1, answer_format=THINKING_CALLER, request_id="r")
     if num_delivered:
@@ -43,8 +48,14 @@ async def test_a_resumed_answer_tells_of_the_text_that_was_not_delivered(line: L
     line.engine.say_finish(number, FINISH_REASON_ERROR)
     await line.gateway.finish(1)
     before = line.gateway.heard[1]
-    output = {"num_output_tokens": num_delivered, "output_ids": ids[:num_delivered], "request_id": "r"}
-    [number] = await line.open(2, answer_format=THINKING_CALLER, delivered=[before.num_bytes], **output)
+    output = {
+        "num_output_tokens": num_delivered,
+        "output_ids": ids[:num_delivered],
+        "request_id": "r",
+    }
+    [number] = await line.open(
+        2, answer_format=THINKING_CALLER, delivered=[before.num_bytes], **output
+    )
     line.engine.say_tokens({number: ids[num_delivered:]}, first=num_delivered)
     line.engine.say_finish(number, FINISH_REASON_STOP)
     await line.gateway.finish(2)
@@ -52,37 +63,57 @@ async def test_a_resumed_answer_tells_of_the_text_that_was_not_delivered(line: L
     assert "".join(each.reasoning for each in told) == "Hm, ä."
     assert "".join(each.text for each in told) == "Wait."
     assert "".join(call.arguments for each in told for call in each.calls) == '{"zone": "UTC"}'
-    assert {call.id for each in told for call in each.calls if call.name} == {call_id(THINKING_CALLER, "r", 0, 0)}
+    assert {call.id for each in told for call in each.calls if call.name} == {
+        call_id(THINKING_CALLER, "r", 0, 0)
+    }
 
 
 async def test_one_call_is_enough_where_calls_are_not_parallel(line: Line) -> None:
     alone = AnswerFormat(tool_parser="hermes", tool_names=["time"], single_call=True)
     [number] = await line.open(1, answer_format=alone)
-    line.engine.say_tokens({number: line.ids('<tool_call>{"name": "time"}</tool_call> and on and on')})
+    line.engine.say_tokens(
+        {number: line.ids('<tool_call>{"name": "time"}</tool_call> and on and on')}
+    )
     finish = await line.gateway.finish(1)
     assert (finish.reason, line.gateway.heard[1].text) == (FINISH_REASON_TOOL_CALLS, "")
     await line.engine.hears(lambda: number in line.engine.cancels)
 
 
 @pytest.mark.parametrize("at_once", [3, 7, 60])
-async def test_tokens_that_come_at_once_count_as_those_that_come_one_by_one(line: Line, at_once: int) -> None:
-    """As the tokens of accepted drafts do, some of them behind the end of the thoughts or of the only call."""
-    alone = AnswerFormat(tool_parser="hermes", tool_names=["time"], reasoning_parser="think", single_call=True)
-    ids, told = line.ids(CALL + " and on and on"), []
+async def test_tokens_that_come_at_once_count_as_those_that_come_one_by_one(
+    line: Line, at_once: int
+) -> None:
+    """As the tokens of accepted drafts do, some of them behind the end of the thoughts or of the
+    only call."""
+    alone = AnswerFormat(
+        tool_parser="hermes", tool_names=["time"], reasoning_parser="think", single_call=True
+    )
+    ids = line.ids(CALL + " and on and on")
+    told = []
     for stream_id, step in ((1, 1), (2, at_once)):
         [number] = await line.open(stream_id, answer_format=alone)
         for first in range(0, len(ids), step):
             line.engine.say_tokens({number: ids[first : first + step]}, first=first)
         finish = await line.gateway.finish(stream_id)
         heard = line.gateway.heard[stream_id]
-        told.append((finish.reason, finish.num_reasoning_tokens, heard.token_ids, heard.text, heard.reasoning))
+        told.append(
+            (
+                finish.reason,
+                finish.num_reasoning_tokens,
+                heard.token_ids,
+                heard.text,
+                heard.reasoning,
+            )
+        )
     assert told[0] == told[1]
     assert 0 < len(told[0][2]) < len(ids)
 
 
 async def test_long_arguments_go_in_frames_below_the_limit(line: Line) -> None:
     arguments = '{"text": "' + "hello " * 50_000 + '"}'
-    [number] = await line.open(1, answer_format=AnswerFormat(tool_parser="hermes", tool_names=["time"]))
+    [number] = await line.open(
+        1, answer_format=AnswerFormat(tool_parser="hermes", tool_names=["time"])
+    )
     ids = line.ids(f'<tool_call>{{"arguments": {arguments}, "name": "time"}}</tool_call>')
     for start in range(0, len(ids), 200):
         line.engine.say_tokens({number: ids[start : start + 200]}, first=start)
@@ -91,10 +122,14 @@ async def test_long_arguments_go_in_frames_below_the_limit(line: Line) -> None:
     assert "".join(call.arguments for call in line.gateway.heard[1].calls) == arguments
 
 
-@pytest.mark.parametrize("name", [r'"\ud800"', "[" * 2000 + "]" * 2000], ids=["half a character", "lists in lists"])
+@pytest.mark.parametrize(
+    "name", [r'"\ud800"', "[" * 2000 + "]" * 2000], ids=["half a character", "lists in lists"]
+)
 async def test_a_call_that_cannot_be_read_ends_no_other_stream(line: Line, name: str) -> None:
     [other] = await line.open(1)
-    [number] = await line.open(2, answer_format=AnswerFormat(tool_parser="hermes", tool_names=["time"]))
+    [number] = await line.open(
+        2, answer_format=AnswerFormat(tool_parser="hermes", tool_names=["time"])
+    )
     line.engine.say_tokens({number: line.ids(f'<tool_call>{{"name": {name}}}</tool_call>')})
     line.engine.say_finish(number, FINISH_REASON_STOP)
     assert (await line.gateway.finish(2)).error == ""
@@ -119,7 +154,11 @@ async def test_an_unforeseen_error_ends_its_stream_alone(
     assert (finish.error, finish.retriable) == ("an internal fault; the log has it", False)
     if method == "push":
         # The resumed stream ends at once, before its engine gets the request.
-        resumed = {"output_ids": line.ids("hello"), "num_output_tokens": len(line.ids("hello")), "delivered": [0]}
+        resumed = {
+            "output_ids": line.ids("hello"),
+            "num_output_tokens": len(line.ids("hello")),
+            "delivered": [0],
+        }
         await line.gateway.send(line.gateway.opening(3, answer_format=THINKING_CALLER, **resumed))
         assert (await line.gateway.finish(3)).error == finish.error
     line.engine.say_tokens({other: line.ids("still here")})
@@ -129,17 +168,22 @@ async def test_an_unforeseen_error_ends_its_stream_alone(
 
 
 async def test_a_parser_that_nobody_knows_is_refused(line: Line) -> None:
-    await line.gateway.send(line.gateway.opening(1, answer_format=AnswerFormat(tool_parser="morse")))
+    await line.gateway.send(
+        line.gateway.opening(1, answer_format=AnswerFormat(tool_parser="morse"))
+    )
     assert (await line.gateway.finish(1)).error == "the parser 'morse' is not known here"
 
 
 @pytest.mark.parametrize("num_delivered", [6, 20])
 async def test_thoughts_of_an_earlier_attempt_still_count(line: Line, num_delivered: int) -> None:
-    ids, counts = line.ids(CALL), list[int]()
+    ids = line.ids(CALL)
+    counts = list[int]()
     for stream_id, num_resumed in ((1, 0), (2, num_delivered)):
         told = len(line.tokenizer.decode(ids[:num_resumed]).encode())
         output = {"num_output_tokens": num_resumed, "output_ids": ids[:num_resumed]}
-        [number] = await line.open(stream_id, answer_format=THINKING_CALLER, delivered=[told], **output)
+        [number] = await line.open(
+            stream_id, answer_format=THINKING_CALLER, delivered=[told], **output
+        )
         for i in range(num_resumed, len(ids)):
             line.engine.say_tokens({number: [ids[i]]}, first=i)
         line.engine.say_finish(number, FINISH_REASON_STOP)

@@ -1,4 +1,5 @@
-"""Engines and gateways that an output processor loses, that do not answer, or that are not the ones meant."""
+"""Engines and gateways that an output processor loses, that do not answer, or that are not the ones
+meant."""
 
 from __future__ import annotations
 
@@ -26,16 +27,23 @@ from tests.services.output_processor.scripted_engine import (
 
 @pytest.fixture
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer is asked after 60 ms of silence and lost after two seconds. A busy machine may need a second to answer."""
+    """A peer is asked after 60 ms of silence and lost after two seconds. A busy machine may need a
+    second to answer."""
     monkeypatch.setattr(silence, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(silence, "LOST_TICKS", 200)
 
 
-async def test_an_engine_that_is_gone_ends_its_streams_so_that_they_can_be_retried(line: Line) -> None:
+async def test_an_engine_that_is_gone_ends_its_streams_so_that_they_can_be_retried(
+    line: Line,
+) -> None:
     await line.open(1)
     await line.engine.die()
     finish = await line.gateway.finish(1)
-    assert (finish.reason, finish.error, finish.retriable) == (FINISH_REASON_ERROR, "engine e1 is gone", True)
+    assert (finish.reason, finish.error, finish.retriable) == (
+        FINISH_REASON_ERROR,
+        "engine e1 is gone",
+        True,
+    )
 
 
 @pytest.mark.usefixtures("short_silence")
@@ -43,7 +51,11 @@ async def test_an_engine_that_says_nothing_when_it_is_asked_loses_its_streams(li
     [number] = await line.open(1)
     await line.engine.hears(lambda: number in line.engine.asked)
     finish = await line.gateway.finish(1)
-    assert (finish.error, finish.retriable, finish.cause) == ("engine e1 is silent", True, LOSS_CAUSE_SILENT)
+    assert (finish.error, finish.retriable, finish.cause) == (
+        "engine e1 is silent",
+        True,
+        LOSS_CAUSE_SILENT,
+    )
 
 
 @pytest.mark.usefixtures("short_silence")
@@ -117,7 +129,9 @@ async def test_a_stream_id_that_is_taken_stays_with_its_stream(line: Line) -> No
     assert line.gateway.heard[1].text == "still here"
 
 
-async def test_leaving_refuses_new_streams_and_ends_the_session_with_the_last_one(line: Line) -> None:
+async def test_leaving_refuses_new_streams_and_ends_the_session_with_the_last_one(
+    line: Line,
+) -> None:
     [number] = await line.open(1)
     line.servicer.leave()
     await line.gateway.send(line.gateway.opening(2))
@@ -130,7 +144,9 @@ async def test_leaving_refuses_new_streams_and_ends_the_session_with_the_last_on
     assert await line.gateway.call.read() is grpc.aio.EOF
 
 
-async def test_streams_that_are_asked_for_are_asked_for_on_the_way_or_end_as_missing(line: Line) -> None:
+async def test_streams_that_are_asked_for_are_asked_for_on_the_way_or_end_as_missing(
+    line: Line,
+) -> None:
     [number] = await line.open(1)
     await line.gateway.send(probed=[1, 7])
     finish = await line.gateway.finish(7)

@@ -1,4 +1,5 @@
-"""Usage records of requests whose gateway died: exactly what was computed, once, whoever comes back or does not."""
+"""Usage records of requests whose gateway died: exactly what was computed, once, whoever comes back
+or does not."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ import pytest
 from headwater.proto import output_processor_pb2_grpc
 from headwater.proto.common_pb2 import Sampling
 from headwater.proto.engine_pb2 import EngineFrame, Start
-from headwater.proto.output_processor_pb2 import Attach, Charge, FindStreamRequest, Keep, LetGo, Open
+from headwater.proto.output_processor_pb2 import (
+    Attach,
+    Charge,
+    FindStreamRequest,
+    Keep,
+    LetGo,
+    Open,
+)
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.output_processor import pending_usage, stream_log
 from headwater.services.output_processor.__main__ import OutputProcessor
@@ -53,16 +61,23 @@ class Line:
         """Ids count over all tenants, so those of a test begin with its own."""
         return Charge(record_id=f"{self.tenant}/{record_id}", **more)
 
-    async def open(self, gateway: ListeningGateway, *stream_ids: int, charge: Charge, **add: Any) -> list[int]:
+    async def open(
+        self, gateway: ListeningGateway, *stream_ids: int, charge: Charge, **add: Any
+    ) -> list[int]:
         """Returns the engine's numbers."""
         num_adds = len(self.engine.adds)
         is_resumable = add.pop("resumable", False)
         opening: Open = gateway.opening(
-            *stream_ids, tenant=self.tenant, sampling=Sampling(n=len(stream_ids)), **{"attempt": 1} | add
+            *stream_ids,
+            tenant=self.tenant,
+            sampling=Sampling(n=len(stream_ids)),
+            **{"attempt": 1} | add,
         )
         opening.charge.CopyFrom(charge)
         opening.resumable = is_resumable
-        await gateway.send(opening, keeps=[Keep(stream_id=stream_ids[0], context=b"c")] if is_resumable else [])
+        await gateway.send(
+            opening, keeps=[Keep(stream_id=stream_ids[0], context=b"c")] if is_resumable else []
+        )
         return list((await self.engine.add(num_adds)).stream_ids)
 
     async def until_let_go(self, num_readers: int) -> None:
@@ -76,9 +91,14 @@ class Line:
     async def records(self) -> list[UsageRecord]:
         since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
         records = [record async for _, record in UsageLog(self.bus).read(self.tenant, since)]
-        return [msgspec.structs.replace(each, request_id=each.request_id.partition("/")[2]) for each in records]
+        return [
+            msgspec.structs.replace(each, request_id=each.request_id.partition("/")[2])
+            for each in records
+        ]
 
-    async def until_recorded(self, condition: Callable[[list[UsageRecord]], bool]) -> dict[str, UsageRecord]:
+    async def until_recorded(
+        self, condition: Callable[[list[UsageRecord]], bool]
+    ) -> dict[str, UsageRecord]:
         """By id; each has one."""
         async with asyncio.timeout(60):
             while not condition(records := await self.records()):  # noqa: ASYNC110 (as above)
@@ -88,7 +108,9 @@ class Line:
 
 
 @pytest.fixture
-async def line(demo_tokenizer: Tokenizer, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Line]:
+async def line(
+    demo_tokenizer: Tokenizer, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Line]:
     monkeypatch.setattr(pending_usage, "RETURN_SECONDS", 0.3)
     async with (
         scripted_engine() as engine,
@@ -96,7 +118,8 @@ async def line(demo_tokenizer: Tokenizer, nats_url: str, monkeypatch: pytest.Mon
         Bus.open(nats_url, wait_seconds=60.0) as bus,
         PendingUsage(bus).running() as usage,
     ):
-        servicer, listener = OutputProcessor({DEMO_NAME: demo_tokenizer}, links, usage=usage), Listener("127.0.0.1", 0)
+        servicer = OutputProcessor({DEMO_NAME: demo_tokenizer}, links, usage=usage)
+        listener = Listener("127.0.0.1", 0)
         output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(servicer, listener.server)
         await listener.start()
         yield Line(listener.address, engine, usage, bus, f"t-{os.urandom(4).hex()}")
@@ -109,7 +132,10 @@ def counts(record: UsageRecord) -> tuple[int, int, int, int]:
 
 async def heard(gateway: ListeningGateway, tokens: dict[int, int]) -> None:
     """So many of each stream."""
-    while any(len(gateway.heard[each].token_ids) < n if each in gateway.heard else True for each, n in tokens.items()):
+    while any(
+        len(gateway.heard[each].token_ids) < n if each in gateway.heard else True
+        for each, n in tokens.items()
+    ):
         await gateway.read()
 
 
@@ -122,7 +148,11 @@ async def test_what_a_dead_gateway_carried_is_recorded_once_to_the_token(line: L
         # Several prompts are one record; of one that was tried before, what was told then counts.
         many = [
             await line.open(
-                gateway, 3 + i, prompt_index=i, request_id="many", charge=line.charge("many", prompt_tokens=2)
+                gateway,
+                3 + i,
+                prompt_index=i,
+                request_id="many",
+                charge=line.charge("many", prompt_tokens=2),
             )
             for i in range(2)
         ]
@@ -130,7 +160,9 @@ async def test_what_a_dead_gateway_carried_is_recorded_once_to_the_token(line: L
         await heard(gateway, {1: 3, 2: 1, 3: 1, 4: 2})
         again = line.charge("many", prompt_tokens=2, cached_tokens=1, output_tokens=4)
         await line.open(gateway, 5, prompt_index=1, request_id="many", attempt=2, charge=again)
-        await line.open(gateway, 6, charge=line.charge("scores", prompt_tokens=2, prompt_alone=True))
+        await line.open(
+            gateway, 6, charge=line.charge("scores", prompt_tokens=2, prompt_alone=True)
+        )
         done = await line.open(gateway, 7, charge=line.charge("done", prompt_tokens=2))
         await line.open(gateway, 8, charge=line.charge("recorded", prompt_tokens=2))
         line.engine.say_tokens({done[0]: [5, 6]})
@@ -170,7 +202,9 @@ async def test_a_gateway_that_comes_back_writes_its_own_and_one_taken_for_dead_h
         async with line.gateway("other") as other:
             await line.open(other, 1, charge=line.charge("o", prompt_tokens=2))
         await line.until_recorded(lambda records: [each.request_id for each in records] == ["o"])
-    await line.until_recorded(lambda records: [each.request_id for each in records] == ["o", "r", "n"])
+    await line.until_recorded(
+        lambda records: [each.request_id for each in records] == ["o", "r", "n"]
+    )
     # It went on elsewhere, to ten tokens.
     log = UsageLog(line.bus)
     async with log.running():
@@ -201,14 +235,25 @@ async def test_a_request_that_can_be_resumed_is_recorded_by_whoever_goes_on_or_w
     await line.until_let_go(0)
     async with line.gateway("second") as second:
         await second.send(
-            attaches=[Attach(request_id="r", tenant=line.tenant, stream_ids=[4], record_id=f"{line.tenant}/r")]
+            attaches=[
+                Attach(
+                    request_id="r", tenant=line.tenant, stream_ids=[4], record_id=f"{line.tenant}/r"
+                )
+            ]
         )
         await heard(second, {4: 3})
         await second.send(let_go=[LetGo(stream_ids=[4], prompt_tokens=2, output_tokens=3)])
         await line.until_let_go(1)
         async with line.gateway("third") as third:
             await third.send(
-                attaches=[Attach(request_id="r", tenant=line.tenant, stream_ids=[1], record_id=f"{line.tenant}/r.1")]
+                attaches=[
+                    Attach(
+                        request_id="r",
+                        tenant=line.tenant,
+                        stream_ids=[1],
+                        record_id=f"{line.tenant}/r.1",
+                    )
+                ]
             )
             line.engine.say_tokens({number: [8, 9]}, first=3)
             await heard(third, {1: 5})
@@ -227,4 +272,6 @@ async def test_more_pending_records_than_there_is_room_for_are_left_to_their_gat
     async with line.gateway("first") as first:
         for i in range(4):
             await line.open(first, i + 1, charge=line.charge(f"r{i}", prompt_tokens=2))
-    await line.until_recorded(lambda records: sorted(each.request_id for each in records) == ["r2", "r3"])
+    await line.until_recorded(
+        lambda records: sorted(each.request_id for each in records) == ["r2", "r3"]
+    )

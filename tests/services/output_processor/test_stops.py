@@ -13,7 +13,8 @@ stop_strings = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_si
 
 
 def expected(text: str, strings: list[str], *, include: bool) -> tuple[str, str | None]:
-    """Character by character: the first end of any stop string ends the text, the longest of those that end there."""
+    """Character by character: the first end of any stop string ends the text, the longest of those
+    that end there."""
     for end in range(1, len(text) + 1):
         hits = [string for string in strings if text[:end].endswith(string)]
         if hits:
@@ -28,7 +29,8 @@ def cut(text: str, cuts: list[int]) -> list[str]:
 
 
 def matched(pieces: list[str], matcher: StopMatcher, longest: int) -> str:
-    delivered, pushed = "", ""
+    delivered = ""
+    pushed = ""
     for piece in pieces:
         pushed += piece
         delivered += matcher.push(piece)

@@ -1,4 +1,5 @@
-"""Requests that can be resumed: held for the next reader, told again from the start, bounded in time and in memory."""
+"""Requests that can be resumed: held for the next reader, told again from the start, bounded in
+time and in memory."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ class Line:
         """A request for choices that can be resumed; returns the engine's numbers."""
         num_adds = len(self.engine.adds)
         sampling = common_pb2.Sampling(n=len(stream_ids), logprobs=True)
-        opening = gateway.opening(*stream_ids, request_id="r1", tenant="acme", sampling=sampling, **add)
+        opening = gateway.opening(
+            *stream_ids, request_id="r1", tenant="acme", sampling=sampling, **add
+        )
         opening.resumable = True
         await gateway.send(opening, keeps=[Keep(stream_id=stream_ids[0], context=b"context")])
         return list((await self.engine.add(num_adds)).stream_ids)
@@ -69,7 +72,9 @@ class Line:
         assert await call.code() is grpc.StatusCode.NOT_FOUND
         return None
 
-    async def until_found(self, condition: Callable[[FoundStream | None], bool]) -> FoundStream | None:
+    async def until_found(
+        self, condition: Callable[[FoundStream | None], bool]
+    ) -> FoundStream | None:
         async with asyncio.timeout(30):
             while not condition(found := await self.find()):  # noqa: ASYNC110 (another process would be asked the same)
                 await asyncio.sleep(0.02)
@@ -79,7 +84,8 @@ class Line:
 @pytest.fixture
 async def line(demo_tokenizer: Tokenizer) -> AsyncIterator[Line]:
     async with scripted_engine() as engine, EngineLinks() as links:
-        servicer, listener = OutputProcessor({DEMO_NAME: demo_tokenizer}, links), Listener("127.0.0.1", 0)
+        servicer = OutputProcessor({DEMO_NAME: demo_tokenizer}, links)
+        listener = Listener("127.0.0.1", 0)
         output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(servicer, listener.server)
         await listener.start()
         async with grpc.aio.insecure_channel(listener.address) as channel:
@@ -89,7 +95,9 @@ async def line(demo_tokenizer: Tokenizer) -> AsyncIterator[Line]:
 
 
 async def attach(gateway: ListeningGateway, *stream_ids: int) -> None:
-    await gateway.call.write(GatewayFrame(attaches=[Attach(request_id="r1", tenant="acme", stream_ids=stream_ids)]))
+    await gateway.call.write(
+        GatewayFrame(attaches=[Attach(request_id="r1", tenant="acme", stream_ids=stream_ids)])
+    )
 
 
 async def until(gateway: ListeningGateway, texts: dict[int, str]) -> None:
@@ -115,22 +123,32 @@ async def test_a_request_outlives_its_reader_and_is_told_again_from_its_start(li
         assert (list(attached.stream_ids), list(attached.granted)) == ([7, 8], [100, 100])
         [start] = [start for frame in second.frames for start in frame.starts]
         assert (start.stream_id, start.cached_tokens) == (7, 16)
-        scored = [token for frame in second.frames for row in frame.logprobs for token in row.tokens]
+        scored = [
+            token for frame in second.frames for row in frame.logprobs for token in row.tokens
+        ]
         assert [token.chosen.logprob for token in scored] == [-0.5]
         await second.send(credits=[Credit(stream_id=7, tokens=50)])
         await line.engine.hears(
-            lambda: [(each.stream_id, each.tokens) for each in line.engine.credits] == [(numbers[0], 50)]
+            lambda: (
+                [(each.stream_id, each.tokens) for each in line.engine.credits]
+                == [(numbers[0], 50)]
+            )
         )
         line.engine.say_finish(numbers[0])
         assert (await second.finish(7)).ended_at
     async with line.gateway() as third:
         await attach(third, 1, 2)
         await third.finish(1)
-        assert {each: third.heard[each].text for each in (1, 2)} == {1: " hello hello", 2: " hello hello"}
+        assert {each: third.heard[each].text for each in (1, 2)} == {
+            1: " hello hello",
+            2: " hello hello",
+        }
     assert not line.engine.cancels
 
 
-async def test_a_reader_may_number_the_choices_as_another_numbered_others_of_them(line: Line) -> None:
+async def test_a_reader_may_number_the_choices_as_another_numbered_others_of_them(
+    line: Line,
+) -> None:
     word = line.tokenizer.encode(" hello", add_special_tokens=False)[0]
     async with line.gateway() as first:
         numbers = await line.open(first, 5, 6)
@@ -165,10 +183,14 @@ async def test_what_is_begun_anew_ends_no_stream_that_has_its_old_number_and_sta
         assert await line.find() is not None
 
 
-async def test_a_second_reader_replaces_the_first_and_what_that_was_told_is_charged_to_it(line: Line) -> None:
+async def test_a_second_reader_replaces_the_first_and_what_that_was_told_is_charged_to_it(
+    line: Line,
+) -> None:
     async with line.gateway() as first, line.gateway() as second:
         [number] = await line.open(first, 1)
-        line.engine.say_tokens({number: line.tokenizer.encode(" one two", add_special_tokens=False)})
+        line.engine.say_tokens(
+            {number: line.tokenizer.encode(" one two", add_special_tokens=False)}
+        )
         await until(first, {1: " one two"})
         await attach(second, 5)
         gone = await first.finish(1)
@@ -184,7 +206,9 @@ async def test_a_second_reader_replaces_the_first_and_what_that_was_told_is_char
 async def test_who_lets_go_says_what_is_charged_and_only_its_tenant_finds_it(line: Line) -> None:
     async with line.gateway() as first:
         [number] = await line.open(first, 1)
-        line.engine.say_tokens({number: line.tokenizer.encode(" one two", add_special_tokens=False)})
+        line.engine.say_tokens(
+            {number: line.tokenizer.encode(" one two", add_special_tokens=False)}
+        )
         await until(first, {1: " one two"})
         await first.send(let_go=[LetGo(stream_ids=[1], prompt_tokens=2, output_tokens=1)])
         found = await line.until_found(lambda found: found is not None and found.output_tokens == 1)
@@ -232,7 +256,9 @@ async def test_a_request_past_its_bound_goes_on_for_its_reader_alone(
     async with line.gateway() as first:
         [number] = await line.open(first, 1)
         for i in range(6):
-            line.engine.say_tokens({number: line.tokenizer.encode(" a", add_special_tokens=False)}, first=i)
+            line.engine.say_tokens(
+                {number: line.tokenizer.encode(" a", add_special_tokens=False)}, first=i
+            )
         await until(first, {1: " a" * 6})
         assert await line.find() is None
     await line.engine.hears(lambda: line.engine.cancels == {number: "gateway_gone"})
@@ -244,7 +270,9 @@ async def test_the_oldest_that_has_ended_makes_room_or_else_the_oldest(line: Lin
         session = GatewaySession({}, EngineLinks(), logs=logs)
         kept = {}
         for number, name in enumerate(("running", "ended", "young"), 1):
-            opening = gateway.opening(number, request_id=name, tenant="acme", sampling=common_pb2.Sampling(n=1))
+            opening = gateway.opening(
+                number, request_id=name, tenant="acme", sampling=common_pb2.Sampling(n=1)
+            )
             kept[name] = logs.begin(session, opening, b"")
         for name, log in kept.items():
             assert log is not None
@@ -264,25 +292,34 @@ async def test_a_tenant_makes_room_for_itself_by_its_own_logs(line: Line) -> Non
     async with line.gateway() as gateway:
         session = GatewaySession({}, EngineLinks(), logs=logs)
         kept = {}
-        for number, (name, tenant) in enumerate((("oldest", "bolt"), ("old", "acme"), ("young", "acme")), 1):
-            opening = gateway.opening(number, request_id=name, tenant=tenant, sampling=common_pb2.Sampling(n=1))
+        for number, (name, tenant) in enumerate(
+            (("oldest", "bolt"), ("old", "acme"), ("young", "acme")), 1
+        ):
+            opening = gateway.opening(
+                number, request_id=name, tenant=tenant, sampling=common_pb2.Sampling(n=1)
+            )
             kept[name] = log = logs.begin(session, opening, b"x" * 1000)
             assert log is not None
             if tenant == "bolt":
                 log.add_finish(OutputFinish(stream_id=0))
-        assert [name for name, log in kept.items() if log is not None and logs.find(name, log.tenant)] == [
+        assert [
+            name for name, log in kept.items() if log is not None and logs.find(name, log.tenant)
+        ] == [
             "oldest",
             "young",
         ]
 
 
 async def test_a_number_leaves_the_request_that_has_it_now(line: Line) -> None:
-    logs, two = StreamLogs(), common_pb2.Sampling(n=2)
+    logs = StreamLogs()
+    two = common_pb2.Sampling(n=2)
     async with line.gateway() as gateway, EngineLinks() as links:
         session = GatewaySession({DEMO_NAME: line.tokenizer}, links, logs=logs)
 
         def begun(*stream_ids: int, request_id: str, **add: Any) -> StreamLog:
-            opening = gateway.opening(*stream_ids, request_id=request_id, tenant="acme", sampling=two, **add)
+            opening = gateway.opening(
+                *stream_ids, request_id=request_id, tenant="acme", sampling=two, **add
+            )
             opening.resumable = True
             session.take(GatewayFrame(opens=[opening]))
             log = logs.find(request_id, "acme")
@@ -290,8 +327,12 @@ async def test_a_number_leaves_the_request_that_has_it_now(line: Line) -> None:
             return log
 
         first = begun(1, 2, request_id="r1")
-        # Its second choice goes on under another number, and the old one is given to another request.
-        assert begun(3, request_id="r1", choice_indices=[1], output_ids=[5], num_output_tokens=1) is first
+        # Its second choice goes on under another number, and the old one is given to another
+        # request.
+        assert (
+            begun(3, request_id="r1", choice_indices=[1], output_ids=[5], num_output_tokens=1)
+            is first
+        )
         second = begun(2, 4, request_id="r2")
         readers = []
         for stream_ids in ([2, 4], [2], [3]):
@@ -309,7 +350,9 @@ async def test_an_attempt_on_another_engine_goes_on_in_the_log(line: Line) -> No
         line.engine.say_finish(number, common_pb2.FINISH_REASON_ERROR, retriable=True, error="gone")
         assert (await first.finish(1)).error == "gone"
         # The last row did not reach the gateway.
-        [number] = await line.open(first, 2, attempt=2, output_ids=ids[:1], num_output_tokens=1, delivered=[4])
+        [number] = await line.open(
+            first, 2, attempt=2, output_ids=ids[:1], num_output_tokens=1, delivered=[4]
+        )
         line.engine.say_tokens({number: ids[1:]}, first=1)
         line.engine.say_finish(number)
         await first.finish(2)

@@ -11,7 +11,9 @@ from headwater.services.processor.conversation import render
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.chat_template import ChatTemplate
 
-SHOW = ChatTemplate("{{ [messages, tools, add_generation_prompt, mood | default(none)] | tojson }}", {})
+SHOW = ChatTemplate(
+    "{{ [messages, tools, add_generation_prompt, mood | default(none)] | tojson }}", {}
+)
 DEEP = '{"a": ' + "[" * 100_000
 USER = ChatMessage(role="user", content="hi")
 WEATHER = Tool(name="weather", description="now", parameters_json='{"type": "object"}')
@@ -23,7 +25,9 @@ def shown(conversation: Conversation) -> list[Any]:
 
 
 def test_text_parts_become_lines_of_one_text() -> None:
-    message = ChatMessage(role="user", parts=[ContentPart(type="text", text="a"), ContentPart(type="text", text="b")])
+    message = ChatMessage(
+        role="user", parts=[ContentPart(type="text", text="a"), ContentPart(type="text", text="b")]
+    )
     assert shown(Conversation(messages=[message]))[0] == [{"role": "user", "content": "a\nb"}]
 
 
@@ -45,7 +49,10 @@ def test_calls_and_tools_look_as_templates_expect_them() -> None:
     assert seen[2] == {"role": "tool", "content": "3 °C", "tool_call_id": "c1", "name": "weather"}
     parameters = {"type": "object"}
     assert tools == [
-        {"type": "function", "function": {"name": "weather", "description": "now", "parameters": parameters}}
+        {
+            "type": "function",
+            "function": {"name": "weather", "description": "now", "parameters": parameters},
+        }
     ]
 
 
@@ -58,7 +65,10 @@ def test_a_prompt_for_the_answer_is_the_default_unless_the_last_message_goes_on(
 
 
 def test_variables_of_the_template_come_as_json() -> None:
-    assert shown(Conversation(messages=[USER], chat_template_kwargs_json='{"mood": "calm"}'))[3] == "calm"
+    assert (
+        shown(Conversation(messages=[USER], chat_template_kwargs_json='{"mood": "calm"}'))[3]
+        == "calm"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,19 +80,33 @@ def test_variables_of_the_template_come_as_json() -> None:
             "messages[1].role",
             "messages[1].role is 'wizard'; allowed: system, developer, user, assistant, tool",
         ),
-        (Conversation(messages=[ChatMessage(role="user")]), "messages[0].content", "a string or a list of text parts"),
         (
-            Conversation(messages=[ChatMessage(role="user", parts=[ContentPart(type="image_url")])]),
+            Conversation(messages=[ChatMessage(role="user")]),
+            "messages[0].content",
+            "a string or a list of text parts",
+        ),
+        (
+            Conversation(
+                messages=[ChatMessage(role="user", parts=[ContentPart(type="image_url")])]
+            ),
             "messages[0].content[0].type",
             "messages[0].content[0].type is 'image_url'; allowed: text",
         ),
         (
-            Conversation(messages=[ChatMessage(role="assistant", tool_calls=[ToolCall(name="f", arguments="[1]")])]),
+            Conversation(
+                messages=[
+                    ChatMessage(role="assistant", tool_calls=[ToolCall(name="f", arguments="[1]")])
+                ]
+            ),
             "messages[0].tool_calls[0].function.arguments",
             "is '[1]'; allowed: a JSON object",
         ),
         (
-            Conversation(messages=[ChatMessage(role="assistant", tool_calls=[ToolCall(name="f", arguments=DEEP)])]),
+            Conversation(
+                messages=[
+                    ChatMessage(role="assistant", tool_calls=[ToolCall(name="f", arguments=DEEP)])
+                ]
+            ),
             "messages[0].tool_calls[0].function.arguments",
             "allowed: a JSON object",
         ),
@@ -91,14 +115,20 @@ def test_variables_of_the_template_come_as_json() -> None:
             "tools[0].function.parameters",
             "is '{'; allowed: a JSON object",
         ),
-        (Conversation(messages=[USER], tool_choice="auto"), "tool_choice", "tool_choice is 'auto' without tools"),
+        (
+            Conversation(messages=[USER], tool_choice="auto"),
+            "tool_choice",
+            "tool_choice is 'auto' without tools",
+        ),
         (
             Conversation(messages=[USER], tools=[WEATHER], tool_choice="rain"),
             "tool_choice",
             "tool_choice is 'rain'; allowed: none, auto, required or one of ['weather']",
         ),
         (
-            Conversation(messages=[USER], tools=[WEATHER], tool_choice="auto", tool_choice_is_name=True),
+            Conversation(
+                messages=[USER], tools=[WEATHER], tool_choice="auto", tool_choice_is_name=True
+            ),
             "tool_choice",
             "tool_choice is 'auto'; allowed: one of ['weather']",
         ),
@@ -117,7 +147,11 @@ def test_variables_of_the_template_come_as_json() -> None:
             "chat_template_kwargs",
             "chat_template_kwargs may not set messages",
         ),
-        (Conversation(messages=[USER], chat_template_kwargs_json="no"), "chat_template_kwargs", "a JSON object"),
+        (
+            Conversation(messages=[USER], chat_template_kwargs_json="no"),
+            "chat_template_kwargs",
+            "a JSON object",
+        ),
     ],
 )
 def test_a_conversation_that_cannot_be_rendered_is_refused_by_field(
@@ -144,8 +178,12 @@ def test_a_conversation_that_cannot_be_rendered_is_refused_by_field(
     ],
     ids=str,
 )
-def test_parameters_of_a_function_are_a_schema_of_objects(schema: dict[str, Any], is_taken: bool) -> None:
-    conversation = Conversation(messages=[USER], tools=[WEATHER, Tool(name="f", parameters_json=json.dumps(schema))])
+def test_parameters_of_a_function_are_a_schema_of_objects(
+    schema: dict[str, Any], is_taken: bool
+) -> None:
+    conversation = Conversation(
+        messages=[USER], tools=[WEATHER, Tool(name="f", parameters_json=json.dumps(schema))]
+    )
     if is_taken:
         assert render(SHOW, conversation)
         return
@@ -160,7 +198,9 @@ PLAIN = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% 
 
 def test_a_template_that_knows_no_tools_shows_them_as_text() -> None:
     call = ToolCall(id="c1", name="weather", arguments='{"city": "Ulm"}')
-    results = [ChatMessage(role="tool", content=text, tool_call_id="c1") for text in ("3 °C", "rain")]
+    results = [
+        ChatMessage(role="tool", content=text, tool_call_id="c1") for text in ("3 °C", "rain")
+    ]
     messages = [
         ChatMessage(role="developer", content="Be brief."),
         USER,
@@ -169,18 +209,34 @@ def test_a_template_that_knows_no_tools_shows_them_as_text() -> None:
     text = render(PLAIN, Conversation(messages=[*messages, *results], tools=[WEATHER]))
     assert text.startswith("[system] Be brief.\n\nYou can call functions.")
     assert '{"name": "weather", "description": "now", "parameters": {"type": "object"}}' in text
-    assert '[assistant] <tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>\n' in text
+    assert (
+        '[assistant] <tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>\n'
+        in text
+    )
     assert text.count("[user]") == 2
-    assert "[user] <tool_response>\n3 °C\n</tool_response>\n<tool_response>\nrain\n</tool_response>\n" in text
-    assert "call functions" not in render(PLAIN, Conversation(messages=[USER], tools=[WEATHER], tool_choice="none"))
-    assert render(PLAIN, Conversation(messages=[USER], tools=[WEATHER])).startswith("[system] You can call functions.")
+    assert (
+        "[user] <tool_response>\n3 °C\n</tool_response>\n<tool_response>\nrain\n</tool_response>\n"
+        in text
+    )
+    assert "call functions" not in render(
+        PLAIN, Conversation(messages=[USER], tools=[WEATHER], tool_choice="none")
+    )
+    assert render(PLAIN, Conversation(messages=[USER], tools=[WEATHER])).startswith(
+        "[system] You can call functions."
+    )
 
 
 def test_effort_is_told_to_templates_that_ask_for_it() -> None:
-    template = ChatTemplate("{{ messages | length }} {{ reasoning_effort }} {{ enable_thinking }}", {})
+    template = ChatTemplate(
+        "{{ messages | length }} {{ reasoning_effort }} {{ enable_thinking }}", {}
+    )
     assert render(template, Conversation(messages=[USER], reasoning_effort="low")) == "1 low True"
-    assert render(template, Conversation(messages=[USER], reasoning_effort="none")) == "1 none False"
+    assert (
+        render(template, Conversation(messages=[USER], reasoning_effort="none")) == "1 none False"
+    )
     overruled = Conversation(
-        messages=[USER], reasoning_effort="low", chat_template_kwargs_json='{"enable_thinking": false}'
+        messages=[USER],
+        reasoning_effort="low",
+        chat_template_kwargs_json='{"enable_thinking": false}',
     )
     assert render(template, overruled) == "1 low False"

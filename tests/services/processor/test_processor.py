@@ -51,13 +51,22 @@ async def processor(demo_model: TextModel) -> AsyncIterator[processor_pb2_grpc.P
 
 
 def chat(*contents: str) -> Prompt:
-    messages = [ChatMessage(role=("user", "assistant")[i % 2], content=text) for i, text in enumerate(contents)]
+    messages = [
+        ChatMessage(role=("user", "assistant")[i % 2], content=text)
+        for i, text in enumerate(contents)
+    ]
     return Prompt(conversation=Conversation(messages=messages))
 
 
-def request(prompt: Prompt, *, model: str = DEMO_NAME, stream: bool = False, **sampling: Any) -> PrepareRequest:
+def request(
+    prompt: Prompt, *, model: str = DEMO_NAME, stream: bool = False, **sampling: Any
+) -> PrepareRequest:
     return PrepareRequest(
-        model=model, prompt=prompt, sampling=Sampling(**sampling), cache_namespace=NAMESPACE, stream=stream
+        model=model,
+        prompt=prompt,
+        sampling=Sampling(**sampling),
+        cache_namespace=NAMESPACE,
+        stream=stream,
     )
 
 
@@ -66,12 +75,17 @@ async def test_a_chat_becomes_tokens_parameters_and_block_hashes(
 ) -> None:
     reply = await processor.Prepare(request(chat("Hello"), max_tokens=5, bad_words=["no"]))
     ids = list(reply.prompt_ids)
-    assert demo_model.tokenizer.decode(ids).endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+    assert demo_model.tokenizer.decode(ids).endswith(
+        "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert list(reply.eos_token_ids) == [2, 0]
     assert (reply.sampling.max_tokens, reply.sampling.temperature, reply.block_size) == (5, 1.0, 16)
     assert reply.block_hashes == b"".join(block_hashes(NAMESPACE, ids, 16))
     assert len(reply.block_hashes) == len(ids) // 16 * 16
-    assert [demo_model.tokenizer.decode(words.token_ids) for words in reply.bad_word_ids] == ["no", " no"]
+    assert [demo_model.tokenizer.decode(words.token_ids) for words in reply.bad_word_ids] == [
+        "no",
+        " no",
+    ]
 
 
 async def test_a_second_turn_begins_with_the_tokens_of_the_first(
@@ -87,7 +101,10 @@ async def test_a_long_text_has_the_tokens_of_its_parts(
     processor: processor_pb2_grpc.ProcessorAsyncStub, demo_model: TextModel
 ) -> None:
     reply = await processor.Prepare(request(Prompt(text=" hello world" * 3000)))
-    assert list(reply.prompt_ids) == demo_model.tokenizer.encode(" hello world", add_special_tokens=False) * 3000
+    assert (
+        list(reply.prompt_ids)
+        == demo_model.tokenizer.encode(" hello world", add_special_tokens=False) * 3000
+    )
 
 
 async def test_a_prompt_may_be_longer_than_messages_of_grpc_are_by_default(
@@ -98,17 +115,44 @@ async def test_a_prompt_may_be_longer_than_messages_of_grpc_are_by_default(
     assert len(reply.prompt_ids) == 10
 
 
-async def test_tokens_are_taken_as_they_are(processor: processor_pb2_grpc.ProcessorAsyncStub) -> None:
+async def test_tokens_are_taken_as_they_are(
+    processor: processor_pb2_grpc.ProcessorAsyncStub,
+) -> None:
     reply = await processor.Prepare(request(Prompt(token_ids=Prompt.TokenIds(ids=[5, 49151]))))
     assert list(reply.prompt_ids) == [5, 49151]
 
 
 REFUSED = [
-    (request(chat("x"), model="nobody"), errors.NotFound, "model", "the model 'nobody' does not exist"),
-    (request(chat("x"), model="bare"), errors.BadRequest, "messages", "the model 'bare' has no chat template"),
-    (request(chat("x"), temperature=3.0), errors.BadRequest, "temperature", "temperature is 3.0; allowed: 0…2"),
-    (request(chat("x"), use_beam_search=True, logprobs=True), errors.BadRequest, "logprobs", "with use_beam_search"),
-    (request(chat()), errors.BadRequest, "messages", "messages is []; allowed: at least one message"),
+    (
+        request(chat("x"), model="nobody"),
+        errors.NotFound,
+        "model",
+        "the model 'nobody' does not exist",
+    ),
+    (
+        request(chat("x"), model="bare"),
+        errors.BadRequest,
+        "messages",
+        "the model 'bare' has no chat template",
+    ),
+    (
+        request(chat("x"), temperature=3.0),
+        errors.BadRequest,
+        "temperature",
+        "temperature is 3.0; allowed: 0…2",
+    ),
+    (
+        request(chat("x"), use_beam_search=True, logprobs=True),
+        errors.BadRequest,
+        "logprobs",
+        "with use_beam_search",
+    ),
+    (
+        request(chat()),
+        errors.BadRequest,
+        "messages",
+        "messages is []; allowed: at least one message",
+    ),
     (request(Prompt(text="")), errors.BadRequest, "prompt", "allowed: at least one token"),
     (request(Prompt()), errors.BadRequest, "prompt", "allowed: text, token ids or a conversation"),
     (
@@ -124,12 +168,24 @@ REFUSED = [
         "allowed: 1…8191, so that an answer fits (8192 tokens together)",
     ),
     (request(chat("x"), max_tokens=8192), errors.BadRequest, "messages", "and max_tokens 8192"),
-    (request(chat("x"), prompt_logprobs=1, stream=True), errors.BadRequest, "prompt_logprobs", "without stream"),
-    (PrepareRequest(model=DEMO_NAME, prompt=chat("x")), errors.BadRequest, "cache_namespace", "allowed: 16 bytes"),
+    (
+        request(chat("x"), prompt_logprobs=1, stream=True),
+        errors.BadRequest,
+        "prompt_logprobs",
+        "without stream",
+    ),
+    (
+        PrepareRequest(model=DEMO_NAME, prompt=chat("x")),
+        errors.BadRequest,
+        "cache_namespace",
+        "allowed: 16 bytes",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("asked", "kind", "param", "sentence"), REFUSED, ids=[row[3][:40] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("asked", "kind", "param", "sentence"), REFUSED, ids=[row[3][:40] for row in REFUSED]
+)
 async def test_what_cannot_be_served_is_refused_before_it_costs_a_token(
     processor: processor_pb2_grpc.ProcessorAsyncStub,
     asked: PrepareRequest,
@@ -145,19 +201,27 @@ async def test_what_cannot_be_served_is_refused_before_it_costs_a_token(
     assert sentence in error.message
 
 
-async def test_text_goes_to_tokens_and_back(processor: processor_pb2_grpc.ProcessorAsyncStub) -> None:
+async def test_text_goes_to_tokens_and_back(
+    processor: processor_pb2_grpc.ProcessorAsyncStub,
+) -> None:
     prompt = Prompt(text="Grüße <|im_end|>")
     asked = ProcessorTokenizeRequest(model=DEMO_NAME, prompt=prompt, return_token_strings=True)
     reply = await processor.Tokenize(asked)
     assert "".join(reply.token_strings) == "Grüße <|im_end|>"
     assert reply.max_model_len == 8192
-    back = await processor.Detokenize(ProcessorDetokenizeRequest(model=DEMO_NAME, token_ids=reply.token_ids))
+    back = await processor.Detokenize(
+        ProcessorDetokenizeRequest(model=DEMO_NAME, token_ids=reply.token_ids)
+    )
     assert back.text == "Grüße <|im_end|>"
 
 
-async def test_a_token_outside_the_vocabulary_has_no_text(processor: processor_pb2_grpc.ProcessorAsyncStub) -> None:
+async def test_a_token_outside_the_vocabulary_has_no_text(
+    processor: processor_pb2_grpc.ProcessorAsyncStub,
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="tokens is 49152; allowed: token ids 0…49151"):
-        await processor.Detokenize(ProcessorDetokenizeRequest(model=DEMO_NAME, token_ids=[1, 49152]))
+        await processor.Detokenize(
+            ProcessorDetokenizeRequest(model=DEMO_NAME, token_ids=[1, 49152])
+        )
 
 
 async def test_the_models_are_listed_with_what_their_engines_must_agree_on(
@@ -171,7 +235,9 @@ async def test_the_models_are_listed_with_what_their_engines_must_agree_on(
 async def test_short_requests_do_not_wait_behind_a_long_one(
     processor: processor_pb2_grpc.ProcessorAsyncStub,
 ) -> None:
-    long = asyncio.ensure_future(processor.Prepare(request(Prompt(text="Wörter über Wörter. " * 100_000))))
+    long = asyncio.ensure_future(
+        processor.Prepare(request(Prompt(text="Wörter über Wörter. " * 100_000)))
+    )
     await asyncio.sleep(0.01)
     await processor.Prepare(request(chat("short")))
     assert not long.done()
@@ -180,7 +246,8 @@ async def test_short_requests_do_not_wait_behind_a_long_one(
 
 
 def test_an_operators_choices_win_over_the_models_files(demo_folder: Path, tmp_path: Path) -> None:
-    template, defaults = tmp_path / "template.jinja", tmp_path / "generation_config.json"
+    template = tmp_path / "template.jinja"
+    defaults = tmp_path / "generation_config.json"
     template.write_text("{{ messages[0].content }}!")
     defaults.write_text('{"temperature": 0.5}')
     choices = ServingChoices(
@@ -192,7 +259,12 @@ def test_an_operators_choices_win_over_the_models_files(demo_folder: Path, tmp_p
     )
     model = load_text_model(demo_folder, "mine", choices)
     served = model.served
-    assert (served.name, served.dtype, served.kv_format, served.block_size) == ("mine", "float32", "fp8_e4m3", 64)
+    assert (served.name, served.dtype, served.kv_format, served.block_size) == (
+        "mine",
+        "float32",
+        "fp8_e4m3",
+        64,
+    )
     assert (served.max_model_len, model.limits.defaults) == (512, {"temperature": 0.5})
     assert model.chat_template is not None
     assert model.chat_template.render([{"role": "user", "content": "hi"}]) == "hi!"
@@ -202,8 +274,14 @@ def test_an_operators_choices_win_over_the_models_files(demo_folder: Path, tmp_p
     ("choices", "sentence"),
     [
         (ServingChoices(max_model_len=8193), "--max-model-len is 8193; allowed: 1…8192"),
-        (ServingChoices(generation_config="/nowhere"), "--generation-config is '/nowhere'; allowed: auto, none"),
-        (ServingChoices(chat_template="/nowhere"), "--chat-template is '/nowhere'; allowed: a readable file"),
+        (
+            ServingChoices(generation_config="/nowhere"),
+            "--generation-config is '/nowhere'; allowed: auto, none",
+        ),
+        (
+            ServingChoices(chat_template="/nowhere"),
+            "--chat-template is '/nowhere'; allowed: a readable file",
+        ),
         (ServingChoices(block_size=48), "--block-size is 48; allowed: 16, 32, 64 or 128"),
     ],
 )
@@ -244,7 +322,8 @@ async def test_members_of_a_one_of_that_may_hold_at_once_are_refused_with_what_i
     with pytest.raises(grpc.aio.AioRpcError) as fault:
         await processor.Prepare(request(Prompt(text="a"), structured_output=asked))
     assert from_rpc_error(fault.value).message == (
-        "structured_output.json_schema cannot be followed: the members of a oneOf are not told apart by their types or "
+        "structured_output.json_schema cannot be followed: the members of a oneOf are not told "
+        "apart by their types or "
         "by a constant in each; allowed: members that are, or anyOf"
     )
 
@@ -252,11 +331,20 @@ async def test_members_of_a_one_of_that_may_hold_at_once_are_refused_with_what_i
 async def test_of_tools_and_structured_output_the_one_that_cannot_be_followed_is_named(
     processor: processor_pb2_grpc.ProcessorAsyncStub,
 ) -> None:
-    good, bad = (json.dumps({"type": "object", "properties": {"a": {"pattern": each}}}) for each in ("a", "("))
-    for schema, parameters, param in ((good, bad, "tools"), (bad, good, "structured_output.json_schema")):
+    good, bad = (
+        json.dumps({"type": "object", "properties": {"a": {"pattern": each}}})
+        for each in ("a", "(")
+    )
+    for schema, parameters, param in (
+        (good, bad, "tools"),
+        (bad, good, "structured_output.json_schema"),
+    ):
         tool = Tool(name="f", parameters_json=parameters, strict=True)
         conversation = Conversation(messages=[ChatMessage(role="user", content="hi")], tools=[tool])
-        asked = request(Prompt(conversation=conversation), structured_output=StructuredOutput(json_schema=schema))
+        asked = request(
+            Prompt(conversation=conversation),
+            structured_output=StructuredOutput(json_schema=schema),
+        )
         with pytest.raises(grpc.aio.AioRpcError) as fault:
             await processor.Prepare(asked)
         assert from_rpc_error(fault.value).message.startswith(f"{param} cannot be followed: ")
@@ -267,7 +355,9 @@ async def test_a_grammar_that_cannot_be_followed_is_refused_and_one_that_explode
 ) -> None:
     async def prepare(**structured: Any) -> str:
         try:
-            await processor.Prepare(request(Prompt(text="a"), structured_output=StructuredOutput(**structured)))
+            await processor.Prepare(
+                request(Prompt(text="a"), structured_output=StructuredOutput(**structured))
+            )
         except grpc.aio.AioRpcError as fault:
             return from_rpc_error(fault).message
         return "good"
@@ -275,8 +365,14 @@ async def test_a_grammar_that_cannot_be_followed_is_refused_and_one_that_explode
     # Both processes run after these checks, so that none has to start while the grammar explodes.
     assert await asyncio.gather(prepare(regex="b+"), prepare(regex="c+")) == ["good"] * 2
     patterns = {f"^[a-z]{{{i},{i + 1}}}x{i}.*y$": {} for i in range(300)}
-    exploding = asyncio.create_task(prepare(json_schema=json.dumps({"patternProperties": patterns})))
+    exploding = asyncio.create_task(
+        prepare(json_schema=json.dumps({"patternProperties": patterns}))
+    )
     assert await prepare(regex="a+") == "good"
     assert "unclosed group" in await prepare(regex="(a")
     assert not exploding.done()
-    assert await exploding == "structured_output.json_schema cannot be followed: compiling it takes more than 2 seconds"
+    assert (
+        await exploding
+        == "structured_output.json_schema cannot be followed: compiling it takes more than "
+        "2 seconds"
+    )

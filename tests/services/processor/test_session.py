@@ -42,7 +42,10 @@ REFUSED = [
 
 def request(text: str = "a river runs", **sampling: Any) -> PrepareRequest:
     return PrepareRequest(
-        model=DEMO_NAME, prompt=Prompt(text=text), sampling=Sampling(**sampling), cache_namespace=bytes(16)
+        model=DEMO_NAME,
+        prompt=Prompt(text=text),
+        sampling=Sampling(**sampling),
+        cache_namespace=bytes(16),
     )
 
 
@@ -55,7 +58,9 @@ class Counted(Processor):
         self.num_calls += 1
         return await super().Prepare(request, context)
 
-    async def PrepareSession(self, incoming: AsyncIterator[PrepareFrame], context: Any) -> AsyncIterator[Any]:
+    async def PrepareSession(
+        self, incoming: AsyncIterator[PrepareFrame], context: Any
+    ) -> AsyncIterator[Any]:
         async def counted() -> AsyncIterator[PrepareFrame]:
             async for frame in incoming:
                 self.num_frames += 1
@@ -68,7 +73,9 @@ class Counted(Processor):
 class Sessionless(Counted):
     """As processors were before they had sessions."""
 
-    async def PrepareSession(self, incoming: AsyncIterator[PrepareFrame], context: Any) -> AsyncIterator[Any]:
+    async def PrepareSession(
+        self, incoming: AsyncIterator[PrepareFrame], context: Any
+    ) -> AsyncIterator[Any]:
         # Whoever asks may know the models before it knows this.
         await asyncio.sleep(0.05)
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
@@ -83,7 +90,9 @@ class Deadly(Counted):
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         raise AssertionError("abort returned")
 
-    async def PrepareSession(self, incoming: AsyncIterator[PrepareFrame], context: Any) -> AsyncIterator[Any]:
+    async def PrepareSession(
+        self, incoming: AsyncIterator[PrepareFrame], context: Any
+    ) -> AsyncIterator[Any]:
         async for _ in incoming:
             self.num_frames += 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
@@ -93,7 +102,9 @@ class Deadly(Counted):
 class Renamed(Counted):
     """A processor that serves its model under another name."""
 
-    async def ListModels(self, request: ProcessorModelsRequest, context: Any) -> ProcessorModelsReply:
+    async def ListModels(
+        self, request: ProcessorModelsRequest, context: Any
+    ) -> ProcessorModelsReply:
         (model,) = (await super().ListModels(request, context)).models
         model.name = "renamed"
         return ProcessorModelsReply(models=[model])
@@ -101,7 +112,8 @@ class Renamed(Counted):
 
 class Stage:
     def __init__(self, servicer: Counted, port: int = 0) -> None:
-        self.servicer, self.listener = servicer, Listener("127.0.0.1", port)
+        self.servicer = servicer
+        self.listener = Listener("127.0.0.1", port)
         processor_pb2_grpc.add_ProcessorServicer_to_server(servicer, self.listener.server)
 
 
@@ -110,7 +122,10 @@ async def stages(demo_model: TextModel) -> AsyncIterator[tuple[Stage, Stage]]:
     """One with sessions and one without."""
     with ThreadPoolExecutor(2) as pool:
         async with GrammarChecker() as checker:
-            both = Stage(Counted([demo_model], pool, checker)), Stage(Sessionless([demo_model], pool, checker))
+            both = (
+                Stage(Counted([demo_model], pool, checker)),
+                Stage(Sessionless([demo_model], pool, checker)),
+            )
             for stage in both:
                 await stage.listener.start()
             yield both
@@ -180,7 +195,9 @@ async def test_a_long_request_and_a_processor_without_sessions_take_calls(
     with_sessions, without = stages
     await joined(processors, with_sessions)
     assert (
-        await processors.prepare(request("river " * MAX_CALL_BYTES, truncate_prompt_tokens=100), NoSpan())
+        await processors.prepare(
+            request("river " * MAX_CALL_BYTES, truncate_prompt_tokens=100), NoSpan()
+        )
     ).prompt_ids
     assert (with_sessions.servicer.num_calls, with_sessions.servicer.num_frames) == (1, 0)
     processors.leave(with_sessions.listener.address)
@@ -231,7 +248,11 @@ async def test_a_request_that_processors_die_of_is_given_up_with_the_second(
 ) -> None:
     well, _ = stages
     deadly = [
-        Stage(Deadly(list(well.servicer._models.values()), well.servicer._pool, well.servicer._checker))
+        Stage(
+            Deadly(
+                list(well.servicer._models.values()), well.servicer._pool, well.servicer._checker
+            )
+        )
         for _ in range(3)
     ]
     try:
@@ -239,8 +260,11 @@ async def test_a_request_that_processors_die_of_is_given_up_with_the_second(
             await stage.listener.start()
             processors.join(stage.listener.address)
         async with asyncio.timeout(30):
-            # A session may be open before the models are known. A processor gets frames when both are there.
-            while not all(each.models and each.session.is_open for each in processors._pool.values()):  # noqa: ASYNC110 (a network)
+            # A session may be open before the models are known. A processor gets frames when both
+            # are there.
+            while not all(  # noqa: ASYNC110 (a network)
+                each.models and each.session.is_open for each in processors._pool.values()
+            ):
                 await asyncio.sleep(0.01)
         with pytest.raises(errors.Unavailable, match="the processor is gone"):
             await processors.prepare(request(), NoSpan())
@@ -256,7 +280,8 @@ async def test_a_leaving_processor_answers_what_it_was_asked(
 ) -> None:
     stage, _ = stages
     await joined(processors, stage)
-    # All requests fit in one frame. A second frame might come after the first is answered and the session is over.
+    # All requests fit in one frame. A second frame might come after the first is answered and the
+    # session is over.
     asked = [request("Wörter. " * 4500, truncate_prompt_tokens=100) for _ in range(4)]
     assert sum(each.ByteSize() for each in asked) < MAX_FRAME_BYTES
     running = asyncio.gather(*(processors.prepare(each, NoSpan()) for each in asked))
@@ -269,10 +294,14 @@ async def test_a_leaving_processor_answers_what_it_was_asked(
     assert stage.servicer.num_calls == 0
 
 
-async def test_a_caller_that_leaves_is_not_waited_for(stages: tuple[Stage, Stage], processors: Processors) -> None:
+async def test_a_caller_that_leaves_is_not_waited_for(
+    stages: tuple[Stage, Stage], processors: Processors
+) -> None:
     stage, _ = stages
     await joined(processors, stage)
-    gone = asyncio.create_task(processors.prepare(request("Wörter. " * 6000, truncate_prompt_tokens=100), NoSpan()))
+    gone = asyncio.create_task(
+        processors.prepare(request("Wörter. " * 6000, truncate_prompt_tokens=100), NoSpan())
+    )
     await asyncio.sleep(0)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -45,10 +45,15 @@ def _of_settings() -> Iterator[str]:
 
 
 def _of_code() -> Iterator[str]:
-    """Names that code has as a string of their own: of a variable that it reads, or sets for a child."""
+    """Names that code has as a string of their own: of a variable that it reads, or sets for a
+    child."""
     for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py") if path != LIST):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and NAME.fullmatch(node.value)
+            ):
                 yield node.value
 
 

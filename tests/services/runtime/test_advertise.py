@@ -45,7 +45,11 @@ def test_a_server_listens_everywhere_also_without_ipv6(
     assert listened("127.0.0.1") == "127.0.0.1"
 
 
-@pytest.mark.parametrize("settings", [GatewaySettings, EngineSettings, TextStageSettings, StackSettings])
+@pytest.mark.parametrize(
+    "settings", [GatewaySettings, EngineSettings, TextStageSettings, StackSettings]
+)
 def test_an_address_in_brackets_is_refused_with_the_one_that_is_meant(settings: type) -> None:
-    with pytest.raises(SettingError, match=r"--host is '\[::\]'; allowed: an address without brackets, such as ::"):
+    with pytest.raises(
+        SettingError, match=r"--host is '\[::\]'; allowed: an address without brackets, such as ::"
+    ):
         settings(host="[::]")

@@ -60,12 +60,17 @@ async def test_of_several_servers_one_that_answers_is_taken(nats_url: str) -> No
     ],
 )
 def test_what_is_no_address_of_a_server_is_refused(url: str, named: str) -> None:
-    with pytest.raises(SettingError, match=f"^--nats-url is '{named}'; allowed: nats://host:port or tls://host:port"):
+    with pytest.raises(
+        SettingError,
+        match=f"^--nats-url is '{named}'; allowed: nats://host:port or tls://host:port",
+    ):
         Bus(url)
 
 
 @pytest.mark.parametrize("kind", ["real", "twin"])
-async def test_an_exact_subject_hears_itself_alone_and_its_own_bus_too(kind: str, nats_url: str) -> None:
+async def test_an_exact_subject_hears_itself_alone_and_its_own_bus_too(
+    kind: str, nats_url: str
+) -> None:
     word = uuid.uuid4().hex
     async with two_buses(kind, nats_url) as (one, _), one.subscribe(word) as messages:
         await one.publish(f"{word}.a", b"1")
@@ -82,7 +87,9 @@ async def test_a_bus_without_a_url_takes_everything_and_delivers_nothing() -> No
         assert not done
 
 
-async def test_a_bus_opened_before_its_server_delivers_once_the_server_is_up(free_dir: Path) -> None:
+async def test_a_bus_opened_before_its_server_delivers_once_the_server_is_up(
+    free_dir: Path,
+) -> None:
     server = await start_nats(free_dir)
     await server.stop()
     async with Bus.open(server.url, wait_seconds=0.05) as bus, bus.subscribe("a") as messages:
@@ -96,7 +103,9 @@ async def test_a_bus_opened_before_its_server_delivers_once_the_server_is_up(fre
     await server.stop()
 
 
-async def test_subscriptions_survive_a_restart_of_the_server_and_publishing_never_raises(free_dir: Path) -> None:
+async def test_subscriptions_survive_a_restart_of_the_server_and_publishing_never_raises(
+    free_dir: Path,
+) -> None:
     server = await start_nats(free_dir)
     async with Bus.open(server.url) as bus, bus.subscribe("a") as messages:
         reconnects: list[int] = []
@@ -140,7 +149,9 @@ async def test_a_listener_that_fails_keeps_no_bus_from_coming_back_twice(free_di
     await server.stop()
 
 
-async def test_a_bus_comes_back_to_a_server_that_refused_its_password_for_a_while(free_dir: Path) -> None:
+async def test_a_bus_comes_back_to_a_server_that_refused_its_password_for_a_while(
+    free_dir: Path,
+) -> None:
     """With its subscriptions, and with the buckets and queues that its process opened before."""
     config = free_dir / "nats.conf"
 
@@ -199,12 +210,17 @@ async def test_a_server_that_hangs_is_given_up_however_much_was_written_to_it(
     await server.stop()
 
 
-async def test_a_bus_goes_on_though_a_subscriber_did_not_wait_for_the_server_to_know_it(nats_url: str) -> None:
+async def test_a_bus_goes_on_though_a_subscriber_did_not_wait_for_the_server_to_know_it(
+    nats_url: str,
+) -> None:
     """The late answer is nobody's then, and what comes after it is read all the same."""
     word = uuid.uuid4().hex
     async with Relay().running() as relay:
         relay.find = lambda: nats_url.removeprefix("nats://")
-        async with Bus.open(f"nats://{relay.address}", wait_seconds=30) as bus, bus.subscribe(word) as messages:
+        async with (
+            Bus.open(f"nats://{relay.address}", wait_seconds=30) as bus,
+            bus.subscribe(word) as messages,
+        ):
             relay.cut()
 
             async def subscribes() -> None:

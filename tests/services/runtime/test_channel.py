@@ -1,4 +1,5 @@
-"""A peer that falls silent is noticed: what runs over the connection ends, and says that it may be tried again."""
+"""A peer that falls silent is noticed: what runs over the connection ends, and says that it may be
+tried again."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from tests.services.output_processor.scripted_engine import ListeningGateway, sc
 
 
 class Relay:
-    """Between a client and a server at `target`, until it stops forwarding; the connections stay open."""
+    """Between a client and a server at `target`, until it stops forwarding; the connections stay
+    open."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -116,7 +118,9 @@ async def gateway_session(address: str) -> AsyncIterator[OutputSession]:
         await sessions.close()
 
 
-async def test_an_output_processor_that_falls_silent_ends_its_streams(demo_tokenizer: Tokenizer) -> None:
+async def test_an_output_processor_that_falls_silent_ends_its_streams(
+    demo_tokenizer: Tokenizer,
+) -> None:
     async with (
         asyncio.timeout(60),
         scripted_engine() as engine,
@@ -149,5 +153,9 @@ async def test_an_engine_that_falls_silent_ends_its_streams(demo_tokenizer: Toke
         await engine.add()
         relay.stop_forwarding()
         finish = await gateway.finish(1)
-        assert (finish.reason, finish.error, finish.retriable) == (FINISH_REASON_ERROR, "engine e1 is gone", True)
+        assert (finish.reason, finish.error, finish.retriable) == (
+            FINISH_REASON_ERROR,
+            "engine e1 is gone",
+            True,
+        )
         call.cancel()

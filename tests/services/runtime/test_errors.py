@@ -8,10 +8,15 @@ from headwater.services.runtime.errors import BadRequest, NotFound
 def test_of_many_that_there_are_the_first_are_named() -> None:
     many = [f"m{i:02}" for i in range(20)]
     named = ", ".join(many[:16])
-    assert str(NotFound("model", "x", many)) == f"the model 'x' does not exist; served: {named} and 4 more"
+    assert (
+        str(NotFound("model", "x", many))
+        == f"the model 'x' does not exist; served: {named} and 4 more"
+    )
 
 
-@pytest.mark.parametrize(("value", "shown"), [(None, "null"), (True, "true"), (False, "false"), ("a", "'a'"), (1, "1")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, "null"), (True, "true"), (False, "false"), ("a", "'a'"), (1, "1")]
+)
 def test_a_value_is_shown_as_a_client_writes_it(value: object, shown: str) -> None:
     assert BadRequest.of("n", value, "2").message == f"n is {shown}; allowed: 2"
 

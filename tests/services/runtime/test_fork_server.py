@@ -1,4 +1,5 @@
-"""Processes that a server of forks starts: their files, variables and ends, without their client and without it."""
+"""Processes that a server of forks starts: their files, variables and ends, without their client
+and without it."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def forks(environment: dict[str, str]) -> AsyncIterator[ForkClient]:
-    with fork_server(["colorsys", "no.such.module"], environment=environment, free_variables=["FREE"]) as client:
+    with fork_server(
+        ["colorsys", "no.such.module"], environment=environment, free_variables=["FREE"]
+    ) as client:
         assert client is not None
         yield client
 
@@ -65,7 +68,13 @@ async def test_a_fork_has_its_arguments_variables_and_files_and_what_the_server_
     with (tmp_path / "out").open("w") as out, (tmp_path / "other").open("w") as other:
         files = {1: out.fileno(), 2: out.fileno(), 4: other.fileno(), 3: out.fileno()}
         process = await start(
-            forks, PROBE, tmp_path, environment | {"HEADWATER_PROBE": "set", "FREE": "1"}, "-a", "b c", files=files
+            forks,
+            PROBE,
+            tmp_path,
+            environment | {"HEADWATER_PROBE": "set", "FREE": "1"},
+            "-a",
+            "b c",
+            files=files,
         )
     assert process is not None
     assert await process.wait() == 7
@@ -76,15 +85,22 @@ async def test_a_fork_has_its_arguments_variables_and_files_and_what_the_server_
     assert facts["sid"] == process.pid
     assert facts["shown"] == ["-m", MODULE, "-a", "b c"]
     assert facts["loop"] == "it runs"
-    named = {number: Path(path).name for number, path in facts["files"].items() if "/proc/" not in path}
+    named = {
+        number: Path(path).name for number, path in facts["files"].items() if "/proc/" not in path
+    }
     assert named == {"0": "null", "1": "out", "2": "out", "3": "out", "4": "other"}
     with pytest.raises(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
 
 
-async def test_a_fork_finds_what_threads_of_imports_have_done(tmp_path: Path, environment: dict[str, str]) -> None:
+async def test_a_fork_finds_what_threads_of_imports_have_done(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     body = "import threading, time\ndone = []\n"
-    body += "def work():\n    time.sleep(0.5)\n    done.append(1)\nthreading.Thread(target=work).start()\n"
+    body += (
+        "def work():\n    time.sleep(0.5)\n    "
+        "done.append(1)\nthreading.Thread(target=work).start()\n"
+    )
     (tmp_path / "begins_a_thread.py").write_text(body)
     with fork_server(["begins_a_thread"], environment=environment) as client:
         assert client is not None

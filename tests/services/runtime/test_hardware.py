@@ -23,7 +23,11 @@ def both(threads: int) -> dict[str, str]:
     ],
 )
 def test_threads_of_a_process(
-    threads: int, quota: int | None, env: dict[str, str], variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    threads: int,
+    quota: int | None,
+    env: dict[str, str],
+    variables: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hardware, "quota_cores", lambda: quota)
     monkeypatch.setattr(hardware, "usable_cores", lambda: quota or 64)

@@ -54,7 +54,9 @@ def test_a_program_ends_when_the_supervisors_pipe_closes(pipe: tuple[int, int]) 
 
 
 def test_a_program_that_ignores_sigterm_is_killed_after_the_limit(pipe: tuple[int, int]) -> None:
-    with keep(["sh", "-c", "trap '' TERM; echo $$; while :; do sleep 0.05; done"], pipe[0], limit=0.2) as keeper:
+    with keep(
+        ["sh", "-c", "trap '' TERM; echo $$; while :; do sleep 0.05; done"], pipe[0], limit=0.2
+    ) as keeper:
         assert keeper.stdout is not None
         pid = int(keeper.stdout.readline())
         keeper.terminate()

@@ -9,7 +9,9 @@ from headwater.services.runtime.health_probe import serves
 from headwater.services.runtime.listener import LIVE, Listener
 
 
-async def test_a_stage_that_leaves_is_alive_and_takes_no_new_work(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stage_that_leaves_is_alive_and_takes_no_new_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(health_probe, "LIMIT", 30.0)
     listener = Listener("127.0.0.1", 0)
     await listener.start()

@@ -27,7 +27,9 @@ print("went on", file=sys.stderr)
 
 def started(stdout: int) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", SHOWS], stdin=pipe, stdout=stdout, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", SHOWS], stdin=pipe, stdout=stdout, stderr=pipe, text=True
+    )
 
 
 def test_bars_and_lines_whose_reader_is_gone_end_nothing() -> None:

@@ -27,7 +27,8 @@ ENGINES = (Kind.ENGINE,)
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe waits 20 s, because a running process may be slow to answer. A missing process refuses at once."""
+    """A probe waits 20 s, because a running process may be slow to answer. A missing process
+    refuses at once."""
     monkeypatch.setattr(prober, "PROBE_SECONDS", 20.0)
 
 
@@ -45,7 +46,9 @@ def engine(served_model: ServedModel) -> Member:
 
 async def wait_for(members: Members, *expected: Member) -> None:
     async with asyncio.timeout(30):
-        await members.wait_for(lambda each: all(each.get(one.kind, one.replica_id) == one for one in expected))
+        await members.wait_for(
+            lambda each: all(each.get(one.kind, one.replica_id) == one for one in expected)
+        )
 
 
 async def wait_until_gone(members: Members, member: Member) -> None:
@@ -54,7 +57,9 @@ async def wait_until_gone(members: Members, member: Member) -> None:
 
 
 def test_a_member_is_the_same_after_the_wire(engine: Member) -> None:
-    busy = dataclasses.replace(engine, load=ReplicaLoad(num_running=3, prefill_tps=10.0), draining=True)
+    busy = dataclasses.replace(
+        engine, load=ReplicaLoad(num_running=3, prefill_tps=10.0), draining=True
+    )
     there_and_back = Member.from_pb(events_pb2.Member.FromString(busy.to_pb().SerializeToString()))
     assert there_and_back == busy
     assert there_and_back.load == busy.load
@@ -74,11 +79,15 @@ async def test_a_newcomer_need_not_wait_for_the_next_heartbeat_of_anyone(
                 await wait_for(members, engine)
 
 
-async def test_leaving_is_seen_at_once_and_other_kinds_not_at_all(nats_url: str, engine: Member) -> None:
+async def test_leaving_is_seen_at_once_and_other_kinds_not_at_all(
+    nats_url: str, engine: Member
+) -> None:
     changes: list[Change] = []
     gateway = dataclasses.replace(engine, kind=Kind.GATEWAY, replica_id="g", model=None)
     async with Bus.open(nats_url) as bus, Members(bus, ENGINES).running() as members:
-        members.on_change(lambda change: changes.append(change) if change.member == engine else None)
+        members.on_change(
+            lambda change: changes.append(change) if change.member == engine else None
+        )
         async with Heartbeat.running(bus, lambda: gateway), Heartbeat.running(bus, lambda: engine):
             await wait_for(members, engine)
             assert members.get(Kind.GATEWAY, "g") is None
@@ -87,7 +96,9 @@ async def test_leaving_is_seen_at_once_and_other_kinds_not_at_all(nats_url: str,
     assert [change.kind for change in changes] == [ChangeKind.JOINED, ChangeKind.LEFT]
 
 
-async def test_a_restarted_process_leaves_as_one_incarnation_and_joins_as_another(engine: Member) -> None:
+async def test_a_restarted_process_leaves_as_one_incarnation_and_joins_as_another(
+    engine: Member,
+) -> None:
     changes: list[tuple[ChangeKind, int]] = []
     reborn = dataclasses.replace(engine, epoch=new_epoch())
     members = Members(Bus(None), ENGINES)
@@ -120,7 +131,11 @@ async def test_an_engine_that_is_silent_on_the_bus_stays_while_it_answers(
 ) -> None:
     monkeypatch.setattr(membership, "EXPIRY_SECONDS", 0.2)
     asked = Engine.num_asked
-    async with Bus.open(nats_url) as bus, Members(bus, ENGINES).running() as members, asyncio.timeout(30):
+    async with (
+        Bus.open(nats_url) as bus,
+        Members(bus, ENGINES).running() as members,
+        asyncio.timeout(30),
+    ):
         members.on_member(served, from_bus=True)
         while Engine.num_asked < asked + 3:
             await asyncio.sleep(0.05)
@@ -156,7 +171,9 @@ async def served(engine: Member) -> AsyncIterator[Member]:
     await server.stop(None)
 
 
-async def test_without_a_bus_seeds_are_found_by_asking_and_lost_when_they_fall_silent(engine: Member) -> None:
+async def test_without_a_bus_seeds_are_found_by_asking_and_lost_when_they_fall_silent(
+    engine: Member,
+) -> None:
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     member = dataclasses.replace(engine, address=f"127.0.0.1:{port}")
@@ -168,15 +185,19 @@ async def test_without_a_bus_seeds_are_found_by_asking_and_lost_when_they_fall_s
         await wait_until_gone(members, member)
 
 
-async def test_an_answer_that_is_not_understood_keeps_nobody_from_being_asked(engine: Member, served: Member) -> None:
+async def test_an_answer_that_is_not_understood_keeps_nobody_from_being_asked(
+    engine: Member, served: Member
+) -> None:
     class Stranger(engine_pb2_grpc.EngineServicer):
         async def Info(  # type: ignore[override]
             self, request: engine_pb2.InfoRequest, context: object
         ) -> events_pb2.Member:
             return events_pb2.Member(kind=events_pb2.Member.KIND_UNSPECIFIED)
 
-    strange, leaving = grpc.aio.server(), grpc.aio.server()
-    strange_port, port = strange.add_insecure_port("127.0.0.1:0"), leaving.add_insecure_port("127.0.0.1:0")
+    strange = grpc.aio.server()
+    leaving = grpc.aio.server()
+    strange_port = strange.add_insecure_port("127.0.0.1:0")
+    port = leaving.add_insecure_port("127.0.0.1:0")
     member = dataclasses.replace(engine, replica_id="leaves", address=f"127.0.0.1:{port}")
     engine_pb2_grpc.add_EngineServicer_to_server(Stranger(), strange)  # type: ignore[no-untyped-call]
     engine_pb2_grpc.add_EngineServicer_to_server(Engine(member), leaving)  # type: ignore[no-untyped-call]
@@ -201,7 +222,9 @@ async def test_a_listener_that_fails_ends_neither_the_membership_nor_other_liste
 
     async with Bus.open(nats_url) as bus, Members(bus, ENGINES).running() as members:
         members.on_change(fail)
-        members.on_change(lambda change: changes.append(change.kind) if change.member == engine else None)
+        members.on_change(
+            lambda change: changes.append(change.kind) if change.member == engine else None
+        )
         async with Heartbeat.running(bus, lambda: engine):
             await wait_for(members, engine)
         await wait_until_gone(members, engine)
@@ -211,10 +234,14 @@ async def test_a_listener_that_fails_ends_neither_the_membership_nor_other_liste
 async def test_a_seed_that_is_no_engine_is_named_by_its_address(served: Member) -> None:
     kind = Kind.PROCESSOR
     async with Members(Bus(None), (kind,), {kind: [served.address]}).running() as members:
-        await wait_for(members, Member(kind=kind, replica_id=served.address, epoch=0, address=served.address))
+        await wait_for(
+            members, Member(kind=kind, replica_id=served.address, epoch=0, address=served.address)
+        )
 
 
-async def test_whoever_answers_at_an_address_without_being_what_is_looked_for_is_not_it(served: Member) -> None:
+async def test_whoever_answers_at_an_address_without_being_what_is_looked_for_is_not_it(
+    served: Member,
+) -> None:
     async with Prober.open() as prober:
         assert await prober.probe(Kind.OUTPUT_PROCESSOR, served.address) is None
         assert await prober.probe(Kind.PROCESSOR, served.address) is not None
@@ -224,7 +251,8 @@ async def listening_on_one_port(hosts: list[str]) -> tuple[int, list[grpc.aio.Se
     """A port that is free on the first may be somebody's on another: then the next."""
     options = (("grpc.so_reuseport", 0),)
     for _ in range(20):
-        servers, port = [grpc.aio.server(options=options) for _ in hosts], 0
+        servers = [grpc.aio.server(options=options) for _ in hosts]
+        port = 0
         with contextlib.suppress(RuntimeError):
             for host, server in zip(hosts, servers, strict=True):
                 port = server.add_insecure_port(f"{host}:{port}")
@@ -239,7 +267,9 @@ async def test_a_name_stands_for_every_address_that_it_has_and_whoever_it_loses_
     monkeypatch.setattr(seeds, "RESOLVE_SECONDS", 0.05)
     hosts = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
     port, servers = await listening_on_one_port(hosts)
-    expected = [dataclasses.replace(engine, replica_id=host, address=f"{host}:{port}") for host in hosts]
+    expected = [
+        dataclasses.replace(engine, replica_id=host, address=f"{host}:{port}") for host in hosts
+    ]
     for server, member in zip(servers, expected, strict=True):
         engine_pb2_grpc.add_EngineServicer_to_server(Engine(member), server)  # type: ignore[no-untyped-call]
         await server.start()
@@ -301,7 +331,9 @@ async def test_a_gateway_that_starts_while_the_bus_is_away_finds_whom_it_last_kn
         # With the name and the model that an address alone does not show.
         await wait_for(members, served, processor)
         assert len(members.everyone()) == 2
-    assert sorted(each.replica_id for each in saved.load()) == sorted([served.replica_id, "p", "dead"])
+    assert sorted(each.replica_id for each in saved.load()) == sorted(
+        [served.replica_id, "p", "dead"]
+    )
 
 
 async def test_a_list_that_cannot_be_read_is_none(tmp_path: Path) -> None:
@@ -314,9 +346,14 @@ async def test_a_list_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 async def test_a_seed_and_its_heartbeat_are_one_member(nats_url: str, served: Member) -> None:
     processor = dataclasses.replace(served, kind=Kind.PROCESSOR)
     told = {Kind.PROCESSOR: [served.address]}
-    async with Bus.open(nats_url) as bus, Members(bus, (Kind.PROCESSOR,), told).running() as members:
+    async with (
+        Bus.open(nats_url) as bus,
+        Members(bus, (Kind.PROCESSOR,), told).running() as members,
+    ):
         async with asyncio.timeout(30):
-            await members.wait_for(lambda each: each.get(Kind.PROCESSOR, served.address) is not None)
+            await members.wait_for(
+                lambda each: each.get(Kind.PROCESSOR, served.address) is not None
+            )
         async with Heartbeat.running(bus, lambda: processor):
             await wait_for(members, processor)
             assert members.of(Kind.PROCESSOR) == [processor]
@@ -352,7 +389,10 @@ async def test_a_dead_process_leaves_though_its_successor_answers_at_its_address
         Heartbeat.running(bus, lambda: processor),
     ):
         await wait_for(members, served, processor)
-        dead = [dataclasses.replace(each, replica_id="dead", epoch=new_epoch()) for each in (served, processor)]
+        dead = [
+            dataclasses.replace(each, replica_id="dead", epoch=new_epoch())
+            for each in (served, processor)
+        ]
         for each in [*dead, second]:
             members.on_member(each, from_bus=True)
         for each in dead:
@@ -361,7 +401,9 @@ async def test_a_dead_process_leaves_though_its_successor_answers_at_its_address
         assert members.of(Kind.PROCESSOR) == [processor, second]
 
 
-async def test_an_engine_that_is_gone_leaves_without_a_bus_though_another_one_has_its_address(served: Member) -> None:
+async def test_an_engine_that_is_gone_leaves_without_a_bus_though_another_one_has_its_address(
+    served: Member,
+) -> None:
     dead = dataclasses.replace(served, replica_id="dead", epoch=new_epoch())
     async with Members(Bus(None), ENGINES).running() as members:
         members.on_member(dead, from_bus=False)
@@ -369,7 +411,9 @@ async def test_an_engine_that_is_gone_leaves_without_a_bus_though_another_one_ha
         assert members.of(Kind.ENGINE) == [served]
 
 
-async def test_a_seed_leaves_behind_the_join_of_the_member_that_it_turns_out_to_be(served: Member) -> None:
+async def test_a_seed_leaves_behind_the_join_of_the_member_that_it_turns_out_to_be(
+    served: Member,
+) -> None:
     changes: list[tuple[ChangeKind, str]] = []
     processor = dataclasses.replace(served, kind=Kind.PROCESSOR)
     seed = Member(kind=Kind.PROCESSOR, replica_id=served.address, epoch=0, address=served.address)
@@ -377,4 +421,7 @@ async def test_a_seed_leaves_behind_the_join_of_the_member_that_it_turns_out_to_
     members.on_member(seed, from_bus=False)
     members.on_change(lambda change: changes.append((change.kind, change.member.replica_id)))
     members.on_member(processor, from_bus=True)
-    assert changes[1:] == [(ChangeKind.JOINED, processor.replica_id), (ChangeKind.LEFT, served.address)]
+    assert changes[1:] == [
+        (ChangeKind.JOINED, processor.replica_id),
+        (ChangeKind.LEFT, served.address),
+    ]

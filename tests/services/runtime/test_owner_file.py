@@ -16,7 +16,9 @@ SECRET = "ada a-secret-of-more-than-16-characters\n"
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o777])
-def test_a_file_of_keys_that_other_users_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_file_of_keys_that_other_users_may_read_or_write_is_refused(
+    tmp_path: Path, mode: int
+) -> None:
     path = tmp_path / "keys"
     path.write_text(SECRET)
     path.chmod(mode)
@@ -26,7 +28,10 @@ def test_a_file_of_keys_that_other_users_may_read_or_write_is_refused(tmp_path: 
         "--master-key-file": lambda: CacheNamespaces.read("", str(path), shared=False),
     }
     for flag, read in readers.items():
-        with pytest.raises(SettingError, match=f"{flag} is .*; allowed: a file that no other user may read: chmod o= "):
+        with pytest.raises(
+            SettingError,
+            match=f"{flag} is .*; allowed: a file that no other user may read: chmod o= ",
+        ):
             read()
 
 

@@ -23,13 +23,19 @@ print("went on")
 def test_a_full_disk_costs_lines_of_the_log_and_nothing_else() -> None:
     with FULL.open("wb") as full:
         stage = subprocess.run(
-            [sys.executable, "-c", LOGS], stdout=subprocess.PIPE, stderr=full, timeout=60, check=False
+            [sys.executable, "-c", LOGS],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            timeout=60,
+            check=False,
         )
     assert stage.stdout == b"went on\n"
 
 
 def test_a_reader_that_is_gone_costs_lines_of_the_log_and_nothing_else() -> None:
-    stage = subprocess.Popen([sys.executable, "-c", LOGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    stage = subprocess.Popen(
+        [sys.executable, "-c", LOGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     with stage:
         assert stage.stderr is not None
         stage.stderr.close()

@@ -17,7 +17,8 @@ ECHO = Script("return {KEYS[1], ARGV[1]}")
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis calls without a limit of their own wait up to a minute, so that none times out on a slow machine."""
+    """Redis calls without a limit of their own wait up to a minute, so that none times out on a
+    slow machine."""
     for name in ("_PATIENCE_SECONDS", "_CONNECT_SECONDS"):
         monkeypatch.setattr(store_module, name, 60.0)
 
@@ -36,7 +37,9 @@ async def test_a_faulty_script_is_our_fault_and_no_outage(redis_url: str) -> Non
         assert not store.broken
 
 
-async def test_more_calls_at_once_than_there_are_connections_are_answered_all(redis_url: str) -> None:
+async def test_more_calls_at_once_than_there_are_connections_are_answered_all(
+    redis_url: str,
+) -> None:
     async with Store.open(redis_url) as store:
         answers = await asyncio.gather(*(store.run(ECHO, ["k"], [number]) for number in range(300)))
     assert answers == [[b"k", b"%d" % number] for number in range(300)]
@@ -55,7 +58,9 @@ async def test_without_a_url_the_store_is_unavailable(redis_url: str) -> None:
         assert store.broken
 
 
-async def test_a_slow_store_costs_a_request_three_milliseconds_and_the_next_ones_nothing(redis_url: str) -> None:
+async def test_a_slow_store_costs_a_request_three_milliseconds_and_the_next_ones_nothing(
+    redis_url: str,
+) -> None:
     now = 0.0
     async with Store.open(redis_url, clock=lambda: now) as store:
         await store.command("PING")
@@ -88,7 +93,9 @@ async def test_a_store_that_was_killed_serves_again_after_its_restart(free_dir: 
     await server.stop()
 
 
-async def test_of_connections_that_died_with_the_server_one_call_tells_and_no_other_fails(free_dir: Path) -> None:
+async def test_of_connections_that_died_with_the_server_one_call_tells_and_no_other_fails(
+    free_dir: Path,
+) -> None:
     server = await start_valkey(free_dir)
     try:
         async with Store.open(server.url) as store:

@@ -12,7 +12,8 @@ from headwater.services.runtime.tasks import ENDED_AT_ONCE, end, in_succession, 
 
 
 async def deaf(num_lost: int, out: list[str]) -> None:
-    """Loses so many cancellations, as `asyncio.wait_for` does now and then, and then takes its time to leave."""
+    """Loses so many cancellations, as `asyncio.wait_for` does now and then, and then takes its time
+    to leave."""
     while True:
         try:
             await asyncio.Event().wait()
@@ -25,7 +26,9 @@ async def deaf(num_lost: int, out: list[str]) -> None:
 
 
 @pytest.mark.parametrize("num_lost", [0, 1, 3])
-async def test_a_scope_ends_though_its_task_loses_cancellations(num_lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scope_ends_though_its_task_loses_cancellations(
+    num_lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tasks, "INSIST_SECONDS", 0.01)
     out: list[str] = []
     async with asyncio.timeout(60), owned_task(deaf(num_lost, out)):
@@ -34,7 +37,8 @@ async def test_a_scope_ends_though_its_task_loses_cancellations(num_lost: int, m
 
 
 async def test_who_is_cancelled_while_a_task_of_his_ends_waits_for_it_and_ends_cancelled() -> None:
-    left, may_leave = asyncio.Event(), asyncio.Event()
+    left = asyncio.Event()
+    may_leave = asyncio.Event()
 
     async def slow_to_leave() -> None:
         try:
@@ -68,7 +72,8 @@ async def test_what_a_task_failed_of_is_raised_where_its_scope_ends() -> None:
 
 
 class Calls:
-    """Calls in succession, each of which lets the next one start when it is told to, and ends when it is told to."""
+    """Calls in succession, each of which lets the next one start when it is told to, and ends when
+    it is told to."""
 
     def __init__(self, count: int) -> None:
         self.started: list[int] = []
@@ -141,7 +146,9 @@ async def test_a_call_that_ends_without_a_word_lets_the_next_one_start() -> None
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["failed", "cancelled"])
-async def test_a_thousand_calls_end_a_few_in_a_pass_and_none_starts_any_more(is_cancelled: bool) -> None:
+async def test_a_thousand_calls_end_a_few_in_a_pass_and_none_starts_any_more(
+    is_cancelled: bool,
+) -> None:
     calls = Calls(1000)
     calls.let_go_on(0, 400)
     await counts_of(calls.started, 1500)

@@ -4,7 +4,8 @@ import pytest
 
 from headwater.services.runtime.trace_context import TraceContext
 
-TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SPAN = "00f067aa0ba902b7"
 
 
 @pytest.mark.parametrize("flags", ["00", "01"])
@@ -15,7 +16,9 @@ def test_a_traceparent_is_read_and_written_the_same(flags: str) -> None:
 
 
 def test_a_later_version_is_read_as_far_as_it_is_known() -> None:
-    assert TraceContext.parse(f"cc-{TRACE}-{SPAN}-09-what-the-future-brings") == TraceContext(TRACE, SPAN, True)
+    assert TraceContext.parse(f"cc-{TRACE}-{SPAN}-09-what-the-future-brings") == TraceContext(
+        TRACE, SPAN, True
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""An engine that has one address for the bus and another one as a seed, such as a service's name: one member."""
+"""An engine that has one address for the bus and another one as a seed, such as a service's name:
+one member."""
 
 from __future__ import annotations
 
@@ -52,12 +53,14 @@ class TwoAddresses:
 
 HOSTS = ["127.0.0.2", "127.0.0.3"]
 ASKED_OFTEN = 6
-"""Number of probes after which an engine has been asked at each address, and heard, more than once."""
+"""Number of probes after which an engine has been asked at each address, and heard, more than
+once."""
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes and heartbeats follow quickly, and a probe waits 20 s, because a running process may be slow to answer."""
+    """Probes and heartbeats follow quickly, and a probe waits 20 s, because a running process may
+    be slow to answer."""
     monkeypatch.setattr(prober, "PROBE_SECONDS", 20.0)
     monkeypatch.setattr(membership, "_SWEEP_SECONDS", 0.05)
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.05)
@@ -89,9 +92,14 @@ async def probed() -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_an_engine_is_one_member_by_the_address_that_was_heard_of_first(nats_url: str, twofold: Running) -> None:
+async def test_an_engine_is_one_member_by_the_address_that_was_heard_of_first(
+    nats_url: str, twofold: Running
+) -> None:
     for first in (twofold.by_seed, twofold.advertised):
-        async with Bus.open(nats_url) as bus, Members(bus, ENGINES, twofold.seeds).running() as members:
+        async with (
+            Bus.open(nats_url) as bus,
+            Members(bus, ENGINES, twofold.seeds).running() as members,
+        ):
             members.on_member(first, from_bus=first is twofold.advertised)
             twofold.follow(members)
             async with Heartbeat.running(bus, lambda: twofold.advertised):
@@ -116,8 +124,10 @@ async def test_an_advertised_address_that_cannot_be_reached_from_here_gives_way_
 async def test_an_engine_goes_on_by_its_other_address_when_the_first_no_longer_answers(
     served_model: ServedModel,
 ) -> None:
-    told, members = TwoAddresses(served_model, 1), Members(Bus(None), ENGINES)
-    seed, advertised = told.by_seed.address, told.advertised.address
+    told = TwoAddresses(served_model, 1)
+    members = Members(Bus(None), ENGINES)
+    seed = told.by_seed.address
+    advertised = told.advertised.address
     told.follow(members)
     members.on_member(told.by_seed, from_bus=False)
     members.on_member(told.advertised, from_bus=True)
@@ -129,12 +139,18 @@ async def test_an_engine_goes_on_by_its_other_address_when_the_first_no_longer_a
     assert members.of(Kind.ENGINE) == [told.advertised]
 
 
-async def test_an_engine_that_is_heard_of_by_neither_address_leaves_once(served_model: ServedModel) -> None:
-    told, members = TwoAddresses(served_model, 1), Members(Bus(None), ENGINES)
+async def test_an_engine_that_is_heard_of_by_neither_address_leaves_once(
+    served_model: ServedModel,
+) -> None:
+    told = TwoAddresses(served_model, 1)
+    members = Members(Bus(None), ENGINES)
     told.follow(members)
     members.on_member(told.by_seed, from_bus=False)
     members.on_member(told.advertised, from_bus=True)
     for _ in range(2):
         members._on_answer((Kind.ENGINE, told.by_seed.address), None)
-    assert told.moves() == [(ChangeKind.JOINED, told.by_seed.address), (ChangeKind.LEFT, told.by_seed.address)]
+    assert told.moves() == [
+        (ChangeKind.JOINED, told.by_seed.address),
+        (ChangeKind.LEFT, told.by_seed.address),
+    ]
     assert not members.everyone()

@@ -15,7 +15,8 @@ from tests.services.runtime.known_variables import LIST, names, text_of
 
 MISTYPED = {"HEADWATER_MAX_NUM_SEQ": "4", "HEADWATER_MAX_NUM_SEQS": "4", "MAX_NUM_SEQ": "4"}
 SENTENCE = (
-    "HEADWATER_MAX_NUM_SEQ is set, and nothing reads a variable of this name; did you mean HEADWATER_MAX_NUM_SEQS?"
+    "HEADWATER_MAX_NUM_SEQ is set, and nothing reads a variable of this name; did you "
+    "mean HEADWATER_MAX_NUM_SEQS?"
 )
 STAGES = {
     "gateway": ["--port=0", "--grpc-port=0"],
@@ -23,12 +24,18 @@ STAGES = {
     "services.processor": ["--model-folder=/nowhere"],
     "services.output_processor": ["--model-folder=/nowhere"],
     "services.engine": ["--executor=simulated", "--served-model-name=m", "--max-model-len=64"],
-    "services.engine.stage_host": ["--join=127.0.0.1:1", "--stage-secret-file=/nowhere", "--model-folder=/nowhere"],
+    "services.engine.stage_host": [
+        "--join=127.0.0.1:1",
+        "--stage-secret-file=/nowhere",
+        "--model-folder=/nowhere",
+    ],
 }
 
 
 def test_the_list_of_known_names_is_that_of_the_code() -> None:
-    assert LIST.read_text() == text_of(names()), "python -m tests.services.runtime.known_variables writes it"
+    assert LIST.read_text() == text_of(names()), (
+        "python -m tests.services.runtime.known_variables writes it"
+    )
 
 
 def test_a_mistyped_name_is_told_with_the_nearest_one() -> None:
@@ -51,12 +58,17 @@ def test_a_stage_leaves_it_to_its_supervisor() -> None:
 
 @pytest.mark.parametrize("module", STAGES)
 def test_a_stage_that_is_started_by_itself_tells_it(module: str) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")} | MISTYPED
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")
+    } | MISTYPED
     command = [sys.executable, "-m", f"headwater.{module}", *STAGES[module]]
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as stage:
         assert stage.stderr is not None
         try:
-            said = next((line for line in stage.stderr if SENTENCE in line or '"event": "ready"' in line), "")
+            said = next(
+                (line for line in stage.stderr if SENTENCE in line or '"event": "ready"' in line),
+                "",
+            )
         finally:
             stage.kill()
     assert SENTENCE in said

@@ -15,8 +15,12 @@ from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.usage_log import MSG_ID, STREAM, UsageLog, UsageRecord, read_stream
 
 
-async def test_a_report_that_is_not_understood_keeps_no_later_one_from_its_reader(nats_url: str) -> None:
-    record = UsageRecord(request_id="r", tenant="ada", model="m", at=0.0, prompt_tokens=3, output_tokens=4)
+async def test_a_report_that_is_not_understood_keeps_no_later_one_from_its_reader(
+    nats_url: str,
+) -> None:
+    record = UsageRecord(
+        request_id="r", tenant="ada", model="m", at=0.0, prompt_tokens=3, output_tokens=4
+    )
     async with Bus.open(nats_url, wait_seconds=30) as bus:
         log = UsageLog(bus)
         reports = log.left()
@@ -34,7 +38,9 @@ async def test_a_report_that_is_not_understood_keeps_no_later_one_from_its_reade
 
 
 def a_record(request_id: str) -> UsageRecord:
-    return UsageRecord(request_id=request_id, tenant="ada", model="m", at=0.0, prompt_tokens=3, output_tokens=4)
+    return UsageRecord(
+        request_id=request_id, tenant="ada", model="m", at=0.0, prompt_tokens=3, output_tokens=4
+    )
 
 
 def broken(seq: int) -> None:
@@ -57,7 +63,9 @@ async def test_records_behind_one_that_fails_are_stored(
         await log.make()
         js = bus.jetstream()
         assert js is not None
-        await js.publish(subjects.usage("ada"), b"{", headers={MSG_ID: log._seals.name_of("unreadable")})
+        await js.publish(
+            subjects.usage("ada"), b"{", headers={MSG_ID: log._seals.name_of("unreadable")}
+        )
         stored = asyncio.get_running_loop().create_future()
         log.add(a_record(request_id), on_stored)
         log.add(a_record(f"behind {on_stored.__name__} {request_id[:5]}"), stored.set_result)
@@ -68,7 +76,8 @@ async def test_records_behind_one_that_fails_are_stored(
 async def test_records_that_are_removed_after_they_were_counted_are_not_awaited(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tenant, since = f"test-{uuid.uuid4().hex}", datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    tenant = f"test-{uuid.uuid4().hex}"
+    since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     async with Bus.open(nats_url, wait_seconds=30) as bus, UsageLog(bus).running() as log:
         await log.make()
         js = bus.jetstream()

@@ -29,7 +29,9 @@ def is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-async def test_a_nats_server_answers_on_its_url_and_its_port_is_free_after_stop(free_dir: Path) -> None:
+async def test_a_nats_server_answers_on_its_url_and_its_port_is_free_after_stop(
+    free_dir: Path,
+) -> None:
     server = await start_nats(free_dir, jetstream=free_dir / "streams")
     client = await nats.connect(server.url)
     await client.jetstream().account_info()
@@ -59,9 +61,11 @@ async def test_a_killed_server_is_noticed_by_whoever_waits_for_it(free_dir: Path
 
 
 async def test_a_server_whose_log_cannot_be_read_is_not_left_behind(free_dir: Path) -> None:
-    log, born = free_dir / "valkey.log", free_dir / "pid"
+    log = free_dir / "valkey.log"
+    born = free_dir / "pid"
     code = (
-        f"import os, time; open({str(born)!r}, 'w').write(str(os.getpid())); os.unlink({str(log)!r}); time.sleep(600)"
+        f"import os, time; open({str(born)!r}, 'w').write(str(os.getpid())); "
+        f"os.unlink({str(log)!r}); time.sleep(600)"
     )
     with pytest.raises(FileNotFoundError):
         await start_valkey(free_dir, launcher=(sys.executable, "-c", code))
@@ -72,7 +76,8 @@ async def test_a_server_whose_log_cannot_be_read_is_not_left_behind(free_dir: Pa
 async def test_a_server_that_does_not_get_ready_is_started_once_and_has_minutes(
     free_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NATS reads all its stored data before it serves. A second start would read it from the beginning again."""
+    """NATS reads all its stored data before it serves. A second start would read it from the
+    beginning again."""
     assert embedded.START_SECONDS >= 300
     monkeypatch.setattr(embedded, "START_SECONDS", 0.1)
     started: list[asyncio.subprocess.Process] = []
@@ -88,7 +93,9 @@ async def test_a_server_that_does_not_get_ready_is_started_once_and_has_minutes(
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
-async def test_a_port_in_use_is_reported_with_the_servers_own_words(free_dir: Path, redis_url: str) -> None:
+async def test_a_port_in_use_is_reported_with_the_servers_own_words(
+    free_dir: Path, redis_url: str
+) -> None:
     taken = urlsplit(redis_url).port
     assert taken is not None
     with pytest.raises(EmbeddedServerError, match="Address already in use"):

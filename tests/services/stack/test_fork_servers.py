@@ -33,7 +33,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
     @contextlib.contextmanager
     def record(
-        modules: Sequence[str], *, environment: Mapping[str, str], free_variables: Sequence[str] = ()
+        modules: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        free_variables: Sequence[str] = (),
     ) -> Iterator[None]:
         servers[tuple(modules)] = dict(environment), tuple(free_variables)
         yield None
@@ -45,7 +48,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 def of_libraries(environment: Mapping[str, str], free: Sequence[str] = ()) -> dict[str, str]:
     """Variables that libraries may read when they are imported."""
     return {
-        name: value for name, value in environment.items() if not name.startswith("HEADWATER_") and name not in free
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("HEADWATER_") and name not in free
     }
 
 
@@ -58,7 +63,11 @@ def test_what_a_server_imports_is_what_its_programs_would_import_with_their_envi
         pass
     engine = os.environ | stack.engine_env(0)
     environment, free = started[STAGE_MODULES]
-    for stage in (engine, os.environ | stack.gateway_env(), os.environ | stack.servers.env(Role.PROCESSOR)):
+    for stage in (
+        engine,
+        os.environ | stack.gateway_env(),
+        os.environ | stack.servers.env(Role.PROCESSOR),
+    ):
         assert of_libraries(stage, free) == of_libraries(environment, free)
     assert free == VARIABLES_OF_STAGES
     environment, free = started[CORE_MODULES[device]]
@@ -74,13 +83,17 @@ def test_what_a_server_imports_is_what_its_programs_would_import_with_their_envi
     [{"executor": "simulated"}, {"replicas": None, "min_replicas": 0}],
     ids="-".join,
 )
-def test_cores_are_forked_where_engines_compute_from_the_start_on(started: Started, given: dict[str, Any]) -> None:
+def test_cores_are_forked_where_engines_compute_from_the_start_on(
+    started: Started, given: dict[str, Any]
+) -> None:
     with fork_servers(plan(**given).settings) as servers:
         assert servers.cores is None
     assert list(started) == [STAGE_MODULES]
 
 
-def test_no_core_is_forked_where_a_variable_says_its_threads(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_core_is_forked_where_a_variable_says_its_threads(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HEADWATER_THREADS", "3")
     with fork_servers(plan().settings):
         pass
@@ -89,7 +102,10 @@ def test_no_core_is_forked_where_a_variable_says_its_threads(started: Started, m
 
 def test_stages_are_forked_from_a_process_without_torch() -> None:
     imports = "; ".join(f"import_module({module!r})" for module in STAGE_MODULES)
-    probe = f"import sys; from importlib import import_module; {imports}; assert 'torch' not in sys.modules"
+    probe = (
+        f"import sys; from importlib import import_module; {imports}; assert 'torch' not in "
+        "sys.modules"
+    )
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
 
 
@@ -97,6 +113,8 @@ def test_stages_are_forked_from_a_process_without_torch() -> None:
 def test_a_fork_opens_a_gpu_after_the_imports_of_a_core() -> None:
     imports = "; ".join(f"import_module({module!r})" for module in CORE_MODULES["cuda"])
     probe = f"import os; from importlib import import_module; {imports}; import torch, triton\n"
-    probe += "if (pid := os.fork()) == 0:\n    torch.zeros(1, device='cuda').item()\n    os._exit(0)\n"
+    probe += (
+        "if (pid := os.fork()) == 0:\n    torch.zeros(1, device='cuda').item()\n    os._exit(0)\n"
+    )
     probe += "assert os.waitpid(pid, 0)[1] == 0"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0

@@ -25,7 +25,10 @@ def test_a_held_port_is_nobodys_but_the_gateways_as_they_come_and_go() -> None:
                 connection.close()
             # Between two gateways whoever wants a port gets another one.
             with contextlib.ExitStack() as stack:
-                others = [stack.enter_context(contextlib.closing(HeldPort("127.0.0.1", 0))) for _ in range(200)]
+                others = [
+                    stack.enter_context(contextlib.closing(HeldPort("127.0.0.1", 0)))
+                    for _ in range(200)
+                ]
                 assert held.port not in {other.port for other in others}
             with (
                 pytest.raises(OSError, match="in use"),

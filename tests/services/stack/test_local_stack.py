@@ -12,8 +12,12 @@ from tests.services.stack.test_plan import plan
 def test_a_line_goes_on_where_its_record_cannot_be_written(tmp_path: Path) -> None:
     """As on a full disk: a death that is told of then must still be followed by a new life."""
     said: list[str] = []
-    stack = LocalStack(plan(state_dir=tmp_path / "gone").settings, tmp_path, "m", report=said.append)
-    stack.record = ClusterRecord(pid=1, model="m", rest="", grpc="", nats_url="", redis_url="", stages=())
+    stack = LocalStack(
+        plan(state_dir=tmp_path / "gone").settings, tmp_path, "m", report=said.append
+    )
+    stack.record = ClusterRecord(
+        pid=1, model="m", rest="", grpc="", nats_url="", redis_url="", stages=()
+    )
     stack._report_and_record("engine-0 ended with status -9")
     assert said[0] == "engine-0 ended with status -9"
     assert said[1].startswith("the cluster's record is out of date: [Errno 2]")

@@ -37,10 +37,13 @@ async def managed(
 
     async def answer(request: dict[str, Any], seconds: float) -> bytes | None:
         said = msgspec.json.encode(request)
-        return await bus.request(subjects.models_control(stack.supervisor_id), said, seconds=seconds)
+        return await bus.request(
+            subjects.models_control(stack.supervisor_id), said, seconds=seconds
+        )
 
     async def ask(request: dict[str, Any]) -> Any:
-        # A request that changes nothing is repeated until the manager listens; others are sent once.
+        # A request that changes nothing is repeated until the manager listens; others are sent
+        # once.
         while await answer({"do": "list"}, 2) is None:
             assert not running.done()
         answered = await answer(request, 100)
@@ -56,14 +59,19 @@ async def managed(
             await asyncio.wait({running})
 
 
-async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(nats_url: str, tmp_path: Path) -> None:
+async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(
+    nats_url: str, tmp_path: Path
+) -> None:
     folder = make_chatting_model(tmp_path / "second")
-    pipe, stack = SupervisorPipe(), plan(state_dir=tmp_path, replicas=1, nats_url=nats_url, cache_dir=tmp_path)
+    pipe = SupervisorPipe()
+    stack = plan(state_dir=tmp_path, replicas=1, nats_url=nats_url, cache_dir=tmp_path)
     stages = Stages(tmp_path, pipe, READY + NEVER_READY)
     stages.may_spawn.set()
     flags_of: dict[str, list[str]] = {}
 
-    def make(name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None) -> KeptStage:
+    def make(
+        name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None
+    ) -> KeptStage:
         flags_of[name] = flags()
         return stages.make(name, module, flags, env)
 
@@ -92,19 +100,30 @@ async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(
             for name, flags in flags_of.items()
             if "engine" in name
         }
-        assert numerics == {"engine-0": "default", "exact-engine-0": "tree", "exact-engine-1": "tree"}
+        assert numerics == {
+            "engine-0": "default",
+            "exact-engine-0": "tree",
+            "exact-engine-1": "tree",
+        }
         # The next cluster with this state folder loads it so again.
         assert [each.numerics for each in RememberedModels(tmp_path)] == ["tree"]
-    await asyncio.gather(*(stage.stop(5, asyncio.Event()) for model in manager.models() for stage in model.stages()))
+    await asyncio.gather(
+        *(stage.stop(5, asyncio.Event()) for model in manager.models() for stage in model.stages())
+    )
     pipe.close()
 
 
-async def test_bounds_that_are_asked_for_while_a_model_is_loaded_are_remembered(nats_url: str, tmp_path: Path) -> None:
+async def test_bounds_that_are_asked_for_while_a_model_is_loaded_are_remembered(
+    nats_url: str, tmp_path: Path
+) -> None:
     folder = make_chatting_model(tmp_path / "second")
-    pipe, stack = SupervisorPipe(), plan(state_dir=tmp_path, replicas=1, nats_url=nats_url, cache_dir=tmp_path)
+    pipe = SupervisorPipe()
+    stack = plan(state_dir=tmp_path, replicas=1, nats_url=nats_url, cache_dir=tmp_path)
     stages = Stages(tmp_path, pipe, READY + NEVER_READY)
     stages.may_spawn.set()
-    manager = ModelManager(stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None)
+    manager = ModelManager(
+        stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None
+    )
     try:
         first = manager.first(stack)
         await begin_all(first.stages(), silent)
@@ -112,20 +131,34 @@ async def test_bounds_that_are_asked_for_while_a_model_is_loaded_are_remembered(
         async with managed(manager, nats_url, stack) as ask:
 
             async def state() -> str:
-                [found] = [card["state"] for card in (await ask({"do": "list"}))["models"] if card["id"] == "late"]
+                [found] = [
+                    card["state"]
+                    for card in (await ask({"do": "list"}))["models"]
+                    if card["id"] == "late"
+                ]
                 return str(found)
 
             stages.may_spawn.clear()
-            assert "error" not in await ask({"do": "load", "model": str(folder), "served_model_name": "late"})
-            assert "error" not in await ask({"do": "scale", "model": "late", "min_replicas": 0, "max_replicas": 3})
+            assert "error" not in await ask(
+                {"do": "load", "model": str(folder), "served_model_name": "late"}
+            )
+            assert "error" not in await ask(
+                {"do": "scale", "model": "late", "min_replicas": 0, "max_replicas": 3}
+            )
             assert await state() == "loading"
             stages.may_spawn.set()
             while await state() != "serving":  # noqa: ASYNC110 (asked over the bus)
                 await asyncio.sleep(0.05)
-            assert [(each.min_replicas, each.max_replicas) for each in RememberedModels(tmp_path)] == [(0, 3)]
+            assert [
+                (each.min_replicas, each.max_replicas) for each in RememberedModels(tmp_path)
+            ] == [(0, 3)]
     finally:
         await asyncio.gather(
-            *(stage.stop(5, asyncio.Event()) for model in manager.models() for stage in model.stages())
+            *(
+                stage.stop(5, asyncio.Event())
+                for model in manager.models()
+                for stage in model.stages()
+            )
         )
         pipe.close()
 
@@ -133,21 +166,27 @@ async def test_bounds_that_are_asked_for_while_a_model_is_loaded_are_remembered(
 async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_request_answered(
     nats_url: str, tmp_path: Path
 ) -> None:
-    pipe, stack = (
-        SupervisorPipe(),
-        plan(
-            state_dir=tmp_path, replicas=None, min_replicas=0, max_replicas=1, executor="simulated", nats_url=nats_url
-        ),
+    pipe = SupervisorPipe()
+    stack = plan(
+        state_dir=tmp_path,
+        replicas=None,
+        min_replicas=0,
+        max_replicas=1,
+        executor="simulated",
+        nats_url=nats_url,
     )
     stages = Stages(tmp_path, pipe, READY + NEVER_READY)
     stages.may_spawn.set()
-    manager = ModelManager(stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None)
+    manager = ModelManager(
+        stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None
+    )
     first = manager.first(stack)
     await begin_all(first.stages(), silent)
     manager.serve(first)
 
     async with managed(manager, nats_url, stack) as ask:
-        long, unknown = "x" * 5000, "~nobody.here/model"
+        long = "x" * 5000
+        unknown = "~nobody.here/model"
         assert (await ask({"do": "load", "model": long}))["error"]["code"] == "invalid_value"
         assert (await ask({"do": "load", "model": unknown}))["error"]["code"] == "model_not_found"
         [card] = (await ask({"do": "list"}))["models"]
@@ -159,19 +198,27 @@ async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_re
 async def test_a_model_has_its_text_stages_until_a_replica_that_was_leaving_already_is_gone(
     nats_url: str, tmp_path: Path
 ) -> None:
-    pipe, stack = SupervisorPipe(), plan(state_dir=tmp_path, replicas=1, nats_url=nats_url, cache_dir=tmp_path)
+    pipe = SupervisorPipe()
+    stack = plan(state_dir=tmp_path, replicas=1, nats_url=nats_url, cache_dir=tmp_path)
     folders = {"engine": tmp_path / "engines", "text": tmp_path / "text"}
     for folder in folders.values():
         folder.mkdir()
     # What a text stage says as it ends shows which replicas are still there.
     looks = f"import os, signal\nlog = open({str(folders['engine'] / 'engine-0.log')!r})\n"
-    looks += "def leave(*_):\n    os.write(1, b'gone' if 'left' in log.read() else b'there'); os._exit(0)\n"
+    looks += (
+        "def leave(*_):\n    os.write(1, b'gone' if 'left' in log.read() else b'there'); "
+        "os._exit(0)\n"
+    )
     engines = Stages(folders["engine"], pipe, SLOW_TO_LEAVE)
-    texts = Stages(folders["text"], pipe, READY + looks + "signal.signal(15, leave)\n" + NEVER_READY)
+    texts = Stages(
+        folders["text"], pipe, READY + looks + "signal.signal(15, leave)\n" + NEVER_READY
+    )
     for each in (engines, texts):
         each.may_spawn.set()
 
-    def make(name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None) -> KeptStage:
+    def make(
+        name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None
+    ) -> KeptStage:
         return (engines if "engine" in name else texts).make(name, module, flags, env)
 
     manager = ModelManager(stack.settings, pipe, make, hurry=asyncio.Event(), report=lambda _: None)

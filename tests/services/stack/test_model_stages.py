@@ -12,7 +12,12 @@ import pytest
 from headwater.services.stack.model_manager import ModelManager
 from headwater.services.stack.model_stages import ModelStages
 from headwater.services.stack.scaling import Scaler, ScaleRules
-from headwater.services.stack.stage_process import KeptStage, StageProcess, StageProgram, SupervisorPipe
+from headwater.services.stack.stage_process import (
+    KeptStage,
+    StageProcess,
+    StageProgram,
+    SupervisorPipe,
+)
 from tests.coded_stage.__main__ import PROGRAM
 from tests.services.stack.test_plan import plan
 from tests.services.stack.test_stage_process import READY
@@ -25,14 +30,20 @@ class Stages:
 
     def __init__(self, folder: Path, pipe: SupervisorPipe, code: str) -> None:
         self.processes: list[StageProcess] = []
-        self.begun, self.may_spawn = asyncio.Event(), asyncio.Event()
-        self._folder, self._pipe, self._code = folder, pipe, code
+        self.begun = asyncio.Event()
+        self.may_spawn = asyncio.Event()
+        self._folder = folder
+        self._pipe = pipe
+        self._code = code
 
-    def make(self, name: str, module: str, flags: Callable[[], list[str]], env: object = None) -> KeptStage:
+    def make(
+        self, name: str, module: str, flags: Callable[[], list[str]], env: object = None
+    ) -> KeptStage:
         async def start() -> StageProcess:
             self.begun.set()
             await self.may_spawn.wait()
-            program, log = StageProgram(PROGRAM, [self._code], os.environ), self._folder / f"{name}.log"
+            program = StageProgram(PROGRAM, [self._code], os.environ)
+            log = self._folder / f"{name}.log"
             process = await StageProcess.start(name, program, log=log, supervisor=self._pipe)
             self.processes.append(process)
             return process
@@ -42,7 +53,9 @@ class Stages:
     @property
     def is_armed(self) -> bool:
         """Whether the processes, one at least, handle signals."""
-        return bool(self.processes) and all("armed" in process.log.read_text() for process in self.processes)
+        return bool(self.processes) and all(
+            "armed" in process.log.read_text() for process in self.processes
+        )
 
 
 NEVER_READY = "import time; print('armed', flush=True); time.sleep(60)"
@@ -57,10 +70,14 @@ LATE_READY = (
 
 
 @pytest.mark.parametrize("moment", ["unspawned", "spawned", "ready too late"])
-async def test_a_replica_that_leaves_while_it_starts_is_gone_and_harms_nobody(tmp_path: Path, moment: str) -> None:
+async def test_a_replica_that_leaves_while_it_starts_is_gone_and_harms_nobody(
+    tmp_path: Path, moment: str
+) -> None:
     pipe = SupervisorPipe()
     stages = Stages(tmp_path, pipe, LATE_READY if moment == "ready too late" else NEVER_READY)
-    line = ModelStages(name="m", rules=RULES, scaler=Scaler(RULES, 0), make_stage=stages.make, taken_places=set())
+    line = ModelStages(
+        name="m", rules=RULES, scaler=Scaler(RULES, 0), make_stage=stages.make, taken_places=set()
+    )
     line.plan = plan(executor="simulated")
     # The group ends when nobody keeps the replica running any more.
     async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
@@ -80,11 +97,18 @@ async def test_a_replica_that_leaves_while_it_starts_is_gone_and_harms_nobody(tm
     pipe.close()
 
 
-async def test_a_replica_that_could_not_start_when_it_is_told_to_leave_harms_nobody(tmp_path: Path) -> None:
-    pipe, said = SupervisorPipe(), list[str]()
-    stack = plan(state_dir=tmp_path, replicas=None, min_replicas=0, max_replicas=2, executor="simulated")
+async def test_a_replica_that_could_not_start_when_it_is_told_to_leave_harms_nobody(
+    tmp_path: Path,
+) -> None:
+    pipe = SupervisorPipe()
+    said = list[str]()
+    stack = plan(
+        state_dir=tmp_path, replicas=None, min_replicas=0, max_replicas=2, executor="simulated"
+    )
     stages = Stages(tmp_path, pipe, "import sys; sys.exit(3)")
-    manager = ModelManager(stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=said.append)
+    manager = ModelManager(
+        stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=said.append
+    )
     model = manager.first(stack)
     async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         starting = tasks.create_task(model.start_engine(tasks, lambda: 0.0))
@@ -102,16 +126,22 @@ async def test_a_replica_that_could_not_start_when_it_is_told_to_leave_harms_nob
 SLOW_TO_LEAVE = (
     "import os, signal, time\n"
     # A print fails where the signal comes while another print is being flushed.
-    "def leave(*_):\n    os.write(1, b'leaves\\n'); time.sleep(1); os.write(1, b'left\\n'); os._exit(0)\n"
+    "def leave(*_):\n    os.write(1, b'leaves\\n'); time.sleep(1); os.write(1, b'left\\n'); "
+    "os._exit(0)\n"
     "signal.signal(15, leave)\n" + READY + NEVER_READY
 )
 
 
-async def test_the_end_of_a_replica_is_awaited_again_where_the_first_wait_was_cancelled(tmp_path: Path) -> None:
-    pipe, log = SupervisorPipe(), tmp_path / "engine-0.log"
+async def test_the_end_of_a_replica_is_awaited_again_where_the_first_wait_was_cancelled(
+    tmp_path: Path,
+) -> None:
+    pipe = SupervisorPipe()
+    log = tmp_path / "engine-0.log"
     stages = Stages(tmp_path, pipe, SLOW_TO_LEAVE)
     stages.may_spawn.set()
-    model = ModelStages(name="m", rules=RULES, scaler=Scaler(RULES, 0), make_stage=stages.make, taken_places=set())
+    model = ModelStages(
+        name="m", rules=RULES, scaler=Scaler(RULES, 0), make_stage=stages.make, taken_places=set()
+    )
     model.plan = plan(executor="simulated")
     async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         await model.start_engine(tasks, lambda: 0.0)
@@ -122,7 +152,9 @@ async def test_the_end_of_a_replica_is_awaited_again_where_the_first_wait_was_ca
         first.cancel()
         await asyncio.wait((first,))
         assert (list(model.leaving), model.taken_places) == ([0], {0})
-        second, third = await asyncio.gather(*(model.retire_engine(0, asyncio.Event()) for _ in range(2)))
+        second, third = await asyncio.gather(
+            *(model.retire_engine(0, asyncio.Event()) for _ in range(2))
+        )
         assert "left" in log.read_text()
         assert (second is not None, third) == (True, None)
         assert (model.stages(), model.taken_places) == ([], set())

@@ -18,10 +18,19 @@ from headwater.services.stack.settings import ENGINE, GATEWAY, PROCESSOR, StackS
 
 def plan(**given: Any) -> StackPlan:
     settings = StackSettings(
-        **{"device": "cpu", "replicas": 1, "port": 0, "grpc_port": 0, "drain_limit": 1.0, "state_dir": Path("/state")}
+        **{
+            "device": "cpu",
+            "replicas": 1,
+            "port": 0,
+            "grpc_port": 0,
+            "drain_limit": 1.0,
+            "state_dir": Path("/state"),
+        }
         | given
     )
-    return StackPlan(settings, Path("/models/m"), "m", 8000, 8001, ServerAccess("nats://n", "redis://r"))
+    return StackPlan(
+        settings, Path("/models/m"), "m", 8000, 8001, ServerAccess("nats://n", "redis://r")
+    )
 
 
 def engine_of(stack: StackPlan) -> EngineSettings:
@@ -43,7 +52,11 @@ def _the_memory_of_gpus_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_flag_that_goes_to_a_stage_is_a_setting_of_it(stage: str) -> None:
     known = {field.name for field in dataclasses.fields(STAGES[stage])}
-    passed = {field.name for field in dataclasses.fields(StackSettings) if stage in field.metadata["stages"]}
+    passed = {
+        field.name
+        for field in dataclasses.fields(StackSettings)
+        if stage in field.metadata["stages"]
+    }
     assert passed
     assert passed - known == set()
 
@@ -52,7 +65,11 @@ def test_the_number_of_replicas_is_what_was_asked_for_or_what_the_machine_is_goo
     assert plan(replicas=3).settings.resolved().rules.max_replicas == 3
     assert plan(replicas=None).settings.resolved().replicas == 2
     by_demand = plan(replicas=None, max_replicas=4).settings.resolved()
-    assert (by_demand.rules.min_replicas, by_demand.rules.max_replicas, by_demand.scales_by_demand) == (1, 4, True)
+    assert (
+        by_demand.rules.min_replicas,
+        by_demand.rules.max_replicas,
+        by_demand.scales_by_demand,
+    ) == (1, 4, True)
     assert plan(replicas=None, min_replicas=0).settings.resolved().rules.max_replicas == 2
 
 
@@ -66,11 +83,16 @@ def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
         kv_disk_dir=Path("/blocks"),
         kv_disk_memory=8,
     )
-    engine, processor = engine_of(stack), processor_of(stack)
+    engine = engine_of(stack)
+    processor = processor_of(stack)
     assert (engine.device, engine.load_format, engine.kv_cache_dtype) == ("cuda", "dummy", "fp8")
     assert engine.gpu_memory_utilization == 0.5
     assert (engine.kv_swap_memory, engine_of(plan()).kv_swap_memory) == (7, 0)
-    assert (engine.kv_disk_dir, engine.kv_disk_memory, engine_of(plan()).kv_disk_dir) == (Path("/blocks"), 8, None)
+    assert (engine.kv_disk_dir, engine.kv_disk_memory, engine_of(plan()).kv_disk_dir) == (
+        Path("/blocks"),
+        8,
+        None,
+    )
     assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (512, 2048)
     assert engine.block_size == processor.block_size == 64
     assert processor.kv_format == "fp8"
@@ -86,18 +108,26 @@ def test_engines_speculate_unless_the_line_is_told_not_to() -> None:
 def test_a_draft_model_is_for_the_engines_of_a_line_that_drafts() -> None:
     assert engine_of(plan(draft_model="/models/small")).draft_model == Path("/models/small")
     assert engine_of(plan()).draft_model is None
-    with pytest.raises(SettingError, match="--draft-model is 'small'; allowed: none with --speculation off, where"):
+    with pytest.raises(
+        SettingError, match="--draft-model is 'small'; allowed: none with --speculation off, where"
+    ):
         plan(draft_model="small", speculation="off")
 
 
 def test_draft_heads_are_for_the_engines_of_a_line_that_drafts_by_no_model(tmp_path: Path) -> None:
     assert engine_of(plan(draft_heads=tmp_path)).draft_heads == tmp_path
     assert engine_of(plan()).draft_heads is None
-    with pytest.raises(SettingError, match=r"--draft-heads is .*; allowed: none with --speculation off, where"):
+    with pytest.raises(
+        SettingError, match=r"--draft-heads is .*; allowed: none with --speculation off, where"
+    ):
         plan(draft_heads=tmp_path, speculation="off")
-    with pytest.raises(SettingError, match=r"--draft-heads is .*; allowed: none beside --draft-model"):
+    with pytest.raises(
+        SettingError, match=r"--draft-heads is .*; allowed: none beside --draft-model"
+    ):
         plan(draft_heads=tmp_path, draft_model="small")
-    with pytest.raises(SettingError, match="--draft-heads is '/no/heads'; allowed: an existing folder"):
+    with pytest.raises(
+        SettingError, match="--draft-heads is '/no/heads'; allowed: an existing folder"
+    ):
         plan(draft_heads=Path("/no/heads"))
 
 
@@ -123,17 +153,23 @@ def test_a_variable_says_more_than_what_suits_a_gpu(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HEADWATER_BLOCK_SIZE", "32")
     stack = plan(device="cuda")
     # The stages read the variable by themselves.
-    assert not [flag for flag in stack.engine(0) + stack.processor(0) if flag.startswith("--block-size")]
+    assert not [
+        flag for flag in stack.engine(0) + stack.processor(0) if flag.startswith("--block-size")
+    ]
     assert engine_of(stack).max_num_seqs == 512
 
 
 @pytest.mark.parametrize(("gib", "most"), [(0, 512), (24, 512), (80, 1024)])
-def test_a_large_gpu_runs_more_requests_at_once(gib: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_gpu_runs_more_requests_at_once(
+    gib: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headwater.services.stack.plan.least_gpu_memory", lambda: gib << 30)
     assert engine_of(plan(device="cuda")).max_num_seqs == most
 
 
-def test_a_gpu_runs_no_more_requests_than_a_step_has_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_runs_no_more_requests_than_a_step_has_tokens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("headwater.services.stack.plan.least_gpu_memory", lambda: 80 << 30)
     monkeypatch.setenv("HEADWATER_MAX_NUM_BATCHED_TOKENS", "512")
     assert engine_of(plan(device="cuda")).max_num_seqs == 512
@@ -161,30 +197,49 @@ def test_a_word_that_is_no_setting_is_refused_by_name(name: str, value: str) -> 
 
 
 def test_certificates_for_clients_and_the_file_of_tenants_reach_the_gateway(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert = tmp_path / "cert.pem"
+    key = tmp_path / "key.pem"
     cert.touch()
     key.touch()
-    gateway = read_settings(GatewaySettings, plan(tls_cert_file=cert, tls_key_file=key).gateway(0, {}), env={})
-    assert (gateway.tls_cert_file, gateway.tls_key_file, gateway.tls_client_ca_file) == (str(cert), str(key), "")
+    gateway = read_settings(
+        GatewaySettings, plan(tls_cert_file=cert, tls_key_file=key).gateway(0, {}), env={}
+    )
+    assert (gateway.tls_cert_file, gateway.tls_key_file, gateway.tls_client_ca_file) == (
+        str(cert),
+        str(key),
+        "",
+    )
     assert gateway.tenants_file == "/state/tenants.json"
     with pytest.raises(SettingError, match="--tls-key-file"):
         plan(tls_cert_file=cert)
 
 
-def test_ranks_reach_every_engine_and_divide_gpus_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (engine_of(plan(tensor_parallel_size=3)).tensor_parallel_size, engine_of(plan()).tensor_parallel_size) == (
+def test_ranks_reach_every_engine_and_divide_gpus_and_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (
+        engine_of(plan(tensor_parallel_size=3)).tensor_parallel_size,
+        engine_of(plan()).tensor_parallel_size,
+    ) == (
         3,
         1,
     )
     monkeypatch.setattr("headwater.services.runtime.hardware.usable_cores", lambda: 4)
-    replicas = {size: plan(replicas=None, tensor_parallel_size=size).settings.resolved().replicas for size in (1, 2, 3)}
+    replicas = {
+        size: plan(replicas=None, tensor_parallel_size=size).settings.resolved().replicas
+        for size in (1, 2, 3)
+    }
     assert replicas == {1: 2, 2: 2, 3: 1}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     stages = plan(replicas=None, tensor_parallel_size=2, pipeline_parallel_size=2)
     assert engine_of(stages).pipeline_parallel_size == 2
     assert stages.settings.resolved().replicas == 1
     gpus = plan(device="cuda", replicas=2, tensor_parallel_size=2)
-    assert [gpus.engine_env(place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == ["4,5", "6,7", "4,5"]
+    assert [gpus.engine_env(place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == [
+        "4,5",
+        "6,7",
+        "4,5",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +255,11 @@ def test_ranks_reach_every_engine_and_divide_gpus_and_cores(monkeypatch: pytest.
     ],
 )
 def test_engines_take_the_gpus_that_a_variable_leaves_visible(
-    listed: str | None, device: str, replicas: int, engines: list[str], monkeypatch: pytest.MonkeyPatch
+    listed: str | None,
+    device: str,
+    replicas: int,
+    engines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("headwater.services.runtime.hardware.gpu_names", lambda: ("L4",) * 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -211,7 +270,8 @@ def test_engines_take_the_gpus_that_a_variable_leaves_visible(
     if device == "cuda":
         assert [stack.engine_env(place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == engines
     else:
-        # Engines inherit the variable, and the plan does not override it even where a GPU is requested.
+        # Engines inherit the variable, and the plan does not override it even where a GPU is
+        # requested.
         assert "CUDA_VISIBLE_DEVICES" not in plan(device="cuda").engine_env(0)
 
 
@@ -222,7 +282,9 @@ def test_engines_see_every_gpu_where_none_is_listed(monkeypatch: pytest.MonkeyPa
     assert "CUDA_VISIBLE_DEVICES" not in plan(device="cuda").engine_env(0)
 
 
-def test_the_threads_that_a_variable_names_are_those_of_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_threads_that_a_variable_names_are_those_of_every_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HEADWATER_THREADS", "7")
     assert not any(flag.startswith("--threads") for flag in plan().engine(0))
 
@@ -230,5 +292,7 @@ def test_the_threads_that_a_variable_names_are_those_of_every_engine(monkeypatch
 def test_ranks_of_a_simulated_engine_are_refused() -> None:
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         flag = name.replace("_", "-")
-        with pytest.raises(SettingError, match=f"{flag} is 2; allowed: 1 with --executor simulated"):
+        with pytest.raises(
+            SettingError, match=f"{flag} is 2; allowed: 1 with --executor simulated"
+        ):
             plan(**{name: 2}, executor="simulated")

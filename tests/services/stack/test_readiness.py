@@ -35,13 +35,16 @@ async def test_an_address_of_nats_without_a_scheme_is_asked_as_well() -> None:
     starting = httpx.MockTransport(lambda _: httpx.Response(503, json={"missing": ["engine"]}))
     async with (
         httpx.AsyncClient(base_url="http://gateway", transport=starting) as gateway,
-        owned_task(until_ready(gateway, {"NATS": "127.0.0.1:1"}, told.set_result, late_seconds=0.0)),
+        owned_task(
+            until_ready(gateway, {"NATS": "127.0.0.1:1"}, told.set_result, late_seconds=0.0)
+        ),
     ):
         assert await told == "still waiting: no server answers at 127.0.0.1:1 (NATS)"
 
 
 async def test_a_start_without_the_redis_that_was_named_says_so() -> None:
-    told, servers = list[str](), {"NATS": None, "Redis": "redis://:secret@127.0.0.1:1"}
+    told = list[str]()
+    servers = {"NATS": None, "Redis": "redis://:secret@127.0.0.1:1"}
     ready = httpx.MockTransport(lambda _: httpx.Response(200, json={"missing": []}))
     async with httpx.AsyncClient(base_url="http://gateway", transport=ready) as gateway:
         await until_ready(gateway, servers, told.append)
@@ -56,6 +59,8 @@ async def test_a_gateway_that_is_too_busy_to_answer_in_time_is_asked_again() -> 
             raise httpx.ReadTimeout("", request=request)
         return httpx.Response(status, json={"missing": ["engine"]})
 
-    async with httpx.AsyncClient(base_url="http://gateway", transport=httpx.MockTransport(answer)) as gateway:
+    async with httpx.AsyncClient(
+        base_url="http://gateway", transport=httpx.MockTransport(answer)
+    ) as gateway:
         await until_ready(gateway, {}, lambda _: None)
     assert list(answers) == []

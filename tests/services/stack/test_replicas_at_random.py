@@ -1,5 +1,5 @@
-"""Replicas of a model that start, die and leave at any time, until the model is unloaded: nothing of them is left. Time
-is virtual, and processes are twins that live and die by lot."""
+"""Replicas of a model that start, die and leave at any time, until the model is unloaded: nothing
+of them is left. Time is virtual, and processes are twins that live and die by lot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Twin:
     pid = 1
 
     def __init__(self, name: str, living: set[Twin]) -> None:
-        self._name, self._living = name, living
+        self._name = name
+        self._living = living
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         living.add(self)
         if random.random() < 0.3:
@@ -103,20 +104,34 @@ async def scale(manager: ModelManager, model: ModelStages, tasks: asyncio.TaskGr
 async def live_and_end(folder: Path) -> None:
     living = set[Twin]()
 
-    def maker(name: str, module: str, flags: Callable[[], list[str]], env: object = None) -> KeptStage:
+    def maker(
+        name: str, module: str, flags: Callable[[], list[str]], env: object = None
+    ) -> KeptStage:
         return make(living, name)
 
-    bounds: Any = {"replicas": None, "min_replicas": random.randint(0, 1), "max_replicas": MOST_REPLICAS}
-    stack, members = plan(state_dir=folder, executor="simulated", **bounds), NoRequests()
+    bounds: Any = {
+        "replicas": None,
+        "min_replicas": random.randint(0, 1),
+        "max_replicas": MOST_REPLICAS,
+    }
+    stack = plan(state_dir=folder, executor="simulated", **bounds)
+    members = NoRequests()
     with contextlib.closing(SupervisorPipe()) as pipe:
-        manager = ModelManager(stack.settings, pipe, maker, hurry=asyncio.Event(), report=lambda _: None)
+        manager = ModelManager(
+            stack.settings, pipe, maker, hurry=asyncio.Event(), report=lambda _: None
+        )
         async with asyncio.TaskGroup() as tasks:
             model = manager.first(stack)
             model.task = tasks.create_task(load(manager, model, tasks))
             await scale(manager, model, tasks)
             manager._unload(model.name, members, tasks)  # type: ignore[arg-type]  # as much of them as is used
         # The group has ended: nothing keeps a process running.
-        assert (manager.models(), model.stages(), model.taken_places, living) == ([], [], set(), set())
+        assert (manager.models(), model.stages(), model.taken_places, living) == (
+            [],
+            [],
+            set(),
+            set(),
+        )
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))

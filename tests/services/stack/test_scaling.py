@@ -19,9 +19,12 @@ class Model:
 
     def __init__(self, **rules: Any) -> None:
         self.rules = ScaleRules(
-            **{"min_replicas": 0, "max_replicas": 4, "idle_seconds": 10.0, "target_requests": 8} | rules
+            **{"min_replicas": 0, "max_replicas": 4, "idle_seconds": 10.0, "target_requests": 8}
+            | rules
         )
-        self.scaler, self.now, self.replicas = Scaler(self.rules, 0.0), 0.0, self.rules.min_replicas
+        self.scaler = Scaler(self.rules, 0.0)
+        self.now = 0.0
+        self.replicas = self.rules.min_replicas
         self.changes: list[tuple[float, int]] = []
 
     def tick(self, requests: int = 0, *, busy: bool = False, starting: bool = False) -> int:
@@ -82,7 +85,9 @@ def test_none_is_stopped_while_one_starts_however_long_that_takes() -> None:
     assert model.run(0.5) == 0
 
 
-@pytest.mark.parametrize(("load", "kept"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (13, 4)])
+@pytest.mark.parametrize(
+    ("load", "kept"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (13, 4)]
+)
 def test_what_is_left_of_a_load_keeps_as_many_as_it_half_fills(load: int, kept: int) -> None:
     model = Model()
     model.run(30, requests=1000)
@@ -103,7 +108,9 @@ def test_it_never_flaps(phases: list[tuple[int, int]], least: int) -> None:
         for _ in range(ticks):
             assert least <= model.tick(requests) <= 4
     for (before, up), (after, down) in zip(model.changes, model.changes[1:], strict=False):
-        assert after - before >= (model.rules.idle_seconds if down < 0 else UP_SECONDS) or (up < 0 < down)
+        assert after - before >= (model.rules.idle_seconds if down < 0 else UP_SECONDS) or (
+            up < 0 < down
+        )
         # What was given up is not called back by the load that was there when it was given up.
     assert all(change for _, change in model.changes)
 
@@ -118,16 +125,31 @@ def test_a_steady_load_settles(requests: int) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"min_replicas": -1}, {"max_replicas": 0}, {"min_replicas": 5}, {"idle_seconds": 0}, {"target_requests": 0}],
+    [
+        {"min_replicas": -1},
+        {"max_replicas": 0},
+        {"min_replicas": 5},
+        {"idle_seconds": 0},
+        {"target_requests": 0},
+    ],
 )
 def test_rules_that_cannot_be_kept_are_refused_by_name(wrong: dict[str, Any]) -> None:
-    with pytest.raises(SettingError, match=r"--(min|max)-replicas|--idle-seconds|--target-requests"):
+    with pytest.raises(
+        SettingError, match=r"--(min|max)-replicas|--idle-seconds|--target-requests"
+    ):
         Model(**wrong)
 
 
 @pytest.mark.parametrize(
     ("least", "most", "bounds"),
-    [(None, None, (1, 2)), (0, None, (0, 2)), (4, None, (4, 4)), (None, 5, (1, 5)), (2, 3, (2, 3)), (0, 1, (0, 1))],
+    [
+        (None, None, (1, 2)),
+        (0, None, (0, 2)),
+        (4, None, (4, 4)),
+        (None, 5, (1, 5)),
+        (2, 3, (2, 3)),
+        (0, 1, (0, 1)),
+    ],
 )
 def test_a_bound_that_is_given_moves_the_other_only_where_they_would_cross(
     least: int | None, most: int | None, bounds: tuple[int, int]

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from headwater.services.runtime.forked import ForkClient, fork_server
-from headwater.services.stack.stage_process import KeptStage, StageDied, StageProcess, StageProgram, SupervisorPipe
+from headwater.services.stack.stage_process import (
+    KeptStage,
+    StageDied,
+    StageProcess,
+    StageProgram,
+    SupervisorPipe,
+)
 from tests.coded_stage.__main__ import PROGRAM
 from tests.simulation.virtual_loop import run_virtually
 
@@ -23,11 +29,15 @@ class Starter:
     """Starts stages of any code: in a new interpreter, or by a server of forks."""
 
     def __init__(self, folder: Path, forks: ForkClient | None) -> None:
-        self.folder, self.forks = folder, forks
+        self.folder = folder
+        self.forks = forks
 
     async def __call__(self, code: str, pipe: SupervisorPipe) -> StageProcess:
-        program, log = StageProgram(PROGRAM, [code], os.environ), self.folder / "stage.log"
-        return await StageProcess.start("stage", program, log=log, supervisor=pipe, forks=self.forks)
+        program = StageProgram(PROGRAM, [code], os.environ)
+        log = self.folder / "stage.log"
+        return await StageProcess.start(
+            "stage", program, log=log, supervisor=pipe, forks=self.forks
+        )
 
 
 def parent_of(pid: int) -> int:
@@ -73,8 +83,10 @@ def test_of_a_log_however_long_the_end_alone_is_read(tmp_path: Path) -> None:
 async def test_a_stage_that_cannot_be_spawned_leaves_no_descriptor_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a supervisor that tries again and again would run out of them, and then of every way to start anything."""
-    pipe, before = SupervisorPipe(), set(os.listdir("/proc/self/fd"))
+    """Or a supervisor that tries again and again would run out of them, and then of every way to
+    start anything."""
+    pipe = SupervisorPipe()
+    before = set(os.listdir("/proc/self/fd"))
     program = StageProgram(PROGRAM, [], os.environ)
     for _ in range(3):
         with monkeypatch.context() as patched:
@@ -89,9 +101,14 @@ async def test_a_stage_that_cannot_be_spawned_leaves_no_descriptor_behind(
     pipe.close()
 
 
-async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_hurry(start: Starter) -> None:
-    pipe, hurry = SupervisorPipe(), asyncio.Event()
-    stage = await start("import signal; signal.signal(15, signal.SIG_IGN)\n" + READY + "time.sleep(60)", pipe)
+async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_hurry(
+    start: Starter,
+) -> None:
+    pipe = SupervisorPipe()
+    hurry = asyncio.Event()
+    stage = await start(
+        "import signal; signal.signal(15, signal.SIG_IGN)\n" + READY + "time.sleep(60)", pipe
+    )
     await stage.ready()
     stopping = asyncio.ensure_future(stage.stop(60, hurry))
     await asyncio.sleep(0.05)
@@ -103,7 +120,8 @@ async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_h
 
 
 async def test_a_stage_that_dies_is_started_again(start: Starter) -> None:
-    pipe, said = SupervisorPipe(), []
+    pipe = SupervisorPipe()
+    said = []
     ready_again = asyncio.Event()
 
     def changed(what: str) -> None:
@@ -148,12 +166,19 @@ class ShortLived:
 
 
 def test_pauses_grow_from_death_to_death_and_are_short_again_after_a_long_life() -> None:
-    assert run_virtually(pauses_between(0.0, 0.0, 0.0, 2 * KeptStage.LONG_LIFE, 0.0), 0) == [0.0, 0.01, 0.02, 0.0, 0.01]
+    assert run_virtually(pauses_between(0.0, 0.0, 0.0, 2 * KeptStage.LONG_LIFE, 0.0), 0) == [
+        0.0,
+        0.01,
+        0.02,
+        0.0,
+        0.01,
+    ]
 
 
 async def pauses_between(*seconds: float) -> list[float]:
     """Pauses before the restarts of a kept stage whose lives last so many seconds."""
-    said, lives = list[str](), iter((*seconds, 60.0))
+    said = list[str]()
+    lives = iter((*seconds, 60.0))
     is_last = asyncio.Event()
 
     async def start() -> ShortLived:

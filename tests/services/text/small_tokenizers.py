@@ -9,12 +9,28 @@ from tokenizers import Tokenizer
 from headwater.services.text.gguf_tokenizer import Metadata, TokenType, build_tokenizer
 from headwater.services.text.token_table import printable_bytes
 
-WORDS = ["▁the", "▁of", "▁a", "in", "ing", "▁h", "el", "lo", "▁hello", "▁hel", "th", "▁t", "▁th", "he", "e▁"]
+WORDS = [
+    "▁the",
+    "▁of",
+    "▁a",
+    "in",
+    "ing",
+    "▁h",
+    "el",
+    "lo",
+    "▁hello",
+    "▁hel",
+    "th",
+    "▁t",
+    "▁th",
+    "he",
+    "e▁",
+]
 
 
 def sentencepiece(*, user_defined: Sequence[str] = (), add_space_prefix: bool = True) -> Tokenizer:
-    """Like Llama 2's: `▁` for a space, a byte for each of what no piece spells, `<s>` before a text; user-defined
-    pieces and no space before a text as Gemma's."""
+    """Like Llama 2's: `▁` for a space, a byte for each of what no piece spells, `<s>` before a
+    text; user-defined pieces and no space before a text as Gemma's."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     types = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *([TokenType.BYTE] * 256)]
     pieces = ["▁", *"abcdefghijklmnopqrstuvwxyz", *WORDS]
@@ -25,7 +41,8 @@ def sentencepiece(*, user_defined: Sequence[str] = (), add_space_prefix: bool = 
                 "tokenizer.ggml.model": "llama",
                 "tokenizer.ggml.tokens": [*tokens, *pieces, *user_defined],
                 "tokenizer.ggml.token_type": types + piece_types,
-                "tokenizer.ggml.scores": [0.0] * len(tokens) + [-float(i) for i in range(len(piece_types))],
+                "tokenizer.ggml.scores": [0.0] * len(tokens)
+                + [-float(i) for i in range(len(piece_types))],
                 "tokenizer.ggml.add_space_prefix": add_space_prefix,
                 "tokenizer.ggml.bos_token_id": 1,
                 "tokenizer.ggml.eos_token_id": 2,
@@ -40,7 +57,11 @@ def byte_level(pre: str = "qwen2") -> Tokenizer:
     merges = ["h e", "l l", "he ll", "hell o", "Ġ hello", "i n", "Ġ t", "Ġt he"]
     spelled = [merge.replace(" ", "") for merge in merges]
     tokens = [*printable_bytes(), *spelled, "<|im_start|>", "<|im_end|>", "<think>"]
-    types = [TokenType.NORMAL] * (256 + len(spelled)) + [TokenType.CONTROL] * 2 + [TokenType.USER_DEFINED]
+    types = (
+        [TokenType.NORMAL] * (256 + len(spelled))
+        + [TokenType.CONTROL] * 2
+        + [TokenType.USER_DEFINED]
+    )
     return build_tokenizer(
         Metadata(
             {

@@ -15,15 +15,24 @@ from headwater.services.text.tokenizer import TokenizerFilesError
 
 HELLO = [{"role": "user", "content": "Hello 1 <b>"}]
 TURNS = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": " bye "}]
-TOOLS = [{"type": "function", "function": {"name": "f", "description": "dé", "parameters": {"type": "object"}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "description": "dé", "parameters": {"type": "object"}},
+    }
+]
 TEMPLATES = {
     "tojson": "{{ tools | tojson(indent=2) }}{{ messages | tojson }}",
     "whitespace": "{% for m in messages %}\n  {% if loop.first %}\n{{ bos_token }}\n  {% endif %}\n"
     "{{ m.content | trim }}\n{% endfor %}",
-    "loop controls": "{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
-    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
-    "prompt": "{{ messages[0].content }}{% if add_generation_prompt %}assistant:{% endif %}{{ kind | default('x') }}",
+    "loop controls": "{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ "
+    "m.role }}{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% "
+    "endfor %}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 "
+    "%}{% endfor %}{{ ns.n }}",
+    "prompt": "{{ messages[0].content }}{% if add_generation_prompt %}assistant:{% endif %}{{ "
+    "kind | default('x') }}",
     "undefined": "{% if documents %}docs{% endif %}{{ nothing }}",
 }
 
@@ -35,23 +44,30 @@ def demo_text(model: TextModel, messages: list[dict[str, Any]], **options: Any) 
 
 def test_the_demo_models_template_renders_as_its_authors_mean_it(demo_model: TextModel) -> None:
     assert demo_text(demo_model, [{"role": "user", "content": "Hi"}]) == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+        "Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 def test_a_system_message_replaces_the_models_own(demo_model: TextModel) -> None:
-    text = demo_text(demo_model, [{"role": "system", "content": "Be brief."}], add_generation_prompt=False)
+    text = demo_text(
+        demo_model, [{"role": "system", "content": "Be brief."}], add_generation_prompt=False
+    )
     assert text == "<|im_start|>system\nBe brief.<|im_end|>\n"
 
 
 def test_the_final_message_can_be_left_open(demo_model: TextModel) -> None:
     messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "one, two,"}]
-    assert demo_text(demo_model, messages, continue_final_message=True).endswith("<|im_start|>assistant\none, two,")
+    assert demo_text(demo_model, messages, continue_final_message=True).endswith(
+        "<|im_start|>assistant\none, two,"
+    )
 
 
 @pytest.mark.parametrize("begun", ["<", "end", "|", "I", "Hello ", "", "\n\n```"])
-def test_a_message_that_is_left_open_ends_with_its_content(demo_model: TextModel, begun: str) -> None:
+def test_a_message_that_is_left_open_ends_with_its_content(
+    demo_model: TextModel, begun: str
+) -> None:
     """The template may write the same letters after the message, such as those of `<|im_end|>`."""
     messages = [{"role": "user", "content": "Write"}, {"role": "assistant", "content": begun}]
     text = demo_text(demo_model, messages, continue_final_message=True)
@@ -59,7 +75,9 @@ def test_a_message_that_is_left_open_ends_with_its_content(demo_model: TextModel
 
 
 def test_a_message_that_is_left_open_is_trimmed_as_its_template_does() -> None:
-    template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content | trim }}</s>{% endfor %}", {})
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}</s>{% endfor %}", {}
+    )
     begun = [{"role": "assistant", "content": " one, two, "}]
     assert template.render(begun, continue_final_message=True) == "assistant: one, two,"
 
@@ -75,7 +93,9 @@ def test_a_template_sees_what_transformers_shows_it(name: str) -> None:
     theirs = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
     options = {"tools": TOOLS, "add_generation_prompt": True, "kind": "k", "bos_token": "<s>"}
     rendered, _ = theirs(conversations=[TURNS], chat_template=TEMPLATES[name], **options)
-    ours = ChatTemplate(TEMPLATES[name], {"bos_token": "<s>"}).render(TURNS, tools=TOOLS, variables={"kind": "k"})
+    ours = ChatTemplate(TEMPLATES[name], {"bos_token": "<s>"}).render(
+        TURNS, tools=TOOLS, variables={"kind": "k"}
+    )
     assert [ours] == rendered
 
 
@@ -89,7 +109,12 @@ def test_a_template_may_refuse_and_its_words_reach_the_client() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        *("{{ messages[0].content + 1 }}", "{{ messages[9].content.x }}", "{{ 1 // 0 }}", "{{ nothing.at.all }}"),
+        *(
+            "{{ messages[0].content + 1 }}",
+            "{{ messages[9].content.x }}",
+            "{{ 1 // 0 }}",
+            "{{ nothing.at.all }}",
+        ),
         *("{{ messages | dictsort }}", "{{ '{} {}'.format(1) }}"),
     ],
     ids=["type", "index", "division", "undefined", "attribute", "position"],
@@ -112,7 +137,8 @@ def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for i in range(99999) %}{% for k in range(99999) %}{{ messages }}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for k in range(99999) %}{{ messages }}{% endfor %}{% "
+        "endfor %}",
         "{{ range(10 ** 9) | list }}",
     ],
     ids=["nested loops", "long range"],
@@ -124,7 +150,8 @@ def test_a_template_cannot_go_on_for_ever(source: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "templates", [[{"template": "x"}], [{"name": "default"}], ["x"], [{"name": [], "template": "x"}]]
+    "templates",
+    [[{"template": "x"}], [{"name": "default"}], ["x"], [{"name": [], "template": "x"}]],
 )
 def test_templates_without_names_are_refused_unless_a_file_replaces_them(
     templates: list[Any], demo_folder: Path, tmp_path: Path
@@ -133,11 +160,14 @@ def test_templates_without_names_are_refused_unless_a_file_replaces_them(
         (tmp_path / name).write_bytes((demo_folder / name).read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     with pytest.raises(
-        TokenizerFilesError, match=r"tokenizer_config\.json cannot be used: its chat_template is a list of"
+        TokenizerFilesError,
+        match=r"tokenizer_config\.json cannot be used: its chat_template is a list of",
     ):
         load_text_model(tmp_path, "tiny", ServingChoices())
     (tmp_path / "own.jinja").write_text("own")
-    model = load_text_model(tmp_path, "tiny", ServingChoices(chat_template=str(tmp_path / "own.jinja")))
+    model = load_text_model(
+        tmp_path, "tiny", ServingChoices(chat_template=str(tmp_path / "own.jinja"))
+    )
     assert model.chat_template is not None
     assert model.chat_template.source == "own"
 

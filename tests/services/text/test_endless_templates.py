@@ -1,4 +1,5 @@
-"""Templates that would not come to an end, or to one that is too large, without writing anything meanwhile."""
+"""Templates that would not come to an end, or to one that is too large, without writing anything
+meanwhile."""
 
 from __future__ import annotations
 
@@ -19,13 +20,17 @@ ENDLESS = {
     "a loop with a condition": (
         "{% for a in range(90000) %}{% for b in range(90000) if b < 0 %}x{% endfor %}{% endfor %}"
     ),
-    "loops in a macro": "{% macro m() %}" + NEST + "{% endfor %}{% endfor %}{% endmacro %}{% set x = m() %}",
+    "loops in a macro": "{% macro m() %}"
+    + NEST
+    + "{% endfor %}{% endfor %}{% endmacro %}{% set x = m() %}",
     "a macro that calls itself twice": (
-        "{% macro m(n) %}{% if n %}{% set x = m(n - 1) %}{% set x = m(n - 1) %}{% endif %}{% endmacro %}{{ m(90) }}"
+        "{% macro m(n) %}{% if n %}{% set x = m(n - 1) %}{% set x = m(n - 1) %}{% endif %}{% "
+        "endmacro %}{{ m(90) }}"
     ),
     "a loop that calls itself twice": (
         "{% set items = [1, 2] %}"
-        "{% for a in items recursive %}{% if loop.depth < 90 %}{% set x = loop(items) %}{% endif %}{% endfor %}"
+        "{% for a in items recursive %}{% if loop.depth < 90 %}{% set x = loop(items) %}{% endif "
+        "%}{% endfor %}"
     ),
     "a loop in a captured block": "{% set x %}" + NEST + "y{% endfor %}{% endfor %}{% endset %}",
     "a text that is repeated": "{% set x = 'x' * 90000 * 90000 %}",
@@ -41,7 +46,9 @@ def test_a_template_that_would_not_end_is_ended(name: str, monkeypatch: pytest.M
     # Fewer than in service: steps of some of these templates are slow.
     monkeypatch.setattr(counted_environment, "MAX_STEPS", 20_000)
     template = ChatTemplate(ENDLESS[name], {})
-    with pytest.raises(BadRequest, match="messages do not fit the model's chat template: ") as raised:
+    with pytest.raises(
+        BadRequest, match="messages do not fit the model's chat template: "
+    ) as raised:
         template.render(MESSAGES)
     assert raised.value.param == "messages"
 
@@ -56,7 +63,9 @@ def ticking(seconds: float) -> Callable[[], float]:
 def test_a_template_whose_steps_are_slow_is_ended_by_processor_time(name: str) -> None:
     """A recursive template took 19 s for all its steps."""
     template = ChatTemplate(ENDLESS[name], {}, clock=ticking(0.1))
-    with pytest.raises(BadRequest, match=r"it takes more than 2 s of processor time over them") as raised:
+    with pytest.raises(
+        BadRequest, match=r"it takes more than 2 s of processor time over them"
+    ) as raised:
         template.render(MESSAGES)
     assert raised.value.param == "messages"
 
@@ -69,16 +78,22 @@ def test_the_clock_is_read_at_every_sixteenth_step_and_at_every_piece() -> None:
         reads += 1
         return 0.0
 
-    ChatTemplate("{% for a in range(1600) %}{% set x = a %}{% endfor %}", {}, clock=clock).render(MESSAGES)
+    ChatTemplate("{% for a in range(1600) %}{% set x = a %}{% endfor %}", {}, clock=clock).render(
+        MESSAGES
+    )
     # 1,600 passes and the call of `range`, after a reading for the deadline; one piece at most.
     assert reads in (101, 102)
     reads = 0
-    ChatTemplate("a{{ messages[0].role }}b{{ messages[0].content }}", {}, clock=clock).render(MESSAGES)
+    ChatTemplate("a{{ messages[0].role }}b{{ messages[0].content }}", {}, clock=clock).render(
+        MESSAGES
+    )
     assert reads == 5
 
 
 def test_a_render_has_its_own_deadline() -> None:
-    template = ChatTemplate("{% for a in range(200) %}{{ a }}{% endfor %}", {}, clock=ticking(0.005))
+    template = ChatTemplate(
+        "{% for a in range(200) %}{{ a }}{% endfor %}", {}, clock=ticking(0.005)
+    )
     assert [template.render(MESSAGES)[:3] for _ in range(5)] == ["012"] * 5
 
 
@@ -90,12 +105,15 @@ def test_a_client_cannot_lift_the_bound() -> None:
 
 def test_what_templates_do_with_loops_works_as_before() -> None:
     source = (
-        "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ m.content }}{{ ',' if not loop.last }}"
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ m.content }}{{ ',' if not "
+        "loop.last }}"
         "{% else %}nothing{% endfor %}|{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}"
-        "|{% for x in nowhere %}x{% else %}empty{% endfor %}|{% for i in range(5) if i % 2 %}{{ i }}{% endfor %}"
+        "|{% for x in nowhere %}x{% else %}empty{% endfor %}|{% for i in range(5) if i % 2 %}{{ "
+        "i }}{% endfor %}"
         "|{{ 2 ** 10 }} {{ '-' * 3 }} {{ 3 * 4 }} {{ [1] * 2 }}"
         "|{% for a in [[1, [2]], [3]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}"
-        "|{% for m in messages[::-1] %}{{ loop.revindex0 }}{{ loop.previtem is defined }}{% endfor %}"
+        "|{% for m in messages[::-1] %}{{ loop.revindex0 }}{{ loop.previtem is defined }}{% "
+        "endfor %}"
     )
     rendered = ChatTemplate(source, {}).render([*MESSAGES, {"role": "user", "content": "Ho"}])
     assert rendered == "1/2 Hi,2/2 Ho|a1|empty|13|1024 --- 12 [1, 1]|123|1False0True"

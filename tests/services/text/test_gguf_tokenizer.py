@@ -20,7 +20,10 @@ from tests.services.text.small_tokenizers import byte_level, sentencepiece
 
 def tokens_of(tokenizer: Tokenizer, text: str) -> list[str]:
     table = tokenizer.table
-    return [table.bytes_of[i].decode(errors="replace") for i in tokenizer.encode(text, add_special_tokens=False)]
+    return [
+        table.bytes_of[i].decode(errors="replace")
+        for i in tokenizer.encode(text, add_special_tokens=False)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -34,11 +37,15 @@ def tokens_of(tokenizer: Tokenizer, text: str) -> list[str]:
         ("x<|im_end|>y", ["x", "<|im_end|>", "y"]),
     ],
 )
-def test_the_demo_model_cuts_text_as_its_authors_do(demo_tokenizer: Tokenizer, text: str, tokens: list[str]) -> None:
+def test_the_demo_model_cuts_text_as_its_authors_do(
+    demo_tokenizer: Tokenizer, text: str, tokens: list[str]
+) -> None:
     assert tokens_of(demo_tokenizer, text) == tokens
 
 
-@pytest.mark.parametrize("text", ["", " ", "héllo\n\twörld  ", "日本語 🙂👩‍👩‍👧", "1+1=2;\r\n", "<|endoftext|>"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "héllo\n\twörld  ", "日本語 🙂👩‍👩‍👧", "1+1=2;\r\n", "<|endoftext|>"]
+)
 def test_the_demo_models_ids_spell_the_text_again(demo_tokenizer: Tokenizer, text: str) -> None:
     assert demo_tokenizer.decode(demo_tokenizer.encode(text, add_special_tokens=True)) == text
 
@@ -54,7 +61,10 @@ def test_the_configuration_names_special_tokens_template_and_ends(demo_folder: P
     assert (config["bos_token"], config["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     assert config["add_bos_token"] is False
     assert config["chat_template"].startswith("{% for message in messages %}")
-    assert json.loads((demo_folder / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
+    assert json.loads((demo_folder / "generation_config.json").read_text())["eos_token_id"] == [
+        2,
+        0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +110,11 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes() -> None:
         ("<b>the</b>", ["<b>", "th", "e", "</b>"]),
     ],
 )
-def test_user_defined_pieces_of_sentencepiece_go_before_all_others(text: str, tokens: list[str]) -> None:
-    """As in Gemma's files: pieces of spaces are spelled with spaces there, and stand for as many ▁."""
+def test_user_defined_pieces_of_sentencepiece_go_before_all_others(
+    text: str, tokens: list[str]
+) -> None:
+    """As in Gemma's files: pieces of spaces are spelled with spaces there, and stand for as many
+    ▁."""
     tokenizer = sentencepiece(user_defined=["  ", "   ", "<b>", "</b>"], add_space_prefix=False)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     assert encoding.tokens == tokens
@@ -109,14 +122,24 @@ def test_user_defined_pieces_of_sentencepiece_go_before_all_others(text: str, to
 
 
 def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:
-    metadata = Metadata({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "klingon", "tokenizer.ggml.tokens": []})
-    with pytest.raises(GgufTokenizerError, match=r"tokenizer\.ggml\.pre is 'klingon'; known: gpt-2"):
+    metadata = Metadata(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "klingon",
+            "tokenizer.ggml.tokens": [],
+        }
+    )
+    with pytest.raises(
+        GgufTokenizerError, match=r"tokenizer\.ggml\.pre is 'klingon'; known: gpt-2"
+    ):
         build_tokenizer(metadata)
 
 
 def test_an_unknown_model_is_refused_by_name() -> None:
     values: dict[str, Any] = {"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": []}
-    with pytest.raises(GgufTokenizerError, match=r"tokenizer\.ggml\.model is 'bert'; known: gpt2, llama"):
+    with pytest.raises(
+        GgufTokenizerError, match=r"tokenizer\.ggml\.model is 'bert'; known: gpt2, llama"
+    ):
         build_tokenizer(Metadata(values))
 
 
@@ -143,8 +166,16 @@ SENTENCEPIECE: dict[str, Any] = {
         (BYTE_LEVEL, {"tokens": "abc"}, "tokens is 'abc'; known: a list of str"),
         (BYTE_LEVEL, {"token_type": [1, 1, 1, 9]}, "token_type is 9; known: 1…6"),
         (BYTE_LEVEL, {"token_type": [1]}, "token_type is '1 items'; known: 4, as tokens"),
-        (BYTE_LEVEL, {"merges": ["ab"]}, "merges is 'ab '; known: two tokens that make a third one"),
-        (BYTE_LEVEL, {"merges": ["a b", "b a"]}, "merges is 'b a'; known: two tokens that make a third one"),
+        (
+            BYTE_LEVEL,
+            {"merges": ["ab"]},
+            "merges is 'ab '; known: two tokens that make a third one",
+        ),
+        (
+            BYTE_LEVEL,
+            {"merges": ["a b", "b a"]},
+            "merges is 'b a'; known: two tokens that make a third one",
+        ),
         (BYTE_LEVEL, {"bos_token_id": 4}, "bos_token_id is 4; known: token ids 0…3"),
         (BYTE_LEVEL, {"bos_token_id": -1}, "bos_token_id is -1; known: token ids 0…3"),
         (BYTE_LEVEL, {"eos_token_id": "<s>"}, "eos_token_id is '<s>'; known: token ids 0…3"),
@@ -171,5 +202,7 @@ def test_metadata_that_do_not_fit_one_another_are_refused_by_their_key(
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"not a model, but long enough to be looked at as if it were one")
-    with pytest.raises(GgufTokenizerError, match=r"checkpoint file is 'model\.gguf'; known: .*GGUF magic"):
+    with pytest.raises(
+        GgufTokenizerError, match=r"checkpoint file is 'model\.gguf'; known: .*GGUF magic"
+    ):
         write_tokenizer(path, tmp_path)

@@ -1,4 +1,5 @@
-"""The two text stages as processes: ready quickly without torch, present on the bus, gone in order."""
+"""The two text stages as processes: ready quickly without torch, present on the bus, gone in
+order."""
 
 from __future__ import annotations
 
@@ -29,15 +30,21 @@ from headwater.services.runtime.membership import Members
 from headwater.services.runtime.process import READY_FD
 
 ENGINE = "headwater.services.engine"
-STAGES = {"headwater.services.processor": Kind.PROCESSOR, "headwater.services.output_processor": Kind.OUTPUT_PROCESSOR}
+STAGES = {
+    "headwater.services.processor": Kind.PROCESSOR,
+    "headwater.services.output_processor": Kind.OUTPUT_PROCESSOR,
+}
 # Torch is installed where the tests run; a stage that wants it fails here.
 WITHOUT_TORCH = (
-    "import sys, runpy; sys.modules['torch'] = None; del sys.argv[0]; runpy.run_module(sys.argv[0], None, '__main__')"
+    "import sys, runpy; sys.modules['torch'] = None; del sys.argv[0]; "
+    "runpy.run_module(sys.argv[0], None, '__main__')"
 )
 
 
 @asynccontextmanager
-async def running(module: str, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, str]]]:
+async def running(
+    module: str, *flags: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, str]]]:
     """The process and what it announced."""
     read, write = os.pipe()
     process = await asyncio.create_subprocess_exec(
@@ -76,17 +83,30 @@ OWN += ["tool_parser", "reasoning_parser", "escape_special_tokens", "close_schem
 
 
 @pytest.mark.parametrize(
-    ("settings", "knobs"), [(ProcessorSettings, COMMON + OWN), (OutputProcessorSettings, COMMON)], ids=STAGES
+    ("settings", "knobs"),
+    [(ProcessorSettings, COMMON + OWN), (OutputProcessorSettings, COMMON)],
+    ids=STAGES,
 )
 def test_a_new_knob_is_a_decision(settings: type, knobs: list[str]) -> None:
     assert [field.name for field in dataclasses.fields(settings)] == knobs
 
 
 @pytest.mark.parametrize("module", STAGES)
-async def test_a_stage_is_ready_present_and_gone_in_order(module: str, demo_folder: Path, nats_url: str) -> None:
-    kind, replica_id = STAGES[module], f"{module}-{uuid.uuid4().hex}"
-    flags = [f"--model-folder={demo_folder}", f"--nats-url={nats_url}", f"--replica-id={replica_id}"]
-    async with Bus.open(nats_url) as bus, Members(bus, [kind]).running() as members, asyncio.timeout(120):
+async def test_a_stage_is_ready_present_and_gone_in_order(
+    module: str, demo_folder: Path, nats_url: str
+) -> None:
+    kind = STAGES[module]
+    replica_id = f"{module}-{uuid.uuid4().hex}"
+    flags = [
+        f"--model-folder={demo_folder}",
+        f"--nats-url={nats_url}",
+        f"--replica-id={replica_id}",
+    ]
+    async with (
+        Bus.open(nats_url) as bus,
+        Members(bus, [kind]).running() as members,
+        asyncio.timeout(120),
+    ):
         async with running(module, *flags) as (process, addresses):
             await members.wait_for(lambda all: all.get(kind, replica_id) is not None)
             member = members.get(kind, replica_id)
@@ -95,9 +115,13 @@ async def test_a_stage_is_ready_present_and_gone_in_order(module: str, demo_fold
             assert member.model is not None
             assert member.model.name == "smollm2-135m-instruct"
             async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
-                reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+                reply = await health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest()
+                )
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
-            assert "headwater_" in await asyncio.to_thread(_get, f"http://{addresses['metrics']}/metrics")
+            assert "headwater_" in await asyncio.to_thread(
+                _get, f"http://{addresses['metrics']}/metrics"
+            )
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0
         await members.wait_for(lambda all: all.get(kind, replica_id) is None)
@@ -115,7 +139,9 @@ async def test_a_stage_that_lacks_its_model_says_so_and_fails(module: str, tmp_p
     )
     _, said = await process.communicate()
     assert process.returncode == 1
-    assert "is not a converted model: model.json is missing" in said.decode().strip().splitlines()[-1]
+    assert (
+        "is not a converted model: model.json is missing" in said.decode().strip().splitlines()[-1]
+    )
 
 
 async def test_an_output_processor_whose_tokens_spell_no_bytes_says_so_and_fails(
@@ -132,7 +158,9 @@ async def test_an_output_processor_whose_tokens_spell_no_bytes_says_so_and_fails
     _, said = await process.communicate()
     assert process.returncode == 1
     lines = said.decode().strip().splitlines()
-    assert lines[-1].startswith("headwater output-processor: the tokenizer's decoder is WordPiece; allowed: ByteLevel")
+    assert lines[-1].startswith(
+        "headwater output-processor: the tokenizer's decoder is WordPiece; allowed: ByteLevel"
+    )
     assert not any("Traceback" in line for line in lines)
 
 
@@ -143,11 +171,15 @@ async def test_a_processor_whose_model_has_a_default_that_no_request_may_have_sa
     defaults.write_text('{"top_k": 50.5}')
     flags = [f"--model-folder={demo_folder}", f"--generation-config={defaults}"]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headwater.services.processor", *flags), stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "headwater.services.processor", *flags),
+        stderr=asyncio.subprocess.PIPE,
     )
     _, said = await process.communicate()
     assert process.returncode == 1
-    assert "top_k is 50.5; allowed: a number that the field can hold" in said.decode().strip().splitlines()[-1]
+    assert (
+        "top_k is 50.5; allowed: a number that the field can hold"
+        in said.decode().strip().splitlines()[-1]
+    )
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
@@ -156,11 +188,18 @@ async def test_a_stage_listens_on_ipv6_and_says_which_address_it_cannot_have() -
         taken = socket.create_server(("::1", 0), family=socket.AF_INET6)
     except OSError:
         pytest.skip("no IPv6 here")
-    with taken, pytest.raises(OSError, match=re.escape(f"cannot listen on [::1]:{taken.getsockname()[1]}: ")):
+    with (
+        taken,
+        pytest.raises(
+            OSError, match=re.escape(f"cannot listen on [::1]:{taken.getsockname()[1]}: ")
+        ),
+    ):
         Listener("::1", taken.getsockname()[1])
     listener = Listener("::1", 0)
     await listener.start()
     async with grpc.aio.insecure_channel(listener.address) as channel:
-        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+        reply = await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=30
+        )
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
     await listener.server.stop(None)

@@ -14,19 +14,38 @@ FAMILIES = {
     "sentencepiece": sentencepiece(),
 }
 fragments = st.sampled_from(
-    [" hello", " the", "in", "\n", "  ", " I'll", "é", "e\u0301", "9", "<|im_end|>", "<think>", "、", "x y"]
+    [
+        " hello",
+        " the",
+        "in",
+        "\n",
+        "  ",
+        " I'll",
+        "é",
+        "e\u0301",
+        "9",
+        "<|im_end|>",
+        "<think>",
+        "、",
+        "x y",
+    ]
 )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=40, deadline=None)
 @given(parts=st.lists(fragments, min_size=1, max_size=12))
-def test_a_long_text_that_is_cut_into_pieces_has_the_same_ids(family: str, parts: list[str]) -> None:
+def test_a_long_text_that_is_cut_into_pieces_has_the_same_ids(
+    family: str, parts: list[str]
+) -> None:
     backend = FAMILIES[family]
     tokenizer = Tokenizer(backend, {}, backend.get_vocab_size())
     text = "".join(parts) * (1 + 2 * PIECE_LEN // len("".join(parts)))
     assert len(text) > PIECE_LEN
-    assert tokenizer.encode(text, add_special_tokens=True) == backend.encode(text, add_special_tokens=True).ids
+    assert (
+        tokenizer.encode(text, add_special_tokens=True)
+        == backend.encode(text, add_special_tokens=True).ids
+    )
 
 
 def test_special_tokens_are_added_around_a_text_of_any_length() -> None:
@@ -50,4 +69,8 @@ def test_a_broken_tokenizer_says_so(tmp_path: Path) -> None:
 def test_a_special_token_is_named_plainly_or_with_its_rules() -> None:
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}
     tokenizer = Tokenizer(byte_level(), config, 512)
-    assert [tokenizer.special_token(name) for name in ("bos_token", "eos_token", "pad_token")] == ["<s>", "</s>", None]
+    assert [tokenizer.special_token(name) for name in ("bos_token", "eos_token", "pad_token")] == [
+        "<s>",
+        "</s>",
+        None,
+    ]

@@ -1,6 +1,7 @@
 """Real processes under a trace, undisturbed or with seeded faults.
 
-`python -m tests.simulation.cluster --replicas 8 --trace conversation_trace.jsonl`; `… --schedules 200`; one of them
+`python -m tests.simulation.cluster --replicas 8 --trace conversation_trace.jsonl`; `… --schedules
+200`; one of them
 again: `… --faults 17`.
 """
 
@@ -43,17 +44,26 @@ console = Console(stderr=True)
 
 
 @contextlib.asynccontextmanager
-async def trials_on(shape: Shape, arrivals: list[Arrival], folder: Path, log_level: str) -> AsyncIterator[Trials]:
+async def trials_on(
+    shape: Shape, arrivals: list[Arrival], folder: Path, log_level: str
+) -> AsyncIterator[Trials]:
     """Starts a cluster for the length of a scope."""
-    model_folder = model_store.pull(DEMO_NAME, cache_dir=model_store.default_cache_dir(), progress=silent, device="cpu")
+    model_folder = model_store.pull(
+        DEMO_NAME, cache_dir=model_store.default_cache_dir(), progress=silent, device="cpu"
+    )
     vocab_size = ModelManifest.read(model_folder).vocab_size
-    asker, admin_key = Asker(DEMO_NAME, load_tokenizer(model_folder), vocab_size, MAX_MODEL_LEN), new_admin_key()
+    asker = Asker(DEMO_NAME, load_tokenizer(model_folder), vocab_size, MAX_MODEL_LEN)
+    admin_key = new_admin_key()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
     async with contextlib.AsyncExitStack() as life:
-        running = Cluster.running(shape, folder, model_folder, admin_key=admin_key, log_level=log_level)
+        running = Cluster.running(
+            shape, folder, model_folder, admin_key=admin_key, log_level=log_level
+        )
         cluster = await life.enter_async_context(running)
         views = await life.enter_async_context(Views.open(cluster))
-        http = await life.enter_async_context(httpx.AsyncClient(base_url=cluster.rest, limits=limits, timeout=60))
+        http = await life.enter_async_context(
+            httpx.AsyncClient(base_url=cluster.rest, limits=limits, timeout=60)
+        )
         trials = Trials(cluster, views, http, asker, arrivals)
         await trials.prepare(admin_key)
         yield trials
@@ -68,7 +78,8 @@ async def _undisturbed(
 
 
 def _print_figures(tally: Tally, questions: list[Question], num_replicas: int) -> bool:
-    """Prints the measured figures, beside the replay's prediction for our policy and for round robin."""
+    """Prints the measured figures, beside the replay's prediction for our policy and for round
+    robin."""
     found: dict[str, Any] = {
         "asked": tally.num_asked,
         "measured": {"hit_rate": round(tally.hit_rate, 4), "ttft_ms": _in_ms(tally.ttft)},
@@ -88,10 +99,19 @@ def _in_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 
 async def _broken(
-    shape: Shape, arrivals: list[Arrival], folder: Path, seeds: Sequence[int], limit: float, patience: float, level: str
+    shape: Shape,
+    arrivals: list[Arrival],
+    folder: Path,
+    seeds: Sequence[int],
+    limit: float,
+    patience: float,
+    level: str,
 ) -> bool:
-    """Runs schedules; returns whether all of them held. Prints where to go on when the time is over."""
-    end, failed, num_run = time.monotonic() + limit, [], 0
+    """Runs schedules; returns whether all of them held. Prints where to go on when the time is
+    over."""
+    end = time.monotonic() + limit
+    failed = []
+    num_run = 0
     async with trials_on(shape, arrivals, folder, level) as trials:
         trials.patience = patience
         for seed in seeds:
@@ -99,7 +119,9 @@ async def _broken(
                 console.print(f"the time is over; go on with --first {seed}")
                 break
             while (outcome := await trials.run(seed)).held_up > HELD_UP_SECONDS:
-                console.print(f"seed {seed}: this process was held up for {outcome.held_up} s; once more")
+                console.print(
+                    f"seed {seed}: this process was held up for {outcome.held_up} s; once more"
+                )
             num_run += 1
             failed += [seed] if outcome.wrong else []
             _tell_outcome(outcome)
@@ -107,11 +129,21 @@ async def _broken(
     return not failed
 
 
-async def _convergence(shape: Shape, arrivals: list[Arrival], folder: Path, rounds: int, level: str) -> bool:
+async def _convergence(
+    shape: Shape, arrivals: list[Arrival], folder: Path, rounds: int, level: str
+) -> bool:
     async with trials_on(shape, arrivals, folder, level) as trials:
         convergence = Convergence(trials.cluster, trials.views, trials)
         found = await convergence.measure(rounds)
-    print(json.dumps({"seconds": found, "asked": convergence.tally.num_asked, "wrong": convergence.tally.wrong}))
+    print(
+        json.dumps(
+            {
+                "seconds": found,
+                "asked": convergence.tally.num_asked,
+                "wrong": convergence.tally.wrong,
+            }
+        )
+    )
     return not convergence.tally.wrong
 
 
@@ -125,19 +157,25 @@ def main(
     processors: Annotated[int, typer.Option(help="processors")] = 2,
     output_processors: Annotated[int, typer.Option(help="output processors")] = 2,
     trace: Annotated[
-        Path | None, typer.Option(help="of Mooncake's format; none: the shared-prefix ladder, generated")
+        Path | None,
+        typer.Option(help="of Mooncake's format; none: the shared-prefix ladder, generated"),
     ] = None,
     requests: Annotated[int, typer.Option(help="of the trace, while nothing is broken")] = 200,
     rate: Annotated[float, typer.Option(help="of these, a second")] = 10.0,
-    schedules: Annotated[int, typer.Option(help="of faults, one after another on one cluster; 0: none")] = 0,
+    schedules: Annotated[
+        int, typer.Option(help="of faults, one after another on one cluster; 0: none")
+    ] = 0,
     first: Annotated[int, typer.Option(help="their first seed")] = 0,
     faults: Annotated[
         list[int] | None, typer.Option(help="the seed of a schedule, repeatable: again what failed")
     ] = None,
     convergence: Annotated[
-        int, typer.Option(help="rounds: seconds until everyone agrees again after each kind of loss")
+        int,
+        typer.Option(help="rounds: seconds until everyone agrees again after each kind of loss"),
     ] = 0,
-    limit: Annotated[float, typer.Option(help="seconds after which no further schedule begins")] = 3600.0,
+    limit: Annotated[
+        float, typer.Option(help="seconds after which no further schedule begins")
+    ] = 3600.0,
     patience: Annotated[float, typer.Option(help="limits of time, times this")] = 1.0,
     keep: Annotated[Path | None, typer.Option(help="folder for logs and state, kept")] = None,
     log_level: Annotated[str, typer.Option(help="of every stage")] = "warning",
@@ -145,15 +183,23 @@ def main(
         bool, typer.Option(help="stages from a process that has their libraries, which is cheaper")
     ] = False,
 ) -> None:
-    """Real gateways, processors, output processors and engines without a model, NATS and Redis, and what must hold."""
+    """Real gateways, processors, output processors and engines without a model, NATS and Redis, and
+    what must hold."""
     configure_logging("cluster", "error")
     if fork:
         detach_stages()
-    shape = Shape(engines=replicas, gateways=gateways, processors=processors, output_processors=output_processors)
+    shape = Shape(
+        engines=replicas,
+        gateways=gateways,
+        processors=processors,
+        output_processors=output_processors,
+    )
     arrivals = conversation(trace) if trace is not None else ladder(0)
     seeds = faults or range(first, first + schedules)
     with contextlib.ExitStack() as stack:
-        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-cluster-")))
+        folder = keep or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-cluster-"))
+        )
         folder.mkdir(parents=True, exist_ok=True)
         if convergence:
             held = asyncio.run(_convergence(shape, arrivals, folder, convergence, log_level))
@@ -161,7 +207,8 @@ def main(
             held = asyncio.run(_broken(shape, arrivals, folder, seeds, limit, patience, log_level))
         else:
             held = _print_figures(
-                *asyncio.run(_undisturbed(shape, arrivals, folder, requests, rate, log_level)), replicas
+                *asyncio.run(_undisturbed(shape, arrivals, folder, requests, rate, log_level)),
+                replicas,
             )
     sys.exit(0 if held else 1)
 

@@ -1,7 +1,7 @@
 """Clients of a cluster: each reads its stream event by event and knows the expected answer.
 
-A client whose gateway died resumes a resumable stream through another gateway, and sends other requests again, as
-clients do. The cluster has to survive all other faults.
+A client whose gateway died resumes a resumable stream through another gateway, and sends other
+requests again, as clients do. The cluster has to survive all other faults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ ANSWER_SECONDS = 60.0
 ASK_AGAIN_SECONDS = 0.1
 LEAVING = '"code":"draining"'
 LET_GO_SECONDS = 0.05
-"""Seconds between the cluster's end of an answer and this process's reading of it, on a busy machine."""
+"""Seconds between the cluster's end of an answer and this process's reading of it, on a busy
+machine."""
 
 
 @dataclass(slots=True)
@@ -49,7 +50,12 @@ class ReceivedAnswer:
     @classmethod
     def nothing(cls, question: Question) -> ReceivedAnswer:
         num_choices = question.body.get("n", 1)
-        return cls([""] * num_choices, [[] for _ in range(num_choices)], [""] * num_choices, sent_at=time.monotonic())
+        return cls(
+            [""] * num_choices,
+            [[] for _ in range(num_choices)],
+            [""] * num_choices,
+            sent_at=time.monotonic(),
+        )
 
 
 @dataclass(slots=True)
@@ -78,7 +84,8 @@ class Tally:
         self.ttft.append(received.first_at - received.sent_at)
         self.gaps.append(received.max_gap)
         self.wrong += [
-            f"question {question.number} ({question.kind}): {each}" for each in faults_of(question, received)
+            f"question {question.number} ({question.kind}): {each}"
+            for each in faults_of(question, received)
         ]
 
 
@@ -106,16 +113,20 @@ class Client:
     """Sends requests to one gateway address in one tenant's name."""
 
     def __init__(self, http: httpx.AsyncClient, key: str) -> None:
-        self._http, self._headers = http, {"authorization": f"Bearer {key}"}
+        self._http = http
+        self._headers = {"authorization": f"Bearer {key}"}
 
     async def ask(self, question: Question, tally: Tally) -> None:
-        """Sends a question and reads the answer to its end, from the beginning again where the gateway is gone."""
+        """Sends a question and reads the answer to its end, from the beginning again where the
+        gateway is gone."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 tally.add(question, await self._ask(question, tally))
         except (BrokenAnswer, Refused, TimeoutError) as fault:
             tally.num_asked += 1
-            tally.wrong.append(f"question {question.number} ({question.kind}): {type(fault).__name__} {fault}")
+            tally.wrong.append(
+                f"question {question.number} ({question.kind}): {type(fault).__name__} {fault}"
+            )
 
     async def _ask(self, question: Question, tally: Tally) -> ReceivedAnswer:
         received = ReceivedAnswer.nothing(question)
@@ -135,30 +146,36 @@ class Client:
                 received = ReceivedAnswer.nothing(question)
 
     async def once(self, question: Question) -> ReceivedAnswer:
-        """Sends a question once. Raises `Refused`, `Leaving`, `BrokenAnswer`, and what HTTP raises when the gateway
-        dies."""
+        """Sends a question once. Raises `Refused`, `Leaving`, `BrokenAnswer`, and what HTTP raises
+        when the gateway dies."""
         received = ReceivedAnswer.nothing(question)
         await self._begin(question, received)
         return received
 
     async def _begin(self, question: Question, received: ReceivedAnswer) -> None:
-        async with self._http.stream("POST", PATH, json=question.body, headers=self._headers) as reply:
+        async with self._http.stream(
+            "POST", PATH, json=question.body, headers=self._headers
+        ) as reply:
             await _read_events(reply, received)
 
     async def _resume(self, received: ReceivedAnswer) -> None:
         """Resumes a stream. Raises `NotKept`, and as `once`."""
         headers = self._headers | {"last-event-id": str(received.last_event)}
-        async with self._http.stream("GET", f"/v1/streams/{received.stream_id}", headers=headers) as reply:
+        async with self._http.stream(
+            "GET", f"/v1/streams/{received.stream_id}", headers=headers
+        ) as reply:
             if reply.status_code == httpx.codes.NOT_FOUND:
                 raise NotKept
             await _read_events(reply, received)
 
     async def learn(self, questions: Iterable[Question]) -> None:
-        """Sends questions whose answers cannot be computed here, while nothing is broken, and stores the answers."""
+        """Sends questions whose answers cannot be computed here, while nothing is broken, and
+        stores the answers."""
         for question in questions:
             if not question.texts:
                 received = await self.once(question)
-                question.texts, question.token_ids = received.texts, received.token_ids
+                question.texts = received.texts
+                question.token_ids = received.token_ids
 
 
 async def _read_events(reply: httpx.Response, received: ReceivedAnswer) -> None:
@@ -186,7 +203,8 @@ def _on_event(received: ReceivedAnswer, event: dict[str, Any]) -> None:
         received.max_gap = max(received.max_gap, now - received.last_at)
     for choice in event["choices"]:
         idx = choice["index"]
-        received.first_at, received.last_at = received.first_at or now, now
+        received.first_at = received.first_at or now
+        received.last_at = now
         received.texts[idx] += choice["text"]
         received.token_ids[idx] += choice.get("token_ids") or []
         received.finish_reasons[idx] = choice["finish_reason"] or received.finish_reasons[idx]
@@ -202,7 +220,8 @@ def faults_of(question: Question, received: ReceivedAnswer) -> list[str]:
     for i, (text, ids, reason) in enumerate(
         zip(received.texts, received.token_ids, received.finish_reasons, strict=True)
     ):
-        expected_text, expected_ids = question.texts[i], question.token_ids[i]
+        expected_text = question.texts[i]
+        expected_ids = question.token_ids[i]
         # Tokens past a stop string, and the one that ends a JSON text, may or may not be sent.
         is_cut = question.kind == "stop"
         if text != expected_text:
@@ -212,7 +231,9 @@ def faults_of(question: Question, received: ReceivedAnswer) -> list[str]:
         if reason not in ("stop", "length"):
             found.append(f"choice {i}: ended by {reason!r}")
     if question.kind == "logprobs" and received.num_logprobs != len(question.token_ids[0]):
-        found.append(f"{received.num_logprobs} log probabilities instead of {len(question.token_ids[0])}")
+        found.append(
+            f"{received.num_logprobs} log probabilities instead of {len(question.token_ids[0])}"
+        )
     return found
 
 
@@ -231,7 +252,8 @@ class Limited:
     concurrency: int
     tokens_per_minute: int
     spans: list[tuple[float, float, int]] = field(default_factory=list)
-    """For each answer: times of its first and last event, and its tokens, the prompt's among them."""
+    """For each answer: times of its first and last event, and its tokens, the prompt's among
+    them."""
     refused: Counter[int] = field(default_factory=Counter)
     """Number of refusals, by status."""
     wrong: list[str] = field(default_factory=list)
@@ -260,7 +282,10 @@ class Limited:
 
     def most_at_once(self, since: float) -> int:
         marks = [
-            (at, change) for a, b, _ in self.spans if b > since for at, change in ((a, 1), (b - LET_GO_SECONDS, -1))
+            (at, change)
+            for a, b, _ in self.spans
+            if b > since
+            for at, change in ((a, 1), (b - LET_GO_SECONDS, -1))
         ]
         now = most = 0
         for _, change in sorted(marks):
@@ -273,6 +298,10 @@ class Limited:
         return [(round(a - since, 2), round(b - since, 2)) for a, b, _ in self.spans if b > since]
 
     def most_in_a_minute(self, since: float) -> int:
-        """Largest number of tokens of answers that began within any 60 seconds that ended after a time."""
+        """Largest number of tokens of answers that began within any 60 seconds that ended after a
+        time."""
         starts = sorted((a, tokens) for a, _, tokens in self.spans if a > since - 60)
-        return max((sum(n for at, n in starts if first <= at < first + 60) for first, _ in starts), default=0)
+        return max(
+            (sum(n for at, n in starts if first <= at < first + 60) for first, _ in starts),
+            default=0,
+        )

@@ -1,4 +1,5 @@
-"""Measures the seconds until all processes agree again after the death of an engine, of Redis and of NATS."""
+"""Measures the seconds until all processes agree again after the death of an engine, of Redis and
+of NATS."""
 
 from __future__ import annotations
 
@@ -22,13 +23,15 @@ class Convergence:
     """Breaks one thing at a time while questions are sent."""
 
     def __init__(self, cluster: Cluster, views: Views, trials: Trials) -> None:
-        self._cluster, self._views, self._trials = cluster, views, trials
+        self._cluster = cluster
+        self._views = views
+        self._trials = trials
         self.tally = Tally()
         """Statistics of all questions."""
 
     async def measure(self, rounds: int) -> dict[str, list[float]]:
-        """Seconds of each round, by the thing that was broken. Raises `ClusterFailed` where the processes do not agree
-        again."""
+        """Seconds of each round, by the thing that was broken. Raises `ClusterFailed` where the
+        processes do not agree again."""
         kinds: dict[str, Callable[[], Awaitable[float]]] = {
             "index after an engine's restart": self._engine,
             "index after Redis came back empty": lambda: self._servers(REDIS),
@@ -36,10 +39,13 @@ class Convergence:
             "index after both came back": lambda: self._servers(REDIS, NATS),
             "fairness after Redis came back empty": self._fairness,
         }
-        return {kind: [round(await once(), 3) for _ in range(rounds)] for kind, once in kinds.items()}
+        return {
+            kind: [round(await once(), 3) for _ in range(rounds)] for kind, once in kinds.items()
+        }
 
     async def _engine(self) -> float:
-        """Seconds from the first answer of the new engine to agreement; questions go on to the others."""
+        """Seconds from the first answer of the new engine to agreement; questions go on to the
+        others."""
         [name, *_] = self._cluster.names(ENGINE)
         before = await self._views.engine(name)
         async with self._load():
@@ -67,8 +73,8 @@ class Convergence:
         return await self._agreement(time.monotonic())
 
     async def _fairness(self) -> float:
-        """Seconds from Redis's first answer until it knows every tenant's virtual time, while all tenants send
-        requests."""
+        """Seconds from Redis's first answer until it knows every tenant's virtual time, while all
+        tenants send requests."""
         server = self._cluster.servers[REDIS]
         async with self._load(), self._trials.eager_ones():
             await server.kill()

@@ -10,15 +10,25 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.simulation.cluster.processes import ENGINE, GATEWAY, NATS, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster, Shape
+from tests.simulation.cluster.processes import (
+    ENGINE,
+    GATEWAY,
+    NATS,
+    OUTPUT_PROCESSOR,
+    PROCESSOR,
+    REDIS,
+    Cluster,
+    Shape,
+)
 from tests.simulation.cluster.relay import NatsRelay
 
 NUM_FAULTS = 3
 SPAN_SECONDS = 2.0
 """Seconds within which faults begin."""
-LEAST_SECONDS, MOST_SECONDS = 0.3, 2.0
-"""Least and largest number of seconds of a fault. Past ten seconds a held connection counts as gone; that takes a
-schedule of its own."""
+LEAST_SECONDS = 0.3
+MOST_SECONDS = 2.0
+"""Least and largest number of seconds of a fault. Past ten seconds a held connection counts as
+gone; that takes a schedule of its own."""
 SLOW_SECONDS = 0.05
 SUDDEN = frozenset({"kill", "kill_core"})
 DEADLY = SUDDEN | {"terminate"}
@@ -51,11 +61,11 @@ class Fault:
 
 
 def schedule(seed: int, shape: Shape) -> list[Fault]:
-    """The faults of a seed, in order. No process gets two of them, and of each kind of stage at least one process gets
-    none.
+    """The faults of a seed, in order. No process gets two of them, and of each kind of stage at
+    least one process gets none.
 
-    At most one engine is killed: a request that is on two killed engines before its first token counts as their cause,
-    and is refused.
+    At most one engine is killed: a request that is on two killed engines before its first token
+    counts as their cause, and is refused.
     """
     rng = random.Random(seed)
     able = {kind: rng.sample(names := shape.names(kind), len(names) - 1) for kind in _STAGES}
@@ -66,13 +76,18 @@ def schedule(seed: int, shape: Shape) -> list[Fault]:
     while len(chosen) < NUM_FAULTS:
         kind, befallen = rng.choice(pairs)
         is_sudden = befallen == ENGINE and kind in SUDDEN
-        if not able[befallen] or (kind == "empty_both" and not able[NATS]) or (is_sudden and has_died):
+        if (
+            not able[befallen]
+            or (kind == "empty_both" and not able[NATS])
+            or (is_sudden and has_died)
+        ):
             continue
         has_died |= is_sudden
         target = able[befallen].pop()
         if kind == "empty_both":
             able[NATS].clear()
-        at, seconds = rng.uniform(0, SPAN_SECONDS), rng.uniform(LEAST_SECONDS, MOST_SECONDS)
+        at = rng.uniform(0, SPAN_SECONDS)
+        seconds = rng.uniform(LEAST_SECONDS, MOST_SECONDS)
         chosen.append(Fault(round(at, 3), kind, target, round(seconds, 3)))
     return sorted(chosen, key=lambda fault: fault.at)
 

@@ -1,5 +1,6 @@
-"""A cluster of real processes with faults: the local stack, with relays before engines, output processors, NATS and
-Redis. Knows how to start, kill, pause and cut processes; knows nothing about requests."""
+"""A cluster of real processes with faults: the local stack, with relays before engines, output
+processors, NATS and Redis. Knows how to start, kill, pause and cut processes; knows nothing about
+requests."""
 
 from __future__ import annotations
 
@@ -29,10 +30,14 @@ from headwater.services.stack.token_file import key_of_cluster, prepare_token
 from tests.simulation.cluster.relay import NatsRelay, Relay
 
 HOST = "127.0.0.1"
-ENGINE, OUTPUT_PROCESSOR, PROCESSOR, GATEWAY = "engine", "output-processor", "processor", "gateway"
+ENGINE = "engine"
+OUTPUT_PROCESSOR = "output-processor"
+PROCESSOR = "processor"
+GATEWAY = "gateway"
 RELAYED = (ENGINE, OUTPUT_PROCESSOR)
 """Stages that others reach over one connection, which a relay can hold."""
-REDIS, NATS = "redis", "nats"
+REDIS = "redis"
+NATS = "nats"
 MAX_MODEL_LEN = 2048
 ENVIRONMENT = {
     "HEADWATER_NUM_BLOCKS": "512",
@@ -43,7 +48,8 @@ ENVIRONMENT = {
     "HEADWATER_FAIL_OPEN_SHARE": "0.5",
     "HEADWATER_BATCH_CONCURRENCY": "0",
 }
-"""Variables of every stage: caches that are worth hitting and can be full, steps long enough to be interrupted."""
+"""Variables of every stage: caches that are worth hitting and can be full, steps long enough to be
+interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +77,9 @@ class Shape:
 class RelayedStack(LocalStack):
     """The local stack whose stages announce the address of the relay before them."""
 
-    def __init__(self, settings: StackSettings, folder: Path, name: str, relays: dict[str, Relay]) -> None:
+    def __init__(
+        self, settings: StackSettings, folder: Path, name: str, relays: dict[str, Relay]
+    ) -> None:
         super().__init__(settings, folder, name, report=lambda _: None)
         self._relays = relays
 
@@ -80,12 +88,17 @@ class RelayedStack(LocalStack):
         return {stage.name: stage for stage in self._stages()}
 
     def _stage(
-        self, name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None
+        self,
+        name: str,
+        module: str,
+        flags: Callable[[], list[str]],
+        env: dict[str, str] | None = None,
     ) -> KeptStage:
         relay = self._relays.get(name)
         advertised = [] if relay is None else [f"--advertise={relay.address}"]
         kept = super()._stage(name, module, lambda: [*flags(), *advertised], env)
-        # Processes that die here were killed; the pauses between restarts are for those that cannot start.
+        # Processes that die here were killed; the pauses between restarts are for those that cannot
+        # start.
         kept.pauses = kept.PAUSES[:1]
         if relay is not None:
             relay.find = lambda: kept.addresses.get("grpc")
@@ -95,7 +108,11 @@ class RelayedStack(LocalStack):
         """Flags of a gateway. Its seeds are the addresses that stages announce."""
 
         def address(stage: KeptStage) -> str:
-            return self._relays[stage.name].address if stage.name in self._relays else stage.addresses["grpc"]
+            return (
+                self._relays[stage.name].address
+                if stage.name in self._relays
+                else stage.addresses["grpc"]
+            )
 
         known = {
             kind: [address(stage) for stage in group if "grpc" in stage.addresses]
@@ -105,10 +122,12 @@ class RelayedStack(LocalStack):
 
 
 class Server:
-    """NATS or Redis behind its relay. After a kill it starts again with the contents of its disk."""
+    """NATS or Redis behind its relay. After a kill it starts again with the contents of its
+    disk."""
 
     def __init__(self, start: Callable[[], Awaitable[EmbeddedServer]], relay: Relay) -> None:
-        self._start, self.relay = start, relay
+        self._start = start
+        self.relay = relay
         self._server: EmbeddedServer | None = None
         relay.find = lambda: f"{HOST}:{self._server.port}" if self._server is not None else None
 
@@ -128,7 +147,8 @@ class Server:
 
     async def kill(self) -> None:
         """Kills the server; a dead one stays dead."""
-        server, self._server = self._server, None
+        server = self._server
+        self._server = None
         if server is not None:
             await server.kill()
 
@@ -136,9 +156,16 @@ class Server:
 class Cluster:
     """Stages and servers. Use within `running`."""
 
-    def __init__(self, shape: Shape, folder: Path, stack: RelayedStack, servers: dict[str, Server]) -> None:
-        self.shape, self.folder, self.servers = shape, folder, servers
-        self.relays: dict[str, Relay] = {**stack._relays, **{name: each.relay for name, each in servers.items()}}
+    def __init__(
+        self, shape: Shape, folder: Path, stack: RelayedStack, servers: dict[str, Server]
+    ) -> None:
+        self.shape = shape
+        self.folder = folder
+        self.servers = servers
+        self.relays: dict[str, Relay] = {
+            **stack._relays,
+            **{name: each.relay for name, each in servers.items()},
+        }
         self._stack = stack
 
     @classmethod
@@ -154,9 +181,13 @@ class Cluster:
             prepare_token(state_dir, os.environ)
             # Clients of the stages prove themselves as stages do to each other.
             life.enter_context(cluster_key.using(key_of_cluster(state_dir, os.environ)))
-            relays = {name: await life.enter_async_context(Relay().running()) for name in shape.relayed()}
+            relays = {
+                name: await life.enter_async_context(Relay().running()) for name in shape.relayed()
+            }
             servers = await _start_servers(folder, life)
-            urls = {f"{name}_url": f"{name}://{each.relay.address}" for name, each in servers.items()}
+            urls = {
+                f"{name}_url": f"{name}://{each.relay.address}" for name, each in servers.items()
+            }
             settings = _settings(shape, folder, urls["nats_url"], urls["redis_url"], log_level)
             stack = RelayedStack(settings, model_folder, DEMO_NAME, relays)
             # Requests that still run are not awaited.
@@ -221,12 +252,16 @@ async def _start_servers(folder: Path, life: contextlib.AsyncExitStack) -> dict[
     shutil.rmtree(folder / "streams", ignore_errors=True)
     pipe = SupervisorPipe()
     life.callback(pipe.close)
-    kept: dict[str, Any] = {"launcher": keeper_command(pipe=pipe.watched, limit=2.0), "pass_fds": [pipe.watched]}
+    kept: dict[str, Any] = {
+        "launcher": keeper_command(pipe=pipe.watched, limit=2.0),
+        "pass_fds": [pipe.watched],
+    }
     nats = partial(start_nats, folder / "servers", jetstream=folder / "streams", **kept)
     servers = {
         NATS: Server(nats, await life.enter_async_context(NatsRelay().running())),
         REDIS: Server(
-            partial(start_valkey, folder / "servers", **kept), await life.enter_async_context(Relay().running())
+            partial(start_valkey, folder / "servers", **kept),
+            await life.enter_async_context(Relay().running()),
         ),
     }
     for server in servers.values():
@@ -235,7 +270,9 @@ async def _start_servers(folder: Path, life: contextlib.AsyncExitStack) -> dict[
     return servers
 
 
-def _settings(shape: Shape, folder: Path, nats_url: str, redis_url: str, log_level: str) -> StackSettings:
+def _settings(
+    shape: Shape, folder: Path, nats_url: str, redis_url: str, log_level: str
+) -> StackSettings:
     return StackSettings(
         device="cpu",
         max_model_len=MAX_MODEL_LEN,

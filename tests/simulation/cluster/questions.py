@@ -1,6 +1,7 @@
 """Questions to a cluster with their answers: requests of a trace, shrunk, of all kinds.
 
-The simulated engine's tokens follow from the prompt, so that the undisturbed answer can be computed here.
+The simulated engine's tokens follow from the prompt, so that the undisturbed answer can be computed
+here.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from tests.simulation.routing_traces import BLOCK_SIZE, Arrival
 
 SHRINK = 16
 """Divisor of a trace's lengths: a block of 512 tokens becomes two of an engine's."""
-LEAST_OUTPUT, MOST_OUTPUT = 8, 120
+LEAST_OUTPUT = 8
+MOST_OUTPUT = 120
 MAX_PROMPT = 1600
 PATH = "/v1/completions"
 JSON_TOKENS = 100
 KINDS = ("greedy", "seeded", "stop", "logprobs", "two", "json")
 JSON_SCHEMA = {
     "type": "object",
-    "properties": {"river": {"type": "string", "maxLength": 20}, "length": {"type": "integer", "maximum": 9999}},
+    "properties": {
+        "river": {"type": "string", "maxLength": 20},
+        "length": {"type": "integer", "maximum": 9999},
+    },
     "required": ["river", "length"],
     "additionalProperties": False,
 }
@@ -53,13 +58,18 @@ class Question:
 class Asker:
     """Turns arrivals into questions; the same arrival and seed give the same question."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer, vocab_size: int, max_model_len: int) -> None:
-        self._model, self._tokenizer, self._max_model_len = model, tokenizer, max_model_len
+    def __init__(
+        self, model: str, tokenizer: Tokenizer, vocab_size: int, max_model_len: int
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
         self._says = simulated_model(vocab_size)
 
     def questions(self, arrivals: Sequence[Arrival], seed: int, rate: float) -> Iterator[Question]:
         """Questions at `rate`, in the trace's order."""
-        rng, at = random.Random(seed), 0.0
+        rng = random.Random(seed)
+        at = 0.0
         for arrival in arrivals:
             at += rng.expovariate(rate)
             yield self.question(arrival, rng.choice(KINDS), at, rng)
@@ -67,14 +77,24 @@ class Asker:
     def question(self, arrival: Arrival, kind: str, at: float, rng: random.Random) -> Question:
         num_tokens = min(MOST_OUTPUT, max(LEAST_OUTPUT, arrival.num_output_tokens // SHRINK))
         question = self.plain(arrival.number, prompt_of(arrival), num_tokens)
-        question.kind, question.at, body = kind, at, question.body
+        question.kind = kind
+        question.at = at
+        body = question.body
         body["stream_options"]["resumable"] = bool(arrival.number % 2)
         if kind == "json":
-            structure = {"type": "json_schema", "json_schema": {"name": "river", "schema": JSON_SCHEMA}}
+            structure = {
+                "type": "json_schema",
+                "json_schema": {"name": "river", "schema": JSON_SCHEMA},
+            }
             body |= {"response_format": structure, "ignore_eos": False, "max_tokens": JSON_TOKENS}
-            question.texts, question.token_ids = [], []
+            question.texts = []
+            question.token_ids = []
         if kind in ("seeded", "two"):
-            body |= {"temperature": 1.0, "seed": rng.randrange(1 << 31), "n": 2 if kind == "two" else 1}
+            body |= {
+                "temperature": 1.0,
+                "seed": rng.randrange(1 << 31),
+                "n": 2 if kind == "two" else 1,
+            }
             self._answer(question)
         if kind == "logprobs":
             body["logprobs"] = 2
@@ -106,16 +126,22 @@ class Asker:
         )
         question.token_ids = [
             expected_tokens(
-                self._says, body["prompt"], sampling, choice_index=choice, max_model_len=self._max_model_len
+                self._says,
+                body["prompt"],
+                sampling,
+                choice_index=choice,
+                max_model_len=self._max_model_len,
             )
             for choice in range(body.get("n", 1))
         ]
-        question.texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in question.token_ids]
+        question.texts = [
+            self._tokenizer.decode(ids, skip_special_tokens=True) for ids in question.token_ids
+        ]
 
 
 def _stop(question: Question) -> None:
-    """Adds a stop string, some characters from the middle of the answer, and cuts the answer at their first
-    occurrence."""
+    """Adds a stop string, some characters from the middle of the answer, and cuts the answer at
+    their first occurrence."""
     [text] = question.texts
     middle = len(text) // 2
     stop = text[middle : middle + 4]
@@ -124,7 +150,8 @@ def _stop(question: Question) -> None:
 
 
 def prompt_of(arrival: Arrival) -> list[int]:
-    """Prompt of an arrival, equal for equal blocks as far as a trace distinguishes blocks; the rest is unique."""
+    """Prompt of an arrival, equal for equal blocks as far as a trace distinguishes blocks; the rest
+    is unique."""
     ids: list[int] = []
     for block in arrival.hashes:
         ids += _words(block, BLOCK_SIZE // SHRINK)

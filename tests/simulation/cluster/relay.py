@@ -1,6 +1,7 @@
 """A relay between two processes: passes bytes on, holds them like a cut network, or delays them.
 
-The relay in front of NATS also knows its protocol, and loses, doubles and reorders cache events alone.
+The relay in front of NATS also knows its protocol, and loses, doubles and reorders cache events
+alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ KV_EVENTS = b"kv."
 
 
 class Relay:
-    """Relay that listens on a port of its own for as long as it lives, whichever process is behind it."""
+    """Relay that listens on a port of its own for as long as it lives, whichever process is behind
+    it."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -71,7 +73,10 @@ class Relay:
             return
         host, _, port = target.rpartition(":")
         there, back = await asyncio.open_connection(host, int(port))
-        directions = [asyncio.create_task(each) for each in (self._up(reader, back), self._pass(there, writer))]
+        directions = [
+            asyncio.create_task(each)
+            for each in (self._up(reader, back), self._pass(there, writer))
+        ]
         try:
             done, _ = await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
             for direction in done:
@@ -99,18 +104,20 @@ class Relay:
 
 
 class NatsRelay(Relay):
-    """Relay in front of NATS. `storm` is the generator that decides about each batch of cache events while there is
-    one."""
+    """Relay in front of NATS. `storm` is the generator that decides about each batch of cache
+    events while there is one."""
 
-    DROP, DOUBLE, LATE_SECONDS = 0.3, 0.2, 0.05
+    DROP = 0.3
+    DOUBLE = 0.2
+    LATE_SECONDS = 0.05
 
     def __init__(self) -> None:
         super().__init__()
         self.storm: random.Random | None = None
 
     async def _up(self, client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
-        """Passes messages one by one: `PUB subject [reply] bytes` or `HPUB subject [reply] header-bytes bytes`, then
-        these."""
+        """Passes messages one by one: `PUB subject [reply] bytes` or `HPUB subject [reply]
+        header-bytes bytes`, then these."""
         while line := await client.readline():
             words = line.split()
             is_message = bool(words) and words[0].upper() in (b"PUB", b"HPUB")
@@ -123,8 +130,12 @@ class NatsRelay(Relay):
             await server.drain()
 
     def _toss(self, storm: random.Random, frame: bytes, server: asyncio.StreamWriter) -> None:
-        for _ in range(0 if storm.random() < self.DROP else 2 if storm.random() < self.DOUBLE else 1):
-            asyncio.get_running_loop().call_later(storm.uniform(0, self.LATE_SECONDS), self._write, server, frame)
+        for _ in range(
+            0 if storm.random() < self.DROP else 2 if storm.random() < self.DOUBLE else 1
+        ):
+            asyncio.get_running_loop().call_later(
+                storm.uniform(0, self.LATE_SECONDS), self._write, server, frame
+            )
 
     @staticmethod
     def _write(server: asyncio.StreamWriter, frame: bytes) -> None:

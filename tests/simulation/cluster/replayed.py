@@ -1,6 +1,8 @@
-"""Replays the questions of a cluster through routing policies, on replicas as fast and as large as its engines.
+"""Replays the questions of a cluster through routing policies, on replicas as fast and as large as
+its engines.
 
-The figures of real processes can so be compared with those predicted for them, and for another policy.
+The figures of real processes can so be compared with those predicted for them, and for another
+policy.
 """
 
 from __future__ import annotations
@@ -24,17 +26,27 @@ PIECE = BLOCK_SIZE // SHRINK
 
 def replayed(questions: Sequence[Question], num_replicas: int) -> list[Outcome]:
     """Outcome of each policy, in virtual time. NOTE: it runs a loop of its own."""
-    arrivals, hardware = [_arrival(each) for each in questions], _hardware()
-    return [run_virtually(replay(arrivals, each, "cluster", hardware, num_replicas), 0) for each in POLICIES]
+    arrivals = [_arrival(each) for each in questions]
+    hardware = _hardware()
+    return [
+        run_virtually(replay(arrivals, each, "cluster", hardware, num_replicas), 0)
+        for each in POLICIES
+    ]
 
 
 def _arrival(question: Question) -> Arrival:
     """An arrival with the trace's lengths again: the replay's blocks have one size."""
-    prompt, hashes, chain = question.body["prompt"], list[bytes](), b""
+    prompt = question.body["prompt"]
+    hashes = list[bytes]()
+    chain = b""
     for start in range(0, len(prompt) - PIECE + 1, PIECE):
-        chain = blake2b(chain + repr(prompt[start : start + PIECE]).encode(), digest_size=16).digest()
+        chain = blake2b(
+            chain + repr(prompt[start : start + PIECE]).encode(), digest_size=16
+        ).digest()
         hashes.append(chain)
-    return Arrival(question.number, question.at, len(prompt) * SHRINK, question.body["max_tokens"], hashes)
+    return Arrival(
+        question.number, question.at, len(prompt) * SHRINK, question.body["max_tokens"], hashes
+    )
 
 
 def _hardware() -> Hardware:

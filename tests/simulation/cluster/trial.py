@@ -1,7 +1,8 @@
 """One schedule of faults on a running cluster, and the invariants that have to hold.
 
-Every answer is the undisturbed one, no process holds blocks or requests afterwards, all indexes agree with the caches
-again, prefixes are hit as before, and no tenant got more than its limits allow.
+Every answer is the undisturbed one, no process holds blocks or requests afterwards, all indexes
+agree with the caches again, prefixes are hit as before, and no tenant got more than its limits
+allow.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from tests.simulation.cluster.questions import Asker, Question, prompt_of
 from tests.simulation.cluster.views import Views
 from tests.simulation.routing_traces import Arrival
 
-NUM_QUESTIONS, RATE = 20, 8.0
+NUM_QUESTIONS = 20
+RATE = 8.0
 """Number of questions of a schedule, and their rate a second."""
-NUM_PROBES, NUM_LEARNED = 8, 6
+NUM_PROBES = 8
+NUM_LEARNED = 6
 NUM_SAMPLED = 10 * (NUM_PROBES + NUM_LEARNED)
 """Number of a trace's first requests from which questions are taken."""
-AGREE_SECONDS, AGREE_AFTER_LOSS_SECONDS = 2.0, 5.0
+AGREE_SECONDS = 2.0
+AGREE_AFTER_LOSS_SECONDS = 5.0
 """Seconds until agreement after all processes are up, and after NATS or Redis were away."""
 BACK_SECONDS = 45.0
 """Seconds until a process that died answers again."""
@@ -39,7 +43,8 @@ WATCH_SECONDS = 0.1
 HELD_UP_SECONDS = 1.0
 """Seconds of a pause of this process after which a schedule proves nothing."""
 HITS_KEPT = 0.95
-CONCURRENCY, NUM_EAGER = 2, 5
+CONCURRENCY = 2
+NUM_EAGER = 5
 TOKENS_PER_MINUTE = 4000
 TENANTS: dict[str, dict[str, int]] = {
     "free": {},
@@ -47,7 +52,8 @@ TENANTS: dict[str, dict[str, int]] = {
     "spare": {"tokens_per_minute": TOKENS_PER_MINUTE},
 }
 """Tenants and their limits."""
-WISH_PROMPT, WISH_OUTPUT = 48, 24
+WISH_PROMPT = 48
+WISH_OUTPUT = 24
 FAIL_OPEN_SHARE = float(ENVIRONMENT["HEADWATER_FAIL_OPEN_SHARE"])
 
 
@@ -70,7 +76,8 @@ class Outcome:
     """Seconds to agreement after all processes were up and all faults and answers over."""
     seconds: float = 0.0
     held_up: float = 0.0
-    """Seconds for which this process itself did not run; after long ones nothing else can be trusted."""
+    """Seconds for which this process itself did not run; after long ones nothing else can be
+    trusted."""
     wrong: list[str] = field(default_factory=list)
 
 
@@ -85,12 +92,20 @@ class Trials:
     """`prepare`, then `run` one seed after another."""
 
     def __init__(
-        self, cluster: Cluster, views: Views, http: httpx.AsyncClient, asker: Asker, arrivals: Sequence[Arrival]
+        self,
+        cluster: Cluster,
+        views: Views,
+        http: httpx.AsyncClient,
+        asker: Asker,
+        arrivals: Sequence[Arrival],
     ) -> None:
         self.patience = 1.0
         """Factor of time limits, for a machine that is busy with other things."""
-        self.cluster, self.views, self._http = cluster, views, http
-        self._asker, self._arrivals = asker, arrivals
+        self.cluster = cluster
+        self.views = views
+        self._http = http
+        self._asker = asker
+        self._arrivals = arrivals
         self._learned: list[Question] = []
         self._probes: list[Question] = []
         self._usual_hit_rate = 0.0
@@ -102,7 +117,8 @@ class Trials:
         self._spare = Limited(0, TOKENS_PER_MINUTE)
 
     async def prepare(self, admin_key: str) -> None:
-        """Creates the tenants, learns the answers that cannot be computed, measures the usual hit rate."""
+        """Creates the tenants, learns the answers that cannot be computed, measures the usual hit
+        rate."""
         await self._make_tenants(admin_key)
         if disagreements := await self._agreement(BACK_SECONDS):
             raise ClusterFailed(disagreements)
@@ -110,7 +126,9 @@ class Trials:
         pick = rng.sample(self._arrivals[:NUM_SAMPLED], NUM_PROBES + NUM_LEARNED)
         self._learned = [self._asker.question(each, "json", 0.0, rng) for each in pick[NUM_PROBES:]]
         await self._clients["free"].learn(self._learned)
-        self._probes = [self._asker.plain(each.number, prompt_of(each), 1) for each in pick[:NUM_PROBES]]
+        self._probes = [
+            self._asker.plain(each.number, prompt_of(each), 1) for each in pick[:NUM_PROBES]
+        ]
         await self._hit_rate()
         self._usual_hit_rate = await self._hit_rate()
         self._wish = self._asker.plain(-1, prompt_of(pick[0])[:WISH_PROMPT], WISH_OUTPUT)
@@ -126,13 +144,16 @@ class Trials:
     async def run(self, seed: int, faults: list[Fault] | None = None) -> Outcome:
         """Runs the schedule of a seed, or other faults with its questions."""
         faults = schedule(seed, self.cluster.shape) if faults is None else faults
-        outcome, tally, began = Outcome(seed, [str(each) for each in faults]), Tally(), time.monotonic()
+        outcome = Outcome(seed, [str(each) for each in faults])
+        tally = Tally()
+        began = time.monotonic()
         async with owned_task(_watch(outcome)):
             await self._break(faults, seed, tally)
             outcome.wrong += tally.wrong
             await self._settle(outcome, faults)
         outcome.num_asked = tally.num_asked
-        outcome.num_asked_again, outcome.num_resumed = tally.num_asked_again, tally.num_resumed
+        outcome.num_asked_again = tally.num_asked_again
+        outcome.num_resumed = tally.num_resumed
         outcome.longest_gap = round(max(tally.gaps, default=0.0), 3)
         if any(fault.target == REDIS for fault in faults):
             self._losses.append(time.monotonic())
@@ -150,10 +171,15 @@ class Trials:
     def questions(self, seed: int, count: int, rate: float = RATE) -> list[Question]:
         """Questions of a part of the trace that the seed determines."""
         first = seed * count % max(1, len(self._arrivals) - count)
-        rng, found = random.Random(seed), []
+        rng = random.Random(seed)
+        found = []
         for question in self._asker.questions(self._arrivals[first : first + count], seed, rate):
             is_learned = question.kind == "json"
-            found.append(dataclasses.replace(rng.choice(self._learned), at=question.at) if is_learned else question)
+            found.append(
+                dataclasses.replace(rng.choice(self._learned), at=question.at)
+                if is_learned
+                else question
+            )
         return found
 
     def unasked(self, count: int, rate: float) -> list[Question]:
@@ -170,7 +196,8 @@ class Trials:
         return tally
 
     async def ask_until(self, stopping: asyncio.Event, tally: Tally) -> None:
-        """Sends questions at the usual rate; returns when those that were sent before the event are answered."""
+        """Sends questions at the usual rate; returns when those that were sent before the event are
+        answered."""
         async with asyncio.TaskGroup() as group:
             while not stopping.is_set():
                 for question in self.questions(tally.num_asked, NUM_QUESTIONS):
@@ -194,7 +221,9 @@ class Trials:
         await self._hit_rate()
         outcome.hit_rate = round(await self._hit_rate(), 4)
         if outcome.hit_rate < HITS_KEPT * self._usual_hit_rate:
-            outcome.wrong.append(f"hit rate {outcome.hit_rate:.3f} instead of {self._usual_hit_rate:.3f}")
+            outcome.wrong.append(
+                f"hit rate {outcome.hit_rate:.3f} instead of {self._usual_hit_rate:.3f}"
+            )
 
     async def _everyone_back(self) -> bool:
         """Waits until every stage's last life answers, or the time is over."""
@@ -224,17 +253,20 @@ class Trials:
         return tally.hit_rate
 
     def _limits_broken(self, since: float) -> list[str]:
-        """Limits that were exceeded. Without Redis every gateway grants its share by itself, and an empty Redis has
-        forgotten the last minute."""
+        """Limits that were exceeded. Without Redis every gateway grants its share by itself, and an
+        empty Redis has forgotten the last minute."""
         alone = self.cluster.shape.gateways * FAIL_OPEN_SHARE
         at_once = CONCURRENCY * (1 + alone * any(loss > since for loss in self._losses))
         num_losses = sum(loss > time.monotonic() - 60 for loss in self._losses)
         in_a_minute = TOKENS_PER_MINUTE * (1 + num_losses * (1 + alone))
         found = self._one_by_one.wrong + self._spare.wrong
-        self._one_by_one.wrong, self._spare.wrong = [], []
+        self._one_by_one.wrong = []
+        self._spare.wrong = []
         if (most := self._one_by_one.most_at_once(since)) > at_once:
             received = self._one_by_one.received_since(since)
-            found.append(f"{most} requests at once of a tenant that may have {at_once:.0f}: {received}")
+            found.append(
+                f"{most} requests at once of a tenant that may have {at_once:.0f}: {received}"
+            )
         if (most := self._spare.most_in_a_minute(since)) > in_a_minute:
             found.append(f"{most} tokens in a minute of a tenant that may have {in_a_minute:.0f}")
         return found
@@ -243,7 +275,10 @@ class Trials:
     async def eager_ones(self) -> AsyncIterator[None]:
         """Lets the limited tenants send requests for the length of a scope."""
         wishes = [(self._one_by_one, "one-by-one")] * NUM_EAGER + [(self._spare, "spare")] * 2
-        tasks = [asyncio.create_task(limited.ask_on(self._clients[tenant], self._wish)) for limited, tenant in wishes]
+        tasks = [
+            asyncio.create_task(limited.ask_on(self._clients[tenant], self._wish))
+            for limited, tenant in wishes
+        ]
         try:
             yield
         finally:

@@ -1,4 +1,5 @@
-"""Reads a cluster from outside: stages' metrics, engines' reports, the index in Redis. Changes nothing."""
+"""Reads a cluster from outside: stages' metrics, engines' reports, the index in Redis. Changes
+nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from headwater.services.runtime.channel import open_channel
 from headwater.services.runtime.member import Member, ReplicaLoad
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store, StoreUnavailable
-from tests.simulation.cluster.processes import ENGINE, GATEWAY, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster
+from tests.simulation.cluster.processes import (
+    ENGINE,
+    GATEWAY,
+    OUTPUT_PROCESSOR,
+    PROCESSOR,
+    REDIS,
+    Cluster,
+)
 
 ASK_SECONDS = 2.0
 Series = dict[str, dict[str, float]]
@@ -48,7 +56,8 @@ class Views:
     """Views of one cluster. Use within `open`."""
 
     def __init__(self, cluster: Cluster, client: httpx.AsyncClient) -> None:
-        self._cluster, self._client = cluster, client
+        self._cluster = cluster
+        self._client = client
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -59,7 +68,9 @@ class Views:
     async def metrics(self, name: str) -> Series:
         """Metrics of a stage. Raises `NotReached`."""
         try:
-            reply = await self._client.get(f"http://{self._cluster.address(name, 'metrics')}/metrics")
+            reply = await self._client.get(
+                f"http://{self._cluster.address(name, 'metrics')}/metrics"
+            )
         except httpx.HTTPError as failure:
             raise NotReached(f"{name} does not answer: {failure!r}") from None
         found: Series = defaultdict(lambda: defaultdict(float))
@@ -71,7 +82,10 @@ class Views:
     async def engine(self, name: str) -> EngineView:
         """Report of an engine. Raises `NotReached`."""
         try:
-            async with asyncio.timeout(ASK_SECONDS), open_channel(self._cluster.address(name)) as channel:
+            async with (
+                asyncio.timeout(ASK_SECONDS),
+                open_channel(self._cluster.address(name)) as channel,
+            ):
                 engine = engine_pb2_grpc.EngineStub(channel)
                 member = Member.from_pb(await engine.Info(engine_pb2.InfoRequest()))
                 parts = [part async for part in engine.KvSnapshot(engine_pb2.KvSnapshotRequest())]
@@ -80,21 +94,28 @@ class Views:
         assert member.model is not None
         assert member.load is not None
         blocks = frozenset(block for part in parts for block in part.block_hashes)
-        return EngineView(member.replica_id, member.epoch, member.model, member.load, parts[-1].seq, blocks)
+        return EngineView(
+            member.replica_id, member.epoch, member.model, member.load, parts[-1].seq, blocks
+        )
 
     async def all_answer(self) -> bool:
         """Whether the last life of every stage answers."""
         kinds = (ENGINE, PROCESSOR, OUTPUT_PROCESSOR, GATEWAY)
         try:
-            await asyncio.gather(*(self.metrics(name) for kind in kinds for name in self._cluster.names(kind)))
+            await asyncio.gather(
+                *(self.metrics(name) for kind in kinds for name in self._cluster.names(kind))
+            )
         except NotReached:
             return False
         return self._cluster.is_whole
 
     async def is_known(self, name: str) -> bool:
-        """Whether every gateway follows this life of an engine, and Redis has its column. Raises `NotReached`."""
+        """Whether every gateway follows this life of an engine, and Redis has its column. Raises
+        `NotReached`."""
         before = await self.engine(name)
-        gateways = await asyncio.gather(*(self.metrics(each) for each in self._cluster.names(GATEWAY)))
+        gateways = await asyncio.gather(
+            *(self.metrics(each) for each in self._cluster.names(GATEWAY))
+        )
         after, columns = await self.engine(name), await self.columns(before.model)
         # The life before had come further.
         return (before.replica_id, before.epoch) in columns and all(
@@ -114,7 +135,9 @@ class Views:
                 for shard in range(model.num_shards):
                     for slot in await SlotTable(store, model.key, shard).read():
                         if slot.is_live:
-                            own = await store.command("SMEMBERS", own_key(model.key, shard, slot.number))
+                            own = await store.command(
+                                "SMEMBERS", own_key(model.key, shard, slot.number)
+                            )
                             known = found.get((slot.replica_id, slot.epoch), frozenset())
                             found[slot.replica_id, slot.epoch] = known | frozenset(own)
         except StoreUnavailable as failure:
@@ -132,17 +155,24 @@ class Views:
         return {name.decode(): float(value) for name, value in pairs}
 
     async def disagreements(self) -> list[str]:
-        """Disagreements without requests and faults; empty: all processes agree and nothing is held."""
+        """Disagreements without requests and faults; empty: all processes agree and nothing is
+        held."""
         try:
             engines = await self.engines()
             gateways = {name: await self.metrics(name) for name in self._cluster.names(GATEWAY)}
-            outputs = {name: await self.metrics(name) for name in self._cluster.names(OUTPUT_PROCESSOR)}
+            outputs = {
+                name: await self.metrics(name) for name in self._cluster.names(OUTPUT_PROCESSOR)
+            }
             columns = await self.columns(engines[0].model)
         except NotReached as failure:
             return [str(failure)]
-        found = [f"{name} has {n:.0f} streams" for name, seen in outputs.items() if (n := _streams(seen))]
+        found = [
+            f"{name} has {n:.0f} streams" for name, seen in outputs.items() if (n := _streams(seen))
+        ]
         found += [wrong for each in engines for wrong in _held_by(each)]
-        found += [wrong for name, seen in gateways.items() for wrong in _known_to(name, seen, engines)]
+        found += [
+            wrong for name, seen in gateways.items() for wrong in _known_to(name, seen, engines)
+        ]
         return found + _written_in(columns, engines)
 
 
@@ -163,14 +193,21 @@ def _known_to(name: str, seen: Series, engines: list[EngineView]) -> list[str]:
         found.append(f"{name} knows the caches of {sorted(seen['headwater_index_blocks'])}")
     for each in engines:
         metrics = ("headwater_index_blocks", "headwater_index_batch", "headwater_index_synced")
-        known, true = tuple(seen[metric][each.replica_id] for metric in metrics), (len(each.blocks), each.seq, 1)
+        known = tuple(seen[metric][each.replica_id] for metric in metrics)
+        true = (len(each.blocks), each.seq, 1)
         if known != true:
-            found.append(f"{name} knows {known} of {each.replica_id}, which is {true}: blocks, batch, synced")
+            found.append(
+                f"{name} knows {known} of {each.replica_id}, which is {true}: blocks, batch, synced"
+            )
     return found
 
 
-def _written_in(columns: dict[tuple[str, int], frozenset[bytes]], engines: list[EngineView]) -> list[str]:
+def _written_in(
+    columns: dict[tuple[str, int], frozenset[bytes]], engines: list[EngineView]
+) -> list[str]:
     true = {(each.replica_id, each.epoch): each.blocks for each in engines}
     if columns.keys() != true.keys():
         return [f"redis has columns of {sorted(columns)} instead of {sorted(true)}"]
-    return [f"redis has other blocks of {key}" for key, blocks in columns.items() if blocks != true[key]]
+    return [
+        f"redis has other blocks of {key}" for key, blocks in columns.items() if blocks != true[key]
+    ]

@@ -1,4 +1,5 @@
-"""Responses that nobody waits for, over the real line: asked for, polled, streamed in parts, cancelled, survived."""
+"""Responses that nobody waits for, over the real line: asked for, polled, streamed in parts,
+cancelled, survived."""
 
 from __future__ import annotations
 
@@ -25,8 +26,11 @@ def flags(nats_url: str, shared_redis_url: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def keeper(slow_behind: Behind, start_gateway: GatewayStarter, flags: list[str]) -> Iterator[Gateway]:
-    """A gateway whose long answers still run when a test cancels them, even if the machine pauses."""
+def keeper(
+    slow_behind: Behind, start_gateway: GatewayStarter, flags: list[str]
+) -> Iterator[Gateway]:
+    """A gateway whose long answers still run when a test cancels them, even if the machine
+    pauses."""
     with start_gateway(slow_behind, *flags) as running:
         yield running
 
@@ -49,18 +53,25 @@ def text_of(events: list[Any]) -> str:
     return "".join(event.delta for event in events if event.type == "response.output_text.delta")
 
 
-def test_a_response_in_the_background_is_found_when_it_is_done(client: openai.OpenAI, keeper: Gateway) -> None:
+def test_a_response_in_the_background_is_found_when_it_is_done(
+    client: openai.OpenAI, keeper: Gateway
+) -> None:
     waited_for = client.responses.create(**ASKED | {"background": False}, input="Name a river.")
     asked = client.responses.create(**ASKED, input="Name a river.")
     assert (asked.status, asked.output, asked.background) == ("queued", [], True)
     done = over(client, asked.id)
     assert (done.status, done.id, done.created_at) == ("incomplete", asked.id, asked.created_at)
     assert (done.output_text, done.background) == (waited_for.output_text, True)
-    follow_up = client.responses.create(**ASKED | {"background": False}, input="More.", previous_response_id=done.id)
+    follow_up = client.responses.create(
+        **ASKED | {"background": False}, input="More.", previous_response_id=done.id
+    )
     assert follow_up.usage is not None
     assert waited_for.usage is not None
     assert follow_up.usage.input_tokens > waited_for.usage.input_tokens
-    assert keeper.client.get(f"/v1/responses/{asked.id}", headers={"x-tenant": "other"}).status_code == 404
+    assert (
+        keeper.client.get(f"/v1/responses/{asked.id}", headers={"x-tenant": "other"}).status_code
+        == 404
+    )
     client.responses.delete(done.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(done.id)
@@ -73,13 +84,19 @@ def test_a_response_without_an_answer_has_no_next_turn(client: openai.OpenAI) ->
         if is_cancelled:
             client.responses.cancel(asked.id)
         with pytest.raises(openai.BadRequestError, match=re.escape(told)) as refused:
-            client.responses.create(**ASKED | {"background": False}, input="More.", previous_response_id=asked.id)
+            client.responses.create(
+                **ASKED | {"background": False}, input="More.", previous_response_id=asked.id
+            )
         assert refused.value.code == "previous_response_not_found"
 
 
 def test_its_stream_is_read_on_from_any_event(client: openai.OpenAI) -> None:
     whole = list(client.responses.create(**ASKED, input="Name a lake.", stream=True))
-    assert [event.type for event in whole[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    assert [event.type for event in whole[:3]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
     assert [event.sequence_number for event in whole] == list(range(len(whole)))
     final: Any = whole[-1]
     assert final.response.output_text == text_of(whole)
@@ -92,7 +109,9 @@ def test_its_stream_is_read_on_from_any_event(client: openai.OpenAI) -> None:
 def test_a_response_that_was_not_streamed_has_no_stream(client: openai.OpenAI) -> None:
     asked = client.responses.create(**LONG, input="Tell a long story.")
     for _ in ("while it runs", "when it is over"):
-        with pytest.raises(openai.BadRequestError, match="allowed: for responses with background and stream"):
+        with pytest.raises(
+            openai.BadRequestError, match="allowed: for responses with background and stream"
+        ):
             client.responses.retrieve(asked.id, stream=True)
         client.responses.cancel(asked.id)
 
@@ -113,7 +132,9 @@ def test_one_that_is_cancelled_stops_and_says_so(client: openai.OpenAI, keeper: 
         client.responses.cancel(waited_for.id)
 
 
-def test_what_cannot_be_answered_is_refused_at_once(client: openai.OpenAI, keeper: Gateway, gateway: Gateway) -> None:
+def test_what_cannot_be_answered_is_refused_at_once(
+    client: openai.OpenAI, keeper: Gateway, gateway: Gateway
+) -> None:
     def refused(**more: Any) -> Any:
         body = {"model": MODEL, "input": "x", "background": True} | more
         return keeper.client.post("/v1/responses", json=body).json()["error"]["param"]
@@ -122,8 +143,15 @@ def test_what_cannot_be_answered_is_refused_at_once(client: openai.OpenAI, keepe
     assert refused(temperature=9) == "temperature"
     assert refused(input="x " * 9000, max_output_tokens=5) == "input"
     for after in ("-2", "0" * 20 + "9" * 5000):
-        assert keeper.client.get(f"/v1/responses/resp_x?stream=true&starting_after={after}").status_code == 400
-    reply = gateway.client.post("/v1/responses", json={"model": MODEL, "input": "x", "background": True})
+        assert (
+            keeper.client.get(
+                f"/v1/responses/resp_x?stream=true&starting_after={after}"
+            ).status_code
+            == 400
+        )
+    reply = gateway.client.post(
+        "/v1/responses", json={"model": MODEL, "input": "x", "background": True}
+    )
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
 
 
@@ -136,9 +164,14 @@ async def own_nats_url(tmp_path: Path, kept: dict[str, Any]) -> AsyncIterator[st
 
 
 def test_another_gateway_goes_on_with_what_was_computed(
-    gateway: Gateway, slow_behind: Behind, start_gateway: GatewayStarter, own_nats_url: str, shared_redis_url: str
+    gateway: Gateway,
+    slow_behind: Behind,
+    start_gateway: GatewayStarter,
+    own_nats_url: str,
+    shared_redis_url: str,
 ) -> None:
-    """Of one that leaves: the second run dispatches nothing, says nothing twice, and in the end all of it is there."""
+    """Of one that leaves: the second run dispatches nothing, says nothing twice, and in the end all
+    of it is there."""
     # The answer must still be running when both gateways have been asked which of them computes it.
     asked: Any = LONG | {"input": "Tell of the sea.", "max_output_tokens": 800}
     flags = (f"--nats-url={own_nats_url}", f"--redis-url={shared_redis_url}")
@@ -153,7 +186,8 @@ def test_another_gateway_goes_on_with_what_was_computed(
             stream.close()
         response_id = told[0].response.id
         loads = {load_of(each): each for each in (first, second)}
-        computing, other = loads[1], loads[0]
+        computing = loads[1]
+        other = loads[0]
         computing.stage.terminate()
         with openai.OpenAI(base_url=f"{other.rest}/v1", api_key="any", max_retries=0) as official:
             events: list[Any] = list(official.responses.retrieve(response_id, stream=True))
@@ -176,7 +210,8 @@ def load_of(gateway: Gateway) -> int:
 def test_a_response_outlives_the_gateways_that_compute_it(
     behind: Behind, start_gateway: GatewayStarter, flags: list[str]
 ) -> None:
-    """The first is killed, the second drained; the text that was told stays as it is and goes on behind."""
+    """The first is killed, the second drained; the text that was told stays as it is and goes on
+    behind."""
     with start_gateway(behind, *flags) as first, start_gateway(behind, *flags) as second:
         with openai.OpenAI(base_url=f"{first.rest}/v1", api_key="any", max_retries=0) as official:
             asked = LONG | {"max_output_tokens": 500}
@@ -195,7 +230,11 @@ def test_a_response_outlives_the_gateways_that_compute_it(
         openai.OpenAI(base_url=f"{third.rest}/v1", api_key="any", max_retries=0) as official,
     ):
         after = told[-1].sequence_number
-        rest: list[Any] = list(official.responses.retrieve(response_id, stream=True, starting_after=after))
-        assert [event.sequence_number for event in rest] == list(range(after + 1, after + 1 + len(rest)))
+        rest: list[Any] = list(
+            official.responses.retrieve(response_id, stream=True, starting_after=after)
+        )
+        assert [event.sequence_number for event in rest] == list(
+            range(after + 1, after + 1 + len(rest))
+        )
         assert rest[-1].response.output_text == text_of(told) + text_of(rest)
         assert rest[-1].response.usage.output_tokens == 500

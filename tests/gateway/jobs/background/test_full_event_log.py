@@ -1,4 +1,5 @@
-"""A tenant whose streams in the background fill what is kept of events: nobody else's stream is the worse for it."""
+"""A tenant whose streams in the background fill what is kept of events: nobody else's stream is the
+worse for it."""
 
 from __future__ import annotations
 
@@ -28,11 +29,21 @@ def storage() -> int:
 
 def stream(who: Customer, num_tokens: int) -> list[dict[str, Any]]:
     """Events of a stream in the background to its end, or the error instead."""
-    asked = {"model": MODEL, "input": "x", "max_output_tokens": num_tokens, "background": True, "stream": True}
+    asked = {
+        "model": MODEL,
+        "input": "x",
+        "max_output_tokens": num_tokens,
+        "background": True,
+        "stream": True,
+    }
     reply = who.post(RESPONSES, asked)
     if reply.status_code != 200:
         return [reply.json() | {"type": reply.status_code}]
-    return [json.loads(line.removeprefix("data: ")) for line in reply.text.splitlines() if line.startswith("data: ")]
+    return [
+        json.loads(line.removeprefix("data: "))
+        for line in reply.text.splitlines()
+        if line.startswith("data: ")
+    ]
 
 
 def id_of(events: list[dict[str, Any]]) -> str:
@@ -40,9 +51,13 @@ def id_of(events: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.long
-def test_a_tenant_that_has_filled_its_share_of_events_stops_nobody_else_s_stream(small: Gateway) -> None:
-    eve, bob = Customer(small), Customer(small)
-    ids, num_bytes = [], 0
+def test_a_tenant_that_has_filled_its_share_of_events_stops_nobody_else_s_stream(
+    small: Gateway,
+) -> None:
+    eve = Customer(small)
+    bob = Customer(small)
+    ids = []
+    num_bytes = 0
     while (events := stream(eve, 400))[0]["type"] != 429:
         ids.append(id_of(events))
         num_bytes += len(json.dumps(events))
@@ -56,14 +71,19 @@ def test_a_tenant_that_has_filled_its_share_of_events_stops_nobody_else_s_stream
     plain = {"model": MODEL, "input": "x", "max_output_tokens": 4, "background": True}
     assert eve.post(RESPONSES, plain).status_code == 200
     for each in ids:
-        assert small.client.delete(f"{RESPONSES}/{each}", headers=eve.headers).json()["deleted"] is True
+        assert (
+            small.client.delete(f"{RESPONSES}/{each}", headers=eve.headers).json()["deleted"]
+            is True
+        )
     assert stream(eve, 400)[-1]["type"] == "response.incomplete"
 
 
 @pytest.mark.long
 def test_streams_that_outgrow_what_their_tenant_may_keep_end_and_say_why(small: Gateway) -> None:
-    ada, limit = Customer(small, file_bytes=150_000), 150_000
-    ids, kept = [], 0
+    ada = Customer(small, file_bytes=150_000)
+    limit = 150_000
+    ids = []
+    kept = 0
     while (events := stream(ada, 2000))[0]["type"] != 429:
         ids.append(id_of(events))
         kept += len(json.dumps(events, separators=(",", ":")))
@@ -75,22 +95,35 @@ def test_streams_that_outgrow_what_their_tenant_may_keep_end_and_say_why(small: 
     assert events[0]["error"]["code"] == "storage_limit_exceeded"
     assert "file_bytes: the tenant keeps" in events[0]["error"]["message"]
     for each in ids:
-        small.wait_until(lambda each=each: ada.get(f"{RESPONSES}/{each}").json().get("status") in OVER)  # type: ignore[misc]
+        small.wait_until(
+            lambda each=each: ada.get(f"{RESPONSES}/{each}").json().get("status") in OVER
+        )  # type: ignore[misc]
         assert small.client.delete(f"{RESPONSES}/{each}", headers=ada.headers).status_code == 200
     assert stream(ada, 10)[-1]["type"] == "response.incomplete"
 
 
 @pytest.mark.parametrize("stages_behind", ["slow_behind"], indirect=True)
-def test_who_reads_a_stream_that_is_deleted_hears_its_end_and_nothing_else_is_kept_of_it(small: Gateway) -> None:
+def test_who_reads_a_stream_that_is_deleted_hears_its_end_and_nothing_else_is_kept_of_it(
+    small: Gateway,
+) -> None:
     ada = Customer(small)
-    asked = {"model": MODEL, "input": "x", "max_output_tokens": 6000, "background": True, "stream": True}
+    asked = {
+        "model": MODEL,
+        "input": "x",
+        "max_output_tokens": 6000,
+        "background": True,
+        "stream": True,
+    }
     asked |= {"ignore_eos": True} | UNDRAFTED
     with small.client.stream("POST", RESPONSES, json=asked, headers=ada.headers) as reply:
         lines = (line for line in reply.iter_lines() if line.startswith("data: "))
         response_id = id_of([json.loads(next(lines)[6:])])
         for _ in range(5):
             next(lines)
-        assert small.client.delete(f"{RESPONSES}/{response_id}", headers=ada.headers).status_code == 200
+        assert (
+            small.client.delete(f"{RESPONSES}/{response_id}", headers=ada.headers).status_code
+            == 200
+        )
         assert json.loads(list(lines)[-1][6:])["type"] == "response.cancelled"
     assert ada.get(f"{RESPONSES}/{response_id}").status_code == 404
     assert admin(small, "DELETE", f"/tenants/{ada.id}").json()["is_cleared"] is True

@@ -1,4 +1,5 @@
-"""Responses in the background that cannot be served now, or never, over a real JetStream and a small application."""
+"""Responses in the background that cannot be served now, or never, over a real JetStream and a
+small application."""
 
 from __future__ import annotations
 
@@ -26,16 +27,20 @@ from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_nats
 
-ANEW, FORGOTTEN = ("POST", "/v1/responses"), ("DELETE", "/v1/streams/r")
+ANEW = ("POST", "/v1/responses")
+FORGOTTEN = ("DELETE", "/v1/streams/r")
 
 
 class Answering:
-    """Answers requests by their tenant: with the error code of `refused`, not before `gate` for those of `slow`."""
+    """Answers requests by their tenant: with the error code of `refused`, not before `gate` for
+    those of `slow`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.refused: dict[str, str] = {}
-        self.slow, self.gate, self.num_open = "", asyncio.Event(), 0
+        self.slow = ""
+        self.gate = asyncio.Event()
+        self.num_open = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.asked.append((scope["method"], scope["path"]))
@@ -44,23 +49,34 @@ class Answering:
         if tenant == self.slow and scope["method"] == "POST":
             self.num_open += 1
             await self.gate.wait()
-        status, body = 200, {"type": "response.completed", "response": response | {"status": "completed"}}
+        status = 200
+        body = {"type": "response.completed", "response": response | {"status": "completed"}}
         if code := self.refused.get(tenant):
-            status, body = 429, {"error": {"code": code, "message": "it is refused"}}
+            status = 429
+            body = {"error": {"code": code, "message": "it is refused"}}
         data = msgspec.json.encode(body)
         await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": data if status != 200 else b"data: %b\n\n" % data})
+        await send(
+            {
+                "type": "http.response.body",
+                "body": data if status != 200 else b"data: %b\n\n" % data,
+            }
+        )
 
 
 class Bench:
     """One gateway that computes responses in the background."""
 
     def __init__(self, durable: Durable, store: Store) -> None:
-        self.durable, self.app, self.ledger = durable, Answering(), BackgroundLedger(durable)
+        self.durable = durable
+        self.app = Answering()
+        self.ledger = BackgroundLedger(durable)
         self._storage = TenantStorage(durable, StorageLimits())
         self._responses = ResponseStore(store, 60.0)
 
-    def running(self, app: ASGIApp | None = None) -> contextlib.AbstractAsyncContextManager[BackgroundRunner]:
+    def running(
+        self, app: ASGIApp | None = None
+    ) -> contextlib.AbstractAsyncContextManager[BackgroundRunner]:
         return BackgroundRunner(self._storage, app or self.app, self._responses).running()
 
     async def ask(self, tenant: str, *, is_streamed: bool = False) -> str:
@@ -68,7 +84,12 @@ class Bench:
         response = {"id": response_id, "status": "queued", "created_at": 1, "store": False}
         body = msgspec.json.encode(response)
         record = Record(
-            tenant=Tenant(id=tenant), priority=0, request_id="r", body=body, is_streamed=is_streamed, response=response
+            tenant=Tenant(id=tenant),
+            priority=0,
+            request_id="r",
+            body=body,
+            is_streamed=is_streamed,
+            response=response,
         )
         await self.ledger.add(record)
         return response_id
@@ -80,7 +101,9 @@ class Bench:
             while (await rooms.js.stream_info(BACKGROUND_QUEUE)).state.messages:  # noqa: ASYNC110 (NATS sends no event)
                 await asyncio.sleep(0.02)
 
-    async def until(self, tenant: str, response_id: str, is_so: Callable[[Record], bool]) -> dict[str, Any]:
+    async def until(
+        self, tenant: str, response_id: str, is_so: Callable[[Record], bool]
+    ) -> dict[str, Any]:
         async with asyncio.timeout(30):
             while not is_so(record := await self.ledger.get(tenant, response_id)):  # noqa: ASYNC110 (a client that polls)
                 await asyncio.sleep(0.05)
@@ -102,11 +125,16 @@ async def bench(tmp_path: Path, kept: dict[str, Any], redis_url: str) -> AsyncIt
 
 
 @pytest.mark.parametrize("code", ["insufficient_quota", "limit_too_low"])
-async def test_a_limit_that_no_waiting_helps_against_ends_the_response(bench: Bench, code: str) -> None:
+async def test_a_limit_that_no_waiting_helps_against_ends_the_response(
+    bench: Bench, code: str
+) -> None:
     bench.app.refused["ada"] = code
     async with bench.running():
         response = await bench.over("ada", await bench.ask("ada"))
-    assert (response["status"], response["error"]) == ("failed", {"code": code, "message": "it is refused"})
+    assert (response["status"], response["error"]) == (
+        "failed",
+        {"code": code, "message": "it is refused"},
+    )
     assert bench.app.asked.count(ANEW) == 1
 
 
@@ -118,15 +146,21 @@ async def test_a_response_that_cannot_be_served_now_is_queued_again_and_served_l
     bench.app.refused["ada"] = "rate_limit_exceeded"
     async with bench.running():
         response_id = await bench.ask("ada")
-        await bench.until("ada", response_id, lambda record: record.response["status"] == "in_progress")
+        await bench.until(
+            "ada", response_id, lambda record: record.response["status"] == "in_progress"
+        )
         await bench.until("ada", response_id, lambda record: record.response["status"] == "queued")
         assert bench.app.asked == [ANEW] * 3
         del bench.app.refused["ada"]
         assert (await bench.over("ada", response_id))["status"] == "completed"
-    assert [each for each in bench.app.asked if each != FORGOTTEN] == [ANEW] * 4, "the next run looks for no stream"
+    assert [each for each in bench.app.asked if each != FORGOTTEN] == [ANEW] * 4, (
+        "the next run looks for no stream"
+    )
 
 
-async def test_responses_that_wait_for_their_tenants_tokens_take_no_seat_from_others(bench: Bench) -> None:
+async def test_responses_that_wait_for_their_tenants_tokens_take_no_seat_from_others(
+    bench: Bench,
+) -> None:
     bench.app.refused["ada"] = "rate_limit_exceeded"
     for _ in range(70):
         await bench.ask("ada")
@@ -135,7 +169,9 @@ async def test_responses_that_wait_for_their_tenants_tokens_take_no_seat_from_ot
     assert response["status"] == "completed"
 
 
-async def test_one_tenant_gets_three_quarters_of_the_seats_and_others_the_rest(bench: Bench) -> None:
+async def test_one_tenant_gets_three_quarters_of_the_seats_and_others_the_rest(
+    bench: Bench,
+) -> None:
     bench.app.slow = "ada"
     ids = [await bench.ask("ada") for _ in range(70)]
     async with bench.running():

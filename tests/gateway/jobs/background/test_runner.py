@@ -1,4 +1,5 @@
-"""What a run in the background owes to its client and to other runs, over a real JetStream and Redis."""
+"""What a run in the background owes to its client and to other runs, over a real JetStream and
+Redis."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ from headwater.services.runtime.store import Store
 
 def told(kind: str, **more: Any) -> bytes:
     """An event of a stream."""
-    return b"id: 1\nevent: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind} | more))
+    return b"id: 1\nevent: %b\ndata: %b\n\n" % (
+        kind.encode(),
+        msgspec.json.encode({"type": kind} | more),
+    )
 
 
 async def reply(send: Any, status: int, body: bytes) -> None:
@@ -43,7 +47,8 @@ def _take_over(record: Record) -> None:
 async def test_an_answer_that_comes_too_late_changes_nothing(
     meanwhile: Any, ended_by: type[Exception], is_stored: bool, nats_url: str, redis_url: str
 ) -> None:
-    tenant, response_id = Tenant(id=uuid.uuid4().hex), f"resp_{uuid.uuid4().hex}"
+    tenant = Tenant(id=uuid.uuid4().hex)
+    response_id = f"resp_{uuid.uuid4().hex}"
     response = {"id": response_id, "status": "queued", "created_at": 1, "store": is_stored}
     async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
         durable = Durable(bus)
@@ -51,12 +56,27 @@ async def test_an_answer_that_comes_too_late_changes_nothing(
 
         async def answer(scope: Any, receive: Any, send: Any) -> None:
             await ledger.change(tenant.id, response_id, meanwhile)
-            await reply(send, 200, told("response.completed", response=response | {"status": "completed"}))
+            await reply(
+                send, 200, told("response.completed", response=response | {"status": "completed"})
+            )
 
         await ledger.add(
-            Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=False, response=response)
+            Record(
+                tenant=tenant,
+                priority=0,
+                request_id="r",
+                body=b"{}",
+                is_streamed=False,
+                response=response,
+            )
         )
-        run = _Run(TenantStorage(durable, StorageLimits()), answer, ResponseStore(store, 60.0), tenant.id, response_id)
+        run = _Run(
+            TenantStorage(durable, StorageLimits()),
+            answer,
+            ResponseStore(store, 60.0),
+            tenant.id,
+            response_id,
+        )
         with pytest.raises(ended_by):
             async with asyncio.timeout(60):
                 await run.to_its_end()
@@ -64,8 +84,11 @@ async def test_an_answer_that_comes_too_late_changes_nothing(
     assert left.response["status"] == ("cancelled" if meanwhile is _cancel else "in_progress")
 
 
-AGAIN, ANEW = ("GET", "/v1/streams/r"), ("POST", "/v1/responses")
-LOST = told("error", code="stream_taken_over") + told("response.failed", response={"status": "failed"})
+AGAIN = ("GET", "/v1/streams/r")
+ANEW = ("POST", "/v1/responses")
+LOST = told("error", code="stream_taken_over") + told(
+    "response.failed", response={"status": "failed"}
+)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +103,22 @@ LOST = told("error", code="stream_taken_over") + told("response.failed", respons
 )
 @pytest.mark.parametrize("is_lost", [False, True])
 async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
-    owner: str, statuses: list[int], asked: list[tuple[str, str]], is_lost: bool, nats_url: str, redis_url: str
+    owner: str,
+    statuses: list[int],
+    asked: list[tuple[str, str]],
+    is_lost: bool,
+    nats_url: str,
+    redis_url: str,
 ) -> None:
     """Unless it loses the stream to another: then nothing that is said of that is the answer's."""
-    tenant, response_id = Tenant(id=uuid.uuid4().hex), f"resp_{uuid.uuid4().hex}"
-    response: dict[str, Any] = {"id": response_id, "status": "queued", "created_at": 1, "store": False}
+    tenant = Tenant(id=uuid.uuid4().hex)
+    response_id = f"resp_{uuid.uuid4().hex}"
+    response: dict[str, Any] = {
+        "id": response_id,
+        "status": "queued",
+        "created_at": 1,
+        "store": False,
+    }
     done = told("response.completed", response=response | {"status": "completed"})
     heard: list[tuple[str, str]] = []
 
@@ -96,10 +130,23 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
     async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
         durable = Durable(bus)
         ledger = BackgroundLedger(durable)
-        record = Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=True, response=response)
+        record = Record(
+            tenant=tenant,
+            priority=0,
+            request_id="r",
+            body=b"{}",
+            is_streamed=True,
+            response=response,
+        )
         record.owner = owner
         await ledger.add(record)
-        run = _Run(TenantStorage(durable, StorageLimits()), answer, ResponseStore(store, 60.0), tenant.id, response_id)
+        run = _Run(
+            TenantStorage(durable, StorageLimits()),
+            answer,
+            ResponseStore(store, 60.0),
+            tenant.id,
+            response_id,
+        )
         async with asyncio.timeout(60):
             if is_lost:
                 with pytest.raises(Overtaken):
@@ -122,10 +169,19 @@ async def test_events_that_the_tenant_has_no_room_for_are_not_kept(
     is_whole: bool, nats_url: str, redis_url: str
 ) -> None:
     """An answer that goes on for ever ends; of one that is whole the last event says all."""
-    tenant, response_id, limit = Tenant(id=uuid.uuid4().hex), f"resp_{uuid.uuid4().hex}", 300_000
-    response: dict[str, Any] = {"id": response_id, "status": "queued", "created_at": 1, "store": False}
+    tenant = Tenant(id=uuid.uuid4().hex)
+    response_id = f"resp_{uuid.uuid4().hex}"
+    limit = 300_000
+    response: dict[str, Any] = {
+        "id": response_id,
+        "status": "queued",
+        "created_at": 1,
+        "store": False,
+    }
     piece = told("response.output_text.delta", output_index=0, delta="x" * 10_000)
-    last = told("response.completed", response=response | {"status": "completed", "output": ["whole"]})
+    last = told(
+        "response.completed", response=response | {"status": "completed", "output": ["whole"]}
+    )
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         if scope["method"] == "DELETE":
@@ -140,9 +196,17 @@ async def test_events_that_the_tenant_has_no_room_for_are_not_kept(
 
     async with Bus.open(nats_url) as bus, Store.open(redis_url) as store, asyncio.timeout(60):
         durable = Durable(bus)
-        ledger, storage = BackgroundLedger(durable), TenantStorage(durable, StorageLimits(limit))
+        ledger = BackgroundLedger(durable)
+        storage = TenantStorage(durable, StorageLimits(limit))
         await ledger.add(
-            Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=True, response=response)
+            Record(
+                tenant=tenant,
+                priority=0,
+                request_id="r",
+                body=b"{}",
+                is_streamed=True,
+                response=response,
+            )
         )
         await _Run(storage, answer, ResponseStore(store, 60.0), tenant.id, response_id).to_its_end()
         left = await ledger.get(tenant.id, response_id)

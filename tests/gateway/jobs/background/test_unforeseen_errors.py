@@ -1,4 +1,5 @@
-"""Background responses whose runs end by unforeseen errors: they are computed a few times, not for ever."""
+"""Background responses whose runs end by unforeseen errors: they are computed a few times, not for
+ever."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ __all__ = ["bench"]
 
 
 class Broken:
-    """Is busy with a response as often as it is told to, then answers with an event that no run understands."""
+    """Is busy with a response as often as it is told to, then answers with an event that no run
+    understands."""
 
     def __init__(self, num_busy: int) -> None:
-        self.num_busy, self.num_answers = num_busy, 0
+        self.num_busy = num_busy
+        self.num_answers = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if (scope["method"], scope["path"]) == FORGOTTEN:
@@ -34,7 +37,9 @@ class Broken:
             return
         self.num_answers += 1
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b'data: {"type": "strange", "response": {}}\n\n'})
+        await send(
+            {"type": "http.response.body", "body": b'data: {"type": "strange", "response": {}}\n\n'}
+        )
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -63,7 +68,9 @@ async def test_a_response_that_fails_five_times_ends_and_says_so(
         async for _, data in log_of(bench.durable, "ada", response_id).stored()
         for event in msgspec.json.decode(data)
     ]
-    assert [event["response"] for event in events if event["type"] == "response.failed"] == [response] * is_streamed
+    assert [event["response"] for event in events if event["type"] == "response.failed"] == [
+        response
+    ] * is_streamed
 
 
 async def test_a_response_that_this_version_cannot_read_waits_for_one_that_can(
@@ -76,7 +83,9 @@ async def test_a_response_that_this_version_cannot_read_waits_for_one_that_can(
     await bucket.put(key, b"of a later version")
     with structlog.testing.capture_logs() as lines:
         async with bench.running(), asyncio.timeout(30):
-            while sum(line["event"] == "failed work is tried again uncounted" for line in lines) < 6:  # noqa: ASYNC110 (a log)
+            while (  # noqa: ASYNC110 (a log)
+                sum(line["event"] == "failed work is tried again uncounted" for line in lines) < 6
+            ):
                 await asyncio.sleep(0.01)
             assert bench.app.asked == []
             await bucket.put(key, good)

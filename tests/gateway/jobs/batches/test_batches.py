@@ -22,7 +22,15 @@ from headwater.gateway.http.batches import MAX_IN_TRANSIT
 from headwater.gateway.jobs.durable import RESULTS
 from headwater.services.stack.embedded import EmbeddedServer, start_nats
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, engine_stage, gateway_stage, started
+from tests.gateway.processes import (
+    MODEL,
+    UNDRAFTED,
+    Behind,
+    Gateway,
+    engine_stage,
+    gateway_stage,
+    started,
+)
 from tests.polling import holds_within
 
 KEYS = "ada key-of-ada\neve key-of-eve\n"
@@ -40,8 +48,15 @@ def client(batching: Gateway) -> Iterator[openai.OpenAI]:
         yield each
 
 
-def line(custom_id: str, *, url: str = "/v1/completions", method: str = "POST", **body: Any) -> dict[str, Any]:
-    asked = {"model": MODEL, "prompt": f"Story {custom_id}", "max_tokens": 4, "temperature": 0} | body
+def line(
+    custom_id: str, *, url: str = "/v1/completions", method: str = "POST", **body: Any
+) -> dict[str, Any]:
+    asked = {
+        "model": MODEL,
+        "prompt": f"Story {custom_id}",
+        "max_tokens": 4,
+        "temperature": 0,
+    } | body
     return {"custom_id": custom_id, "method": method, "url": url, "body": asked}
 
 
@@ -62,7 +77,12 @@ def started_batch(client: openai.OpenAI, content: bytes, **more: Any) -> Any:
 
 def over(client: openai.OpenAI, batch_id: str, seconds: float = 120.0) -> Any:
     end = time.monotonic() + seconds
-    while (batch := client.batches.retrieve(batch_id)).status not in ("completed", "failed", "expired", "cancelled"):
+    while (batch := client.batches.retrieve(batch_id)).status not in (
+        "completed",
+        "failed",
+        "expired",
+        "cancelled",
+    ):
         assert time.monotonic() < end, batch
         time.sleep(0.05)
     return batch
@@ -73,18 +93,37 @@ def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
 
 
-def test_the_official_client_runs_a_batch_from_upload_to_results(client: openai.OpenAI, batching: Gateway) -> None:
+def test_the_official_client_runs_a_batch_from_upload_to_results(
+    client: openai.OpenAI, batching: Gateway
+) -> None:
     lines = [line(f"request-{i}") for i in range(20)]
-    lines += [line("too hot", temperature=9.0), line("streamed", stream=True), line("nobody", model="nobody")]
-    lines += [line("later", background=True), line("drafted", speculative={"drafter": "ngram", "max_tokens": 4})]
+    lines += [
+        line("too hot", temperature=9.0),
+        line("streamed", stream=True),
+        line("nobody", model="nobody"),
+    ]
+    lines += [
+        line("later", background=True),
+        line("drafted", speculative={"drafter": "ngram", "max_tokens": 4}),
+    ]
     lines += [line("drafted far", speculative={"max_tokens": 32})]
     batch = started_batch(client, as_jsonl(lines), metadata={"for": "test"})
-    assert (batch.object, batch.metadata, batch.completion_window) == ("batch", {"for": "test"}, "24h")
+    assert (batch.object, batch.metadata, batch.completion_window) == (
+        "batch",
+        {"for": "test"},
+        "24h",
+    )
     batch = over(client, batch.id)
     assert (batch.status, batch.errors) == ("completed", None)
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (26, 21, 5)
-    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at < batch.expires_at
+    assert (
+        batch.created_at
+        <= batch.in_progress_at
+        <= batch.finalizing_at
+        <= batch.completed_at
+        < batch.expires_at
+    )
     answers = {each["custom_id"]: each for each in results(client, batch.output_file_id)}
     assert answers.keys() == {"drafted", *(f"request-{i}" for i in range(20))}
     alone = batching.complete("Story request-7", max_tokens=4)
@@ -101,14 +140,20 @@ def test_the_official_client_runs_a_batch_from_upload_to_results(client: openai.
         assert (errors[name]["response"], errors[name]["error"]["code"]) == (None, "invalid_value")
 
 
-def test_chats_are_run_too_and_a_line_is_explained_by_its_request_id(client: openai.OpenAI, batching: Gateway) -> None:
+def test_chats_are_run_too_and_a_line_is_explained_by_its_request_id(
+    client: openai.OpenAI, batching: Gateway
+) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     body = {"model": MODEL, "messages": messages, "max_tokens": 4}
-    content = as_jsonl([{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}])
+    content = as_jsonl(
+        [{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}]
+    )
     # As some editors write it.
     content = BOM_UTF8 + content
     batch = client.batches.create(
-        input_file_id=upload(client, content), endpoint="/v1/chat/completions", completion_window="24h"
+        input_file_id=upload(client, content),
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
     )
     (answer,) = results(client, over(client, batch.id).output_file_id)
     assert answer["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
@@ -122,7 +167,10 @@ def test_chats_are_run_too_and_a_line_is_explained_by_its_request_id(client: ope
         (b"", [("empty_file", None, None)]),
         pytest.param(b"\n\n", [("empty_file", None, None)], marks=pytest.mark.long),
         pytest.param(b"{}\n", [("invalid_json_line", 1, None)], marks=pytest.mark.long),
-        (b'\n{"custom_id": "\xff"}\n[1]\n', [("invalid_json_line", 2, None), ("invalid_json_line", 3, None)]),
+        (
+            b'\n{"custom_id": "\xff"}\n[1]\n',
+            [("invalid_json_line", 2, None), ("invalid_json_line", 3, None)],
+        ),
         (as_jsonl([line("a"), line("b"), line("a")]), [("duplicate_custom_id", 3, "custom_id")]),
         (as_jsonl([line("a", url="/v1/chat/completions")]), [("mismatched_endpoint", 1, "url")]),
         (
@@ -144,7 +192,12 @@ def test_files_are_listed_read_and_deleted(client: openai.OpenAI) -> None:
     content = as_jsonl([line(f"{i}", prompt="x" * 1000) for i in range(1500)])
     file_id = upload(client, content)
     file = client.files.retrieve(file_id)
-    assert (file.bytes, file.filename, file.purpose, file.status) == (len(content), "input.jsonl", "batch", "processed")
+    assert (file.bytes, file.filename, file.purpose, file.status) == (
+        len(content),
+        "input.jsonl",
+        "batch",
+        "processed",
+    )
     assert client.files.content(file_id).content == content
     second = upload(client, b"{}")
     page = client.files.list(limit=1, order="asc")
@@ -165,29 +218,57 @@ def test_files_are_listed_read_and_deleted(client: openai.OpenAI) -> None:
         ({"completion_window": "0h"}, "completion_window"),
         ({"metadata": {"k": "v" * 600}}, "metadata"),
         ({"input_file_id": 5}, "input_file_id"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, "output_expires_after"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 3600}},
+            "output_expires_after",
+        ),
     ],
 )
-def test_a_batch_that_cannot_be_is_refused_by_name(batching: Gateway, body: dict[str, Any], param: str) -> None:
-    asked = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": "file-x"} | body
+def test_a_batch_that_cannot_be_is_refused_by_name(
+    batching: Gateway, body: dict[str, Any], param: str
+) -> None:
+    asked = {
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+        "input_file_id": "file-x",
+    } | body
     reply = batching.client.post("/v1/batches", json=asked)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
-def test_a_batch_of_a_file_that_does_not_exist_is_refused_in_the_name_of_the_field(batching: Gateway) -> None:
+def test_a_batch_of_a_file_that_does_not_exist_is_refused_in_the_name_of_the_field(
+    batching: Gateway,
+) -> None:
     asked = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": "file-x"}
     reply = batching.client.post("/v1/batches", json=asked)
     error = reply.json()["error"]
-    assert (reply.status_code, error["param"], error["code"]) == (404, "input_file_id", "file_not_found")
+    assert (reply.status_code, error["param"], error["code"]) == (
+        404,
+        "input_file_id",
+        "file_not_found",
+    )
 
 
 def test_what_is_no_upload_is_refused(batching: Gateway) -> None:
     post = batching.client.post
     assert post("/v1/files", json={}).status_code == 415
-    assert post("/v1/files", files={"file": b"x"}, data={"purpose": "vision"}).json()["error"]["param"] == "purpose"
-    assert post("/v1/files", files={"file": b"x"}).json()["error"]["message"] == "purpose is missing; allowed: batch"
-    assert post("/v1/files", data={"purpose": "batch"}, files={"other": b"x"}).json()["error"]["param"] == "file"
-    sooner = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    assert (
+        post("/v1/files", files={"file": b"x"}, data={"purpose": "vision"}).json()["error"]["param"]
+        == "purpose"
+    )
+    assert (
+        post("/v1/files", files={"file": b"x"}).json()["error"]["message"]
+        == "purpose is missing; allowed: batch"
+    )
+    assert (
+        post("/v1/files", data={"purpose": "batch"}, files={"other": b"x"}).json()["error"]["param"]
+        == "file"
+    )
+    sooner = {
+        "purpose": "batch",
+        "expires_after[anchor]": "created_at",
+        "expires_after[seconds]": "3600",
+    }
     error = post("/v1/files", files={"file": b"x"}, data=sooner).json()["error"]
     assert error["param"] == "expires_after[anchor]"
     assert "30 days" in error["message"]
@@ -216,16 +297,24 @@ def test_a_form_in_another_charset_than_utf_8_is_refused(batching: Gateway) -> N
 def test_a_tenant_sends_a_gateway_a_bounded_number_of_files_at_once(batching: Gateway) -> None:
     def status(tenant: str) -> int:
         files = {"file": ("input.jsonl", b"{}")}
-        reply = batching.client.post("/v1/files", files=files, data={"purpose": "batch"}, headers={"x-tenant": tenant})
+        reply = batching.client.post(
+            "/v1/files", files=files, data={"purpose": "batch"}, headers={"x-tenant": tenant}
+        )
         return reply.status_code
 
     host, _, port = batching.rest.removeprefix("http://").rpartition(":")
-    head = "POST /v1/files HTTP/1.1\r\nhost: localhost\r\nx-tenant: many\r\ncontent-length: 1000\r\n"
+    head = (
+        "POST /v1/files HTTP/1.1\r\nhost: localhost\r\nx-tenant: many\r\ncontent-length: 1000\r\n"
+    )
     with contextlib.ExitStack() as scope:
         sending = list[socket.socket]()
         for _ in range(MAX_IN_TRANSIT + 1):
-            sending.append(scope.enter_context(socket.create_connection((host, int(port)), timeout=60)))
-            sending[-1].sendall(f"{head}content-type: multipart/form-data; boundary=b\r\n\r\n--b".encode())
+            sending.append(
+                scope.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            )
+            sending[-1].sendall(
+                f"{head}content-type: multipart/form-data; boundary=b\r\n\r\n--b".encode()
+            )
         (refused,), _, _ = select.select(sending, [], [], 60)
         assert refused.recv(65536).startswith(b"HTTP/1.1 429")
         assert (status("many"), status("few")) == (429, 200)
@@ -253,7 +342,8 @@ def test_a_cancelled_batch_ends_with_what_it_has(
         assert batch.status == "cancelled"
         counts = batch.request_counts
         assert counts.completed + counts.failed == counts.total == 21
-        good, bad = results(client, batch.output_file_id), results(client, batch.error_file_id)
+        good = results(client, batch.output_file_id)
+        bad = results(client, batch.error_file_id)
         assert len({each["custom_id"] for each in good + bad}) == len(good) + len(bad) == 21
         assert {each["error"]["code"] for each in bad} == {"batch_cancelled"}
         with pytest.raises(openai.BadRequestError, match="the batch is cancelled"):
@@ -267,7 +357,11 @@ def test_batches_and_files_are_their_tenants_own(
     flags = (f"--nats-url={nats_url}", f"--api-key-file={tmp_path / 'keys'}")
     with start_gateway(behind, *flags) as gateway, contextlib.ExitStack() as clients:
         ada, eve = (
-            clients.enter_context(openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key=f"key-of-{name}", max_retries=0))
+            clients.enter_context(
+                openai.OpenAI(
+                    base_url=f"{gateway.rest}/v1", api_key=f"key-of-{name}", max_retries=0
+                )
+            )
             for name in ("ada", "eve")
         )
         batch = over(ada, started_batch(ada, as_jsonl([line("a")])).id)
@@ -277,7 +371,9 @@ def test_batches_and_files_are_their_tenants_own(
             lambda: eve.batches.cancel(batch.id),
             lambda: eve.files.content(batch.output_file_id),
             lambda: eve.files.delete(batch.input_file_id),
-            lambda: started_batch(eve, b"").input_file_id and eve.files.retrieve(batch.input_file_id),
+            lambda: (
+                started_batch(eve, b"").input_file_id and eve.files.retrieve(batch.input_file_id)
+            ),
         ):
             with pytest.raises(openai.NotFoundError):
                 refused()
@@ -300,17 +396,25 @@ async def kept_results(nats_url: str) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_dir: Path, kept: dict[str, Any]) -> None:
-    """Each line has one result although a gateway, an engine and NATS are killed; a kept result does not change."""
+def test_a_batch_outlives_its_gateway_an_engine_and_nats(
+    behind: Behind, free_dir: Path, kept: dict[str, Any]
+) -> None:
+    """Each line has one result although a gateway, an engine and NATS are killed; a kept result
+    does not change."""
     num_lines = 200
     lines = [line(f"{i}", max_tokens=40, ignore_eos=True, **UNDRAFTED) for i in range(num_lines)]
-    engines = [engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"]
+    engines = [
+        engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"
+    ]
     with asyncio.Runner() as runner, started(*engines), contextlib.ExitStack() as stack:
         bus: EmbeddedServer = runner.run(start_nats(free_dir, jetstream=free_dir / "js", **kept))
         stack.callback(lambda: runner.run(bus.stop()))
-        stages = Behind(behind.processor, behind.output_processor, tuple(engine.address for engine in engines))
+        stages = Behind(
+            behind.processor, behind.output_processor, tuple(engine.address for engine in engines)
+        )
         flags = [*stages.flags(), f"--nats-url={bus.url}", "--batch-concurrency=8"]
-        first, second = gateway_stage(*flags), gateway_stage(*flags)
+        first = gateway_stage(*flags)
+        second = gateway_stage(*flags)
         with started(first, second), Gateway(first) as one, Gateway(second) as other:
             for gateway in (one, other):
                 gateway.wait_until(gateway.is_ready)
@@ -333,7 +437,9 @@ def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_di
             survivor.stage.process.send_signal(signal.SIGCONT)
             runner.run(bus.kill())
             bus = runner.run(start_nats(free_dir, port=bus.port, jetstream=free_dir / "js", **kept))
-            with openai.OpenAI(base_url=f"{survivor.rest}/v1", api_key="any", max_retries=5) as client:
+            with openai.OpenAI(
+                base_url=f"{survivor.rest}/v1", api_key="any", max_retries=5
+            ) as client:
                 batch = over(client, batch_id)
                 assert (batch.status, batch.error_file_id) == ("completed", None)
                 answers = results(client, batch.output_file_id)

@@ -1,4 +1,5 @@
-"""What runs of batches owe to one another, over a real JetStream; what answers the lines is a small application."""
+"""What runs of batches owe to one another, over a real JetStream; what answers the lines is a small
+application."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ URL = "/v1/completions"
 
 
 class Answering:
-    """Answers each line by its prompt, after `gate`; the first answers are the given statuses, and it is `busy` for
-    those whose prompts begin so."""
+    """Answers each line by its prompt, after `gate`; the first answers are the given statuses, and
+    it is `busy` for those whose prompts begin so."""
 
     busy = "never"
     code = "rate_limit_exceeded"
@@ -44,7 +45,9 @@ class Answering:
     def __init__(self, *statuses: int, num_answers: int = 1000) -> None:
         self.num_answers = num_answers
         """Before the gate closes."""
-        self.statuses, self.asked, self.gate = list(statuses), [], asyncio.Event()  # type: ignore[var-annotated]
+        self.statuses = list(statuses)
+        self.asked: list[str] = []
+        self.gate = asyncio.Event()
         self.gate.set()
         self.begun = asyncio.Event()
         self.headers: dict[bytes, bytes] = {}
@@ -57,11 +60,19 @@ class Answering:
             self.gate.clear()
         self.begun.set()
         await self.gate.wait()
-        status = self.statuses.pop(0) if self.statuses else 429 if body["prompt"].startswith(self.busy) else 200
+        status = (
+            self.statuses.pop(0)
+            if self.statuses
+            else 429
+            if body["prompt"].startswith(self.busy)
+            else 200
+        )
         answer: dict[str, Any] = {"text": body["prompt"] * self.times}
         if status == 429:
             answer = {"error": {"code": self.code}}
-        await send({"type": "http.response.start", "status": status, "headers": [(b"x-request-id", b"r1")]})
+        await send(
+            {"type": "http.response.start", "status": status, "headers": [(b"x-request-id", b"r1")]}
+        )
         await send({"type": "http.response.body", "body": msgspec.json.encode(answer)})
 
 
@@ -78,13 +89,17 @@ class Bench:
     def storage(self) -> TenantStorage:
         return TenantStorage(self.durable, self.limits)
 
-    async def batch(self, num_lines: int, *, expires_in: int = 3600, prompt: str = "p", more: bytes = b"") -> Kept:
+    async def batch(
+        self, num_lines: int, *, expires_in: int = 3600, prompt: str = "p", more: bytes = b""
+    ) -> Kept:
         lines = [
             {"custom_id": f"{i}", "method": "POST", "url": URL, "body": {"prompt": f"{prompt}{i}"}}
             for i in range(num_lines)
         ]
         content = b"".join(msgspec.json.encode(each) + b"\n" for each in lines) + more
-        file = await self.files.add(self.tenant, "in.jsonl", "batch", io.BytesIO(content), len(content))
+        file = await self.files.add(
+            self.tenant, "in.jsonl", "batch", io.BytesIO(content), len(content)
+        )
         batch = Batch(
             id=new_id("batch_"),
             endpoint=URL,
@@ -102,7 +117,9 @@ class Bench:
 
     def answered_by(self, app: Answering) -> contextlib.AbstractAsyncContextManager[RangeRunner]:
         """A gateway that answers lines for the length of a scope."""
-        return RangeRunner(self.durable, LineCaller(app, concurrency=2, registry=CollectorRegistry())).running()
+        return RangeRunner(
+            self.durable, LineCaller(app, concurrency=2, registry=CollectorRegistry())
+        ).running()
 
     async def outcome(self, kept: Kept, app: Answering) -> Batch:
         async with self.answered_by(app):
@@ -121,8 +138,11 @@ async def bench(nats_url: str) -> AsyncIterator[Bench]:
         yield Bench(durable, Files(durable), Ledger(durable), Results(durable), uuid.uuid4().hex)
 
 
-async def test_a_line_that_cannot_be_served_now_is_tried_again_behind_everyone_else(bench: Bench) -> None:
-    kept, app = await bench.batch(1), Answering(503, 429, 500)
+async def test_a_line_that_cannot_be_served_now_is_tried_again_behind_everyone_else(
+    bench: Bench,
+) -> None:
+    kept = await bench.batch(1)
+    app = Answering(503, 429, 500)
     batch = await bench.outcome(kept, app)
     assert (batch.status, app.asked) == ("completed", ["p0"] * 4)
     assert app.headers[b"x-priority"] == b"1000"
@@ -131,15 +151,21 @@ async def test_a_line_that_cannot_be_served_now_is_tried_again_behind_everyone_e
 
 
 async def test_a_fault_that_stays_is_the_lines_result(bench: Bench) -> None:
-    kept, app = await bench.batch(1), Answering(500, 500, 504, 500)
+    kept = await bench.batch(1)
+    app = Answering(500, 500, 504, 500)
     batch = await bench.outcome(kept, app)
-    assert (batch.status, batch.request_counts.failed, batch.output_file_id) == ("completed", 1, None)
+    assert (batch.status, batch.request_counts.failed, batch.output_file_id) == (
+        "completed",
+        1,
+        None,
+    )
     (line,) = await bench.lines(batch.error_file_id)
     assert (line["response"]["status_code"], len(app.asked)) == (504, 3)
 
 
 async def test_a_run_that_is_overtaken_stops_and_nothing_of_it_is_seen(bench: Bench) -> None:
-    kept, app = await bench.batch(6), Answering()
+    kept = await bench.batch(6)
+    app = Answering()
     app.gate.clear()
     async with bench.answered_by(app):
         first = asyncio.create_task(bench.run(kept).to_its_end())
@@ -151,15 +177,20 @@ async def test_a_run_that_is_overtaken_stops_and_nothing_of_it_is_seen(bench: Be
         batch = await second
     assert batch.status == "completed"
     assert sorted(app.asked) == [f"p{i}" for i in range(6)]
-    assert sorted(line["custom_id"] for line in await bench.lines(batch.output_file_id)) == [f"{i}" for i in range(6)]
+    assert sorted(line["custom_id"] for line in await bench.lines(batch.output_file_id)) == [
+        f"{i}" for i in range(6)
+    ]
     stored = (await bench.ledger.get(bench.tenant, batch.id)).batch
     assert stored.output_file_id == batch.output_file_id
-    outputs = [file for file in await bench.files.all(bench.tenant) if file.purpose == "batch_output"]
+    outputs = [
+        file for file in await bench.files.all(bench.tenant) if file.purpose == "batch_output"
+    ]
     assert [file.id for file in outputs] == [batch.output_file_id]
 
 
 async def test_several_gateways_answer_the_lines_of_one_batch_each_once(bench: Bench) -> None:
-    kept, apps = await bench.batch(6 * LINES + 3), [Answering(), Answering()]
+    kept = await bench.batch(6 * LINES + 3)
+    apps = [Answering(), Answering()]
     for app in apps:
         app.gate.clear()
     async with bench.answered_by(apps[0]), bench.answered_by(apps[1]):
@@ -178,18 +209,26 @@ async def test_several_gateways_answer_the_lines_of_one_batch_each_once(bench: B
 
 async def test_a_batch_ends_where_its_tenant_may_keep_no_more(bench: Bench) -> None:
     kept = await bench.batch(200)
-    limited = replace(bench, limits=StorageLimits(for_files=await bench.storage.of(bench.tenant) + 3000))
+    limited = replace(
+        bench, limits=StorageLimits(for_files=await bench.storage.of(bench.tenant) + 3000)
+    )
     # The others are not answered before the batch has no room left.
     batch = await limited.outcome(kept, Answering(num_answers=100))
     assert batch.status == "completed"
     counts = batch.request_counts
-    assert (counts.completed + counts.failed, counts.failed > 0, counts.completed > 0) == (200, True, True)
+    assert (counts.completed + counts.failed, counts.failed > 0, counts.completed > 0) == (
+        200,
+        True,
+        True,
+    )
     codes = {line["error"]["code"] for line in await bench.lines(batch.error_file_id)}
     assert codes == {"storage_limit_exceeded"}
 
 
 async def test_a_run_goes_on_from_the_results_of_the_one_before(bench: Bench) -> None:
-    kept, first, second = await bench.batch(40), Answering(num_answers=10), Answering()
+    kept = await bench.batch(40)
+    first = Answering(num_answers=10)
+    second = Answering()
     run = asyncio.create_task(bench.run(kept).to_its_end())
     async with bench.answered_by(first), bench.results.followed(kept.batch.id) as follower:
         num_kept = 0
@@ -203,11 +242,14 @@ async def test_a_run_goes_on_from_the_results_of_the_one_before(bench: Bench) ->
 
 
 async def test_what_is_not_answered_in_the_window_is_told_as_expired(bench: Bench) -> None:
-    kept, app = await bench.batch(4, expires_in=1), Answering()
+    kept = await bench.batch(4, expires_in=1)
+    app = Answering()
     app.gate.clear()
     batch = await bench.outcome(kept, app)
     assert (batch.status, batch.output_file_id, batch.request_counts.failed) == ("expired", None, 4)
-    assert {line["error"]["code"] for line in await bench.lines(batch.error_file_id)} == {"batch_expired"}
+    assert {line["error"]["code"] for line in await bench.lines(batch.error_file_id)} == {
+        "batch_expired"
+    }
 
 
 async def test_a_file_that_is_gone_fails_the_batch(bench: Bench) -> None:
@@ -235,7 +277,9 @@ async def test_changes_of_a_batch_at_once_are_all_made(bench: Bench) -> None:
     def count(each: Kept) -> None:
         each.batch.request_counts.total += 1
 
-    await asyncio.gather(*(bench.ledger.change(bench.tenant, kept.batch.id, count) for _ in range(10)))
+    await asyncio.gather(
+        *(bench.ledger.change(bench.tenant, kept.batch.id, count) for _ in range(10))
+    )
     assert (await bench.ledger.get(bench.tenant, kept.batch.id)).batch.request_counts.total == 10
     with pytest.raises(NotFound):
         await bench.ledger.get("somebody else", kept.batch.id)
@@ -248,24 +292,34 @@ async def test_changes_of_a_batch_at_once_are_all_made(bench: Bench) -> None:
 
 
 async def test_a_batch_that_is_cancelled_before_anyone_took_it_asks_nobody(bench: Bench) -> None:
-    kept, app = await bench.batch(3), Answering()
-    await bench.ledger.change(bench.tenant, kept.batch.id, lambda each: each.batch.become("cancelling"))
+    kept = await bench.batch(3)
+    app = Answering()
+    await bench.ledger.change(
+        bench.tenant, kept.batch.id, lambda each: each.batch.become("cancelling")
+    )
     batch = await bench.outcome(kept, app)
     assert (batch.status, app.asked, batch.request_counts.failed) == ("cancelled", [], 3)
 
 
 async def test_an_answer_that_no_message_holds_is_kept_all_the_same(bench: Bench) -> None:
-    kept, app = await bench.batch(2), Answering()
+    kept = await bench.batch(2)
+    app = Answering()
     app.times = 1 << 20
     async with asyncio.timeout(60):
         batch = await bench.outcome(kept, app)
     assert (batch.status, len(app.asked)) == ("completed", 2)
-    lines = {line["custom_id"]: line["response"]["body"] for line in await bench.lines(batch.output_file_id)}
+    lines = {
+        line["custom_id"]: line["response"]["body"]
+        for line in await bench.lines(batch.output_file_id)
+    }
     assert lines == {"0": {"text": "p0" * app.times}, "1": {"text": "p1" * app.times}}
 
 
-async def test_lines_that_cannot_be_served_now_keep_no_place_from_those_that_can(bench: Bench) -> None:
-    stuck, app = await bench.batch(3 * LINES, prompt="later"), Answering()
+async def test_lines_that_cannot_be_served_now_keep_no_place_from_those_that_can(
+    bench: Bench,
+) -> None:
+    stuck = await bench.batch(3 * LINES, prompt="later")
+    app = Answering()
     app.busy = "later"
     async with asyncio.timeout(60), bench.answered_by(app):
         waiting = asyncio.create_task(bench.run(stuck).to_its_end())
@@ -278,8 +332,11 @@ async def test_lines_that_cannot_be_served_now_keep_no_place_from_those_that_can
 
 
 @pytest.mark.parametrize("code", ["insufficient_quota", "limit_too_low"])
-async def test_a_limit_that_no_waiting_helps_against_is_a_lines_result(bench: Bench, code: str) -> None:
-    kept, app = await bench.batch(1), Answering(429)
+async def test_a_limit_that_no_waiting_helps_against_is_a_lines_result(
+    bench: Bench, code: str
+) -> None:
+    kept = await bench.batch(1)
+    app = Answering(429)
     app.code = code
     batch = await bench.outcome(kept, app)
     assert (batch.status, batch.request_counts.failed, len(app.asked)) == ("completed", 1, 1)
@@ -310,6 +367,8 @@ async def test_what_is_no_work_stops_nobody_who_takes_work(bench: Bench) -> None
 
 def test_a_batch_is_paid_for_with_the_key_that_it_came_with() -> None:
     tenant = Tenant(id="ada", weight=2.0, tier=1, key_id="k1", shared_cache=True)
-    batch = Batch(id="b", endpoint=URL, input_file_id="f", completion_window="1h", created_at=0, expires_at=0)
+    batch = Batch(
+        id="b", endpoint=URL, input_file_id="f", completion_window="1h", created_at=0, expires_at=0
+    )
     kept = msgspec.json.decode(msgspec.json.encode(Kept.of(batch, tenant)), type=Kept)
     assert kept.payer == tenant

@@ -45,7 +45,9 @@ async def test_a_tenant_with_many_batches_leaves_room_for_those_of_others(durabl
     for _ in range(2 * MAX_BATCHES):
         await ada.batch(1)
     short = await bob.batch(1)
-    async with Runner(TenantStorage(durable, StorageLimits()), caller, max_line_bytes=1000).running():
+    async with Runner(
+        TenantStorage(durable, StorageLimits()), caller, max_line_bytes=1000
+    ).running():
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(30):
                 while not (await bob.ledger.get(bob.tenant, short.batch.id)).batch.is_over:  # noqa: ASYNC110 (a client)

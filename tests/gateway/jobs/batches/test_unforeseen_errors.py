@@ -73,7 +73,8 @@ async def ended(bench: Bench, batch_id: str) -> Batch:
 
 
 async def test_a_batch_whose_runs_fail_five_times_fails(bench: Bench) -> None:
-    kept, storage = await bench.batch(3), BrokenStorage(bench.durable, StorageLimits())
+    kept = await bench.batch(3)
+    storage = BrokenStorage(bench.durable, StorageLimits())
     caller = LineCaller(Answering(), concurrency=2, registry=CollectorRegistry())
     with structlog.testing.capture_logs() as lines:
         async with Runner(storage, caller, max_line_bytes=1000).running():
@@ -97,7 +98,11 @@ async def test_a_line_that_fails_five_times_has_that_as_its_result_and_those_bes
     async with asyncio.timeout(30):
         batch = await bench.outcome(await bench.batch(4), app)
     assert (batch.status, app.asked.count("p1"), app.asked.count("p2")) == ("completed", 5, 8)
-    assert {line["custom_id"] for line in await bench.lines(batch.output_file_id)} == {"0", "2", "3"}
+    assert {line["custom_id"] for line in await bench.lines(batch.output_file_id)} == {
+        "0",
+        "2",
+        "3",
+    }
     [line] = await bench.lines(batch.error_file_id)
     assert (line["custom_id"], line["response"]) == ("1", None)
     assert line["error"] == {
@@ -109,7 +114,9 @@ async def test_a_line_that_fails_five_times_has_that_as_its_result_and_those_bes
 async def test_a_range_of_a_batch_that_cannot_be_opened_learns_why(bench: Bench) -> None:
     """A cancelled wait would give the range back at once, again and again."""
     kept = await bench.batch(1)
-    await (await bench.ledger.bucket()).put(f"{subjects.key_of(bench.tenant)}.{kept.batch.id}", b"unreadable")
+    await (await bench.ledger.bucket()).put(
+        f"{subjects.key_of(bench.tenant)}.{kept.batch.id}", b"unreadable"
+    )
     async with OpenBatches(bench.files, bench.ledger).running() as batches:
         with pytest.raises(msgspec.DecodeError):
             async with batches.used(bench.tenant, kept.batch.id):

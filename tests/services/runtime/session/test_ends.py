@@ -1,4 +1,5 @@
-"""The two ends of a session over real gRPC, and what becomes of it when either of them, or what is between, fails."""
+"""The two ends of a session over real gRPC, and what becomes of it when either of them, or what is
+between, fails."""
 
 from __future__ import annotations
 
@@ -34,15 +35,20 @@ class Letters:
     def next_frame(self) -> bytes | None:
         if not self.waiting:
             return None
-        return "".join(self.waiting.popleft() for _ in range(min(self._per_frame, len(self.waiting)))).encode()
+        return "".join(
+            self.waiting.popleft() for _ in range(min(self._per_frame, len(self.waiting)))
+        ).encode()
 
 
 class Echo:
     """An answering end that says what it hears, until it hears a full stop."""
 
     def __init__(self) -> None:
-        self.letters, self.has_left = Letters(), asyncio.Event()
-        self.end: AnsweringEnd[bytes, bytes] = AnsweringEnd(self.letters.next_frame, self._on_frame, self._on_left)
+        self.letters = Letters()
+        self.has_left = asyncio.Event()
+        self.end: AnsweringEnd[bytes, bytes] = AnsweringEnd(
+            self.letters.next_frame, self._on_frame, self._on_left
+        )
 
     def _on_frame(self, frame: bytes) -> None:
         self.letters.waiting.extend(frame.decode())
@@ -83,12 +89,18 @@ def echoing(echoes: list[Echo]) -> Handler:
 
 
 class Caller:
-    """A calling end that keeps what it hears; a frame that holds `unreadable` contradicts itself."""
+    """A calling end that keeps what it hears; a frame that holds `unreadable` contradicts
+    itself."""
 
     def __init__(self, quiet: Silence | None = None, unreadable: bytes = b"\x00") -> None:
-        self.letters, self.heard = Letters(), ""
-        self._unreadable, self.opened, self.answered = unreadable, asyncio.Event(), asyncio.Event()
-        self.end: CallingEnd[bytes, bytes] = CallingEnd(self.letters.next_frame, self._on_frame, quiet)
+        self.letters = Letters()
+        self.heard = ""
+        self._unreadable = unreadable
+        self.opened = asyncio.Event()
+        self.answered = asyncio.Event()
+        self.end: CallingEnd[bytes, bytes] = CallingEnd(
+            self.letters.next_frame, self._on_frame, quiet
+        )
 
     def say(self, text: str) -> None:
         self.letters.waiting.extend(text)
@@ -123,7 +135,9 @@ async def test_all_that_is_said_comes_back_in_order_and_then_the_session_ends() 
     said=st.lists(st.text(alphabet="abcde", max_size=9), max_size=12),
     pauses=st.lists(st.booleans(), min_size=12, max_size=12),
 )
-def test_no_letter_is_lost_or_doubled_whenever_it_is_said(said: list[str], pauses: list[bool]) -> None:
+def test_no_letter_is_lost_or_doubled_whenever_it_is_said(
+    said: list[str], pauses: list[bool]
+) -> None:
     async def talk() -> str:
         async with server(echoing([])) as address:
             caller = Caller()
@@ -181,10 +195,14 @@ async def test_a_frame_that_contradicts_itself_ends_the_session() -> None:
 
     async with server(session) as address:
         ending = await Caller().run(address)
-    assert ending == Ending(Cause.UNREADABLE, "it sent a frame that cannot be read: rows and columns differ")
+    assert ending == Ending(
+        Cause.UNREADABLE, "it sent a frame that cannot be read: rows and columns differ"
+    )
 
 
-async def test_a_process_that_answers_nothing_is_probed_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_answers_nothing_is_probed_and_then_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(silence, "TICK_SECONDS", 0.01)
 
     async def session(frames: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
@@ -200,7 +218,9 @@ async def test_a_process_that_answers_nothing_is_probed_and_then_given_up(monkey
     assert len(probes) == silence.LOST_TICKS - silence.PROBE_TICKS + 1
 
 
-async def test_a_fault_in_what_is_to_be_sent_is_raised_and_no_session_stands_without_a_writer() -> None:
+async def test_a_fault_in_what_is_to_be_sent_is_raised_and_no_session_stands_without_a_writer() -> (
+    None
+):
     async with server(echoing([])) as address:
         caller = Caller()
         caller.letters.next_frame = lambda: 1 / 0  # type: ignore[assignment,method-assign]
@@ -229,7 +249,9 @@ async def test_a_stranger_hears_no_frame(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not caller.opened.is_set()
 
 
-async def test_sessions_follow_each_other_until_one_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_follow_each_other_until_one_is_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(calling, "RECONNECT_SECONDS", 0.0)
     echoes: list[Echo] = []
     heard: list[str] = []

@@ -1,4 +1,5 @@
-"""Hundreds of streams whose readers take nothing: what is on its way is a moment's work, not all their credit."""
+"""Hundreds of streams whose readers take nothing: what is on its way is a moment's work, not all
+their credit."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from headwater.services.runtime.channel import open_channel
 from headwater.services.runtime.listener import Listener
 from headwater.services.runtime.session.pace import LEAST_AHEAD, TOKENS_AHEAD, Pace
 from headwater.services.text.tokenizer import Tokenizer
-from tests.services.output_processor.scripted_engine import ListeningGateway, listening_gateway, scripted_engine
+from tests.services.output_processor.scripted_engine import (
+    ListeningGateway,
+    listening_gateway,
+    scripted_engine,
+)
 
 CREDIT = 1024
 
@@ -63,7 +68,8 @@ async def test_the_engine_of_300_streams_computes_no_further_ahead_than_a_gatewa
     demo_tokenizer: Tokenizer, resumable: bool
 ) -> None:
     async with scripted_engine() as engine, EngineLinks() as links:
-        servicer, listener = OutputProcessor({DEMO_NAME: demo_tokenizer}, links), Listener("127.0.0.1", 0)
+        servicer = OutputProcessor({DEMO_NAME: demo_tokenizer}, links)
+        listener = Listener("127.0.0.1", 0)
         output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(servicer, listener.server)
         await listener.start()
         async with (
@@ -81,7 +87,8 @@ async def test_the_engine_of_300_streams_computes_no_further_ahead_than_a_gatewa
             assert add.credit == (CREDIT if resumable else LEAST_AHEAD)
             left = dict.fromkeys(add.stream_ids, add.credit)
             if not resumable:
-                # As fast as an engine can, until their credit is used: they get as much again, not all.
+                # As fast as an engine can, until their credit is used: they get as much again, not
+                # all.
                 engine.say_tokens({number: [500] * LEAST_AHEAD for number in left})
                 await engine.hears(lambda: len(engine.credits) >= len(left))
                 assert {credit.tokens for credit in engine.credits} == {LEAST_AHEAD}

@@ -1,4 +1,5 @@
-"""What waits at one end of a session: cancels, credit, probes, chunks of long things, messages that share a frame."""
+"""What waits at one end of a session: cancels, credit, probes, chunks of long things, messages that
+share a frame."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def test_credits_of_a_stream_become_one_and_none_outlives_its_stream() -> None:
 
 
 @given(st.integers(0, 3 * MAX_ITEMS), st.integers(0, 3 * MAX_ITEMS))
-def test_no_frame_has_more_than_it_may_and_nothing_is_left_behind(num_cancels: int, num_credits: int) -> None:
+def test_no_frame_has_more_than_it_may_and_nothing_is_left_behind(
+    num_cancels: int, num_credits: int
+) -> None:
     controls = Controls()
     for stream_id in range(num_credits):
         controls.grant(stream_id, 1)
@@ -41,14 +44,20 @@ def test_no_frame_has_more_than_it_may_and_nothing_is_left_behind(num_cancels: i
     for stream_id in range(num_credits, num_credits + num_cancels):
         controls.cancel(Cancel(stream_id=stream_id))
     frames = frames_of(controls)
-    assert all(max(len(each.cancels), len(each.credits), len(each.probed)) <= MAX_ITEMS for each in frames)
+    assert all(
+        max(len(each.cancels), len(each.credits), len(each.probed)) <= MAX_ITEMS for each in frames
+    )
     assert sum(len(each.cancels) for each in frames) == num_cancels
-    assert [each.stream_id for frame in frames for each in frame.credits] == list(range(num_credits))
+    assert [each.stream_id for frame in frames for each in frame.credits] == list(
+        range(num_credits)
+    )
     assert [each for frame in frames for each in frame.probed] == list(range(num_credits))
 
 
 @given(st.lists(st.integers(0, 40), max_size=20), st.integers(1, 120))
-def test_messages_that_share_a_frame_are_as_many_as_fit_and_at_least_one(sizes: list[int], most_bytes: int) -> None:
+def test_messages_that_share_a_frame_are_as_many_as_fit_and_at_least_one(
+    sizes: list[int], most_bytes: int
+) -> None:
     messages = [AddPart(grammar=b"x" * size) for size in sizes]
     count = num_joined(messages, most_bytes)
     joined = sum(message.ByteSize() for message in messages[:count])
@@ -59,9 +68,14 @@ def test_messages_that_share_a_frame_are_as_many_as_fit_and_at_least_one(sizes: 
 
 
 @given(st.lists(st.sampled_from(["frame", "chunk 1", "chunk 2", "finish 1", "send"]), max_size=40))
-def test_chunks_keep_their_order_give_way_to_frames_and_take_their_finish_along(acts: list[str]) -> None:
+def test_chunks_keep_their_order_give_way_to_frames_and_take_their_finish_along(
+    acts: list[str],
+) -> None:
     lane: ChunkLane[int, str] = ChunkLane()
-    frames, sent, put, finished = 0, [], 0, False
+    frames = 0
+    sent = []
+    put = 0
+    finished = False
     for act in [*acts, *["send"] * 100]:
         if act == "frame":
             frames += 1
@@ -98,7 +112,8 @@ def test_a_chunk_does_not_go_twice_while_frames_wait() -> None:
 
 
 def test_a_later_attempt_ends_an_earlier_one_and_refuses_it_from_then_on() -> None:
-    fence, ended = AttemptFence(), []
+    fence = AttemptFence()
+    ended = []
     fence.enter(("r", 0), 1, 10, lambda: ended.append(10))
     fence.enter(("r", 0), 1, 11, lambda: ended.append(11))
     fence.enter(("r", 1), 1, 12, lambda: ended.append(12))
