@@ -17,7 +17,7 @@ SOURCES := gateway services engine_core kernels bench
 PROTOS := $(wildcard proto/*.proto)
 LOCKS := $(wildcard deploy/locks/*.txt)
 
-.PHONY: help up test test-long check proto docs lock sbom bench fmt clean types
+.PHONY: help up test test-long check sizes proto docs lock sbom bench fmt clean types
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s $$'\t'
@@ -37,6 +37,9 @@ check: $(DEV_VENV)/.dev types ## formatting, lint, types, stubs up to date
 	$(DEV_BIN)/mypy $(addprefix -p headwater.,$(SOURCES))
 	MYPYPATH=.types:. $(DEV_BIN)/mypy tests/simulation
 	deploy/check_stubs.sh $(DEV_BIN)/python
+
+sizes: ## list files and functions that are worth a second look for their length
+	$(PYTHON) tests/sizes.py
 
 proto: $(DEV_VENV)/.dev types ## regenerate the gRPC stubs
 	deploy/make_stubs.sh $(DEV_BIN)/python .types

