@@ -1,19 +1,17 @@
 """Drafts tokens where that brings more of them a second, and else lets plain steps run ahead of
 their results.
 
-Guesses from here need results: a row's next plan waits for the last one's, which costs a gap. So
-either all rows wait
-or none: rows that do not wait would be computed beside those that do in every second step only. An
-executor that
-drafts by itself needs none, so where it serves all rows they may run ahead, and only lengths come
-from here. Whatever
-rows do, guesses are made on the side and compared with what is sampled, so that acceptance is known
-before it counts.
+Drafts from here need results: a row's next plan waits for the last one's, which costs a gap. So
+either all rows wait or none: rows that do not wait would be computed beside those that do in every
+second step only. An executor that drafts by itself needs no results, so where it serves all rows
+they may run ahead, and only lengths come from here. Drafts are also made on the side and compared
+with what is sampled, so that acceptance is known before it counts, and the gain of drafts is
+compared with the time that steps take, so that costs which were measured wrongly do no harm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +19,7 @@ import numpy as np
 from ..drafting.draft_lengths import choose
 from ..drafting.drafter import Drafter
 from ..drafting.executor_drafts import ExecutorDrafts
+from ..drafting.realized_gain import PlainSteps, RealizedGain
 from ..drafting.step_costs import StepCosts
 from ..executor import BoolArray, Int32Array
 from .guesses import ANY
@@ -49,6 +48,11 @@ BARREN_STEPS = 16
 """Looks in vain that count as long."""
 
 
+def stopped_clock() -> float:
+    """No time passes: the gain that drafts bring is not measured."""
+    return 0.0
+
+
 class AdaptiveSpeculator:
     """See `Speculator`."""
 
@@ -61,9 +65,11 @@ class AdaptiveSpeculator:
         max_drafts: int,
         vocab_size: int,
         executor_drafts: str = "",
+        clock: Callable[[], float] = stopped_clock,
     ) -> None:
         """`num_rows`: of the request table; `executor_drafts`: which of the drafters the executor
-        has as well, if any, for rows without a grammar."""
+        has as well, if any, for rows without a grammar; `clock`: seconds, by which the gain that
+        drafts bring is measured."""
         self.max_drafts = max_drafts
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)
@@ -77,6 +83,11 @@ class AdaptiveSpeculator:
             drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size
         )
         self._by_executor = ExecutorDrafts(num_rows)
+        self._plain = PlainSteps(clock)
+        self._realized_waiting = RealizedGain(self._plain)
+        self._realized_ahead = RealizedGain(self._plain)
+        self._expected = 1.0
+        """Gain that was expected of the last step that was planned with drafts."""
         self._is_waiting = False
         self._is_ahead = False
         self._pace = 1.0
@@ -134,6 +145,7 @@ class AdaptiveSpeculator:
 
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         self._num_steps += 1
+        self._note_time(table, rows, first)
         if self._guesses.num_tokens[rows].any():
             self._guesses.compare(table, rows, first)
         if not self._is_ahead and not self._is_waiting:
@@ -146,6 +158,8 @@ class AdaptiveSpeculator:
         most = np.minimum(most, self._most[rows])
         stands = self._by_executor.stands(rows, most, self.max_drafts)
         num_drafts, gain = choose(stands, self._costs_ahead, rows.size, total)
+        self._expected = gain
+        gain *= self._realized_ahead.factor
         self._gain_ahead = PACE_MEMORY * self._gain_ahead + (1 - PACE_MEMORY) * gain
         self._note_pace(gain if num_drafts.any() else NO_DRAFTS)
         if self._pace < 1.0:
@@ -160,7 +174,8 @@ class AdaptiveSpeculator:
         if not num_drafts.any():
             seconds = float(self._costs.of(rows.size))
             gain = seconds / (seconds + self._costs.gap)
-        self._note_pace(gain)
+        self._expected = gain
+        self._note_pace(gain * self._realized_waiting.factor)
         is_reviewed = self._num_steps >= REVIEWED_STEPS and bool(self._may_run_ahead[rows].all())
         if self._pace < 1.0 or not self._most[rows].any() or is_reviewed:
             self._stop()
@@ -182,6 +197,10 @@ class AdaptiveSpeculator:
             self._guesses.improve(*asked, self._others)
         waiting = self._guesses.gain(table, rows, self._costs)
         self._num_barren = 0 if max(ahead, waiting) > 1.0 else self._num_barren + 1
+        if self._plain.lacks(rows.size):
+            return
+        ahead *= self._realized_ahead.factor
+        waiting *= self._realized_waiting.factor
         if ahead > max(WORTHWHILE, waiting):
             self._start_ahead(ahead)
         elif waiting > WORTHWHILE:
@@ -195,11 +214,22 @@ class AdaptiveSpeculator:
             self._guesses.make(
                 table, unguessed, self._most[unguessed], self._wanted[unguessed], self._others
             )
-        gain = self._guesses.gain(table, rows, self._costs)
+        gain = self._guesses.gain(table, rows, self._costs) * self._realized_waiting.factor
         self._gain_waiting = PACE_MEMORY * self._gain_waiting + (1 - PACE_MEMORY) * gain
         if self._gain_waiting > WORTHWHILE * self._gain_ahead:
             self._stop()
             self._start_waiting(self._gain_waiting)
+
+    def _note_time(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+        seconds = self._plain.elapsed()
+        if self._is_waiting or self._is_ahead:
+            used = self._realized_waiting if self._is_waiting else self._realized_ahead
+            num_tokens = int((table.num_known[rows] - first).sum())
+            used.note(self._expected, rows.size, num_tokens, seconds)
+        else:
+            self._plain.note(rows.size, seconds)
+            self._realized_waiting.recover()
+            self._realized_ahead.recover()
 
     def _note_pace(self, gain: float) -> None:
         self._pace = PACE_MEMORY * self._pace + (1 - PACE_MEMORY) * min(gain, MOST_PACE)
@@ -208,6 +238,8 @@ class AdaptiveSpeculator:
         self._is_ahead = True
         self._pace = min(gain, MOST_PACE)
         self._num_steps = 0
+        self._expected = gain
+        self._plain.interrupt()
         self._gain_ahead = gain
         self._gain_waiting = 1.0
         self._guesses.end(np.flatnonzero(self._is_seated))
@@ -217,8 +249,12 @@ class AdaptiveSpeculator:
         self._is_waiting = True
         self._pace = min(gain, MOST_PACE)
         self._num_steps = 0
+        self._expected = gain
+        self._plain.interrupt()
         self.needs_result[:] = self._is_seated
 
     def _stop(self) -> None:
+        self._realized_waiting.judge()
+        self._realized_ahead.judge()
         self._is_waiting = self._is_ahead = False
         self.needs_result[:] = self.runs_ahead[:] = False

@@ -4,6 +4,7 @@ drafting pays."""
 from __future__ import annotations
 
 import logging
+import time
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.drafter import Drafter
@@ -12,7 +13,10 @@ from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.options import ModelFacts
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.adaptive_speculator import (
+    AdaptiveSpeculator,
+    stopped_clock,
+)
 from headwater.engine_core.scheduling.ahead_model_speculator import AheadModelSpeculator
 from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
 from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
@@ -79,7 +83,9 @@ def build_speculator(
         speculator = kind(drafters, costs, passes, **sizes, name=name, most=most)
     else:
         own = NGramDrafter.name if executor.can_draft else ""
-        speculator = AdaptiveSpeculator(drafters, costs, **sizes, executor_drafts=own)
+        # A simulated executor takes the time that its settings say, which its costs are.
+        clock = stopped_clock if settings.executor == "simulated" else time.perf_counter
+        speculator = AdaptiveSpeculator(drafters, costs, **sizes, executor_drafts=own, clock=clock)
     return GrammarDrafts(speculator, num_rows=config.num_rows, vocab_size=vocab_size)
 
 

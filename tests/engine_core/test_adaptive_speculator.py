@@ -98,10 +98,20 @@ class Run:
         costs: StepCosts = FLAT,
         max_drafts: int = MAX_DRAFTS,
         async_depth: int = 2,
+        seconds_waiting: float = 0.0,
     ) -> None:
+        """`seconds_waiting`: time of a step whose rows wait for results, where others take a
+        second; 0: no time passes."""
         self.drafters = drafters
+        self.now = 0.0
+        self.seconds_waiting = seconds_waiting
         self.speculator = AdaptiveSpeculator(
-            drafters, costs, num_rows=NUM_ROWS, max_drafts=max_drafts, vocab_size=MODEL.vocab_size
+            drafters,
+            costs,
+            num_rows=NUM_ROWS,
+            max_drafts=max_drafts,
+            vocab_size=MODEL.vocab_size,
+            clock=lambda: self.now,
         )
         config = replace(CONFIG, async_depth=async_depth)
         self.executor = PlannedExecutor(
@@ -141,6 +151,8 @@ class Run:
         )
 
     def step(self) -> None:
+        if self.seconds_waiting:
+            self.now += self.seconds_waiting if self.is_waiting else 1.0
         output = self.engine.step()
         self.waited.append(self.is_waiting)
         if output is None:
@@ -196,6 +208,25 @@ def test_a_wholly_wrong_drafter_costs_a_few_steps_of_waiting() -> None:
     assert 0 < sum(run.waited) < 40, sum(run.waited)
     # Of 4000 tokens.
     assert sum(run.waited[500:]) == 0
+
+
+def test_rows_seldom_wait_where_waiting_takes_longer_than_was_measured() -> None:
+    """By the costs that were measured every draft pays: one of two tokens is right, and a step that
+    waits takes a tenth longer. It takes three times as long."""
+    run = Run(Oracle(lambda key, index: index % 2 == 0), seconds_waiting=3.0)
+    for key in range(20):
+        run.add(key, 400)
+        run.run()
+    assert any(run.waited)
+    num_waited = sum(run.waited[400:])
+    assert num_waited < 0.01 * len(run.waited[400:]), num_waited
+
+
+def test_rows_wait_on_where_waiting_takes_as_long_as_was_measured() -> None:
+    run = Run(Oracle(), seconds_waiting=1.1)
+    run.add(1, 400)
+    run.run()
+    assert run.work[1].num_steps < 80
 
 
 def test_rows_run_ahead_again_once_drafts_turn_wrong_and_wait_again_once_they_turn_right() -> None:
