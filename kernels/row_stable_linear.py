@@ -1,15 +1,11 @@
 """x @ weight.T on a CPU such that a row's bits do not depend on how many rows come with it.
 
 Libraries choose a kernel by the number of rows, and few rows may be summed in another order than
-many. Measured on a
-Zen 5 CPU with torch 2.13, 2026-11-21: bfloat16 products agree from 2 rows on (a single row of 1,536
-or more differs
-once in 6,000 results), float32 ones from 12 rows on, packed float32 ones from 2. On a CPU that
-packs bfloat16 products
-of up to 100 and of 300 rows differed, 2026-11-24. `row_rule` finds the numbers of rows that agree
-for a machine and a
-shape: products of fewer rows are padded, those of more are made of pieces. Where no two numbers
-agree, all pieces have
+many. Measured on a Zen 5 CPU with torch 2.13, 2026-11-21: bfloat16 products agree from 2 rows on (a
+single row of 1,536 or more differs once in 6,000 results), float32 ones from 12 rows on, packed
+float32 ones from 2. On a CPU that packs bfloat16 products of up to 100 and of 300 rows differed,
+2026-11-24. `row_rule` finds the numbers of rows that agree for a machine and a shape: products of
+fewer rows are padded, those of more are made of pieces. Where no two numbers agree, all pieces have
 one number of rows.
 """
 
@@ -26,36 +22,9 @@ from . import packed_linear
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 MAX_ROWS = 128
 """Rows of the largest product that a rule allows: larger ones are not probed."""
-PROBED_ROWS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-    10,
-    11,
-    12,
-    13,
-    15,
-    16,
-    17,
-    24,
-    31,
-    33,
-    40,
-    48,
-    63,
-    64,
-    65,
-    80,
-    96,
-    100,
-    127,
-)
+PROBED_ROWS = (*range(1, 18), 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 96, 100, 112, 127)
+"""Numbers of rows that are compared with `MAX_ROWS`. Candidates are among them: on a CPU with AMX,
+products of 31 and of 32 rows differ from those of 33 and more, 2026-11-29."""
 MAX_WINDOWS = 4
 """Products that a probe makes of each number of rows."""
 MAX_OUTPUTS = 2048
