@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 class ResultsFile:
     """Lines: {"collected": ids}, {"broken": id of a file, "error"}, {"started": id}, or a phase of
-    a test: {"id", "phase", "outcome", "error", "worker", "poisoned", "properties"}; properties are
+    a test: {"id", "phase", "outcome", "seconds", "error", "worker", "poisoned", "properties"}; properties are
     what the test recorded."""
 
     def __init__(self, path: Path) -> None:
@@ -67,6 +67,7 @@ class ResultsFile:
             # xdist has no phase for the report that it makes of a worker's end.
             phase=report.when if report.when in ("setup", "call", "teardown") else CRASHED,
             outcome=report.outcome,
+            seconds=round(report.duration, 2),
             error=first_line(report) if report.failed else "",
             worker=node.gateway.id if node is not None else "",
             poisoned=any(name == POISONED for name, _ in report.user_properties),

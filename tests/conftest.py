@@ -31,6 +31,7 @@ import structlog
 from redis.asyncio import Redis
 
 from headwater.bench.pytest_health import ProcessHealth
+from headwater.bench.pytest_locks import LockHealth
 from headwater.bench.text_folder import demo_text_folder
 from headwater.services.engine.core_variables import COSTS_VARIABLE
 from headwater.services.engine.kernel_cache import with_kernel_cache
@@ -70,6 +71,7 @@ JS = Path(__file__).parent / "gateway" / "js"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessHealth(config))
+    config.pluginmanager.register(LockHealth())
     workers.compile_once(config)
 
 
