@@ -3,7 +3,8 @@
 A copy that begins in a page which CUDA still takes for locked, and ends behind it, fails with
 "invalid argument", wherever in the process it is made and whatever lies there by then. The plugin
 keeps a table of the ranges that `locked_memory` locks, compares it with the memory that the process
-has mapped at each unlock and at the end of every test marked `gpu`, and fails there.
+has mapped at each unlock and at the end of every test marked `gpu`, and fails there. Where a copy
+fails so, its report shows what CUDA says of the memory at both ends.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ _MEMORY_TYPE = 2
 """CU_POINTER_ATTRIBUTE_MEMORY_TYPE."""
 _HOST = 1
 """CU_MEMORYTYPE_HOST."""
-MOST_PAGES = 1 << 20
-"""Largest number of pages that are looked at after a copy failed: some seconds."""
+_ATTRIBUTES = {"memory type": 2, "range begins at": 11, "range has bytes": 12}
 
 
 def is_locked(address: int) -> bool:
@@ -35,6 +35,48 @@ def is_locked(address: int) -> bool:
     query = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
     code = query(ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(address))
     return code == 0 and kind.value == _HOST
+
+
+def described(address: int) -> str:
+    """What CUDA says of an address: its kind of memory (1: host, 2: device) and the range that it
+    lies in; an error's code where CUDA does not know it."""
+    query = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
+    found = []
+    for name, number in _ATTRIBUTES.items():
+        value = ctypes.c_uint64()
+        code = query(ctypes.byref(value), number, ctypes.c_uint64(address))
+        found.append(f"{name} {value.value:#x}" if code == 0 else f"{name}: error {code}")
+    return f"{address:#x}: {', '.join(found)}"
+
+
+def copies_tried() -> list[str]:
+    """Whether each part of a copy to the GPU works now: the buffers at both ends, then the copy."""
+    torch = sys.modules["torch"]
+    heap = torch.arange(4, dtype=torch.int32)
+    lines = [f"heap {described(heap.data_ptr())}, is pinned: {heap.is_pinned()}"]
+    buffers = {
+        "pinned": lambda: torch.empty(4, dtype=torch.int32, pin_memory=True),
+        "device": lambda: torch.empty(4, dtype=torch.int32, device="cuda"),
+    }
+    ends: dict[str, Any] = {"heap": heap}
+    for name, make in buffers.items():
+        try:
+            ends[name] = make()
+            lines.append(f"{name} {described(ends[name].data_ptr())}")
+        except RuntimeError as error:
+            lines.append(f"{name}: {error}")
+    for name in ("heap", "pinned"):
+        try:
+            ends["device"].copy_(ends[name])
+            lines.append(f"a copy from {name} works")
+        except (RuntimeError, KeyError) as error:
+            lines.append(f"a copy from {name}: {error}")
+    lines += [
+        f"segment of {each['total_size']} bytes, {each['segment_type']}, pool"
+        f" {each['segment_pool_id']}: {described(each['address'])}"
+        for each in torch.cuda.memory_snapshot()
+    ]
+    return lines
 
 
 def mappings(maps: str) -> list[tuple[int, int, str]]:
@@ -114,25 +156,6 @@ class LockTable:
             del self._ended[address]
         return found
 
-    def strays(self, most_pages: int = MOST_PAGES) -> list[str]:
-        """Stretches of mapped memory that CUDA takes for locked and that this table does not
-        have."""
-        found: list[str] = []
-        num_pages = 0
-        for begin, end, name in self._mapped():
-            first: int | None = None
-            for page in range(begin, end, mmap.PAGESIZE):
-                num_pages += 1
-                stray = num_pages < most_pages and self._is_locked(page) and not self._holds(page)
-                if stray and first is None:
-                    first = page
-                if first is not None and not stray:
-                    found.append(f"{first:#x}-{page:#x} {name}")
-                    first = None
-            if first is not None:
-                found.append(f"{first:#x}-{end:#x} {name}")
-        return found
-
     def _mapped(self) -> list[tuple[int, int, str]]:
         return mappings(self._maps.read_text())
 
@@ -157,9 +180,8 @@ class LockHealth:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
         report = yield
         if report.failed and "invalid argument" in report.longreprtext and self._table is not None:
-            lines = [*self._table.problems(), *self._table.strays(), MAPS.read_text()]
+            lines = [*self._table.problems(), *copies_tried(), MAPS.read_text()]
             report.sections.append(("locked memory", "\n".join(lines)))
-            item.user_properties.append(("locked memory", lines[:40]))
         return report
 
     @pytest.hookimpl(wrapper=True)
