@@ -25,8 +25,11 @@ def num_multiprocessors(device: torch.device) -> int:
 
 def upload(values: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
     """Copies values to a device through pinned memory and without waiting; the allocator of pinned
-    memory keeps it until the copy is done."""
-    return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
+    memory keeps it until the copy is done. The pinned memory is always the allocator's own:
+    `pin_memory` would return memory that CUDA takes for locked as it is."""
+    pinned = torch.empty(values.shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+    pinned.numpy()[...] = values
+    return pinned.to(device, non_blocking=True)
 
 
 def driver_version() -> str:

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from .decode_attention import attention_of_rows
+from .device import upload
 from .hopper_attention import ROWS, num_teams, serves, widens
 from .hopper_prefill_attention import hopper_prefill_attention
 from .online_softmax import (
@@ -67,8 +68,7 @@ def prefill_tiles(
 ) -> torch.Tensor:
     """`list_tiles` on the device, int32. A tile whose sequence is negative is skipped, for lists of
     fixed size."""
-    host = torch.from_numpy(list_tiles(counts, starts, tokens_per_tile(group, device)))
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    return upload(list_tiles(counts, starts, tokens_per_tile(group, device)), device)
 
 
 def prefill_attention(

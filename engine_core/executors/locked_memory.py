@@ -41,6 +41,11 @@ def is_mapped(array: npt.NDArray[Any]) -> bool:
     return isinstance(base, mmap.mmap) and array.ctypes.data % mmap.PAGESIZE == 0
 
 
+_LOCKED_FOR_GOOD: list[torch.Tensor] = []
+"""Memory that CUDA did not unlock. It is kept until the process ends: copies from whatever is mapped
+in its place would fail."""
+
+
 class LockedMemory:
     """Locks the memory of a tensor until `release`, or until this object is gone: what stays locked
     when it is given back to the system makes copies fail from whatever lies there next."""
@@ -68,6 +73,7 @@ class LockedMemory:
 def _unlock(memory: torch.Tensor) -> None:
     runtime = _runtime()
     if (code := runtime.cudaHostUnregister(memory.data_ptr())) != runtime.cudaError.success:
+        _LOCKED_FOR_GOOD.append(memory)
         raise RuntimeError(f"{memory.nbytes} bytes cannot be unlocked: CUDA error {int(code)}")
 
 

@@ -17,7 +17,7 @@ import torch
 from headwater.kernels import product_probe
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from headwater.kernels.device import kernel_cache_dir
+from headwater.kernels.device import kernel_cache_dir, upload
 from headwater.kernels.gemm import configure_blas
 from headwater.kernels.prefill_attention import list_tiles, prefill_attention, tokens_per_tile
 from headwater.kernels.product_probe import Product as ProbedProduct
@@ -467,11 +467,7 @@ class CudaPlatform:
         return self._choices.setdefault(product, ProductChoice())
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
-        return (
-            torch.from_numpy(values.astype(np.int32))
-            .pin_memory()
-            .to(self.device, non_blocking=True)
-        )
+        return upload(values.astype(np.int32), self.device)
 
 
 def _is_early(x: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from headwater.bench.pytest_locks import MAPS, covers, mappings
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors import locked_memory
 from headwater.engine_core.executors.draw_buffers import DrawBuffers
@@ -89,8 +90,12 @@ def test_memory_that_cannot_be_locked_is_said(runtime: Runtime) -> None:
 def test_memory_that_cannot_be_unlocked_is_said(runtime: Runtime) -> None:
     locked = LockedMemory(mapped((100,)))
     runtime.refuses = True
+    address = locked.memory.data_ptr()
     with pytest.raises(RuntimeError, match="400 bytes cannot be unlocked: CUDA error 1"):
         locked.release()
+    del locked
+    gc.collect()
+    assert covers(mappings(MAPS.read_text()), address, address + 400), "it is kept"
 
 
 def test_a_table_of_masks_is_unlocked_with_its_inbox(runtime: Runtime) -> None:
