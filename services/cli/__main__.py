@@ -153,11 +153,9 @@ MaxModelLen = Annotated[int | None, option_of("max_model_len")]
 def up(settings: StackSettings) -> None:
     """Run the whole deployment on this machine until Ctrl-C.
 
-    Starts NATS, Valkey (Redis), processor, output processor, engines and gateway, and restarts
-    those that die.
+    Starts NATS, Valkey (Redis) and all stages, and restarts those that die.
 
-    Other settings of a stage are environment variables, such as HEADWATER_MAX_NUM_SEQS: see `serve
-    engine --help`.
+    Other settings of a stage are environment variables: see `serve engine --help`.
     """
     # Rich ends the program where the reader of a pipe is gone; a cluster goes on.
     terminal = Console(file=cast(TextIO, LossyFile(sys.stdout)))
