@@ -239,14 +239,11 @@ def warmup(
     """Compile kernels before an engine's first start: while an image is built, or once on a
     machine.
 
-    For a GPU it compiles the kernels of one model; for a CPU (--device cpu) those of all models,
-    without a model.
+    On a GPU it compiles the kernels of one model, on a CPU (--device cpu) those of all models.
 
-    Kernels are stored in the cache folder, under a key of their source, the GPU or CPU and the
-    compiler's version.
+    Kernels are stored in the cache folder, by their source, the device and the compiler's version.
 
-    Engine settings that change kernels are read from their environment variables, as by `headwater
-    up`.
+    Settings that change kernels are read from their environment variables, as by `headwater up`.
     """
     if device == "cpu":
         _check_no_model_flag(context)

@@ -33,8 +33,9 @@ def access(
     """Generate passwords and the cluster's token, once, for a deployment that `headwater up` does
     not run.
 
-    FOLDER/nats/nats.conf and FOLDER/redis/users.acl are for NATS and Redis, FOLDER/ROLE/stage.env
-    is for a stage.
+    FOLDER/nats/nats.conf is for NATS, FOLDER/redis/users.acl for Redis.
+
+    FOLDER/ROLE/stage.env is for a stage.
 
     Gateways take FOLDER/gateway/master.key as --master-key-file.
     """

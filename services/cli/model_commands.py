@@ -129,8 +129,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     ) -> None:
         """Load another model; returns when the cluster takes requests for it.
 
-        Without numbers the model has one engine, or follows --min-replicas and --max-replicas of
-        the cluster.
+        Without numbers it has one engine, or the cluster's --min-replicas and --max-replicas.
         """
         asked: dict[str, Any] = {"model": _absolute(model), "served_model_name": served_model_name}
         asked |= _bounds(replicas, min_replicas, max_replicas)
