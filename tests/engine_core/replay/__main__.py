@@ -12,7 +12,6 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -35,37 +34,36 @@ from tests.engine_core.replay.loads import random_load
 from tests.engine_core.replay.recording import Stream, record
 from tests.engine_core.replay.repeating import first_difference
 
+CPU = "cpu"
+SEEDS = "0:50"
+
 
 def main(
-    executor: Annotated[str, typer.Option(help=", ".join(PLACES))] = "cpu",
-    seeds: Annotated[str, typer.Option(help="FIRST:END")] = "0:50",
+    executor: Annotated[
+        str | None, typer.Option(help=f"{', '.join(PLACES)}; {CPU} if none")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help=f"FIRST:END; {SEEDS} if none")] = None,
     write: Annotated[Path | None, typer.Option(help="file for calls and digests")] = None,
     against: Annotated[Path | None, typer.Option(help="file of `--write`, repeated here")] = None,
 ) -> None:
     """Record, repeat or check streams of plans."""
-    check_choice("executor", executor, PLACES)
-    if write is not None and against is not None:
-        raise typer.BadParameter("write and against are given; allowed: one of them")
     os.environ.update(with_kernel_cache(os.environ))
     report = Report()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-replay-")))
-        checkpoints = Checkpoints(folder)
-        environment = str(Environment.of(torch.device(_device_of(executor))))
+    with tempfile.TemporaryDirectory(prefix="headwater-replay-") as folder:
+        checkpoints = Checkpoints(Path(folder))
         if against is not None:
-            theirs, streams = stream_file.read(against)
-            if theirs != environment:
-                print(f"recorded with {theirs}, repeated with {environment}: bits may differ")
-            _repeat(streams, checkpoints, report)
-        elif write is not None:
-            file = stack.enter_context(stream_file.written(write, environment))
-            for on, seed in _seeds(executor, _range(seeds), checkpoints):
-                stream, _ = record(on, random_load(seed))
-                stream_file.write(file, stream)
-                report.add(stream, "")
+            for name, value in (("executor", executor), ("seeds", seeds), ("write", write)):
+                if value is not None:
+                    raise typer.BadParameter(f"{name} is {value}; allowed: none with against")
+            _repeat(against, checkpoints, report)
         else:
-            for on, seed in _seeds(executor, _range(seeds), checkpoints):
-                report.add(*wrong_answers(on, random_load(seed)))
+            place = CPU if executor is None else executor
+            check_choice("executor", place, PLACES)
+            chosen = _seeds(place, _range(SEEDS if seeds is None else seeds), checkpoints)
+            if write is None:
+                _check(chosen, report)
+            else:
+                _record(chosen, write, place, report)
     report.close()
 
 
@@ -96,12 +94,28 @@ class Report:
             raise typer.Exit(1)
 
 
-def _repeat(streams: Iterable[Stream], checkpoints: Checkpoints, report: Report) -> None:
+def _check(chosen: Iterable[tuple[Built, int]], report: Report) -> None:
+    for on, seed in chosen:
+        report.add(*wrong_answers(on, random_load(seed)))
+
+
+def _record(chosen: Iterable[tuple[Built, int]], path: Path, place: str, report: Report) -> None:
+    with stream_file.written(path, place, _environment(place)) as file:
+        for on, seed in chosen:
+            stream, _ = record(on, random_load(seed))
+            stream_file.write(file, stream)
+            report.add(stream, "")
+
+
+def _repeat(path: Path, checkpoints: Checkpoints, report: Report) -> None:
     """Streams of one case follow one another in a file."""
-    for (place, _), group in groupby(streams, key=lambda each: (each.executor, each.case)):
-        first = next(group)
-        with built(place, case_named(place, first.case), checkpoints) as on:
-            for stream in (first, *group):
+    header, streams = stream_file.read(path)
+    if header.environment != (here := _environment(header.executor)):
+        print(f"recorded with {header.environment}, repeated with {here}: bits may differ")
+    for name, group in groupby(streams, key=lambda each: each.case):
+        case = case_named(header.executor, name)
+        with built(header.executor, case, checkpoints) as on:
+            for stream in group:
                 difference = first_difference(stream, on)
                 report.add(stream, "" if difference is None else str(difference))
 
@@ -124,8 +138,9 @@ def _range(seeds: str) -> range:
     return range(int(first), int(end))
 
 
-def _device_of(place: str) -> str:
-    return str(PLACES[place].options.get("device", "cpu"))
+def _environment(place: str) -> str:
+    device = PLACES[place].options.get("device", "cpu")
+    return str(Environment.of(torch.device(device)))
 
 
 if __name__ == "__main__":

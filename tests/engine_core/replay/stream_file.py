@@ -10,7 +10,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, asdict, fields
+from dataclasses import MISSING, Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
 
@@ -40,11 +40,21 @@ class StreamError(ValueError):
     """A file that this code cannot repeat."""
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the streams of a file have in common."""
+
+    executor: str
+    environment: str
+    """Device and libraries that computed the results."""
+
+
 @contextmanager
-def written(path: Path, environment: str) -> Iterator[TextIO]:
-    """A new file with its header. `environment`: what computes the streams' results."""
+def written(path: Path, executor: str, environment: str) -> Iterator[TextIO]:
+    """A new file with its header."""
+    header = {"format": FORMAT, "executor": executor, "environment": environment}
     with gzip.open(path, "wt") as file:
-        file.write(json.dumps({"format": FORMAT, "environment": environment}) + "\n")
+        file.write(json.dumps(header) + "\n")
         yield file
 
 
@@ -59,13 +69,13 @@ def write(file: TextIO, stream: Stream) -> None:
     file.write(json.dumps(plain) + "\n")
 
 
-def read(path: Path) -> tuple[str, Iterator[Stream]]:
-    """The environment, and the streams one by one. Raises `StreamError`."""
+def read(path: Path) -> tuple[Header, Iterator[Stream]]:
+    """The header, and the streams one by one. Raises `StreamError`."""
     file = gzip.open(path, "rt")  # noqa: SIM115 (the streams close it)
     header = json.loads(file.readline())
-    if header["format"] != FORMAT:
-        raise StreamError(f"{path} has format {header['format']}; allowed: {FORMAT}")
-    return header["environment"], _streams(file)
+    if (written_in := header.pop("format")) != FORMAT:
+        raise StreamError(f"{path} has format {written_in}; allowed: {FORMAT}")
+    return Header(**header), _streams(file)
 
 
 def _streams(file: TextIO) -> Iterator[Stream]:

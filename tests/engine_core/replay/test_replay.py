@@ -113,11 +113,11 @@ def test_ranks_and_stages_compute_what_one_process_computes(
 
 def test_a_stream_from_a_file_has_the_same_results(simulated: Built, tmp_path: Path) -> None:
     streams = [record(simulated, load(seed))[0] for seed in SIMULATED_SEEDS]
-    with stream_file.written(tmp_path / "streams", "this machine") as file:
+    with stream_file.written(tmp_path / "streams", SIMULATED, "this machine") as file:
         for stream in streams:
             stream_file.write(file, stream)
-    environment, found = stream_file.read(tmp_path / "streams")
-    assert environment == "this machine"
+    header, found = stream_file.read(tmp_path / "streams")
+    assert header == stream_file.Header(SIMULATED, "this machine")
     for stream, again in zip(streams, found, strict=True):
         assert again.features == stream.features
         assert again.num_steps == stream.num_steps
