@@ -38,8 +38,8 @@ def is_locked(address: int) -> bool:
 
 
 def described(address: int) -> str:
-    """What CUDA says of an address: its kind of memory (1: host, 2: device) and the range that it
-    lies in; an error's code where CUDA does not know it."""
+    """Describes an address as CUDA sees it: its kind of memory (1: host, 2: device) and the range
+    that it lies in; an error's code where CUDA does not know it."""
     query = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
     found = []
     for name, number in _ATTRIBUTES.items():
