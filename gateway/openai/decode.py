@@ -15,7 +15,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import structlog
 
+from headwater.services.runtime.client_json import WHOLE_BYTES, read_in_pieces
 from headwater.services.runtime.errors import BadRequest
+from headwater.services.runtime.json_limits import check_json
 
 from ..long_work import LONG_BODY_BYTES, without_collector
 from .body import MAX_NAME_CHARS, Unknown, known_part
@@ -98,15 +100,10 @@ _ANSWERING = {
 def decode(body: bytes, kind: type[RequestT]) -> RequestT:
     """Decodes a body. Raises `BadRequest`. Unknown fields are accepted at any depth, and named in
     the log once."""
+    check_json(body)
     try:
-        try:
-            with without_collector(len(body)):
-                request: RequestT = _decoder(kind).decode(body)
-        except msgspec.ValidationError as fault:
-            if not str(fault).startswith(_UNKNOWN):
-                raise
-            return _decoded_without_unknown(body, kind)
-        return request
+        with without_collector(len(body)):
+            return _decoded(body, kind) if len(body) <= WHOLE_BYTES else _read_long(body, kind)
     except msgspec.ValidationError as fault:
         # Not the same decoder again: it refuses numbers beyond a float's range at any place.
         raise _explained(
@@ -114,6 +111,37 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise (_half_character(body) if _is_short(body) else None) or _no_json(fault) from None
+
+
+def _decoded(body: bytes, kind: type[RequestT]) -> RequestT:
+    """Decodes a body at once. Raises `ValidationError`."""
+    try:
+        request: RequestT = _decoder(kind).decode(body)
+    except msgspec.ValidationError as fault:
+        if not str(fault).startswith(_UNKNOWN):
+            raise
+    else:
+        return request
+    try:
+        parsed = msgspec.json.decode(body)
+    except msgspec.ValidationError:
+        # Without types only numbers are refused, and the decoder tells no names of their places.
+        raise _number_out_of_range(body) from None
+    return _without_unknown(parsed, kind)
+
+
+def _read_long(body: bytes, kind: type[RequestT]) -> RequestT:
+    """Decodes a long body, in pieces. Raises `ValidationError`."""
+    try:
+        parsed = read_in_pieces(body)
+    except msgspec.ValidationError:
+        raise _number_out_of_range(body) from None
+    try:
+        return msgspec.convert(parsed, kind)
+    except msgspec.ValidationError as fault:
+        if not str(fault).startswith(_UNKNOWN):
+            raise
+    return _without_unknown(parsed, kind)
 
 
 def build_decoders(*kinds: type[msgspec.Struct]) -> None:
@@ -133,16 +161,10 @@ def convert(value: Any, kind: type[RequestT], at: str) -> RequestT:
         raise _explained(str(fault), kind, lambda: value, at) from None
 
 
-def _decoded_without_unknown(body: bytes, kind: type[RequestT]) -> RequestT:
+def _without_unknown(parsed: Any, kind: type[RequestT]) -> RequestT:
+    """Converts parsed JSON, whose unknown fields it names in the log. Raises `ValidationError`."""
     unknown: Unknown = []
-    with without_collector(len(body)):
-        try:
-            parsed = msgspec.json.decode(body)
-        except msgspec.ValidationError:
-            # Without types only numbers are refused, and the decoder tells no names of their
-            # places.
-            raise _number_out_of_range(body) from None
-        known = known_part(parsed, kind, unknown)
+    known = known_part(parsed, kind, unknown)
     for path, value in unknown:
         everywhere = _INDEX.sub("[]", path)
         if not (check_served(everywhere, path, value) or _is_of_other(path, value, kind)):

@@ -11,6 +11,7 @@ import msgspec
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.services.runtime.errors import BadRequest, UnsupportedField
+from headwater.services.runtime.json_limits import check_json
 from headwater.services.runtime.message_roles import ROLES, check_role
 from headwater.services.runtime.request_limits import bounded_tools
 
@@ -264,6 +265,7 @@ def _said(item: InputItem, at: str) -> dict[str, str]:
     """Arguments of an earlier call."""
     if item.type == "custom_tool_call":
         return {"input": given(f"{at}.input", item.input)}
+    check_json((item.arguments or "").encode(), f"{at}.arguments")
     try:
         msgspec.json.decode(arguments := item.arguments or "{}", type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError):

@@ -7,7 +7,6 @@ SGLang's fields.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
+from headwater.services.runtime.client_json import read_json
 from headwater.services.runtime.errors import BadRequest
 
 from .schema import Answering, ResponseFormat, StructuredOutputs
@@ -73,7 +73,7 @@ def only_constraint(found: Sequence[Asked]) -> Asked:
     for other_name, other in others:
         if other.strict:
             output.strict = True
-        if _meaning(other) != _meaning(output):
+        if _meaning(other_name, other) != _meaning(name, output):
             raise BadRequest(
                 other_name,
                 f"{other_name} beside another {name}; allowed: one kind of structured output, "
@@ -82,14 +82,15 @@ def only_constraint(found: Sequence[Asked]) -> Asked:
     return name, output
 
 
-def _meaning(output: StructuredOutput) -> tuple[str, Any]:
-    """Value by which two constraints are compared: JSON by its value, however it is written."""
+def _meaning(name: str, output: StructuredOutput) -> tuple[str, Any]:
+    """Value by which two constraints are compared: JSON by its value, however it is written. Raises
+    `BadRequest`."""
     kind = output.WhichOneof("kind") or ""
     value = getattr(output, kind)
     if kind in ("json_schema", "structural_tag"):
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
             # Objects are the same in any order of their keys.
-            value = json.dumps(json.loads(value), sort_keys=True)
+            value = msgspec.json.encode(read_json(value, name), order="deterministic")
     elif kind == "choice":
         value = tuple(value.choices)
     return kind, value

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ..runtime.client_json import read_json
 from ..runtime.errors import BadRequest
 from .one_of import turn_into_any_of
 
@@ -43,8 +44,8 @@ _SINGLE = ("items", "additionalProperties", "additionalItems")
 def parse_json(param: str, text: str) -> Any:
     """Parses JSON. Raises `BadRequest` for invalid JSON and for JSON that is nested too deeply."""
     try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as fault:
+        value = read_json(text, param)
+    except (msgspec.DecodeError, UnicodeError) as fault:
         raise BadRequest(param, f"{param} is not valid JSON: {fault}") from None
     if _nesting(value) > MAX_NESTING:
         raise BadRequest(

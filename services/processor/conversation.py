@@ -12,6 +12,7 @@ from headwater.proto import common_pb2, processor_pb2
 
 from ..answers.format import may_call
 from ..answers.text_input import KEY
+from ..runtime.client_json import read_json
 from ..runtime.errors import BadRequest
 from ..runtime.message_roles import check_role
 from ..runtime.request_limits import check_conversation
@@ -237,6 +238,9 @@ def _variables(kwargs_json: str, template: ChatTemplate) -> dict[str, Any]:
 
 def _json_object(text: str, param: str) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
-        raise BadRequest.of(param, text, "a JSON object") from None
+        value = read_json(text, param)
+    except (msgspec.MsgspecError, UnicodeError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadRequest.of(param, text, "a JSON object")
+    return value

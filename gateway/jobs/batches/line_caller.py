@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from ...tenancy.tenants import Tenant
 from .. import in_process
 from ..busy import MAX_FAULTS, PAUSES, Busy, is_busy
-from .lines import read_line
+from .lines import read_line, read_options
 from .records import Failure, Response, Result, new_id
 
 LOWEST_PRIORITY = 1000
@@ -38,13 +38,14 @@ class LineCaller:
         tries."""
         line = read_line(text)
         result = Result(id=new_id("batch_req_"), custom_id=line.custom_id)
-        for name in ("stream", "background"):
-            if bytes(line.body.get(name, b"")) == b"true":
+        options = read_options(line)
+        for name, value in (("stream", options.stream), ("background", options.background)):
+            if bytes(value) == b"true":
                 result.error = Failure(
                     code="invalid_value", message=f"{name} is true; allowed: false, in a batch"
                 )
                 return result
-        reply = await self._retry(line.url, msgspec.json.encode(line.body), payer, patience)
+        reply = await self._retry(line.url, bytes(line.body), payer, patience)
         self._lines.labels(reply.status).inc()
         if not reply.body:
             result.error = Failure(

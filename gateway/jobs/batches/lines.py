@@ -8,7 +8,10 @@ from typing import IO
 
 import msgspec
 
-from .records import Fault, Line
+from headwater.services.runtime.errors import BadRequest
+from headwater.services.runtime.json_limits import check_json
+
+from .records import Fault, Line, LineOptions
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_LINES = 50_000
@@ -16,6 +19,7 @@ MAX_FAULTS = 100
 """Number of faults that are reported of one file."""
 MAX_CUSTOM_ID = 512
 _lines = msgspec.json.Decoder(Line)
+_options = msgspec.json.Decoder(LineOptions)
 
 
 def numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -29,10 +33,18 @@ def numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 def read_line(text: bytes) -> Line:
     """Reads a line. Raises `msgspec.DecodeError`. Some editors write a byte order mark before the
     first line."""
+    text = text.removeprefix(BOM_UTF8)
     try:
-        return _lines.decode(text.removeprefix(BOM_UTF8))
-    except RecursionError:
-        raise msgspec.DecodeError("it nests too deep") from None
+        check_json(text, "the line")
+    except BadRequest as fault:
+        raise msgspec.DecodeError(fault.message) from None
+    return _lines.decode(text)
+
+
+def read_options(line: Line) -> LineOptions:
+    """Reads what a batch takes of a line's body. Raises `msgspec.DecodeError` for a body that is no
+    object."""
+    return _options.decode(line.body)
 
 
 def check_lines(file: IO[bytes], endpoint: str, max_line_bytes: int) -> tuple[int, list[Fault]]:
@@ -64,6 +76,7 @@ def _fault_of(
         )
     try:
         line = read_line(text)
+        read_options(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as broken:
         return Fault(code="invalid_json_line", message=f"it is no request: {broken}", line=number)
     param = ""

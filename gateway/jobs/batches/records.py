@@ -148,7 +148,15 @@ class Line(msgspec.Struct, kw_only=True):
     custom_id: str
     method: str
     url: str
-    body: dict[str, msgspec.Raw]
+    body: msgspec.Raw
+
+
+class LineOptions(msgspec.Struct, kw_only=True):
+    """The fields of a line's body that a batch has a say in, as JSON; empty where they are
+    missing."""
+
+    stream: msgspec.Raw = msgspec.Raw()
+    background: msgspec.Raw = msgspec.Raw()
 
 
 class Response(msgspec.Struct, kw_only=True):

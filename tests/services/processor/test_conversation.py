@@ -108,7 +108,7 @@ def test_variables_of_the_template_come_as_json() -> None:
                 ]
             ),
             "messages[0].tool_calls[0].function.arguments",
-            "allowed: a JSON object",
+            "has more than 128 levels of objects and lists; allowed: 128",
         ),
         (
             Conversation(messages=[USER], tools=[Tool(name="f", parameters_json="{")]),

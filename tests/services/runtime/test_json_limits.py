@@ -1,0 +1,95 @@
+"""Limits on JSON: exact at their borders, blind to what stands inside of strings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.services.runtime.errors import BadRequest
+from headwater.services.runtime.json_limits import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_EXPONENTS,
+    MAX_LONG_DIGITS,
+    MAX_STRINGS,
+    MAX_VALUES,
+    JsonCounts,
+    check_json,
+    counted,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=40,
+)
+
+
+def listed(entry: bytes, count: int) -> bytes:
+    return b"[%b]" % b",".join([entry] * count)
+
+
+BORDERS = {
+    "levels of objects and lists": (MAX_DEPTH, lambda n: b"[" * n + b"]" * n),
+    "levels, not closed": (MAX_DEPTH, lambda n: b'{"a":' * n),
+    "numbers with an exponent": (MAX_EXPONENTS, lambda n: listed(b"1e308", n)),
+    "numbers with a capital exponent": (MAX_EXPONENTS, lambda n: listed(b"-1.E+308", n)),
+    "digits in numbers": (MAX_LONG_DIGITS, lambda n: b"1" * n),
+    "objects and lists": (MAX_CONTAINERS, lambda n: listed(b"{}", n - 1)),
+    "strings": (MAX_STRINGS, lambda n: listed(b'""', n)),
+    "entries of objects and lists": (MAX_VALUES, lambda n: b"[1%b]" % (b",1" * n)),
+}
+
+
+@pytest.mark.parametrize("name", BORDERS)
+def test_json_is_refused_one_above_each_limit(name: str) -> None:
+    most, make = BORDERS[name]
+    check_json(make(most), "field")
+    with pytest.raises(BadRequest) as refused:
+        check_json(make(most + 1), "field")
+    assert refused.value.message.startswith(
+        f"field has more than {most} {name.partition(',')[0]}"[:30]
+    )
+    assert (refused.value.param, refused.value.code) == ("field", "json_too_costly")
+
+
+@pytest.mark.parametrize(
+    "text", ["1e308," * 1000, "[" * 1000, '\\" 1e5 \\\\' * 1000, "9" * 100_000, "\\u00e9" * 70_000]
+)
+def test_what_stands_in_strings_is_text(text: str) -> None:
+    check_json(b'{"prompt":"%b"}' % text.encode())
+
+
+@pytest.mark.parametrize("text", [b"", b'"', b'"\\', b'"a\\"', b"]]]]", b"\xff\xfe", b'{"a'])
+def test_what_is_no_json_is_left_to_the_decoder(text: bytes) -> None:
+    check_json(text)
+
+
+@given(JSON, st.sampled_from([None, 1]), st.booleans())
+def test_counts_are_those_of_the_parsed_value(value: Any, indent: int | None, ascii: bool) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii).encode(errors="surrogatepass")
+    *_, counts = counted(text)
+    found = JsonCounts()
+    _count(value, 0, found)
+    assert (counts.depth, counts.containers, counts.strings) == (
+        found.depth,
+        found.containers,
+        found.strings,
+    )
+
+
+def _count(value: Any, depth: int, counts: JsonCounts) -> None:
+    if isinstance(value, str):
+        counts.strings += 1
+    elif isinstance(value, list | dict):
+        counts.containers += 1
+        counts.depth = max(counts.depth, depth + 1)
+        if isinstance(value, dict):
+            counts.strings += len(value)
+            value = list(value.values())
+        for each in value:
+            _count(each, depth + 1, counts)
