@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
-import structlog
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.services.runtime import errors
+from headwater.services.runtime.unforeseen import unforeseen
 
 from ..jobs.response_store import ResponseStore
 from ..jobs.tenant_storage import TenantStorage
@@ -133,14 +133,23 @@ class _Endpoint:
         except HeadOnly as head:
             await exchange.reply_head(head.headers)
         except errors.HeadwaterError as error:
-            self._cluster.metrics.refused.add(error.code)
-            await exchange.refuse(error)
-        except Exception:
-            structlog.get_logger().exception("unforeseen", method=exchange.method, path=self._path)
-            await exchange.refuse(errors.InternalError("an internal fault; the log has it"))
+            await self._refuse(exchange, error)
+        except Exception as fault:
+            unforeseen.add(fault, method=exchange.method, path=self._path)
+            await self._refuse(exchange, errors.InternalError("an internal fault; the log has it"))
         finally:
             await exchange.close()
             self._cluster.metrics.responses.add(self._path, str(exchange.status))
+
+    async def _refuse(self, exchange: Exchange, error: errors.HeadwaterError) -> None:
+        """Refuses a request, which counts as one of its tenant's minute."""
+        if exchange.known is None:
+            headers = exchange.headers
+            error = await self._cluster.after_refusal(
+                headers, exchange.standing, error, exchange.tenants
+            )
+        self._cluster.metrics.refused.add(error.code)
+        await exchange.refuse(error)
 
 
 class RestSurface:
@@ -374,6 +383,7 @@ class RestSurface:
             # The request of a tenant that is gone is not computed.
             self._cluster.tenants.check(exchange.tenants.tenant)
         caller = Caller.of(exchange.headers, exchange.tenants or self._cluster.tenants)
+        caller = msgspec.structs.replace(caller, standing=exchange.standing)
         if exchange.known is None:
             return caller
         # It was counted when its client asked for it.
@@ -383,7 +393,6 @@ class RestSurface:
         """The caller of something that no engine computes. Raises `LimitExceeded` where the minute
         is used up."""
         caller = self._caller(exchange)
-        exchange.standing = caller.standing
         await self._count(caller)
         return caller
 
@@ -403,5 +412,6 @@ class RestSurface:
             raise shutting_down()
         caller = self._cluster.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")
         exchange.request_id = caller.shown_id
-        exchange.standing = caller.standing
+        if not caller.is_counted:
+            self._cluster.accounts.exhausted.reject_early(caller.tenant, caller.standing)
         return caller

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 import uvicorn
@@ -25,7 +25,11 @@ from .http_versions import (
 
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's headers."""
+MAX_HEADERS = 256
+"""Number of a request's headers, each of which costs microseconds whatever its length."""
 HEAD_TOO_LONG = f"the line and headers of the request are too long; allowed: {MAX_HEAD_BYTES} bytes"
+TOO_MANY_HEADERS = f"the request has too many headers; allowed: {MAX_HEADERS}"
+BAD_TRANSFER = "transfer-encoding is more than chunked, or given twice; allowed: chunked, once"
 NO_REQUEST = (
     "this is no request of HTTP/1.1, or a doubtful one (its length, a chunk, a header); "
     "allowed: HTTP/1.1"
@@ -71,6 +75,8 @@ class Connection(HttpToolsProtocol):
 
     config: ConnectionConfig
     _head_bytes = 0
+    _num_headers = 0
+    _is_chunked = False
     _in_head = False
     _in_body = False
     _head_limit: asyncio.TimerHandle | None = None
@@ -122,19 +128,36 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self.config.idle.pop(self, None)
         self._head_bytes = 0
+        self._num_headers = 0
+        self._is_chunked = False
         self._in_head = True
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
+        self._num_headers += 1
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HEAD_TOO_LONG
-            # The parser makes a parser's error of it.
-            raise ValueError(HEAD_TOO_LONG)
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HEAD_TOO_LONG)
+        if self._num_headers > MAX_HEADERS:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, TOO_MANY_HEADERS)
+        if not self._in_body and name.lower() == b"transfer-encoding":
+            self._check_transfer(value)
         if not self._in_body:
             # NOTE: uvicorn (0.54) takes a trailer for a header where both come in one piece. A
             # proxy in front may pass trailers on that it would not pass as headers.
             super().on_header(name, value)
+
+    def _check_transfer(self, value: bytes) -> None:
+        """NOTE: the parser (httptools 0.9) undoes the last of several codings and says nothing of
+        the others, so that a body would be read in a coding that its client did not mean."""
+        if self._is_chunked or value.strip().lower() != b"chunked":
+            self._refuse(HTTPStatus.BAD_REQUEST, BAD_TRANSFER)
+        self._is_chunked = True
+
+    def _refuse(self, status: HTTPStatus, message: str) -> NoReturn:
+        """Ends parsing: the parser makes an error of its own of this one."""
+        self._refusal = status, message
+        raise ValueError(message)
 
     def on_headers_complete(self) -> None:
         if self._asks_to_upgrade():

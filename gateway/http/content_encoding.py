@@ -18,6 +18,8 @@ THREAD_BYTES = 64 * 1024
 """From this size on an answer is compressed in a thread; smaller ones take less than a
 millisecond."""
 MAX_PADDING = 100
+MAX_ACCEPT_CHARS = 1024
+"""Characters of `Accept-Encoding` that are read; clients send some thirty."""
 PIECE_BYTES = 128 * 1024
 """The most that is decoded before the limit is looked at again and others get a turn."""
 _WITH_GZIP_HEADER = 31
@@ -98,7 +100,7 @@ def _has_zlib_header(data: bytes) -> bool:
 def takes_gzip(accept_encoding: str) -> bool:
     """Whether a client's `Accept-Encoding` allows gzip."""
     weights: dict[str, float] = {}
-    for entry in accept_encoding.lower().split(","):
+    for entry in accept_encoding[:MAX_ACCEPT_CHARS].lower().split(","):
         name, _, parameters = entry.partition(";")
         weights[name.strip()] = _weight(parameters)
     return weights.get("gzip", weights.get("*", 0.0)) > 0

@@ -33,6 +33,7 @@ NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 """A browser never takes text of a client that an answer repeats for a page or a script."""
 FILE_PIECE_BYTES = 64 * 1024
 """A client that takes less within `slow_reader_limit` counts as one that takes nothing."""
+MAX_QUERY_FIELDS = 64
 DISCARD_FACTOR = 16
 """A refused body up to so many limits is read over; of a longer one the connection is closed."""
 
@@ -87,7 +88,18 @@ class Exchange:
 
     @property
     def query(self) -> dict[str, str]:
-        return dict(urllib.parse.parse_qsl(self._query_string.decode("latin-1")))
+        """Raises `BadRequest`."""
+        try:
+            return dict(
+                urllib.parse.parse_qsl(
+                    self._query_string.decode("latin-1"), max_num_fields=MAX_QUERY_FIELDS
+                )
+            )
+        except ValueError:
+            raise errors.BadRequest(
+                "query",
+                f"the query has more than {MAX_QUERY_FIELDS} fields; allowed: {MAX_QUERY_FIELDS}",
+            ) from None
 
     async def body(self, limit: int) -> bytes:
         """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is not

@@ -19,9 +19,10 @@ from headwater.services.runtime.tls import bind
 from ..http.connection import MAX_HEAD_BYTES
 from ..http.listener import PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
 from ..request.cluster import Cluster
+from .call_standings import CallStandings
 from .message_limit import MessageLimit
 from .open_calls import OpenCalls
-from .service import InferenceService, identified
+from .service import InferenceService, headers_of, identified
 
 PING_OPTIONS = (
     ("grpc.keepalive_time_ms", SILENCE_SECONDS * 1000),
@@ -97,7 +98,13 @@ class GrpcListener:
             *PING_OPTIONS,
             *SIZE_OPTIONS,
         )
-        errors = ErrorInterceptor(slow_reader_limit, cluster.metrics.refused.add)
+        standings = CallStandings()
+
+        async def count_refused(context: Any, error: HeadwaterError) -> HeadwaterError:
+            headers = headers_of(context.invocation_metadata())
+            return await cluster.after_refusal(headers, standings.of_this_call(), error)
+
+        errors = ErrorInterceptor(slow_reader_limit, cluster.metrics.refused.add, count_refused)
         interceptors = [
             KeyInterceptor(cluster, max_calls),
             errors,
@@ -106,7 +113,7 @@ class GrpcListener:
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(cluster, max_text_bytes), self._server
+            InferenceService(cluster, max_text_bytes, standings), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import grpc
+import msgspec
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from headwater.services.runtime import errors
@@ -26,6 +27,7 @@ from ..request.sinks import Gathered, OrderedQueue, Piece, PieceQueue
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import MAX_PRIORITY, Caller
 from ..tenancy.tenants import Identity
+from .call_standings import CallStandings
 from .messages import (
     Asked,
     StreamUsage,
@@ -49,8 +51,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Serves the API by the cluster. Methods raise named errors, which the interceptor turns into
     status."""
 
-    def __init__(self, cluster: Cluster, max_text_bytes: int) -> None:
+    def __init__(self, cluster: Cluster, max_text_bytes: int, standings: CallStandings) -> None:
         self._cluster = cluster
+        self._standings = standings
         self._max_text_bytes = max_text_bytes
 
     async def Chat(
@@ -310,6 +313,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Counts a request that no engine computes; returns its caller and model. Raises
         `LimitExceeded`, `BodyTooLarge`."""
         caller = self._caller(context)
+        self._cluster.accounts.exhausted.reject_early(caller.tenant, caller.standing)
         if request.ByteSize() > self._max_text_bytes:
             raise errors.BodyTooLarge(self._max_text_bytes)
         model = request.model or self._cluster.processors.only_model()
@@ -318,18 +322,28 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     def _caller(self, context: Context) -> Caller:
         metadata = context.invocation_metadata()
-        return identified(metadata, self._cluster.tenants, remaining=context.time_remaining())
+        caller = identified(metadata, self._cluster.tenants, remaining=context.time_remaining())
+        return msgspec.structs.replace(caller, standing=self._standings.of_this_call())
 
 
 def identified(metadata: Any, tenants: Identity, *, remaining: float | None = None) -> Caller:
     """The caller of a call, by its metadata; `remaining` are the seconds of its deadline. Raises as
     `Caller.of`."""
-    words = [(key, value) for key, value in metadata or () if isinstance(value, str)]
+    words = _words(metadata)
     if [key for key, _ in words].count("authorization") > 1:
         raise errors.BadRequest(
             "authorization", "authorization is given more than once; allowed: once"
         )
     return Caller.of(dict(words), tenants, remaining=remaining)
+
+
+def headers_of(metadata: Any) -> dict[str, str]:
+    """A call's metadata as headers."""
+    return dict(_words(metadata))
+
+
+def _words(metadata: Any) -> list[tuple[str, str]]:
+    return [(key, value) for key, value in metadata or () if isinstance(value, str)]
 
 
 async def _numbered(

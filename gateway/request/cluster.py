@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,7 +29,8 @@ from ..stages.processors import Processors
 from ..tenancy.accounts import Accounts
 from ..tenancy.cache_namespace import CacheNamespaces
 from ..tenancy.caller import Caller
-from ..tenancy.tenants import Tenants
+from ..tenancy.grant import Standing
+from ..tenancy.tenants import Identity, Tenants
 from ..tenancy.virtual_time import VirtualTime
 from .admission import Admission
 from .cold_start_queue import ColdStartQueue
@@ -173,6 +174,22 @@ class Cluster:
         prepared and checked against Redis. To be called before a body is read."""
         self.admission.reject_early(caller.tenant.key)
         self.accounts.exhausted.reject_early(caller.tenant, caller.standing)
+
+    async def after_refusal(
+        self,
+        headers: Mapping[str, str],
+        standing: Standing,
+        error: errors.HeadwaterError,
+        identity: Identity | None = None,
+    ) -> errors.HeadwaterError:
+        """Counts a refused request of an identified tenant. Returns the error to answer with.
+        `identity` knows the tenant of a request of the gateway's own."""
+        known = identity or self.tenants
+        try:
+            tenant = known.identify(headers.get("authorization", ""), headers.get("x-tenant", ""))
+        except errors.HeadwaterError:
+            return error
+        return await self.accounts.after_refusal(tenant, standing, error)
 
     def cancel(self, caller: Caller, request_id: str) -> bool:
         """Ends a request of the caller's tenant; False when it has ended already.

@@ -35,6 +35,8 @@ from .token_counts import ResumedRequest, TokenNeed, TokenUse
 REBUILD_SECONDS = 5.0
 """Seconds to count a scope's records again. A request waits for the count once."""
 UNCOUNTED = "what was spent is not known"
+NOT_OF_THE_REQUEST = (errors.LimitExceeded, errors.Unavailable, errors.Unauthenticated)
+"""Errors that say nothing against a request: it is not counted."""
 ScopesOf = Callable[[Tenant, str], list[Scope]]
 
 
@@ -121,6 +123,7 @@ class Accounts:
     async def count(self, tenant: Tenant, standing: Standing, model: str = "") -> None:
         """Counts a request that computes nothing among those of the minute. Raises as `paid`
         does."""
+        standing.is_counted = True
         scopes = [
             each
             for each in self._scopes_of(tenant, model)
@@ -143,6 +146,23 @@ class Accounts:
             self.exhausted.note(tenant, verdict)
             raise refused(verdict.refusal, tenant.id)
 
+    async def after_refusal(
+        self, tenant: Tenant, standing: Standing, error: errors.HeadwaterError
+    ) -> errors.HeadwaterError:
+        """Counts a request that is refused with `error` among those of the minute, unless it was
+        counted before or the refusal is not its own. Returns the error to answer with: the one of
+        the limit, where the minute is used up."""
+        if standing.is_counted or isinstance(error, NOT_OF_THE_REQUEST):
+            return error
+        try:
+            await self.count(tenant, standing)
+        except errors.LimitExceeded as exhausted:
+            return exhausted
+        except errors.Unavailable:
+            # It is refused in any case.
+            pass
+        return error
+
     async def extend(self, grant: Grant, tokens: int) -> Verdict:
         tenant = grant.tenant.key
         scopes = grant.scopes
@@ -163,6 +183,7 @@ class Accounts:
     async def _reserve(self, caller: Caller, model: str, need: TokenNeed) -> Grant:
         tenant = caller.tenant
         standing = caller.standing
+        standing.is_counted = True
         scopes = self._scopes_of(tenant, model)
         grant = Grant(
             tenant=tenant,
@@ -200,6 +221,7 @@ class Accounts:
     async def _take_over(self, caller: Caller, model: str, request: ResumedRequest) -> Grant:
         """Continues the reservation of a gateway that charged nothing, because it died. Otherwise
         reserves the tokens that may still come anew."""
+        caller.standing.is_counted = True
         scopes = self._scopes_of(caller.tenant, model)
         is_charged = bool(request.charged_prompt_tokens)
         grant = Grant(

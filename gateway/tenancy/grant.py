@@ -63,6 +63,8 @@ class Standing:
 
     requests: Left | None = None
     tokens: Left | None = None
+    is_counted: bool = False
+    """Whether the request was counted among those of its tenant's minute."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         found = []

@@ -4,10 +4,9 @@ connections."""
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol
-
-import structlog
 
 from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import (
@@ -22,6 +21,7 @@ from headwater.proto.output_processor_pb2 import OutputFinish, OutputPromptLogpr
 
 from ..answers.parser import AnswerParser, call_id
 from ..answers.parts import CallDelta, Parts
+from ..runtime.unforeseen import unforeseen
 from . import metrics as output_metrics
 from .stops import StopMatcher
 from .text_plan import TextPlan
@@ -382,7 +382,9 @@ class OutputStream:
 
     def fail_unforeseen(self) -> None:
         """Ends it because of the error that is being handled."""
-        structlog.get_logger().exception("a stream's text cannot be made", choice=self.choice_index)
+        fault = sys.exception()
+        assert fault is not None
+        unforeseen.add(fault, "a stream's text cannot be made", choice=self.choice_index)
         self.fail("an internal fault; the log has it")
 
     @property

@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Any, NoReturn, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
-import structlog
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
@@ -18,6 +17,7 @@ from grpc_status import rpc_status
 
 from . import errors
 from .rpc_handlers import behavior_of, handler_like
+from .unforeseen import unforeseen
 
 STATUS: dict[type[errors.HeadwaterError], grpc.StatusCode] = {
     errors.BadRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -37,6 +37,9 @@ STATUS: dict[type[errors.HeadwaterError], grpc.StatusCode] = {
 DOMAIN = "headwater"
 MAX_MESSAGE_LEN = 500
 ReplyT = TypeVar("ReplyT")
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+OnRefused = Callable[[Context, errors.HeadwaterError], Awaitable[errors.HeadwaterError]]
+Scope = Callable[[Context], contextlib.AbstractAsyncContextManager[None]]
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _SAME_EVERYWHERE = (
     errors.Unauthenticated,
@@ -143,13 +146,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     line."""
 
     def __init__(
-        self, reader_patience: float | None = None, on_error: Callable[[str], None] | None = None
+        self,
+        reader_patience: float | None = None,
+        on_error: Callable[[str], None] | None = None,
+        on_refused: OnRefused | None = None,
     ) -> None:
         """`reader_patience` is the number of seconds after which a stream ends whose reader takes
         nothing. `on_error` gets the code of each error, that of `ClientGone` for a call that its
-        client cancels."""
+        client cancels. `on_refused` gets each error that ends a call, and returns the one that its
+        client gets."""
         self._reader_patience = reader_patience
         self._on_error = on_error or (lambda code: None)
+        self._on_refused = on_refused or _as_it_is
 
     async def intercept_service(
         self,
@@ -164,23 +172,44 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behavior = behavior_of(handler)
         method = str(details.method)
         if handler.response_streaming:
-            guarded = _guard_stream(behavior, method, self._reader_patience, self._on_error)
+            guarded = _guard_stream(behavior, method, self._reader_patience, self._reported)
         else:
-            guarded = _guard_unary(behavior, method, self._on_error)
+            guarded = _guard_unary(behavior, method, self._reported)
         return handler_like(handler, guarded)
 
-
-def _guard_unary(behavior: Any, method: str, on_error: Callable[[str], None]) -> Any:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    @contextlib.asynccontextmanager
+    async def _reported(self, context: Context) -> AsyncIterator[None]:
+        """Scope of a call. Hands its error to `on_error` and `on_refused`; `ClientGone` when the
+        client cancels the call, and `DeadlineExceeded` when its deadline does."""
         try:
-            with _counted(context, on_error):
+            yield
+        except errors.HeadwaterError as error:
+            self._on_error(error.code)
+            raise await self._on_refused(context, error) from None
+        except asyncio.CancelledError:
+            left = context.time_remaining()
+            is_late = left is not None and left <= 0
+            end = (errors.DeadlineExceeded if is_late else errors.ClientGone)("the call is over")
+            self._on_error(end.code)
+            await self._on_refused(context, end)
+            raise
+
+
+async def _as_it_is(context: Context, error: errors.HeadwaterError) -> errors.HeadwaterError:
+    return error
+
+
+def _guard_unary(behavior: Any, method: str, reported: Scope) -> Any:
+    async def guarded(request: Any, context: Context) -> Any:
+        try:
+            async with reported(context):
                 return await behavior(request, context)
         except errors.HeadwaterError as error:
             await abort(context, error)
         except grpc.aio.AbortError:
             raise
-        except Exception:
-            await abort(context, _unforeseen(method))
+        except Exception as fault:
+            await abort(context, _unforeseen(fault, method))
 
     return guarded
 
@@ -192,56 +221,37 @@ async def reply_or_refusal(work: Awaitable[ReplyT], method: str) -> ReplyT | sta
         return await work
     except errors.HeadwaterError as error:
         return to_status(error)
-    except Exception:
-        return to_status(_unforeseen(method))
+    except Exception as fault:
+        return to_status(_unforeseen(fault, method))
 
 
-def _unforeseen(method: str) -> errors.InternalError:
-    structlog.get_logger().exception("unforeseen", method=method)
+def _unforeseen(fault: Exception, method: str) -> errors.InternalError:
+    unforeseen.add(fault, method=method)
     return errors.InternalError("an internal fault; the log has it")
 
 
-@contextlib.contextmanager
-def _counted(
-    context: grpc.aio.ServicerContext[Any, Any], on_error: Callable[[str], None]
-) -> Iterator[None]:
-    """Hands the code of a named error to `on_error`; that of `ClientGone` when the client cancels
-    the call, and that of `DeadlineExceeded` when its deadline does."""
-    try:
-        yield
-    except errors.HeadwaterError as error:
-        on_error(error.code)
-        raise
-    except asyncio.CancelledError:
-        left = context.time_remaining()
-        on_error(
-            errors.ClientGone.code if left is None or left > 0 else errors.DeadlineExceeded.code
-        )
-        raise
-
-
-def _guard_stream(
-    behavior: Any, method: str, patience: float | None, on_error: Callable[[str], None]
-) -> Any:
+def _guard_stream(behavior: Any, method: str, patience: float | None, reported: Scope) -> Any:
     """Guards a handler that yields its replies, or writes them itself as health's does."""
 
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def guarded(request: Any, context: Context) -> None:
         try:
             if not inspect.isasyncgenfunction(behavior):
                 await behavior(request, context)
                 return
-            with _counted(context, on_error):
-                async with contextlib.aclosing(behavior(request, context)) as replies:
-                    async for reply in replies:
-                        await _write(context, reply, patience)
+            async with (
+                reported(context),
+                contextlib.aclosing(behavior(request, context)) as replies,
+            ):
+                async for reply in replies:
+                    await _write(context, reply, patience)
         except errors.HeadwaterError as error:
             # NOTE: written replies that are not read yet stay ahead of the status.
             await abort(context, error)
         except grpc.aio.BaseError:
             # The call is over: no status can be sent any more.
             raise
-        except Exception:
-            await abort(context, _unforeseen(method))
+        except Exception as fault:
+            await abort(context, _unforeseen(fault, method))
 
     return guarded
 

@@ -12,6 +12,7 @@ import structlog
 
 from headwater.services.runtime.errors import InternalError, NotFound, Unavailable
 from headwater.services.runtime.tasks import end
+from headwater.services.runtime.unforeseen import unforeseen
 
 from ...buckets import FAILURES
 from ..busy import Busy, patience_of, rest_seconds
@@ -125,8 +126,8 @@ class RangeRunner:
             return await self._answer_line(batch.kept, number, text, patience)
         except (*FAILURES, Unavailable):
             raise
-        except Exception:
-            structlog.get_logger().exception("line failed", batch=batch.kept.batch.id, line=number)
+        except Exception as fault:
+            unforeseen.add(fault, "line failed", batch=batch.kept.batch.id, line=number)
             failed.append(line)
             return False
 

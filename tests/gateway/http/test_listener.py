@@ -311,6 +311,43 @@ async def test_a_trailer_is_no_header() -> None:
     assert names == [b"host", b"transfer-encoding", b"host"]
 
 
+@pytest.mark.parametrize(
+    "coding",
+    [
+        b"transfer-encoding: gzip, chunked\r\n",
+        b"transfer-encoding: chunked, chunked\r\n",
+        b"transfer-encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+        b"transfer-encoding: identity\r\ntransfer-encoding: chunked\r\n",
+        b"transfer-encoding: gzip\r\n",
+        b"transfer-encoding: \r\n",
+    ],
+)
+async def test_a_body_in_more_codings_than_chunks_is_refused(coding: bytes) -> None:
+    """Two readers of it would read different bodies."""
+    async with connected(echo) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n" + coding + b"\r\n4\r\nbody\r\n0\r\n\r\n")
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"400 Bad Request") == 1
+
+
+async def test_a_body_in_chunks_is_read_however_the_coding_is_written() -> None:
+    async with connected(echo) as (reader, writer):
+        head = b"POST / HTTP/1.1\r\nhost: x\r\nTransfer-Encoding: Chunked \r\n\r\n"
+        writer.write(2 * (head + b"4\r\nbody\r\n0\r\n\r\n"))
+        await reader.readuntil(b"POST / body")
+        await reader.readuntil(b"POST / body")
+
+
+async def test_many_short_headers_are_too_many() -> None:
+    """16,384 of them fit into the bytes that a head may have."""
+    async with connected(echo) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a:\r\n" * 300 + b"\r\n")
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert b"the request has too many headers; allowed: 256" in answer
+
+
 async def test_a_tunnel_is_refused() -> None:
     async with connected(echo) as (reader, writer):
         writer.write(b"CONNECT x:80 HTTP/1.1\r\n" + ASKS_FOR_HTTP2 + b"\r\n")

@@ -11,7 +11,7 @@ import grpc
 import httpx
 import pytest
 
-from headwater.proto import inference_pb2, inference_pb2_grpc, processor_pb2
+from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway, chat_body
 
@@ -85,6 +85,88 @@ def test_a_call_that_no_engine_computes_is_a_request_of_the_minute(
     assert int(third.headers["retry-after"]) > 0
     assert ada.call("POST", "/v1/chat/completions", json=chat_body()).status_code == 429
     assert call(bob).status_code == first.status_code
+
+
+def raw(path: str, content: bytes) -> Call:
+    headers = {"content-type": "application/json"}
+    return lambda ada: ada.gateway.client.post(path, content=content, headers=ada.headers | headers)
+
+
+def asking(path: str, **more: Any) -> Call:
+    return lambda ada: ada.call("POST", path, json=chat_body(**more))
+
+
+REFUSED: dict[str, tuple[Call, int]] = {
+    "broken JSON": (raw("/v1/chat/completions", b"{"), 400),
+    "deep JSON": (raw("/v1/responses", b'{"model":"m","input":' + b"[" * 600 + b"]" * 600), 400),
+    "costly JSON": (raw("/tokenize", b'{"x":[1e308%b]}' % (b",1e308" * 300)), 400),
+    "a grammar": (
+        asking("/v1/chat/completions", guided_regex="(?=a)", max_tokens=1),
+        400,
+    ),
+    "a long prompt": (
+        lambda ada: ada.call(
+            "POST", "/v1/completions", json={"model": MODEL, "prompt": "a b " * 20_000}
+        ),
+        400,
+    ),
+    "one entry of many": (
+        lambda ada: ada.call(
+            "POST", "/v1/completions", json={"model": MODEL, "prompt": ["a"] * 20 + [""]}
+        ),
+        400,
+    ),
+    "a model": (asking("/v1/chat/completions", model="nobody"), 404),
+    "a response": (lambda ada: ada.call("GET", "/v1/responses/resp_nobody"), 404),
+    "a body of another type": (
+        lambda ada: ada.gateway.client.post("/v1/embeddings", data={"a": "b"}, headers=ada.headers),
+        415,
+    ),
+    "a header": (
+        lambda ada: ada.gateway.client.get("/v1/models", headers=ada.headers | {"x-priority": "x"}),
+        400,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_request_is_a_request_of_the_minute(house: Gateway, name: str) -> None:
+    call, status = REFUSED[name]
+    ada = Customer(house, requests_per_minute=2)
+    statuses = [call(ada).status_code for _ in range(4)]
+    assert statuses == [status, status, 429, 429]
+    # One that is refused by a limit takes no more of it.
+    assert ada.call("POST", "/v1/chat/completions", json=chat_body()).status_code == 429
+
+
+def test_a_request_that_is_counted_and_then_refused_counts_once(house: Gateway) -> None:
+    ada = Customer(house, requests_per_minute=2)
+    too_many = {"model": MODEL, "tokens": [1] * 8193}
+    assert ada.call("POST", "/detokenize", json=too_many).status_code == 400
+    assert ada.call("POST", "/v1/chat/completions", json=chat_body()).status_code == 200
+
+
+def test_a_refused_call_over_grpc_is_a_request_of_the_minute(house: Gateway) -> None:
+    ada = Customer(house, requests_per_minute=2)
+    metadata = (("authorization", f"Bearer {ada.key}"),)
+    deep = "[" * 600 + "]" * 600
+    conversation = processor_pb2.Conversation(
+        messages=[common_pb2.ChatMessage(role="user", content="Hello")],
+        chat_template_kwargs_json=deep,
+    )
+    with grpc.insecure_channel(house.grpc) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        codes = []
+        for call in (stub.Chat, lambda *each, **more: list(stub.ChatStream(*each, **more))) * 2:
+            with pytest.raises(grpc.RpcError) as refused:
+                call(
+                    inference_pb2.ChatRequest(model=MODEL, conversation=conversation),
+                    metadata=metadata,
+                )
+            codes.append(refused.value.code())
+    assert (
+        codes == [grpc.StatusCode.INVALID_ARGUMENT] * 2 + [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+    )
 
 
 def test_a_background_response_is_one_request_and_not_another_when_it_is_computed(

@@ -86,7 +86,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
                                                               "an object"),
     ({"json_schema": "[" * 65 + "]" * 65}, "structured_output.json_schema", "is nested 65 deep; "
                                                                             "allowed: at most 64"),
-    ({"json_schema": "[" * 99_999}, "structured_output.json_schema", "is not valid JSON"),
+    ({"json_schema": "[" * 99_999}, "structured_output.json_schema", "has more than 128 levels"),
     ({"json_schema": json.dumps("x" * 300_000)}, "structured_output.json_schema", "allowed: at "
                                                                                   "most 262144"),
     ({"json_object": False}, "structured_output.json_object", "allowed: true"),
