@@ -9,6 +9,7 @@ from typing import Any
 
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest
+from headwater.services.runtime.slices import slices
 
 from ..request.choice import Choice
 from ..request.choice_count import check_num_choices
@@ -178,9 +179,14 @@ def prompts_of(
         ]
     if not all(type(token_id) is int for ids in prompts for token_id in ids):
         raise BadRequest.of(name, given, ALLOWED_PROMPT)
-    return [
-        processor_pb2.Prompt(token_ids=processor_pb2.Prompt.TokenIds(ids=ids)) for ids in prompts
-    ]
+    return [_prompt_of_ids(ids) for ids in prompts]
+
+
+def _prompt_of_ids(ids: Sequence[int]) -> processor_pb2.Prompt:
+    prompt = processor_pb2.Prompt()
+    for part in slices(ids):
+        prompt.token_ids.ids.extend(part)
+    return prompt
 
 
 async def _text_of(cluster: Cluster, model: str, token_ids: Sequence[int]) -> str:

@@ -88,14 +88,20 @@ def truncation_to_pb(given: int) -> int:
 def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> processor_pb2.Prompt:
     messages = with_tool_calls(asked.messages or ())
     check_count("messages", _num_parts(messages), MAX_MESSAGE_PARTS)
-    conversation = processor_pb2.Conversation(
-        messages=[_message_to_pb(message, f"messages[{i}]") for i, message in enumerate(messages)],
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        tools=bounded_tools(
-            _tool_to_pb(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())
+    prompt = processor_pb2.Prompt(
+        conversation=processor_pb2.Conversation(
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
+            tools=bounded_tools(
+                _tool_to_pb(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())
+            ),
         ),
+        add_special_tokens=asked.add_special_tokens,
     )
+    conversation = prompt.conversation
+    # One by one: a list of all would be copied in one native call.
+    for i, message in enumerate(messages):
+        conversation.messages.append(_message_to_pb(message, f"messages[{i}]"))
     if isinstance(asked, ChatCompletionRequest):
         conversation.MergeFrom(_answering_to_pb(asked))
     variables = dict(asked.chat_template_kwargs or {})
@@ -103,9 +109,7 @@ def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> proces
         variables["documents"] = asked.documents
     if variables:
         conversation.chat_template_kwargs_json = msgspec.json.encode(variables).decode()
-    return processor_pb2.Prompt(
-        conversation=conversation, add_special_tokens=asked.add_special_tokens
-    )
+    return prompt
 
 
 def _num_parts(messages: Sequence[Message]) -> int:

@@ -23,6 +23,9 @@ Message = dict[str, Any]
 Guard = Callable[[str], str]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 VERBOSITIES = ("low", "medium", "high")
+MAX_VALUES = 64 * 1024
+"""Largest number of entries of objects and lists in a field: a template that writes it as JSON holds
+the interpreter for up to 150 ns each."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
@@ -130,8 +133,10 @@ def _check_tool_names(conversation: processor_pb2.Conversation) -> None:
 def _check_tool_choice(conversation: processor_pb2.Conversation) -> None:
     choice = conversation.tool_choice
     names = [tool.name for tool in conversation.tools]
+    known = set(names)
     for name in conversation.allowed_tools:
-        BadRequest.unless(name in names, "tool_choice", name, f"allowed tools of {names}")
+        if name not in known:
+            raise BadRequest.of("tool_choice", name, f"allowed tools of {names}")
     is_name = conversation.tool_choice_is_name
     if not is_name and choice in ("", "none"):
         return
@@ -238,7 +243,7 @@ def _variables(kwargs_json: str, template: ChatTemplate) -> dict[str, Any]:
 
 def _json_object(text: str, param: str) -> dict[str, Any]:
     try:
-        value = read_json(text, param)
+        value = read_json(text, param, max_values=MAX_VALUES)
     except (msgspec.MsgspecError, UnicodeError):
         value = None
     if not isinstance(value, dict):

@@ -7,7 +7,7 @@ Two steps, since limits on length need the prompt: `check_sampling` before it is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from headwater.proto import common_pb2
 
 from ..runtime.errors import BadRequest, ContextTooLong
 from ..runtime.request_limits import check_sampling_sizes
+from ..runtime.slices import slices
 from ..runtime.speculation import MAX_DRAFT_TOKENS, MODES, NAMES
 from ..text.model_limits import ModelLimits
 
@@ -217,7 +218,7 @@ def _check_strings(checked: common_pb2.Sampling) -> None:
 def _check_ids(checked: common_pb2.Sampling, vocab_size: int) -> None:
     check_vocabulary("stop_token_ids", checked.stop_token_ids, vocab_size)
     check_vocabulary("allowed_token_ids", checked.allowed_token_ids, vocab_size)
-    check_vocabulary("logit_bias", checked.logit_bias, vocab_size)
+    check_vocabulary("logit_bias", list(checked.logit_bias), vocab_size)
     for token_id, bias in list(checked.logit_bias.items()):
         if not math.isfinite(bias):
             raise BadRequest.of(f"logit_bias[{token_id}]", bias, "a finite number")
@@ -233,9 +234,9 @@ def _check_speculative(asked: common_pb2.Speculative) -> None:
         raise BadRequest.of("speculative.max_tokens", asked.max_tokens, f"1…{MAX_DRAFT_TOKENS}")
 
 
-def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+def check_vocabulary(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
     """Raises `BadRequest` for the highest id where it lies outside the vocabulary."""
-    highest = max(token_ids, default=0)
+    highest = max(map(max, slices(token_ids)), default=0)
     BadRequest.unless(highest < vocab_size, name, highest, f"token ids 0…{vocab_size - 1}")
 
 

@@ -8,6 +8,7 @@ from headwater.proto.common_pb2 import AnswerFormat
 
 from ..answers.format import answer_format
 from ..runtime.errors import BadRequest
+from ..runtime.slices import slices
 from ..text.model import TextModel
 from . import conversation
 from .allowed_tokens import check_allowed_tokens
@@ -87,7 +88,7 @@ def _ids(model: TextModel, prompt: processor_pb2.Prompt, *, escapes: bool) -> li
             )
         case "token_ids":
             check_vocabulary("prompt", prompt.token_ids.ids, model.limits.vocab_size)
-            return list(prompt.token_ids.ids)
+            return [token_id for part in slices(prompt.token_ids.ids) for token_id in part]
         case "conversation":
             text = _rendered(model, prompt.conversation, escapes=escapes)
             return _conversation_ids(model, prompt, text, escapes=escapes)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from .json_limits import SLICE_BYTES, behind_string, check_json
+from .json_limits import MAX_VALUES, SLICE_BYTES, behind_string, check_json
 
 PIECE_BYTES = 64 * 1024
 """Most bytes of a piece that a comma ends."""
@@ -22,12 +22,12 @@ _STRUCTURE = re.compile(rb'["\[\]{}]')
 _BLANK = b" \t\r\n"
 
 
-def read_json(text: str | bytes, param: str | None = None) -> Any:
+def read_json(text: str | bytes, param: str | None = None, *, max_values: int = MAX_VALUES) -> Any:
     """Value of a client's JSON. `param` is the field that holds it, None for a whole body. Raises
     `BadRequest` for JSON that exceeds a limit, `msgspec.MsgspecError` or `UnicodeError` for text
     that is no JSON."""
     data = text.encode() if isinstance(text, str) else text
-    check_json(data, param)
+    check_json(data, param, max_values=max_values)
     return msgspec.json.decode(data) if len(data) <= WHOLE_BYTES else read_in_pieces(data)
 
 

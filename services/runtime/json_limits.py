@@ -57,7 +57,7 @@ class JsonCounts:
     values: int = 0
     depth: int = 0
 
-    def check(self, param: str | None) -> None:
+    def check(self, param: str | None, max_values: int) -> None:
         """Raises `BadRequest` naming the first limit that is exceeded."""
         where = "the body" if param is None else param
         for count, most, name in (
@@ -66,7 +66,7 @@ class JsonCounts:
             (self.long_digits, MAX_LONG_DIGITS, f"digits in numbers of {_LONG} or more"),
             (self.containers, MAX_CONTAINERS, "objects and lists"),
             (self.strings, MAX_STRINGS, "strings"),
-            (self.values, MAX_VALUES, "entries of objects and lists"),
+            (self.values, max_values, "entries of objects and lists"),
         ):
             if count > most:
                 raise BadRequest(
@@ -74,15 +74,15 @@ class JsonCounts:
                 )
 
 
-def check_json(text: bytes, param: str | None = None) -> None:
+def check_json(text: bytes, param: str | None = None, *, max_values: int = MAX_VALUES) -> None:
     """Raises `BadRequest` for JSON that exceeds a limit; text that is no JSON may pass. `param` is
     the field that holds the text, None for a whole body. Linear in the text's length."""
-    if _may_exceed(text):
+    if _may_exceed(text, max_values):
         for counts in counted(text):
-            counts.check(param)
+            counts.check(param, max_values)
 
 
-def _may_exceed(text: bytes) -> bool:
+def _may_exceed(text: bytes, max_values: int) -> bool:
     """Whether a limit may be exceeded, by counts that take text in strings for JSON."""
     brackets = b""
     exponents = long_runs = quotes = values = 0
@@ -100,7 +100,7 @@ def _may_exceed(text: bytes) -> bool:
         exponents > MAX_EXPONENTS
         or long_runs * 2 * _LONG > MAX_LONG_DIGITS
         or quotes > 2 * MAX_STRINGS
-        or values > MAX_VALUES
+        or values > max_values
         or _may_be_deep(brackets)
     )
 

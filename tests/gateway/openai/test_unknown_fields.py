@@ -242,9 +242,9 @@ def test_digits_that_python_does_not_read_are_no_fault_of_the_json() -> None:
 
 def test_a_long_body_with_a_number_that_is_too_large_is_refused_without_its_place() -> None:
     body = (
-        b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "foo": '
+        b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "foo": 1e999, "bar": "'
         + b"1" * LONG_BODY_BYTES
-        + b"}"
+        + b'"}'
     )
     with pytest.raises(BadRequest, match="a number is too large; allowed: ") as raised:
         decode(body, ChatCompletionRequest)
