@@ -49,7 +49,7 @@ class _Open:
     comma: int
     """Offset of its last comma; that of its bracket, where it has none yet."""
     values: Any
-    """What was decoded of it: a list, or a dict."""
+    """The decoded part of it: a list, or a dict."""
     is_cut: bool = False
     """Whether a part of it is in `values` already."""
 

@@ -48,7 +48,7 @@ _IN_STRING = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){0,64}+("?)', re.DOTALL)
 
 @dataclass(slots=True)
 class JsonCounts:
-    """What costs a decoder time, in a text or a part of it."""
+    """Counts of the parts of JSON that cost a decoder time."""
 
     exponents: int = 0
     long_digits: int = 0
