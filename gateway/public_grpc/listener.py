@@ -108,7 +108,7 @@ class GrpcListener:
         interceptors = [
             KeyInterceptor(cluster, max_calls),
             errors,
-            MessageLimit(slow_message_limit),
+            MessageLimit(slow_message_limit, cluster.long_work),
         ]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = health.aio.HealthServicer()

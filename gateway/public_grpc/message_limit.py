@@ -14,6 +14,9 @@ from google.protobuf.message import DecodeError
 from headwater.services.runtime import errors
 from headwater.services.runtime.rpc_handlers import Handler, behavior_of
 
+from ..long_work import LONG_BODY_BYTES, LongWork
+from .wire_records import check_fields
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -22,8 +25,9 @@ class MessageLimit(grpc.aio.ServerInterceptor):
     calls a handler, and waits for it for ever. A handler of a stream of messages is called at once,
     and reads the first one itself."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, long_work: LongWork) -> None:
         self._seconds = seconds
+        self._long_work = long_work
 
     async def intercept_service(
         self,
@@ -34,41 +38,51 @@ class MessageLimit(grpc.aio.ServerInterceptor):
         if handler is None or handler.request_streaming:
             return handler
         behavior = behavior_of(handler)
+        parse = handler.request_deserializer
         make = grpc.stream_stream_rpc_method_handler
         if not handler.response_streaming:
-            behavior = self._reading(behavior)
+            behavior = self._reading(behavior, parse)
             make = grpc.stream_unary_rpc_method_handler
         elif inspect.isasyncgenfunction(behavior):
-            behavior = self._reading_generator(behavior)
+            behavior = self._reading_generator(behavior, parse)
         else:
-            behavior = self._reading(behavior)
-        return make(behavior, handler.request_deserializer, handler.response_serializer)
+            behavior = self._reading(behavior, parse)
+        # Without a parser of its own, the call gets the message's bytes.
+        return make(behavior, None, handler.response_serializer)
 
-    def _reading(self, behavior: Any) -> Any:
+    def _reading(self, behavior: Any, parse: Any) -> Any:
         async def read_and_answer(_messages: Any, context: Context) -> Any:
-            return await behavior(await self._message(context), context)
+            return await behavior(await self._message(context, parse), context)
 
         return read_and_answer
 
-    def _reading_generator(self, behavior: Any) -> Any:
+    def _reading_generator(self, behavior: Any, parse: Any) -> Any:
         async def read_and_answer(_messages: Any, context: Context) -> AsyncIterator[Any]:
             async with contextlib.aclosing(
-                behavior(await self._message(context), context)
+                behavior(await self._message(context, parse), context)
             ) as replies:
                 async for reply in replies:
                     yield reply
 
         return read_and_answer
 
-    async def _message(self, context: Context) -> Any:
+    async def _message(self, context: Context, parse: Any) -> Any:
         """Raises `SlowMessage`, `BadRequest`."""
         try:
             async with asyncio.timeout(self._seconds):
-                message = await context.read()
+                data = await context.read()
         except TimeoutError:
             raise errors.SlowMessage(self._seconds) from None
-        except DecodeError as fault:
-            raise errors.BadRequest(None, f"the call's message cannot be read: {fault}") from None
-        if message is grpc.aio.EOF:
+        if data is grpc.aio.EOF:
             raise errors.BadRequest(None, "the call has no message; allowed: one")
-        return message
+        return await self._long_work.by_size(len(data), _parsed, data, parse)
+
+
+def _parsed(data: bytes, parse: Any) -> Any:
+    """The message. Raises `BadRequest`."""
+    if len(data) >= LONG_BODY_BYTES:
+        check_fields(data, parse.__self__.DESCRIPTOR)
+    try:
+        return parse(data)
+    except DecodeError as fault:
+        raise errors.BadRequest(None, f"the call's message cannot be read: {fault}") from None

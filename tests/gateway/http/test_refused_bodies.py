@@ -33,8 +33,9 @@ COSTLY: dict[str, tuple[bytes, str | None]] = {
         BEGIN + b'"metadata":{%s}}' % b",".join(b'"\\ud800%d":1' % i for i in range(90_000)),
         None,
     ),
-    "a fault before four megabytes": (
-        b'{"model":5,"metadata":[%s1]}' % (b"[]," * 1_300_000),
+    "four megabytes of lists": (b'{"model":5,"metadata":[%s1]}' % (b"[]," * 1_300_000), None),
+    "a fault before 80,000 lists": (
+        b'{"model":5,"metadata":[%s1]}' % (b"[]," * 80_000),
         "model",
     ),
     "a long name with a thousand children": (

@@ -295,7 +295,7 @@ def test_a_conversation_takes_no_item_that_no_turn_can_go_on_from(keeper: Gatewa
         (
             {"type": "function_call", "call_id": "c", "name": "f", "arguments": deep},
             "items[0].arguments",
-            "items[0].arguments is '",
+            "items[0].arguments has more than 128 levels",
         ),
     ):
         for where in (path, f"{path}/{made}/items"):
