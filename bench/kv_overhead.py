@@ -28,7 +28,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor
 from headwater.engine_core.executors.simulated_model import SimulatedModel
-from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal
 from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.models import registry
@@ -172,7 +172,7 @@ def _engine(tiers: Sequence[str], num_requests: int) -> Engine:
     if PULLS in tiers:
         records = np.zeros((NUM_PEER_BLOCKS, HEADER_LEN + block_bytes_of(executor)), np.uint8)
         # Nobody asks for blocks.
-        link = PeerLink(key=b"", records=records, send=lambda message: None)
+        link = PeerLink(key=b"", seal=BlockSeal(), records=records, send=lambda message: None)
     return Engine(config, executor, peer_link=link)
 
 

@@ -28,6 +28,7 @@ import typer
 from headwater.engine_core.executor import Int32Array, Swapper, SwapPlan
 from headwater.engine_core.executors.memory_swapper import MemorySwapper
 from headwater.engine_core.kv.block_files import BlockFiles
+from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.block_source import Outcome, Owner
 from headwater.engine_core.kv.disk_blocks import NUM_READERS, DiskBlocks
 
@@ -178,7 +179,7 @@ def disk_rates(
 ) -> list[dict[str, Any]]:
     """The rate at which blocks are written, and that at which they are loaded."""
     block_bytes = swapper.slots.shape[1]
-    files = BlockFiles.open(folder, KEY, 2 * num_blocks * block_bytes)
+    files = BlockFiles.open(folder, KEY, 2 * num_blocks * block_bytes, BlockSeal())
     tier = DiskBlocks(swapper, files, block_size=block_size)
     hashes = [number.to_bytes(16, "big") for number in range(1, num_blocks + 1)]
     begin = time.perf_counter()

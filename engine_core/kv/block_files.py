@@ -21,8 +21,7 @@ from io import FileIO
 from pathlib import Path
 
 from ..config import ConfigError
-from . import block_record
-from .block_record import HEADER_LEN, BlockId, header_of, read_header
+from .block_record import HEADER_LEN, BlockId, BlockSeal
 from .block_source import Owner
 from .prefix_hash import HASH_LEN
 
@@ -44,6 +43,7 @@ class BlockFiles:
         folder: Path,
         key: bytes,
         max_bytes: int,
+        seal: BlockSeal,
         lock: int | None,
         refusal: OSError | None = None,
     ) -> None:
@@ -52,12 +52,13 @@ class BlockFiles:
         self.folder = folder
         self.key = key
         self.max_bytes = max_bytes
+        self._seal = seal
         self._lock = lock
         self._refusal = refusal
         self._tenants: dict[bytes, set[str]] = {}
 
     @classmethod
-    def open(cls, root: Path, key: bytes, max_bytes: int) -> BlockFiles:
+    def open(cls, root: Path, key: bytes, max_bytes: int, seal: BlockSeal) -> BlockFiles:
         """The first folder of this key that no running engine has, for files of `max_bytes`
         together. Where the disk is full, none is made, and `scan` says so. Raises `ConfigError`."""
         try:
@@ -66,10 +67,10 @@ class BlockFiles:
             for number in itertools.count():
                 _own_folder(folder := root / key.hex() / str(number))
                 if (lock := _lock(folder)) is not None:
-                    return cls(folder, key, max_bytes, lock)
+                    return cls(folder, key, max_bytes, seal, lock)
         except OSError as error:
             if is_disk_full(error):
-                return cls(root / key.hex(), key, max_bytes, None, error)
+                return cls(root / key.hex(), key, max_bytes, seal, None, error)
             raise ConfigError(
                 "kv_disk_dir", str(root), f"a folder that the engine may write to ({error})"
             ) from None
@@ -85,7 +86,8 @@ class BlockFiles:
         self._check_folder()
         path = self._path(owner.namespace, block_hash)
         partial = path.with_suffix(".partial")
-        header = header_of(BlockId(self.key, owner.namespace, block_hash, parent), payload)
+        block = BlockId(self.key, owner.namespace, block_hash, parent)
+        header = self._seal.header_of(block, payload)
         try:
             self._note_tenant(owner)
             with _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
@@ -116,7 +118,7 @@ class BlockFiles:
         except FileNotFoundError:
             self._check_folder()
             return False
-        return is_read and block_record.is_block(header, into, self.key, namespace, block_hash)
+        return is_read and self._seal.is_block(header, into, self.key, namespace, block_hash)
 
     def drop(self, namespace: bytes, block_hash: bytes) -> None:
         """Deletes a block, and with the last one of a namespace its folder: a client may make up
@@ -130,7 +132,8 @@ class BlockFiles:
 
     def scan(self) -> Iterator[BlockId]:
         """Blocks of earlier lives, the least recently used first. What is not a whole file of this
-        key is deleted. A removed tenant's files may be deleted meanwhile: they are not there."""
+        key, sealed by the cluster, is deleted. A removed tenant's files may be deleted meanwhile:
+        they are not there."""
         if self._refusal is not None:
             raise self._refusal
         found = list[tuple[float, BlockId]]()
@@ -213,7 +216,7 @@ class BlockFiles:
     def _look(self, folder: Path, path: Path) -> tuple[float, BlockId] | None:
         """Goes by the header: the bytes behind it are checked when they are read."""
         with _opened(path, os.O_RDONLY) as file:
-            found = read_header(file.read(HEADER_LEN))
+            found = self._seal.read_header(file.read(HEADER_LEN))
             stat = os.fstat(file.fileno())
         if found is None or stat.st_size != HEADER_LEN + found[1]:
             return None

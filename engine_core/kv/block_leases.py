@@ -21,7 +21,7 @@ import numpy as np
 from ..executor import Swapper, SwapPlan
 from ..lanes import Lane, ThreadLane
 from .block_pool import BlockPool
-from .block_record import HEADER_LEN, BlockId, header_of
+from .block_record import HEADER_LEN, BlockId
 from .direct_leases import DirectLeases, claim_of
 from .lending import Lender, Read, Release, Steps
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink
@@ -271,7 +271,8 @@ class BlockLeases:
             payload = self._swapper.slots[slot]
             record = self._link.records[slot]
             block = BlockId(self._link.key, wanted.owner.namespace, block_hash, parent)
-            record[:HEADER_LEN] = np.frombuffer(header_of(block, memoryview(payload)), np.uint8)
+            header = self._link.seal.header_of(block, memoryview(payload))
+            record[:HEADER_LEN] = np.frombuffer(header, np.uint8)
             record[HEADER_LEN:] = payload
         self._results.append(partial(self._note_written, lease, after, num_read))
 

@@ -1,7 +1,7 @@
 """The block source that pulls blocks from other engines.
 
 A request says which engine is thought to hold the beginning of its prompt. That is advice: a pull
-brings records with a header and a checksum each, and claims of the other engine from before and
+brings records that the cluster's secret sealed, and claims of the other engine from before and
 after it copied them. A block is used only where all of that fits; the others are computed. Where
 both engines are of one host, blocks are copied out of the other one's KV cache instead: see
 `DirectPulls`. Knows hashes and slots; knows nothing about sockets or requests.
@@ -20,7 +20,6 @@ from typing import NamedTuple
 from ..executor import Swapper
 from ..lanes import Lane, ThreadLane
 from ..request import Holder
-from . import block_record
 from .block_record import HEADER_LEN
 from .block_source import NOT_OURS, LoadEnd, OnGained, OnLost, Outcome, Owner, Ticket
 from .direct_pulls import DirectEnd, DirectPulls
@@ -349,7 +348,7 @@ class PeerBlocks:
             # First copied, then checked: nothing can change in between.
             copied[:] = record[HEADER_LEN:]
             header = bytes(record[:HEADER_LEN])
-            if not block_record.is_block(
+            if not self._link.seal.is_block(
                 header, memoryview(copied), self._link.key, namespace, block_hash
             ):
                 break

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ..executor import UInt8Array
 from ..request import Holder
+from .block_record import BlockSeal
 from .block_source import Owner
 from .prefix_hash import num_common
 
@@ -169,6 +170,8 @@ class PeerLink:
 
     key: bytes
     """Key of this engine's blocks: numerics and layout."""
+    seal: BlockSeal
+    """Seals records that are lent, and verifies those that are pulled."""
     records: UInt8Array
     """[rows, HEADER_LEN + bytes of a block], shared with the link: the first half for blocks that
     are lent, the others for blocks that are pulled."""

@@ -12,7 +12,7 @@ from ..step_output import EngineLoad, PeerUse
 from .block_files import BlockFiles
 from .block_leases import BlockLeases
 from .block_pool import BlockPool
-from .block_record import kv_key
+from .block_record import BlockSeal, kv_key
 from .block_source import BlockSource, Ticket
 from .disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
@@ -125,7 +125,11 @@ class Tiers:
 
 
 def open_disk(
-    options: ExecutorOptions, config: EngineConfig, facts: ModelFacts, executor: Executor
+    options: ExecutorOptions,
+    config: EngineConfig,
+    facts: ModelFacts,
+    executor: Executor,
+    seal: BlockSeal,
 ) -> BlockFiles | None:
     """Where this engine's blocks on a disk are; None where it has none. Raises `ConfigError`."""
     if options.kv_disk_dir is None:
@@ -135,7 +139,7 @@ def open_disk(
     if options.kv_disk_memory < file_bytes:
         allowed = f"{file_bytes} bytes (a block) and more"
         raise ConfigError("kv_disk_memory", options.kv_disk_memory, allowed)
-    return BlockFiles.open(options.kv_disk_dir, key, options.kv_disk_memory)
+    return BlockFiles.open(options.kv_disk_dir, key, options.kv_disk_memory, seal)
 
 
 def key_of(

@@ -23,6 +23,7 @@ from headwater.engine_core.step_output import EngineLoad
 from ..runtime.forked import ForkClient, Process
 from ..runtime.settings import to_argv
 from ..runtime.tasks import owned_task
+from .block_keys import offer_block_keys
 from .core_environment import core_environment
 from .core_variables import CORE_FORKS_FD
 from .core_watch import CoreWatch
@@ -219,6 +220,7 @@ class CoreClient:
             mask_reports=self._mask_report_writer,
             masks=self._mask_memory,
             records=self._record_memory,
+            block_keys=offer_block_keys(),
             lifeline=lifeline,
         )
         # NOTE: the server does not speak gRPC yet. Where it does, a child of uvloop may die before
@@ -232,11 +234,13 @@ class CoreClient:
                 *ends.mask_reports,
                 ends.masks,
                 ends.records,
+                ends.block_keys,
                 lifeline,
             ),
         )
         for end in (self._command_reader, self._report_writer, self._mask_report_writer):
             end.close()
+        os.close(ends.block_keys)
         os.close(lifeline)
         asyncio.get_running_loop().add_reader(self._reports.fileno(), self._on_reports)
 

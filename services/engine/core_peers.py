@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal
 from headwater.engine_core.kv.peer_link import (
     Lent,
     PeerLink,
@@ -22,13 +22,21 @@ from .peer_records import map_records
 
 
 def open_peer_link(
-    memory: int, reports: RingWriter, key: bytes, config: EngineConfig, executor: Executor
+    memory: int,
+    reports: RingWriter,
+    key: bytes,
+    seal: BlockSeal,
+    config: EngineConfig,
+    executor: Executor,
 ) -> PeerLink:
     """`memory` is the descriptor of what the server shares; `key` is the key of this engine's
-    blocks."""
+    blocks, and `seal` seals their records."""
     records = map_records(memory, config.num_peer_blocks, HEADER_LEN + block_bytes_of(executor))
     return PeerLink(
-        key=key, records=records, send=lambda message: reports.write(encode(_report_of(message)))
+        key=key,
+        seal=seal,
+        records=records,
+        send=lambda message: reports.write(encode(_report_of(message))),
     )
 
 

@@ -30,6 +30,7 @@ from headwater.engine_core.ring import PeerGone, RingReader, RingWriter
 
 from ..runtime import collector
 from ..runtime.settings import read_settings
+from .block_keys import read_block_seal
 from .core_peers import open_peer_link
 from .kept_costs import KeptCosts
 from .mask_table import map_masks
@@ -232,13 +233,14 @@ def main() -> None:
     commands = RingReader(ends.commands)
     reports = RingWriter(ends.reports)
     mask_reports = RingWriter(ends.mask_reports)
+    seal = read_block_seal(ends.block_keys)
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
         progress = SpokenProgress(reports)
         options = replace(executor_options(settings), copies_ranks=True)
         progress("loading libraries", 0, 1)
         executor, config, facts = build_executor(options, progress)
-        disk_files = open_disk(options, config, facts, executor)
+        disk_files = open_disk(options, config, facts, executor, seal)
     except (ConfigError, RankLost) as error:
         reports.write(encode(Failed(str(error))))
         sys.exit(1)
@@ -256,9 +258,8 @@ def main() -> None:
         kept_costs = KeptCosts.of_engine(os.environ, settings, config, facts)
         link = None
         if config.num_peer_blocks:
-            link = open_peer_link(
-                ends.records, reports, key_of(options, config, facts, executor), config, executor
-            )
+            key = key_of(options, config, facts, executor)
+            link = open_peer_link(ends.records, reports, key, seal, config, executor)
         engine = Engine(
             config,
             measured,

@@ -234,6 +234,8 @@ class Ends(msgspec.Struct):
     """Memory of the mask table."""
     records: int
     """Memory through which blocks go from and to other engines."""
+    block_keys: int
+    """Pipe from which the keys are read that seal records of blocks."""
     lifeline: int
     """Reaches end of file when the server is gone."""
 

@@ -30,6 +30,7 @@ class Purpose(Enum):
     ANSWER = b"answer"
     BUS = b"bus"
     RECORD = b"record"
+    BLOCK = b"kv block"
 
 
 class ClusterKey:
@@ -48,6 +49,11 @@ class ClusterKey:
             hmac.digest(token, b"headwater cluster key: " + purpose.value, "sha256")
             for token in self._tokens
         ]
+
+    def keys(self, purpose: Purpose) -> Sequence[bytes]:
+        """Keys of 32 bytes, for a process that makes codes of one purpose and needs no token. The
+        first one signs, all of them verify."""
+        return self._keys[purpose]
 
     def sign(self, purpose: Purpose, message: bytes) -> bytes:
         """HMAC-SHA256 of the message, 32 bytes."""

@@ -16,6 +16,7 @@ from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
+from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.rank_facts import RankedExecutor
@@ -124,7 +125,7 @@ class Replica:
             if getattr(options, name) is not None:
                 most = self.facts.most_own_drafts
                 speculator = ModelSpeculator(drafters, COSTS, PASSES, **sizes, name=name, most=most)
-        disk_files = open_disk(options, config, self.facts, self._executor)
+        disk_files = open_disk(options, config, self.facts, self._executor, BlockSeal())
         self._link: DirectLink | None = None
         peer_link = None
         if config.num_peer_blocks:

@@ -12,7 +12,7 @@ import numpy as np
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal
 from headwater.engine_core.kv.peer_link import (
     Claim,
     LeaseCopied,
@@ -30,6 +30,9 @@ from headwater.engine_core.kv.peer_link import (
 )
 from headwater.engine_core.kv.tiers import block_bytes_of
 
+SEAL = BlockSeal([b"s" * 32])
+"""Of engines of one cluster."""
+
 
 class DirectLink:
     """Engines by address. What is said to them is delivered by `pump`, between their steps."""
@@ -43,7 +46,12 @@ class DirectLink:
         self._leases = count(1)
 
     def end_of(
-        self, address: str, key: bytes, config: EngineConfig, executor: Executor
+        self,
+        address: str,
+        key: bytes,
+        config: EngineConfig,
+        executor: Executor,
+        seal: BlockSeal = SEAL,
     ) -> PeerLink | None:
         """An engine's end of the link; None where it has no memory for it."""
         if not config.num_peer_blocks:
@@ -52,7 +60,10 @@ class DirectLink:
             (config.num_peer_blocks, HEADER_LEN + block_bytes_of(executor)), np.uint8
         )
         self._links[address] = PeerLink(
-            key=key, records=records, send=lambda message: self.send(address, message)
+            key=key,
+            seal=seal,
+            records=records,
+            send=lambda message: self.send(address, message),
         )
         return self._links[address]
 

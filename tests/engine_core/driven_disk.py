@@ -11,6 +11,7 @@ from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
 from headwater.engine_core.kv.block_files import PAGE_BYTES, BlockFiles
 from headwater.engine_core.kv.block_loads import BlockLoads
 from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.block_source import Owner, Ticket
 from headwater.engine_core.kv.disk_blocks import DiskBlocks
 from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
@@ -56,7 +57,7 @@ class Blocks:
         self.swapper = SimulatedSwapper(self.kv, num_slots, late_polls=0)
         self.writes = ManualLane()
         self.reads = ManualLane()
-        files = FailingFiles.open(root, KEY, max_files * PAGE_BYTES)
+        files = FailingFiles.open(root, KEY, max_files * PAGE_BYTES, BlockSeal())
         assert isinstance(files, FailingFiles)
         self.files = files
         self.disk = DiskBlocks(

@@ -3,14 +3,14 @@ one computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.kv.block_record import kv_key
+from headwater.engine_core.kv.block_record import BlockSeal, kv_key
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.lanes import Job
 from headwater.engine_core.prefetch import NewPrefetch
@@ -18,7 +18,7 @@ from headwater.engine_core.request import Holder, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
-from tests.engine_core.direct_link import DirectLink
+from tests.engine_core.direct_link import SEAL, DirectLink
 from tests.simulation.tier_faults import MODEL
 
 BLOCK = 16
@@ -45,7 +45,12 @@ class Pair:
     """Engine `a` computes prompts in chunks of two blocks, engine `b` pulls."""
 
     def __init__(
-        self, *, num_blocks: int = 100, num_peer_blocks: int = 64, is_direct: bool = False
+        self,
+        *,
+        num_blocks: int = 100,
+        num_peer_blocks: int = 64,
+        is_direct: bool = False,
+        seals: Sequence[BlockSeal] = (SEAL, SEAL),
     ) -> None:
         self.now = 0.0
         self._is_direct = is_direct
@@ -53,9 +58,14 @@ class Pair:
         self.tokens: dict[int, list[int]] = {}
         self.tiers: dict[int, dict[str, int]] = {}
         self.ended: set[int] = set()
-        self.a, self.b = (self._start(each, num_blocks, num_peer_blocks) for each in "ab")
+        self.a, self.b = (
+            self._start(address, num_blocks, num_peer_blocks, seal)
+            for address, seal in zip("ab", seals, strict=True)
+        )
 
-    def _start(self, address: str, num_blocks: int, num_peer_blocks: int) -> Engine:
+    def _start(
+        self, address: str, num_blocks: int, num_peer_blocks: int, seal: BlockSeal
+    ) -> Engine:
         config = EngineConfig(
             block_size=BLOCK,
             num_blocks=num_blocks,
@@ -66,7 +76,7 @@ class Pair:
             shares_kv_cache=self._is_direct,
         )
         executor = SimulatedExecutor(config, MODEL, SimulatedTiming(), verify_every=1)
-        link = self.link.end_of(address, KEY, config, executor)
+        link = self.link.end_of(address, KEY, config, executor, seal)
         engine = Engine(config, executor, clock=lambda: self.now, peer_link=link)
         self.link.join(address, engine)
         return engine

@@ -14,6 +14,7 @@ import transformers
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.models import conversion
 from headwater.engine_core.options import ExecutorOptions
@@ -142,7 +143,7 @@ class SmallEngine:
         asked = ExecutorOptions(model_folder=folder, **given)
         self.executor, self.config, facts = build_executor(asked, lambda phase, done, total: None)
         self.numerics_id = facts.numerics_id
-        disk_files = open_disk(asked, self.config, facts, self.executor)
+        disk_files = open_disk(asked, self.config, facts, self.executor, BlockSeal())
         self._link = link
         peer_link = None
         if link is not None:

@@ -17,7 +17,7 @@ from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated_model import SimulatedModel
 from headwater.engine_core.kv import block_leases
-from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal
 from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.request import NewRequest
@@ -71,7 +71,7 @@ class Loop:
         link = None
         if self.lends:
             records = np.zeros((64, HEADER_LEN + block_bytes_of(self.executor)), np.uint8)
-            link = PeerLink(key=KEY, records=records, send=lambda message: None)
+            link = PeerLink(key=KEY, seal=BlockSeal(), records=records, send=lambda message: None)
         self.engine = Engine(config, self.executor, clock=lambda: self.now, peer_link=link)
 
     def sleep(self, seconds: float) -> None:

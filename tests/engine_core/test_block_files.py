@@ -7,8 +7,10 @@ import fcntl
 import os
 import shutil
 import stat
+import struct
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ import pytest
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.kv import block_files
 from headwater.engine_core.kv.block_files import NUM_PROBES, STALE_SECONDS, TENANTS, BlockFiles
-from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, kv_key
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, BlockSeal, kv_key
 from headwater.engine_core.kv.block_source import Owner
 from headwater.engine_core.kv.tenant_files import delete_tenants, tenants_below
 
@@ -28,10 +30,11 @@ FIRST = b"1" * 16
 SECOND = b"2" * 16
 OWNER = Owner(NAMESPACE, "t:alice")
 PAYLOAD = memoryview(bytes(range(100)))
+SEAL = BlockSeal([b"s" * 32])
 
 
-def opened(root: Path, key: bytes = KEY) -> BlockFiles:
-    return BlockFiles.open(root, key, 1 << 20)
+def opened(root: Path, key: bytes = KEY, seal: BlockSeal = SEAL) -> BlockFiles:
+    return BlockFiles.open(root, key, 1 << 20, seal)
 
 
 def read(
@@ -86,6 +89,67 @@ def test_a_longer_file_and_one_of_another_block_or_key_are_not_served(tmp_path: 
     other.write(OWNER, SECOND, b"", PAYLOAD)
     path_of(other, SECOND).write_bytes(path_of(other, SECOND).read_bytes() + b"x")
     assert read(other, SECOND) is None
+
+
+def first_format(block: BlockId, payload: memoryview) -> bytes:
+    """A file of the first format, whose checksum had no key."""
+    fields = struct.pack(
+        "<4s16s16s16s16sQ",
+        b"HWB1",
+        block.key,
+        block.namespace,
+        block.block_hash,
+        bytes(16),
+        len(payload),
+    )
+    return fields + sha256(fields + payload).digest()[:16] + payload
+
+
+def record(seal: BlockSeal) -> bytes:
+    return seal.header_of(BlockId(KEY, NAMESPACE, FIRST, b""), PAYLOAD) + PAYLOAD
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(record(BlockSeal([b"o" * 32])), id="another cluster"),
+        pytest.param(record(BlockSeal()), id="no secret"),
+        pytest.param(first_format(BlockId(KEY, NAMESPACE, FIRST, b""), PAYLOAD), id="first format"),
+    ],
+)
+def test_files_that_the_cluster_did_not_seal_are_not_served_and_deleted_at_the_start(
+    tmp_path: Path, data: bytes
+) -> None:
+    files = opened(tmp_path)
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    path_of(files).write_bytes(data)
+    assert read(files) is None
+    assert list(files.scan()) == []
+    assert not path_of(files).exists()
+
+
+def test_a_sealed_header_does_not_vouch_for_other_bytes(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    header = path_of(files).read_bytes()[:HEADER_LEN]
+    forged = bytes(reversed(PAYLOAD))
+    at = header.index(sha256(PAYLOAD).digest())
+    digest = sha256(forged).digest()
+    for each in (header, header[:at] + digest + header[at + len(digest) :]):
+        path_of(files).write_bytes(each + forged)
+        assert read(files) is None
+
+
+def test_while_the_secret_is_rotated_files_of_the_earlier_one_are_served(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    files.close()
+    both = opened(tmp_path, seal=BlockSeal([b"t" * 32, b"s" * 32]))
+    assert [each.block_hash for each in both.scan()] == [FIRST]
+    assert read(both) == bytes(PAYLOAD)
+    both.write(OWNER, SECOND, FIRST, PAYLOAD)
+    both.close()
+    assert read(opened(tmp_path, seal=BlockSeal([b"t" * 32])), SECOND) == bytes(PAYLOAD)
 
 
 def test_an_earlier_lifes_blocks_are_found_in_the_order_of_use_and_what_is_torn_is_deleted(

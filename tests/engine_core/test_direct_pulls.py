@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.block_source import Owner, Ticket
 from headwater.engine_core.kv.direct_pulls import DirectPulls
 from headwater.engine_core.kv.peer_link import (
@@ -85,7 +86,7 @@ class Setting:
         self.view = View()
         self.copies = Copies(is_reachable=is_reachable)
         self.pulls = DirectPulls(
-            self.copies, PeerLink(key=KEY, records=None, send=self.said.append)
+            self.copies, PeerLink(key=KEY, seal=BlockSeal(), records=None, send=self.said.append)
         )  # type: ignore[arg-type]
         self.pulls._open_view = lambda handle: self.view  # type: ignore[assignment, return-value]
         self.ticket = self.pull(1)

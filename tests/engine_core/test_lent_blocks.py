@@ -13,7 +13,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.kv import block_leases
-from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal
 from headwater.engine_core.kv.block_source import Owner
 from headwater.engine_core.kv.peer_link import LeaseRequest, Lent, PeerLink, ToLink, Wanted
 from headwater.engine_core.kv.tiers import block_bytes_of
@@ -55,7 +55,9 @@ class LendingEngine:
         )
         records = np.zeros((64, HEADER_LEN + block_bytes_of(executor)), np.uint8)
         self.engine = Engine(
-            config, executor, peer_link=PeerLink(key=KEY, records=records, send=self._said.append)
+            config,
+            executor,
+            peer_link=PeerLink(key=KEY, seal=BlockSeal(), records=records, send=self._said.append),
         )
         sampling = SamplingParams(seed=1, max_tokens=3)
         self.engine.add(NewRequest(key=1, prompt_ids=PROMPT, output_ids=[], sampling=sampling))

@@ -11,7 +11,7 @@ import pytest
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal
 from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -73,6 +73,7 @@ class LendingDriver(Driver):
             speculator=speculator.beside(self.config),
             peer_link=PeerLink(
                 key=bytes(16),
+                seal=BlockSeal(),
                 records=np.zeros((NUM_PEER_BLOCKS, row_bytes), np.uint8),
                 send=lambda message: None,
             ),

@@ -13,6 +13,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
 from headwater.engine_core.kv.block_files import BlockFiles
+from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.disk_blocks import DiskBlocks
 from headwater.engine_core.kv.read_costs import ReadCosts
 from headwater.engine_core.request import NewRequest
@@ -61,7 +62,11 @@ class Bench:
         executor = SimulatedExecutor(
             config, MODEL, timing, verify_every=1, clock=lambda: clock.now, sleep=clock.sleep
         )
-        files = None if self.disk is None else BlockFiles.open(self.disk, b"k" * 16, 1 << 20)
+        files = (
+            None
+            if self.disk is None
+            else BlockFiles.open(self.disk, b"k" * 16, 1 << 20, BlockSeal())
+        )
         if executor.swapper is not None and self.disk is None:
             executor.swapper.seconds_per_block = self.seconds_per_block
         engine = Engine(config, executor, clock=lambda: clock.now, disk_files=files)

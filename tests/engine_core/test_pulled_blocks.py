@@ -4,19 +4,22 @@ computed them."""
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
-from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv import block_leases, peer_blocks
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal
 from headwater.engine_core.kv.block_source import Outcome, Owner
 from headwater.engine_core.kv.peer_blocks import HINT_SECONDS, PeerBlocks
 from headwater.engine_core.kv.peer_link import Claim, PeerLink, Pulled, PullRequest, ToLink
 from headwater.engine_core.request import Holder
 from headwater.engine_core.sampling_params import SamplingParams
-from tests.engine_core.direct_link import DirectLink
+from tests.engine_core.direct_link import SEAL, DirectLink
+from tests.engine_core.pulling_pair import PROMPT_BLOCKS, AtOnce, Pair
 from tests.engine_core.small_models import Answer, SmallEngine, convert, random_checkpoint
 
 RNG = np.random.default_rng(6)
@@ -109,6 +112,24 @@ def test_an_engine_of_another_layout_lends_nothing(folder: Path) -> None:
         engine.close()
 
 
+@pytest.mark.parametrize("num_keys", [0, 1], ids=["no secret", "another secret"])
+def test_records_of_an_engine_without_the_clusters_secret_are_not_used(num_keys: int) -> None:
+    rogue = BlockSeal([b"r" * 32] * num_keys)
+    with (
+        patch.object(peer_blocks, "ThreadLane", AtOnce),
+        patch.object(block_leases, "ThreadLane", AtOnce),
+    ):
+        pair = Pair(seals=(rogue, SEAL))
+    pair.add(pair.a, 1)
+    pair.until(lambda: 1 in pair.ended)
+    pair.add(pair.b, 2, holder="a")
+    pair.until(lambda: 2 in pair.ended)
+    assert pair.tokens[2] == pair.tokens[1]
+    peers = pair.b.load().peers
+    assert peers is not None
+    assert (peers.num_pulled, peers.num_discarded) == (0, PROMPT_BLOCKS)
+
+
 def test_a_hint_that_no_request_used_expires() -> None:
     """The engine had these blocks itself. When it has evicted them, the other engine may be
     gone."""
@@ -117,7 +138,10 @@ def test_a_hint_that_no_request_used_expires() -> None:
     owner = Owner(b"n" * 16)
     swapper = SimulatedSwapper(np.zeros((4, 16), np.uint64), 4, late_polls=0)
     link = PeerLink(
-        key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=lambda _: None
+        key=b"k" * 16,
+        seal=BlockSeal(),
+        records=np.zeros((8, HEADER_LEN + 128), np.uint8),
+        send=lambda _: None,
     )
     peers = PeerBlocks(swapper, link, 4, clock=lambda: now)
     peers.expect(hashes, owner, at("a"))
@@ -133,7 +157,10 @@ def test_a_load_names_the_block_before_its_first_one() -> None:
     asked = list[ToLink]()
     swapper = SimulatedSwapper(np.zeros((4, 16), np.uint64), 4, late_polls=0)
     link = PeerLink(
-        key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=asked.append
+        key=b"k" * 16,
+        seal=BlockSeal(),
+        records=np.zeros((8, HEADER_LEN + 128), np.uint8),
+        send=asked.append,
     )
     peers = PeerBlocks(swapper, link, 4)
     peers.expect(hashes, Owner(b"n" * 16), at("a"))
@@ -158,7 +185,10 @@ def test_blocks_of_a_load_that_was_given_up_do_not_count_as_discarded(is_early: 
     owner = Owner(b"n" * 16)
     swapper = SimulatedSwapper(np.zeros((4, 16), np.uint64), 4, late_polls=0)
     link = PeerLink(
-        key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=asked.append
+        key=b"k" * 16,
+        seal=BlockSeal(),
+        records=np.zeros((8, HEADER_LEN + 128), np.uint8),
+        send=asked.append,
     )
     peers = PeerBlocks(swapper, link, 4)
     peers.expect(hashes, owner, at("a"))

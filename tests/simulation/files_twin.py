@@ -8,13 +8,13 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from headwater.engine_core.kv import block_record
 from headwater.engine_core.kv.block_files import BlockFiles
-from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, header_of, read_header
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, BlockSeal
 from headwater.engine_core.kv.block_source import Owner
 
 KEY = b"k" * 16
 OTHER_KEY = b"o" * 16
+SEAL = BlockSeal()
 FAULTS = ("lost", "truncated", "torn", "another block's", "another key's", "doubled")
 
 
@@ -41,7 +41,7 @@ class FilesTwin(BlockFiles):
         if self.is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
         block = BlockId(KEY, owner.namespace, block_hash, parent)
-        self._files[owner.namespace, block_hash] = header_of(block, payload) + bytes(payload)
+        self._files[owner.namespace, block_hash] = SEAL.header_of(block, payload) + bytes(payload)
         return True
 
     def read(self, namespace: bytes, block_hash: bytes, into: memoryview) -> bool:
@@ -57,7 +57,7 @@ class FilesTwin(BlockFiles):
         into[: len(payload)] = payload[: len(into)]
         if len(payload) != len(into):
             return False
-        return block_record.is_block(data[:HEADER_LEN], into, KEY, namespace, block_hash)
+        return SEAL.is_block(data[:HEADER_LEN], into, KEY, namespace, block_hash)
 
     def drop(self, namespace: bytes, block_hash: bytes) -> None:
         self._files.pop((namespace, block_hash), None)
@@ -66,7 +66,7 @@ class FilesTwin(BlockFiles):
 
     def scan(self) -> Iterator[BlockId]:
         for data in self._files.values():
-            if (found := read_header(data[:HEADER_LEN])) is not None and found[0].key == KEY:
+            if (found := SEAL.read_header(data[:HEADER_LEN])) is not None and found[0].key == KEY:
                 yield found[0]
 
     def measure(self, block_bytes: int) -> float:
@@ -94,10 +94,11 @@ class FilesTwin(BlockFiles):
             case "another block's":
                 self._files[place] = other
             case "another key's":
-                block, _ = read_header(data[:HEADER_LEN]) or (None, 0)
+                block, _ = SEAL.read_header(data[:HEADER_LEN]) or (None, 0)
                 if block is not None:
                     payload = bytes(byte ^ 85 for byte in data[HEADER_LEN:])
-                    self._files[place] = header_of(block._replace(key=OTHER_KEY), payload) + payload
+                    header = SEAL.header_of(block._replace(key=OTHER_KEY), payload)
+                    self._files[place] = header + payload
             case _:
                 namespace, block_hash = place
                 self._files[namespace, self._rng.randbytes(16)] = bytes(data)

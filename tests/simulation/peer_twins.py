@@ -22,7 +22,7 @@ from headwater.engine_core.executors import shared_kv
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.kv import block_leases, disk_blocks, peer_blocks
 from headwater.engine_core.kv.block_leases import BlockLeases
-from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, header_of, kv_key
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, BlockSeal, kv_key
 from headwater.engine_core.kv.block_source import Ticket
 from headwater.engine_core.kv.peer_blocks import PeerBlocks
 from headwater.engine_core.kv.peer_link import (
@@ -149,7 +149,10 @@ class Replica:
         )
         self.files = FilesTwin(rng.choice([5, 20]), rng, fault_chance=rng.choice([0.0, 0.6]))
         peer_link = PeerLink(
-            key=KEY, records=self.records, send=lambda message: link.send(self, message)
+            key=KEY,
+            seal=BlockSeal(),
+            records=self.records,
+            send=lambda message: link.send(self, message),
         )
         with (
             patch.object(peer_blocks, "ThreadLane", in_place_of_threads(self.lanes[1])),
@@ -434,7 +437,9 @@ class LinkTwin:
                 block = BlockId(
                     FOREIGN_KEY, wanted.owner.namespace, wanted.hashes[number], wanted.parent
                 )
-                rows[target] = np.frombuffer(header_of(block, payload) + payload, np.uint8)
+                rows[target] = np.frombuffer(
+                    BlockSeal().header_of(block, payload) + payload, np.uint8
+                )
 
     def _of_predecessor(self, owner: Replica, handle: bytes) -> bytes:
         """A handle under which the memory of a dead engine is found, as where the number of its

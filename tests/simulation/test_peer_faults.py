@@ -12,7 +12,7 @@ import pytest
 from headwater.engine_core.kv import block_record
 from headwater.engine_core.kv.block_leases import BlockLeases, _Lease
 from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
-from headwater.engine_core.kv.block_record import Buffer, read_header
+from headwater.engine_core.kv.block_record import BlockSeal, Buffer
 from headwater.engine_core.kv.block_source import LoadEnd, Owner, Ticket
 from headwater.engine_core.kv.early_pull import EarlyPull
 from headwater.engine_core.kv.peer_blocks import PeerBlocks
@@ -130,30 +130,42 @@ def stranded_lease(patch: pytest.MonkeyPatch) -> None:
 
 def stale_hash(patch: pytest.MonkeyPatch) -> None:
     """A record of another block is taken for the one that was asked for."""
-    real = block_record.is_block
+    real = BlockSeal.is_block
 
     def any_hash(
-        header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes
+        seal: BlockSeal,
+        header: Buffer,
+        payload: Buffer,
+        key: bytes,
+        namespace: bytes,
+        block_hash: bytes,
     ) -> bool:
-        found = read_header(header)
+        found = seal.read_header(header)
         return found is not None and real(
-            header, payload, key, found[0].namespace, found[0].block_hash
+            seal, header, payload, key, found[0].namespace, found[0].block_hash
         )
 
-    patch.setattr(block_record, "is_block", any_hash)
+    patch.setattr(BlockSeal, "is_block", any_hash)
 
 
 def foreign_key(patch: pytest.MonkeyPatch) -> None:
     """A record of other weights is taken for one of these."""
-    real = block_record.is_block
+    real = BlockSeal.is_block
 
     def any_key(
-        header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes
+        seal: BlockSeal,
+        header: Buffer,
+        payload: Buffer,
+        key: bytes,
+        namespace: bytes,
+        block_hash: bytes,
     ) -> bool:
-        found = read_header(header)
-        return found is not None and real(header, payload, found[0].key, namespace, block_hash)
+        found = seal.read_header(header)
+        return found is not None and real(
+            seal, header, payload, found[0].key, namespace, block_hash
+        )
 
-    patch.setattr(block_record, "is_block", any_key)
+    patch.setattr(BlockSeal, "is_block", any_key)
 
 
 def torn_copy(patch: pytest.MonkeyPatch) -> None:

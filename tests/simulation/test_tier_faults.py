@@ -10,7 +10,7 @@ import pytest
 from headwater.engine_core.kv import block_record
 from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
 from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.block_record import Buffer, read_header
+from headwater.engine_core.kv.block_record import BlockSeal, Buffer
 from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Ticket
 from headwater.engine_core.scheduling.forks import Forks
 from headwater.engine_core.scheduling.request_state import RequestState
@@ -103,30 +103,42 @@ def stale_hash(patch: pytest.MonkeyPatch) -> None:
 
 def stale_file(patch: pytest.MonkeyPatch) -> None:
     """A file of another block is taken for the one of its name."""
-    real = block_record.is_block
+    real = BlockSeal.is_block
 
     def any_hash(
-        header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes
+        seal: BlockSeal,
+        header: Buffer,
+        payload: Buffer,
+        key: bytes,
+        namespace: bytes,
+        block_hash: bytes,
     ) -> bool:
-        found = read_header(header)
+        found = seal.read_header(header)
         return found is not None and real(
-            header, payload, key, found[0].namespace, found[0].block_hash
+            seal, header, payload, key, found[0].namespace, found[0].block_hash
         )
 
-    patch.setattr(block_record, "is_block", any_hash)
+    patch.setattr(BlockSeal, "is_block", any_hash)
 
 
 def wrong_generation(patch: pytest.MonkeyPatch) -> None:
     """A file of other weights or another version is taken for one of these."""
-    real = block_record.is_block
+    real = BlockSeal.is_block
 
     def any_key(
-        header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes
+        seal: BlockSeal,
+        header: Buffer,
+        payload: Buffer,
+        key: bytes,
+        namespace: bytes,
+        block_hash: bytes,
     ) -> bool:
-        found = read_header(header)
-        return found is not None and real(header, payload, found[0].key, namespace, block_hash)
+        found = seal.read_header(header)
+        return found is not None and real(
+            seal, header, payload, found[0].key, namespace, block_hash
+        )
 
-    patch.setattr(block_record, "is_block", any_key)
+    patch.setattr(BlockSeal, "is_block", any_key)
 
 
 def torn_copy(patch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import engine_pb2 as pb
 from headwater.proto import engine_pb2_grpc
 from headwater.proto.common_pb2 import Sampling, Speculative
+from headwater.services.runtime.channel import open_channel
 from headwater.services.runtime.process import PARENT_FD, READY_FD
 from tests.forked_stage import ForkedStage
 from tests.stage_log import StageLog
@@ -167,7 +168,8 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def client_of(engine: EngineProcess) -> AsyncIterator[Client]:
-    async with grpc.aio.insecure_channel(engine.address) as channel:
+    # With the proofs of the scope's token, if there is one.
+    async with open_channel(engine.address) as channel:
         client = Client(channel)
         try:
             yield client

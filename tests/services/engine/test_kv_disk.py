@@ -12,6 +12,8 @@ import pytest
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto import engine_pb2 as pb
 from headwater.services.engine.settings import EngineSettings
+from headwater.services.runtime import cluster_key
+from headwater.services.runtime.cluster_key import make_token_file, read_cluster_key
 from headwater.services.runtime.settings import SettingError, read_settings
 from tests.services.engine.engine_process import (
     Client,
@@ -108,6 +110,26 @@ async def test_prefixes_survive_the_device_and_a_restart(tmp_path: Path) -> None
                 NUM_CACHED,
                 {"disk": NUM_CACHED},
             )
+
+
+async def test_files_of_another_clusters_engine_are_deleted_at_the_start(tmp_path: Path) -> None:
+    flags = (*SMALL, f"--kv-disk-dir={tmp_path / 'kv'}")
+    token = tmp_path / "token"
+    make_token_file(token)
+    with engine_process(*flags) as engine:
+        async with client_of(engine) as client:
+            await ask(client, 1, ASKED[0])
+            await until_stored(engine, 1)
+    with (
+        cluster_key.using(read_cluster_key("", str(token))),
+        engine_process(*flags, f"--cluster-token-file={token}") as engine,
+    ):
+        async with client_of(engine) as client:
+            start = await ask(client, 1, ASKED[0])
+            assert (start.cached_tokens, dict(start.cached_by_tier)) == (0, {})
+            # Not served, and not announced before it was found damaged either.
+            figures = await metrics(engine)
+            assert figures["headwater_kv_disk_damaged_blocks_total"] == 0
 
 
 @pytest.mark.parametrize("fault", ["no folder", "deleted"])

@@ -14,14 +14,14 @@ from typing import Any
 import grpc
 import pytest
 
-from headwater.engine_core.kv.block_record import kv_key
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal, kv_key
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto import blocks_pb2, blocks_pb2_grpc
 from headwater.proto import engine_pb2 as pb
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.runtime import cluster_key
 from headwater.services.runtime.channel import open_channel
-from headwater.services.runtime.cluster_key import make_token_file, read_cluster_key
+from headwater.services.runtime.cluster_key import Purpose, make_token_file, read_cluster_key
 from headwater.services.runtime.settings import SettingError, read_settings
 from tests.long_values import long_but
 from tests.services.engine.engine_process import (
@@ -266,6 +266,27 @@ async def test_another_key_is_lent_nothing() -> None:
         frames = await stranger.answer()
         assert frames[0].before == frames[-1].after
         assert len(frames[0].before.block_hashes) == 2
+
+
+async def test_records_that_are_sent_are_sealed_by_the_clusters_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    make_token_file(token)
+    key = read_cluster_key("", str(token))
+    assert key is not None
+    with cluster_key.using(key):
+        async with peer(f"--cluster-token-file={token}") as owner:
+            await owner.ask(ASKED[0])
+            async with open_channel(owner.engine.address) as channel:
+                stranger = Stranger(channel)
+                kv = kv_key("simulated", BLOCK_SIZE, 8 * BLOCK_SIZE, VOCAB_SIZE)
+                await stranger.pull(owner, 1, kv)
+                records = b"".join(frame.records for frame in await stranger.answer())
+    header = records[:HEADER_LEN]
+    payload = records[HEADER_LEN : HEADER_LEN + 8 * BLOCK_SIZE]
+    asked = kv, bytes(16), block_hashes(bytes(16), ASKED[0], BLOCK_SIZE)[0]
+    assert BlockSeal(key.keys(Purpose.BLOCK)).is_block(header, payload, *asked)
+    assert not BlockSeal().is_block(header, payload, *asked)
+    assert not BlockSeal(key.keys(Purpose.RECORD)).is_block(header, payload, *asked)
 
 
 @pytest.mark.long

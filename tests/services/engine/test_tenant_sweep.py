@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engine_core.kv.block_files import BlockFiles
+from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.block_source import Owner
 from headwater.engine_core.kv.tenant_files import tenants_below
 from headwater.gateway.tenancy.directory import TenantDirectory
@@ -26,7 +27,7 @@ class Disk:
 
     def __init__(self, root: Path, *tenants: str) -> None:
         self.root = root
-        files = BlockFiles.open(root, b"k" * 16, 1 << 20)
+        files = BlockFiles.open(root, b"k" * 16, 1 << 20, BlockSeal())
         for number, tenant in enumerate(tenants):
             files.write(Owner(bytes([number]) * 16, tenant), b"h" * 16, b"", memoryview(b"block"))
         files.close()
