@@ -129,6 +129,8 @@ class _Endpoint:
             )
             if handler is None:
                 raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(self._handlers))
+            if not self._cluster.fair_start.begin_at_once():
+                await self._cluster.fair_start.wait(self._starter(exchange))
             await handler(exchange)
         except HeadOnly as head:
             await exchange.reply_head(head.headers)
@@ -150,6 +152,18 @@ class _Endpoint:
             )
         self._cluster.metrics.refused.add(error.code)
         await exchange.refuse(error)
+
+    def _starter(self, exchange: Exchange) -> str:
+        """Key of the request's tenant; where it has none, the address of its client."""
+        identity = exchange.tenants or self._cluster.tenants
+        headers = exchange.headers
+        try:
+            return identity.identify(
+                headers.get("authorization", ""), headers.get("x-tenant", "")
+            ).key
+        except errors.HeadwaterError:
+            # The handler says so, if it needs to know.
+            return exchange.peer
 
 
 class RestSurface:

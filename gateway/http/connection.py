@@ -4,6 +4,7 @@ in its time."""
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from ..tenancy.peers import SharedPlaces, peer_of
 from .connection_limit import SPARE_CONNECTIONS, SURPLUS, TooManyConnections
 from .http_versions import (
     H2_PREFACE,
@@ -62,11 +64,12 @@ class ConnectionConfig(uvicorn.Config):
         with."""
         super().__init__(app, http=Connection, **options)
         self.slow_head_limit = slow_head_limit
-        self.max_connections = max_connections
+        self.places = SharedPlaces(max_connections)
+        """Places for connections, by client."""
         self.on_refused = on_refused
-        self.idle: dict[Connection, float] = {}
-        """Connections that no request is on, with the time of the event loop since when: the
-        earliest first."""
+        self.idle: defaultdict[str, dict[Connection, float]] = defaultdict(dict)
+        """Connections that no request is on, by client, with the time of the event loop since when:
+        the earliest first."""
 
 
 class Connection(HttpToolsProtocol):
@@ -84,39 +87,67 @@ class Connection(HttpToolsProtocol):
     """The request that is answered at present, or was last."""
     _refusal = HTTPStatus.BAD_REQUEST, NO_REQUEST
     _was_surplus = False
+    _peer = ""
+    """See `peer_of`."""
+    _has_left = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type] # as its own caller does
         self.transport.set_write_buffer_limits(UNSENT_BYTES)
+        self._peer = peer_of(self.client[0]) if self.client else ""
+        self.config.places.take(self._peer)
         if self._num_surplus > 0:
             self._make_room()
         self._was_surplus = self._num_surplus > 0
         if self._num_surplus > SPARE_CONNECTIONS:
-            refusal = TooManyConnections(self.config.max_connections)
+            refusal = TooManyConnections(self.config.places.num_places)
             self.config.on_refused(refusal.code)
             self.transport.write(raw_error(refusal))
             self.transport.close()
         else:
-            self.config.idle[self] = self.loop.time()
+            self._note_idle()
             self._await_head()
 
     def _make_room(self) -> None:
-        """Closes the connection that has been idle for longest, if that is long."""
-        oldest, since = next(iter(self.config.idle.items()), (None, 0.0))
+        """Closes the connection that has been idle for longest, if that is long. Those of clients
+        that have fewer connections stay: a flood would take them."""
+        found = [
+            next(iter(idle.items()))
+            for peer, idle in self.config.idle.items()
+            if self.config.places.has_as_many(peer, self._peer)
+        ]
+        oldest, since = min(found, key=lambda each: each[1], default=(None, 0.0))
         if oldest is not None and self.loop.time() - since > IDLE_SECONDS:
             oldest.transport.close()
             # It is lost a moment later.
-            self.connections.discard(oldest)
-            del self.config.idle[oldest]
+            oldest._leave()
 
     @property
     def _num_surplus(self) -> int:
-        """Number of connections past the limit; below zero, of those that it still allows."""
-        return len(self.connections) - self.config.max_connections
+        """Number of connections past the client's limit; below zero, of those that it still
+        allows."""
+        return self.config.places.num_surplus(self._peer)
+
+    def _note_idle(self) -> None:
+        self.config.idle[self._peer][self] = self.loop.time()
+
+    def _note_busy(self) -> None:
+        idle = self.config.idle[self._peer]
+        idle.pop(self, None)
+        if not idle:
+            del self.config.idle[self._peer]
+
+    def _leave(self) -> None:
+        """Gives the connection's place back, once."""
+        self._note_busy()
+        if not self._has_left:
+            self._has_left = True
+            self.connections.discard(self)
+            self.config.places.give_back(self._peer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
-        self.config.idle.pop(self, None)
+        self._leave()
         if self._answered is not None and not self._answered.response_complete:
             # NOTE: uvicorn (0.54) says so to the last request alone, which may wait behind this
             # one.
@@ -126,7 +157,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.config.idle.pop(self, None)
+        self._note_busy()
         self._head_bytes = 0
         self._num_headers = 0
         self._is_chunked = False
@@ -169,7 +200,7 @@ class Connection(HttpToolsProtocol):
         # A connection that was there before the limit was reached goes on.
         is_surplus = self._was_surplus and self._num_surplus > 0
         if is_surplus:
-            self.scope[SURPLUS] = self.config.max_connections  # type: ignore[literal-required] # as a server may
+            self.scope[SURPLUS] = self.config.places.num_places  # type: ignore[literal-required] # as a server may
         super().on_headers_complete()
         if is_surplus:
             self.cycle.keep_alive = False
@@ -187,7 +218,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.timeout_keep_alive_task is not None:
-            self.config.idle[self] = self.loop.time()
+            self._note_idle()
 
     def _asks_to_upgrade(self) -> bool:
         return bool(self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT")

@@ -25,12 +25,11 @@ SURPLUS = "headwater.surplus"
 class TooManyConnections(errors.Unavailable):
     def __init__(self, allowed: int) -> None:
         message = (
-            f"{allowed} connections are open over REST; allowed: {allowed}, twice "
-            "--max-running and --max-queued, "
+            f"too many connections are open over REST; allowed: {allowed}, twice --max-running and "
+            "--max-queued, or what the limit of open files leaves; of these, the client that has "
+            "most leaves a sixteenth to others"
         )
-        super().__init__(
-            message + "or what the limit of open files leaves", code="too_many_connections"
-        )
+        super().__init__(message, code="too_many_connections")
 
 
 def check_surplus(scope: Scope) -> None:

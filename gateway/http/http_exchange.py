@@ -23,6 +23,7 @@ from ..openai.sse import EVENT_STREAM, Headers, SseStream, rest_of
 from ..settings import BODY_BYTES_PER_SECOND
 from ..tenancy.caller import new_request_id, printable
 from ..tenancy.grant import Standing
+from ..tenancy.peers import peer_of
 from ..tenancy.tenants import KnownTenant
 from .content_encoding import MIN_BYTES, BodyDecoder, gzipped, takes_gzip
 
@@ -71,6 +72,7 @@ class Exchange:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         self._query_string: bytes = scope.get("query_string", b"")
+        self._client: tuple[str, int] | None = scope.get("client")
         self.tenants: KnownTenant | None = scope.get(KNOWN_TENANT)
         """Set for a request of the gateway's own. No server sets it."""
         self.known: KnownRequest | None = scope.get(KNOWN_REQUEST)
@@ -100,6 +102,11 @@ class Exchange:
                 "query",
                 f"the query has more than {MAX_QUERY_FIELDS} fields; allowed: {MAX_QUERY_FIELDS}",
             ) from None
+
+    @property
+    def peer(self) -> str:
+        """See `peer_of`; empty for a request from within."""
+        return peer_of(self._client[0]) if self._client else ""
 
     async def body(self, limit: int) -> bytes:
         """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is not

@@ -13,12 +13,12 @@ from headwater.proto import inference_pb2, inference_pb2_grpc
 from headwater.services.runtime.advertise import advertised, joined
 from headwater.services.runtime.errors import HeadwaterError
 from headwater.services.runtime.grpc_errors import ErrorInterceptor, abort
-from headwater.services.runtime.rpc_handlers import refusing
+from headwater.services.runtime.rpc_handlers import behavior_of, handler_like, refusing
 from headwater.services.runtime.tls import bind
 
-from ..http.connection import MAX_HEAD_BYTES
 from ..http.listener import PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
 from ..request.cluster import Cluster
+from ..tenancy.peers import peer_of_call
 from .call_standings import CallStandings
 from .message_limit import MessageLimit
 from .open_calls import OpenCalls
@@ -32,9 +32,22 @@ PING_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 )
+MAX_HEAD_BYTES = 16 * 1024
+"""Bytes of a call's metadata. A reference of one byte stands for a header of 4 kB, so that a head is
+short on the wire and long here."""
+MAX_STREAMS = 128
+"""Number of calls that a connection carries at once. A client keeps further ones back, or opens
+another connection. NOTE: gRPC (1.85) keeps up to 0.8 MB of a head that it refuses until the
+connection ends."""
+MAX_PENDING = 4096
+"""Number of calls that have come and that the server has not taken yet, one at a time; gRPC cancels
+further ones. NOTE: from a thousand on it would cancel some at random, of any client."""
 SIZE_OPTIONS = (
     ("grpc.max_metadata_size", MAX_HEAD_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.server.max_pending_requests", MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
 )
 MAX_OPTION = 2**31 - 1
 """Largest value of gRPC's options, and no limit as one of bytes."""
@@ -43,7 +56,7 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
     """Refuses a caller whose key is not known before its message comes, as over REST, and one call
-    too many."""
+    too many. Calls that come at once begin one by one, tenants in turn."""
 
     def __init__(self, cluster: Cluster, max_calls: int) -> None:
         self._cluster = cluster
@@ -56,17 +69,33 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         ],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        if not str(details.method).startswith(f"/{SERVICE}/"):
+            handler = await continuation(details)
+            return handler and handler_like(handler, self._counted(behavior_of(handler)))
         try:
-            tenant = None
-            if str(details.method).startswith(f"/{SERVICE}/"):
-                tenant = identified(details.invocation_metadata, self._cluster.tenants).tenant.key
+            tenant = identified(details.invocation_metadata, self._cluster.tenants).tenant.key
             # NOTE: interceptors run in the call's own task (grpcio 1.85).
             self._open_calls.count(tenant)
         except HeadwaterError as error:
             refusal = error
             self._cluster.metrics.refused.add(refusal.code)
             return refusing(lambda context: abort(context, refusal))
+        if not self._cluster.fair_start.begin_at_once():
+            await self._cluster.fair_start.wait(tenant)
         return await continuation(details)
+
+    def _counted(self, behavior: Any) -> Any:
+        """The behavior of a call without a key, whose client is known only now."""
+
+        async def counted(messages: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                self._open_calls.count_without_key(peer_of_call(context.peer()))
+            except HeadwaterError as error:
+                self._cluster.metrics.refused.add(error.code)
+                await abort(context, error)
+            return await behavior(messages, context)
+
+        return counted
 
 
 class GrpcListener:
@@ -86,15 +115,14 @@ class GrpcListener:
         reuse_port: bool,
         tls: ClientTls | None = None,
     ) -> None:
-        """`max_calls` is the largest number of calls that are open at once, in all and of a
-        connection, whose client keeps further ones back. `slow_message_limit` is the number of
+        """`max_calls` is the largest number of calls, and of connections, that are open at once.
+        `slow_message_limit` is the number of
         seconds in which the message of a call comes."""
-        streams = ("grpc.max_concurrent_streams", min(max_calls, MAX_OPTION))
         longest = ("grpc.max_receive_message_length", min(max_message_bytes, MAX_OPTION))
         options = (
             ("grpc.so_reuseport", int(reuse_port)),
             longest,
-            streams,
+            ("grpc.max_allowed_incoming_connections", min(max_calls, MAX_OPTION)),
             *PING_OPTIONS,
             *SIZE_OPTIONS,
         )

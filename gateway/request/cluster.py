@@ -29,6 +29,7 @@ from ..stages.processors import Processors
 from ..tenancy.accounts import Accounts
 from ..tenancy.cache_namespace import CacheNamespaces
 from ..tenancy.caller import Caller
+from ..tenancy.fair_start import FairStart
 from ..tenancy.grant import Standing
 from ..tenancy.tenants import Identity, Tenants
 from ..tenancy.virtual_time import VirtualTime
@@ -77,6 +78,7 @@ class Cluster:
     """Whether the drain limit is over: the requests that still run are ended."""
     prompt_windows: PromptWindows = field(default_factory=PromptWindows)
     long_work: LongWork = field(default_factory=LongWork)
+    fair_start: FairStart = field(default_factory=FairStart)
     _running: dict[str, list[dict[Generation, None]]] = field(default_factory=dict)
     """Prompts that wait or run, in their order, by request id. A request runs twice when its client
     resumes it before the end of the first connection was noticed."""

@@ -381,6 +381,9 @@ def _become(module: str, args: list[str]) -> NoReturn:
 
 
 def main() -> None:
+    # Of stages that this starts or becomes: gRPC's core writes a line for each head that it
+    # refuses, and clients decide how many those are.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Our libraries log for stages; a person gets sentences, and traces of bugs in what runs in the
     # background.
     plain = structlog.dev.ConsoleRenderer(

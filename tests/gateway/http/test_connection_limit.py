@@ -17,9 +17,14 @@ from headwater.gateway.http.connection_limit import (
     connections_allowed,
 )
 from headwater.gateway.settings import MIN_CALLS, GatewaySettings
+from headwater.gateway.tenancy.peers import KEPT
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway
 
+MOST_OF_ONE = MIN_CALLS - MIN_CALLS // KEPT
+"""Connections that the client has that has most: it leaves the others to others."""
+OTHER = "127.0.0.2"
+"""Address of another client."""
 HEALTH = "HEAD /health HTTP/1.1\r\nhost: localhost\r\n"
 CLOSING = "connection: close\r\n\r\n"
 CHAT_HEAD = (
@@ -36,14 +41,14 @@ def small(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
         yield gateway
 
 
-def connected(gateway: Gateway) -> socket.socket:
+def connected(gateway: Gateway, client: str = "127.0.0.1") -> socket.socket:
     host, _, port = gateway.rest.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=60)
+    return socket.create_connection((host, int(port)), timeout=60, source_address=(client, 0))
 
 
-def begun(gateway: Gateway) -> socket.socket:
+def begun(gateway: Gateway, client: str = "127.0.0.1") -> socket.socket:
     """A connection with a request that lacks its end."""
-    connection = connected(gateway)
+    connection = connected(gateway, client)
     connection.sendall(f"GET /v1/models/{MODEL} HTTP/1.1\r\nhost: localhost\r\n".encode())
     return connection
 
@@ -59,9 +64,9 @@ def test_a_connection_too_many_is_refused_before_its_body_and_those_who_watch_ar
     small: Gateway,
 ) -> None:
     with contextlib.ExitStack() as scope:
-        busy = [scope.enter_context(begun(small)) for _ in range(MIN_CALLS)]
+        busy = [scope.enter_context(begun(small)) for _ in range(MOST_OF_ONE)]
         # This one is past the limit too, and closed by each answer.
-        small.wait_until(lambda: small.metric("headwater_num_connections") == MIN_CALLS + 1)
+        small.wait_until(lambda: small.metric("headwater_num_connections") == MOST_OF_ONE + 1)
         for path in WATCHED:
             assert small.client.get(path).status_code == 200
         # Nothing comes of the body, and no leave to send it.
@@ -84,7 +89,7 @@ def test_a_connection_too_many_is_refused_before_its_body_and_those_who_watch_ar
 
 def test_of_very_many_connections_the_last_are_refused_unread(small: Gateway) -> None:
     with contextlib.ExitStack() as scope:
-        for _ in range(MIN_CALLS + SPARE_CONNECTIONS):
+        for _ in range(MOST_OF_ONE + SPARE_CONNECTIONS):
             scope.enter_context(begun(small))
         head, body = answer(scope.enter_context(connected(small)))
         assert head.startswith("HTTP/1.1 503 ")
@@ -97,7 +102,7 @@ def test_of_very_many_connections_the_last_are_refused_unread(small: Gateway) ->
 def test_the_connection_that_was_idle_for_longest_makes_room_for_one_more(small: Gateway) -> None:
     with contextlib.ExitStack() as scope:
         first, second = (scope.enter_context(connected(small)) for _ in range(2))
-        for _ in range(MIN_CALLS - 2):
+        for _ in range(MOST_OF_ONE - 2):
             scope.enter_context(begun(small))
         # Now the first one has been idle for a shorter time.
         first.sendall(f"{HEALTH}\r\n".encode())
@@ -105,6 +110,35 @@ def test_the_connection_that_was_idle_for_longest_makes_room_for_one_more(small:
         second.setblocking(False)
         small.wait_until(lambda: knocks(small) and is_closed(second))
         assert answer(first, HEALTH + CLOSING)[0].startswith("HTTP/1.1 200 ")
+
+
+def test_the_client_that_has_most_connections_leaves_some_to_others(small: Gateway) -> None:
+    with contextlib.ExitStack() as scope:
+        for _ in range(MOST_OF_ONE):
+            scope.enter_context(begun(small))
+        surplus = scope.enter_context(connected(small))
+        assert answer(surplus, CHAT_HEAD + "content-length: 9\r\n\r\n")[0].startswith(
+            "HTTP/1.1 503 "
+        )
+        for _ in range(MIN_CALLS // KEPT):
+            other = scope.enter_context(begun(small, OTHER))
+        assert answer(other, CLOSING)[0].startswith("HTTP/1.1 200 ")
+
+
+def test_a_flood_closes_no_idle_connection_of_a_client_that_has_fewer(small: Gateway) -> None:
+    with contextlib.ExitStack() as scope:
+        idle = scope.enter_context(connected(small, OTHER))
+        own = scope.enter_context(connected(small))
+        for _ in range(MOST_OF_ONE - 2):
+            scope.enter_context(begun(small))
+        own.setblocking(False)
+        # Both are idle for as long.
+        small.wait_until(lambda: knocks(small) and is_closed(own))
+        scope.enter_context(begun(small))
+        surplus = scope.enter_context(connected(small))
+        chat = CHAT_HEAD + "content-length: 9\r\n\r\n"
+        assert answer(surplus, chat)[0].startswith("HTTP/1.1 503 ")
+        assert answer(idle, HEALTH + CLOSING)[0].startswith("HTTP/1.1 200 ")
 
 
 def knocks(gateway: Gateway) -> bool:

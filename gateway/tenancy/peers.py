@@ -1,0 +1,72 @@
+"""Addresses of clients, by which those are told apart whose tenants are not known yet."""
+
+from __future__ import annotations
+
+import ipaddress
+import urllib.parse
+from collections import Counter
+
+KEPT = 16
+"""The client that has most places leaves one of KEPT places to others."""
+IPV6_NETWORK_BITS = 64
+
+
+def peer_of(host: str) -> str:
+    """Address of a client; of an IPv6 address the network, in which one client may use any
+    address."""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, IPV6_NETWORK_BITS), strict=False))
+
+
+def peer_of_call(peer: str) -> str:
+    """`peer_of` for a peer as gRPC names it: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    host = urllib.parse.unquote(rest).rpartition(":")[0]
+    return peer_of(host.strip("[]"))
+
+
+class SharedPlaces:
+    """A number of places that clients take. The client that has most of them leaves the last ones
+    to others. Behind a proxy all clients have its address, and together leave as many unused."""
+
+    def __init__(self, num_places: int) -> None:
+        self.num_places = num_places
+        self._num_kept = num_places // KEPT
+        self._num_taken = 0
+        self._taken = Counter[str]()
+
+    def take(self, peer: str) -> None:
+        self._num_taken += 1
+        self._taken[peer] += 1
+
+    def give_back(self, peer: str) -> None:
+        self._num_taken -= 1
+        self._taken[peer] -= 1
+        if not self._taken[peer]:
+            del self._taken[peer]
+
+    def num_surplus(self, peer: str) -> int:
+        """Number of places that are taken past what the client may use; below zero, of those that
+        it still may."""
+        num_past = self._num_taken - self.num_places
+        if num_past < -self._num_kept or not self._has_most(peer):
+            return num_past
+        return num_past + self._num_kept
+
+    def has_as_many(self, peer: str, other: str) -> bool:
+        """Whether a client has as many places as another one, or more."""
+        return self._taken[peer] >= self._taken[other]
+
+    def _has_most(self, peer: str) -> bool:
+        """Whether a client has many places, and none has more."""
+        num_taken = self._taken[peer]
+        return num_taken > self._num_kept and num_taken == max(self._taken.values())
