@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from headwater.services.runtime import errors
-from headwater.services.runtime.rpc_handlers import Handler, behavior_of
+from headwater.services.runtime.rpc_handlers import Handler, behavior_of, handler_like
 
 from ..long_work import LONG_BODY_BYTES, LongWork
 from .wire_records import check_fields
@@ -22,8 +22,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 class MessageLimit(grpc.aio.ServerInterceptor):
     """Ends calls whose one message does not come in time. NOTE: grpcio (1.85) reads it before it
-    calls a handler, and waits for it for ever. A handler of a stream of messages is called at once,
-    and reads the first one itself."""
+    calls a handler, and waits for it for ever. A handler of a stream of messages, that of
+    reflection, is called at once and reads them itself, a generator."""
 
     def __init__(self, seconds: float, long_work: LongWork) -> None:
         self._seconds = seconds
@@ -35,9 +35,11 @@ class MessageLimit(grpc.aio.ServerInterceptor):
         details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         handler = await continuation(details)
-        if handler is None or handler.request_streaming:
+        if handler is None:
             return handler
         behavior = behavior_of(handler)
+        if handler.request_streaming:
+            return handler_like(handler, _reading_all(behavior))
         parse = handler.request_deserializer
         make = grpc.stream_stream_rpc_method_handler
         if not handler.response_streaming:
@@ -85,4 +87,23 @@ def _parsed(data: bytes, parse: Any) -> Any:
     try:
         return parse(data)
     except DecodeError as fault:
-        raise errors.BadRequest(None, f"the call's message cannot be read: {fault}") from None
+        raise _unreadable(fault) from None
+
+
+def _reading_all(behavior: Any) -> Any:
+    """The behavior of calls with several messages. Raises `BadRequest` for one that cannot be
+    read."""
+
+    async def read_and_answer(messages: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        try:
+            async with contextlib.aclosing(behavior(messages, context)) as replies:
+                async for reply in replies:
+                    yield reply
+        except DecodeError as fault:
+            raise _unreadable(fault) from None
+
+    return read_and_answer
+
+
+def _unreadable(fault: DecodeError) -> errors.BadRequest:
+    return errors.BadRequest(None, f"the call's message cannot be read: {fault}")

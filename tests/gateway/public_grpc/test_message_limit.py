@@ -16,6 +16,7 @@ from tests.gateway.processes import Behind, Gateway
 
 INFERENCE = f"/{SERVICE}/"
 HEALTH = "/grpc.health.v1.Health/"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 METHODS = [INFERENCE + "ListModels", INFERENCE + "ChatStream", HEALTH + "Check", HEALTH + "Watch"]
 
 
@@ -76,8 +77,11 @@ async def test_a_call_without_a_message_is_refused(strict: Gateway, method: str)
     )
 
 
-async def test_a_message_that_cannot_be_read_is_refused_as_what_it_is(strict: Gateway) -> None:
-    code, sentence = await refusal_of(strict, INFERENCE + "ListModels", garbage())
+@pytest.mark.parametrize("method", [INFERENCE + "ListModels", HEALTH + "Check", REFLECTION])
+async def test_a_message_that_cannot_be_read_is_refused_as_what_it_is(
+    strict: Gateway, method: str
+) -> None:
+    code, sentence = await refusal_of(strict, method, garbage())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert sentence.startswith("the call's message cannot be read: ")
 
