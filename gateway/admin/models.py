@@ -9,6 +9,14 @@ import msgspec
 
 from headwater.services.runtime import errors, subjects
 from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.model_name import (
+    MAX_NAME_LEN,
+    MAX_PLACE_LEN,
+    NAME_ALLOWED,
+    PLACE_ALLOWED,
+    is_model_name,
+    is_model_place,
+)
 
 from ..http.http_exchange import Exchange
 from ..openai.decode import decode
@@ -23,16 +31,16 @@ NO_SUPERVISOR = (
     "elsewhere (compose, Kubernetes) start a processor, an output processor and engines for "
     "the model"
 )
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+Place = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PLACE_LEN)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 
 
 class NewModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """POST /admin/models"""
 
-    model: Name
+    model: Place
     """A name or a path on the supervisor's machine."""
-    served_model_name: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    served_model_name: Annotated[str, msgspec.Meta(max_length=MAX_NAME_LEN)] = ""
     min_replicas: Number | None = None
     max_replicas: Number | None = None
     escape_special_tokens: bool = False
@@ -75,6 +83,10 @@ class ModelAdmin:
             self._administration.caller(exchange),
             decode(await exchange.body(MAX_BODY_BYTES), NewModel),
         )
+        if not is_model_place(asked.model):
+            raise errors.BadRequest.of("model", asked.model, PLACE_ALLOWED)
+        if asked.served_model_name:
+            _check_name("served_model_name", asked.served_model_name)
         supervisor, *_ = await self._supervisors()
         change = msgspec.to_builtins(asked)
         async with self._administration.recorded(caller, "load-model", change):
@@ -87,7 +99,7 @@ class ModelAdmin:
             self._administration.caller(exchange),
             decode(await exchange.body(MAX_BODY_BYTES), NewBounds),
         )
-        name = exchange.path_params["name"]
+        name = _name_of(exchange)
         change = msgspec.to_builtins(asked)
         await self._supervisors()
         cards: list[Any] = []
@@ -102,7 +114,7 @@ class ModelAdmin:
         """Answered at once with 202; the model is gone from the list when its requests have
         ended."""
         caller = self._administration.caller(exchange)
-        name = exchange.path_params["name"]
+        name = _name_of(exchange)
         supervisors = await self._supervisors()
         cards: list[Any] = []
         async with self._administration.recorded(caller, "unload-model", {"model": name}):
@@ -130,3 +142,16 @@ class ModelAdmin:
             raise errors.BadRequest("model", refusal["message"], code=refusal["code"])
         cards: list[Any] = answer["models"]
         return cards
+
+
+def _name_of(exchange: Exchange) -> str:
+    """The name in a request's path. Raises `BadRequest`."""
+    name = exchange.path_params["name"]
+    _check_name("name", name)
+    return name
+
+
+def _check_name(param: str, name: str) -> None:
+    """Raises `BadRequest` for a name that no model is served under."""
+    if not is_model_name(name):
+        raise errors.BadRequest.of(param, name, NAME_ALLOWED)

@@ -9,6 +9,7 @@ from headwater.engine_core import quantization as methods
 from headwater.engine_core.config import BLOCK_SIZES
 
 from ..runtime.advertise import check_host
+from ..runtime.model_name import check_model_name
 from ..runtime.role import BOTH, ROLES
 from ..runtime.security_settings import StageSecuritySettings
 from ..runtime.settings import SettingError, check_log_level, require, setting
@@ -209,6 +210,8 @@ class EngineSettings(StageSecuritySettings):
         check_host(self.host)
         if self.model_folder is None and self.executor != "simulated":
             raise SettingError("model_folder", None, "the folder of a converted model")
+        if self.served_model_name:
+            check_model_name("served_model_name", self.served_model_name)
         require(0 <= self.port <= 65535, "port", self.port, "0…65535")
         require(-1 <= self.metrics_port <= 65535, "metrics_port", self.metrics_port, "-1…65535")
         for name, least in NEVER_NEGATIVE.items():

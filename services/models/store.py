@@ -13,6 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ..runtime.hardware import resolve_device, resolve_dtype
+from ..runtime.model_name import check_model_name, is_model_name
 from ..runtime.progress import Report
 from ..runtime.settings import SettingError
 from . import hugging_face
@@ -96,9 +97,9 @@ def pull(
     Hub; `quantization` a kind that weights are rounded to, or the method by which they must be
     packed; `calibration` a file of text over which rounding is chosen.
 
-    Raises `SettingError` for the file, and for a revision of a model that is not on the Hub, before
-    anything is downloaded, `ModelNotFound`, `WheelModelError`, `HubError`, `OtherQuantization`,
-    `CalibrationFailed` or `ConversionFailed`.
+    Raises `SettingError` for the file, for a file or folder whose name is no model's, and for a
+    revision of a model that is not on the Hub, before anything is downloaded, `ModelNotFound`,
+    `WheelModelError`, `HubError`, `OtherQuantization`, `CalibrationFailed` or `ConversionFailed`.
     """
     _check_revision(model, revision)
     asked = read_calibration(calibration, quantization, cache_dir)
@@ -180,8 +181,15 @@ def _of_quantization(folder: Path, quantization: str) -> Path:
 def name_of(model: str) -> str:
     """The default name that it is served under; downloads nothing.
 
-    Raises `ModelNotFound`, `ModelFolderError`.
+    Raises `ModelNotFound`, `ModelFolderError`, and `SettingError` for a file or folder whose name
+    is no model's.
     """
+    name = _name_of(model)
+    check_model_name("model", name)
+    return name
+
+
+def _name_of(model: str) -> str:
     path = _path_of(model)
     if (path / MANIFEST_NAME).is_file():
         return ModelManifest.read(path).name
@@ -206,7 +214,10 @@ def _is_hub_id(model: str) -> bool:
     if model.endswith(".gguf"):
         return False
     return (
-        model.count("/") == 1 and not Path(model).exists() and not model.startswith(("/", ".", "~"))
+        model.count("/") == 1
+        and is_model_name(model)
+        and not Path(model).exists()
+        and not model.startswith(("/", ".", "~"))
     )
 
 
@@ -233,6 +244,7 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
     else:
         raise ModelNotFound(model)
     path = path.resolve()
+    check_model_name("model", name)
     return Source(name=name, revision=_digest(files), origin=str(path), obtain=lambda _: path)
 
 

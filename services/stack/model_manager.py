@@ -24,7 +24,8 @@ from ..runtime import subjects
 from ..runtime.bus import Bus, Subscription
 from ..runtime.member import Kind, ReplicaLoad
 from ..runtime.membership import Members
-from ..runtime.settings import SettingError
+from ..runtime.model_name import PLACE_ALLOWED, check_model_name, is_model_place
+from ..runtime.settings import SettingError, require
 from ..runtime.tasks import owned_task, set_within
 from .embedded import EmbeddedServerError
 from .model_pull import PullFailed, pull_model
@@ -264,7 +265,9 @@ class ModelManager:
 
     def _load(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelStages:
         with _refusing():
+            require(is_model_place(request.model), "model", request.model, PLACE_ALLOWED)
             name = request.served_model_name or name_of(request.model)
+            check_model_name("served_model_name", name)
             rules = self._rules(request)
         known = self._models.get(name)
         if known is not None and known.state is not State.FAILED:

@@ -31,6 +31,7 @@ from ..models.demo_model import DEMO_NAME
 from ..models.store import default_cache_dir
 from ..runtime.advertise import check_host, is_loopback
 from ..runtime.hardware import DTYPES, default_replicas
+from ..runtime.model_name import check_model_name
 from ..runtime.role import DECODE, PREFILL
 from ..runtime.settings import SettingError, as_flags, check_log_level, require
 from ..runtime.speculation import MODES
@@ -265,6 +266,8 @@ class StackSettings:
         assert self.rules
         self._check_ports()
         self._check_words()
+        if self.served_model_name is not None:
+            check_model_name("served_model_name", self.served_model_name)
         check_log_level(self.log_level)
         check_memory_share(self.gpu_memory_utilization)
         for name in PARALLEL_SIZES:

@@ -11,6 +11,7 @@ from ..answers.format import reasoning_format_of
 from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS, format_of_template
 from ..models.manifest import ModelManifest
+from ..runtime.model_name import check_model_name
 from ..runtime.served_model import ServedModel
 from ..runtime.settings import SettingError, require
 from .chat_template import ChatTemplate
@@ -82,6 +83,8 @@ def names_of(folders: Sequence[str], served_names: Sequence[str]) -> list[tuple[
         )
     paths = [Path(folder) for folder in folders]
     names = list(served_names) or [ModelManifest.read(path).name for path in paths]
+    for name in names:
+        check_model_name("served_model_name", name)
     require(
         len(set(names)) >= len(names), "served_model_name", ", ".join(names), "names that differ"
     )

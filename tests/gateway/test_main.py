@@ -6,10 +6,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from typing import Any
 
 import httpx
+import pytest
 
-from tests.gateway.processes import Behind, Gateway, gateway_stage, launched, started
+from tests.gateway.processes import MODEL, Behind, Gateway, gateway_stage, launched, started
 
 
 def test_it_is_there_in_moments_even_with_nothing_behind() -> None:
@@ -124,6 +126,27 @@ def test_without_a_supervisor_models_are_not_loaded_and_the_answer_says_so(
     reply = gateway.client.post("/admin/models", json={"model": "smollm2-135m-instruct"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_supervisor")
     assert "where `headwater up` runs it" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param"),
+    [
+        ("POST", "", {"model": "a\nb"}, "model"),
+        ("POST", "", {"model": "/models/../secrets"}, "model"),
+        ("POST", "", {"model": MODEL, "served_model_name": "a\x1b[2J"}, "served_model_name"),
+        ("POST", "", {"model": MODEL, "served_model_name": "a/../b"}, "served_model_name"),
+        ("PATCH", "/a%1B%5B2J", {"min_replicas": 1}, "name"),
+        ("DELETE", "/a%1B%5B2J", None, "name"),
+        ("DELETE", "/%2E%2E", None, "name"),
+    ],
+)
+def test_names_of_models_that_would_forge_logs_or_paths_are_refused_to_administrators_too(
+    gateway: Gateway, method: str, path: str, body: Any, param: str
+) -> None:
+    # As sent: a client library would take the dots out.
+    reply = gateway.client.request(method, f"/admin/models{path}", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert "printable characters" in reply.json()["error"]["message"]
 
 
 def test_metrics_count_what_happened(gateway: Gateway) -> None:

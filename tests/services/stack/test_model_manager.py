@@ -88,6 +88,10 @@ async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(
             "max_replicas": 2,
         }
         assert (await ask(loaded | {"numerics": "fast"}))["error"]["code"] == "invalid_value"
+        for bad in ({"served_model_name": "a\nserving"}, {"model": f"{folder}/../second"}):
+            refusal = (await ask(loaded | bad))["error"]
+            assert refusal["code"] == "invalid_value"
+            assert "printable characters" in refusal["message"]
         assert "error" not in await ask(loaded | {"numerics": "tree"})
 
         async def states() -> dict[str, str]:
