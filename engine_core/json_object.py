@@ -14,11 +14,19 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        # The system's own words: Python adds the path to them.
-        why = error.strerror if isinstance(error, OSError) else error
+        why = _reason(error)
         raise ConfigError(
             path.name, str(path.parent), f"a folder with one that can be read ({why})"
         ) from None
     if not isinstance(found, dict):
         raise ConfigError(path.name, str(path.parent), "a folder with one that is an object")
     return found
+
+
+def _reason(error: Exception) -> str:
+    """Words of an error without what it quotes of the file, which may be a link to one that is no
+    model's."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} of it is not UTF-8"
+    # The system's own words: Python adds the path to them.
+    return str(error.strerror) if isinstance(error, OSError) else str(error)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..config import ConfigError, require
+from ..weights.safetensors_file import without_quotes
 
 SAFETENSORS = ("model.safetensors", "medusa_lm_head.safetensors")
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
@@ -102,4 +103,4 @@ def _is_ignored(name: str) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (without_quotes(error).splitlines() or [type(error).__name__])[0]

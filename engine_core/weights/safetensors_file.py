@@ -1,8 +1,13 @@
-"""Opens files of tensors, and says of a damaged one which tensor is not whole."""
+"""Opens files of tensors, and says of a damaged one which tensor is not whole.
+
+What it says quotes nothing that stands in a file which is none of tensors: a folder from others may
+have a link in its place that leads to any file of this machine.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +20,9 @@ from ..config import ConfigError
 
 _LENGTH = struct.Struct("<Q")
 """A file begins with the length of its header."""
+_LFS_POINTER = b"version https://git-lfs"
+"""Beginning of a file that stands for one which was not fetched."""
+_QUOTED = re.compile(r"""["`'].*["`']""", re.DOTALL)
 
 
 @contextmanager
@@ -41,12 +49,15 @@ def _damage(path: Path, error: SafetensorError) -> ConfigError:
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                allowed = "a whole file; this one is a pointer of Git LFS: `git lfs pull`"
+                return ConfigError("checkpoint file", path.name, allowed)
+            file.seek(0)
             (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
             begin = _LENGTH.size + length
             if begin > size:
-                return ConfigError(
-                    f"header of {path.name}", f"{size} bytes", f"{begin} bytes: the file is cut off"
-                )
+                allowed = "a whole file of safetensors, which is longer than its header"
+                return ConfigError("checkpoint file", f"{path.name}, {size} bytes", allowed)
             header: dict[str, Any] = json.loads(file.read(length))
         ends = {
             name: begin + facts["data_offsets"][1]
@@ -55,8 +66,14 @@ def _damage(path: Path, error: SafetensorError) -> ConfigError:
         }
         name = min((each for each in ends if ends[each] > size), key=ends.__getitem__)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError):
-        return ConfigError("checkpoint file", path.name, f"a whole file of safetensors ({error})")
+        allowed = f"a whole file of safetensors ({without_quotes(error)})"
+        return ConfigError("checkpoint file", path.name, allowed)
     missing = ends[name] - size
     return ConfigError(
         f"tensor {name} of {path.name}", f"cut off ({missing} bytes are missing)", "a whole file"
     )
+
+
+def without_quotes(error: Exception) -> str:
+    """The words of a library about a file, without what they quote of it."""
+    return _QUOTED.sub("…", str(error))

@@ -25,6 +25,7 @@ and no text may have it."""
 
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 _PUBLISHED_PATTERNS = {pre.pattern for pre in PRE_TOKENIZERS.values() if pre.pattern is not None}
+_QUOTED = re.compile(r"""["`'].*["`']""", re.DOTALL)
 
 
 class TokenizerFilesError(Exception):
@@ -56,7 +57,8 @@ class Tokenizer:
         try:
             backend = Backend.from_buffer(path.read_bytes())
         except ValueError as error:
-            raise TokenizerFilesError(path, str(error)) from None
+            # The library quotes values of the file, which may be a link to one of another kind.
+            raise TokenizerFilesError(path, _QUOTED.sub("…", str(error))) from None
         backend.no_truncation()
         backend.no_padding()
         return cls(backend, read_json(folder / "tokenizer_config.json"), vocab_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build import checked
+from headwater.engine_core.json_object import read_object
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.gguf import GgufFile
@@ -40,10 +42,10 @@ def fill(path: Path) -> None:
     ("damage", "told"),
     [
         (lambda path: cut(path, 8), r"tensor \S+ of model.safetensors is 'cut off \(8 bytes are missing\)'"),
-        (lambda path: os.truncate(path, 700), r"header of model.safetensors is '700 bytes'; allowed: \d+ bytes: the"),
+        (lambda path: os.truncate(path, 700), r"checkpoint file is 'model.safetensors, 700 bytes'; allowed: a whole"),
         (lambda path: os.truncate(path, 5), r"checkpoint file is 'model.safetensors'; allowed: a whole file of safe"),
         (lambda path: os.truncate(path, 0), r"checkpoint file is 'model.safetensors'; allowed: a whole file of safe"),
-        (fill, r"(header of model.safetensors|checkpoint file) is "),
+        (fill, r"checkpoint file is "),
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_is_cut_off_is_refused_in_a_sentence(
@@ -57,6 +59,46 @@ def test_a_checkpoint_that_is_cut_off_is_refused_in_a_sentence(
     with pytest.raises(ConfigError, match=told) as caught:
         convert(tmp_path / "packed", tmp_path / "ours")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        b"hunter2\0" + bytes(40),
+        b"\x39\x30\x00\x00\x00\x00\x00\x00 and what follows",
+        struct.pack("<Q", 22) + b'{"password":"hunter2"}' + bytes(8),
+        struct.pack("<Q", 29) + b'{"t":{"dtype":"hunter\\"2","a"}' + bytes(8),
+    ],
+)
+def test_a_link_to_another_file_is_refused_without_a_word_of_it(
+    secret: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_bytes(secret)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError, match="allowed: a whole file of safetensors") as caught:
+        list(HuggingFaceFolder(folder).tensors())
+    said = str(caught.value).replace(f"{len(secret)} bytes", "")
+    for part in ("hunter", "password", str(int.from_bytes(secret[:8], "little") + 8), "12345"):
+        assert part not in said
+
+
+def test_a_linked_file_in_place_of_a_config_is_refused_without_a_byte_of_it(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"{\xc3(")
+    (tmp_path / "config.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError, match=r"\(byte 1 of it is not UTF-8\)") as caught:
+        read_object(tmp_path / "config.json")
+    assert "c3" not in str(caught.value)
+
+
+def test_a_pointer_of_git_lfs_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(ConfigError, match="this one is a pointer of Git LFS: `git lfs pull`"):
+        list(HuggingFaceFolder(tmp_path).tensors())
 
 
 def test_the_tensor_at_the_cut_is_the_one_that_is_named(tmp_path: Path) -> None:

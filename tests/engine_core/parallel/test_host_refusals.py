@@ -140,7 +140,7 @@ def huge_header(folder: Path) -> None:
         ),
         (
             huge_header,
-            r"allowed: a converted model \(header of weights.safetensors is '\d+ bytes'; allowed: \d+ bytes",
+            r"allowed: a converted model \(checkpoint file is 'weights.safetensors, \d+ bytes'; allowed: a whole file",
         ),
     ],
 )
