@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import structlog
 
 from headwater.proto import processor_pb2
 from headwater.services.runtime import errors
+from headwater.services.runtime.rare_log import RareLog
 
 from ..jobs.response_store import Item, KeptResponse, ResponseStore
 from ..openai.numbered import NumberedSink, NumberedStream
@@ -36,6 +36,8 @@ from ..request.sinks import Gathered
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import Caller
 from .http_exchange import Exchange
+
+_rare_log = RareLog()
 
 
 class Responses:
@@ -236,8 +238,11 @@ class Responses:
         try:
             await self._conversations.add(caller.tenant.key, answer.conversation_id, items)
         except errors.HeadwaterError as error:
-            structlog.get_logger().warning(
-                "turn not kept", conversation=answer.conversation_id, error=error.message
+            _rare_log.add(
+                "turn not kept",
+                error.code,
+                conversation=answer.conversation_id,
+                error=error.message,
             )
             answer.conversation_id = None
 

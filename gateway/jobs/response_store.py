@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import structlog
 
 from headwater.services.runtime import errors
+from headwater.services.runtime.rare_log import RareLog
 from headwater.services.runtime.store import Store
 
 from ..storage_limits import StorageLimits
@@ -25,6 +25,8 @@ MAX_BYTES = 4 * 1024 * 1024
 DROP_SECONDS = 60.0
 """Seconds to drop all data of a tenant."""
 Item = dict[str, Any]
+
+_rare_log = RareLog()
 
 
 class KeptResponse(msgspec.Struct, kw_only=True):
@@ -62,9 +64,7 @@ class ResponseStore:
                 self._store.command("SET", key, value, "PX", int(self._seconds * 1e3)), of=STORED
             )
         except errors.Unavailable:
-            structlog.get_logger().warning(
-                "response not kept: the store is out of reach", id=kept.response["id"]
-            )
+            _rare_log.add("response not kept: the store is out of reach", id=kept.response["id"])
             return False
         return True
 

@@ -17,6 +17,7 @@ from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services.runtime import errors, grpc_errors
 from headwater.services.runtime.call_proof import Impostor, StageChannel
 from headwater.services.runtime.channel import MAX_TEXT_BYTES, open_channel
+from headwater.services.runtime.rare_log import RareLog
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.tasks import end, log_failure, set_within, start_in
 from headwater.services.runtime.trace_context import TraceContext
@@ -36,6 +37,7 @@ MOST_LOST = 2
 ASK_SECONDS = 2.0
 IMPOSTOR_SECONDS = 1.0
 """Seconds before a process that has not proven itself is asked again."""
+_rare_log = RareLog()
 ReplyT = TypeVar("ReplyT")
 
 
@@ -248,8 +250,11 @@ async def _called(processor: Processor, send: Callable[[Processor], Awaitable[Re
     try:
         return await _named(send(processor))
     except errors.Unavailable as error:
-        structlog.get_logger().warning(
-            "processor out of reach", address=processor.address, problem=str(error)
+        _rare_log.add(
+            "processor out of reach",
+            processor.address,
+            address=processor.address,
+            problem=str(error),
         )
         raise
     finally:
