@@ -4,6 +4,7 @@ process that serves."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,12 +12,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from headwater.gateway.request import resumed
 from headwater.gateway.request.cold_start_queue import ColdStartQueue
 from headwater.gateway.stages import processors
 from headwater.gateway.stages.processors import Processor, Processors
 from headwater.services.runtime.errors import HeadwaterError, Unavailable
+from headwater.services.runtime.rare_log import RareLog
 from tests.gateway.request.test_cold_start_queue import MODEL, There
 
 
@@ -96,3 +99,16 @@ async def test_a_failed_call_leaves_its_request_to_nobody(
 
     left = await asyncio.create_task(request())
     assert left() is None
+
+
+async def test_calls_to_processors_that_are_lost_write_a_line_a_minute_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processors, "RETURN_SECONDS", 0.0)
+    monkeypatch.setattr(processors, "_rare_log", RareLog(lambda: 0.0))
+    with capture_logs() as lines:
+        for _ in range(20):
+            with contextlib.suppress(HeadwaterError):
+                await to_processors(Body(), 2)
+    addresses = [each["address"] for each in lines if each["event"] == "processor out of reach"]
+    assert sorted(addresses) == ["0", "1"]
