@@ -387,6 +387,7 @@ class OutputFinish(_message.Message):
     WORK_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     ENDED_AT_FIELD_NUMBER: _builtins.int
+    HAS_CUT_CALL_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
     reason: _common_pb2.FinishReason.ValueType
@@ -407,6 +408,8 @@ class OutputFinish(_message.Message):
     """of an end that is retriable"""
     ended_at: _builtins.int
     """seconds since 1970; of a request that can be resumed"""
+    has_cut_call: _builtins.bool
+    """its last call is not whole"""
     @_builtins.property
     def work(self) -> _engine_pb2.Work:
         """of the engine; absent when a stop string ended the stream"""
@@ -425,10 +428,11 @@ class OutputFinish(_message.Message):
         work: _engine_pb2.Work | None = ...,
         cause: _common_pb2.LossCause.ValueType = ...,
         ended_at: _builtins.int = ...,
+        has_cut_call: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "ended_at", b"ended_at", "error", b"error", "num_output_tokens", b"num_output_tokens", "num_reasoning_tokens", b"num_reasoning_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "ended_at", b"ended_at", "error", b"error", "has_cut_call", b"has_cut_call", "num_output_tokens", b"num_output_tokens", "num_reasoning_tokens", b"num_reasoning_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_stop_reason: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_stop_reason: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason"]  # noqa: Y015

@@ -14,7 +14,7 @@ from headwater.services.runtime.rare_log import RareLog
 from ..jobs.response_store import Item, KeptResponse, ResponseStore
 from ..openai.numbered import NumberedSink, NumberedStream
 from ..openai.paging import page_of
-from ..openai.response_answer import ResponseAnswer, ResponseEvents
+from ..openai.response_answer import ResponseAnswer, ResponseEvents, last_status
 from ..openai.response_input import (
     as_item,
     check,
@@ -132,10 +132,9 @@ class Responses:
             work = self._run(generation, asked, items, len(before), sink)
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         if events is None:
-            answer.items.add(gathered.of(generation.choices[0]))
-            answer.items.end(
-                "incomplete" if generation.choices[0].finish_reason == "length" else "completed"
-            )
+            [choice] = generation.choices
+            answer.items.add(gathered.of(choice))
+            answer.items.end(last_status(choice))
         is_known = found is not None and found.has_ended and exchange.known is None
         response = await self._kept(caller, answer, before, said, is_known=is_known)
         if events is None:

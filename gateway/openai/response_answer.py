@@ -162,11 +162,7 @@ class ResponseEvents:
 
     def ended(self, choice: Choice) -> None:
         self._flush_all()
-        self._write_all(
-            self._answer.items.end(
-                "incomplete" if choice.finish_reason == "length" else "completed"
-            )
-        )
+        self._write_all(self._answer.items.end(last_status(choice)))
 
     def keep_alive(self) -> None:
         """Writes a comment, if nothing was written since the last call."""
@@ -225,6 +221,13 @@ class ResponseEvents:
     def _flush_all(self) -> None:
         while (piece := self._held.pop()) is not None:
             self._write_all(self._answer.items.add(piece))
+
+
+def last_status(choice: Choice) -> str:
+    """Status of the last item of an answer that has ended. An item is cut by the answer's length,
+    and a call also by a stop string."""
+    is_cut = choice.finish_reason == "length" or choice.has_cut_call
+    return "incomplete" if is_cut else "completed"
 
 
 def _usage(generation: Generation) -> dict[str, Any]:

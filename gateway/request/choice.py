@@ -77,6 +77,8 @@ class Choice:
         self.num_output_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self.has_cut_call = False
+        """Whether the last of its calls is not whole, once it has ended."""
         self.work: engine_pb2.Work | None = None
         """The engine's work on the choice, once the engine has reported it."""
         self.last_token_at = 0.0

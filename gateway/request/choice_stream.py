@@ -127,6 +127,7 @@ class ChoiceStream:
             self._sink.piece(choice, "", choice.known_ids(finish.num_output_tokens), (), None)
         stop = finish.WhichOneof("stop_reason")
         choice.num_reasoning_tokens = finish.num_reasoning_tokens
+        choice.has_cut_call = finish.has_cut_call
         stop_reason = getattr(finish, stop) if stop is not None else None
         choice.end(FINISH_REASONS[finish.reason], stop_reason, finish.num_output_tokens)
         self._sink.ended(choice)

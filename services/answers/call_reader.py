@@ -91,6 +91,11 @@ class CallReader:
         """All characters taken while no name was known, in case that it is no call."""
         return "".join(self._raw)
 
+    @property
+    def has_whole_arguments(self) -> bool:
+        """Whether the arguments have ended; text behind them changes nothing."""
+        return self.is_done or (self._has_arguments and not self._streams)
+
     def push(self, text: str) -> str:
         """Takes the characters of the object; returns the text behind it, or behind the character
         that shows that it is no call."""

@@ -28,6 +28,10 @@ class ToolParser(Protocol):
     def num_done(self) -> int:
         """Number of calls that are complete."""
 
+    @property
+    def is_call_open(self) -> bool:
+        """Whether the arguments of the last call have not ended."""
+
     def push(self, text: str) -> Parts: ...
     def flush(self) -> Parts: ...
 
@@ -71,6 +75,11 @@ class AnswerParser:
     def is_over(self) -> bool:
         """Whether the one call that was allowed is complete."""
         return self._is_single and self._tools is not None and self._tools.num_done > 0
+
+    @property
+    def is_call_open(self) -> bool:
+        """Whether the last call is not whole: its arguments have not ended."""
+        return self._tools is not None and self._tools.is_call_open
 
     def push(self, text: str) -> Parts:
         if not self._is_single or self._tools is None:

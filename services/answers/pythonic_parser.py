@@ -15,6 +15,7 @@ from .parts import CallDelta, Parts, PartsParser
 _CALL = re.compile(r"\s*([\w.-]+)\s*\(")
 # Possessive: white space that could be on either side of the comma takes quadratic time otherwise.
 _ARGUMENT = re.compile(r"""\s*+,?\s*+([^\s,=()\[\]{}"']+)\s*=\s*""")
+_ARGUMENT_BEGUN = re.compile(r"""\s*+,?\s*+[^\s,=()\[\]{}"']*+\s*+""")
 _END = re.compile(r"\s*+,?\s*+\)")
 _SEPARATOR = re.compile(r"\s*,\s*")
 _LAST = re.compile(r"\s*\]")
@@ -25,7 +26,7 @@ _CLOSING = ")]}"
 
 class PythonicParser(PartsParser):
     """Reads a list of calls that is the whole answer. Only a list whose first call names an offered
-    function counts."""
+    function and gives its first argument by name counts: JSON has no arguments by position."""
 
     markers: ClassVar[tuple[str, ...]] = ("<|python_start|>", "<|python_end|>")
 
@@ -37,6 +38,10 @@ class PythonicParser(PartsParser):
         self.num_done = 0
         """Number of calls that are complete."""
 
+    @property
+    def is_call_open(self) -> bool:
+        return self._num_begun > self.num_done
+
     def flush(self) -> Parts:
         # The rest of an unfinished call has no form in JSON, and text behind the list is no answer.
         return Parts("" if self._num_begun else self._held)
@@ -47,14 +52,20 @@ class PythonicParser(PartsParser):
             return self._wait(text)
         if not opening.startswith("["):
             return self._give_up(text, parts)
-        found = _CALL.match(opening, 1)
-        if found is not None and found.group(1) in self._tool_names:
-            self._begin(found.group(1), parts)
-            return opening[found.end() :]
-        could_be = opening[1:].strip()
-        if found is None and any(name.startswith(could_be) for name in self._tool_names):
-            return self._wait(text)
-        return self._give_up(text, parts)
+        match self._begins_call(opening[1:]):
+            case None:
+                return self._wait(text)
+            case False:
+                return self._give_up(text, parts)
+        return self._begin(opening[1:], parts)
+
+    def _begins_call(self, text: str) -> bool | None:
+        """Whether the text begins a call of an offered function; None where more text decides."""
+        found = _CALL.match(text)
+        if found is None:
+            could_be = text.strip()
+            return None if any(name.startswith(could_be) for name in self._tool_names) else False
+        return found.group(1) in self._tool_names and _has_arguments(text[found.end() :])
 
     def _in_arguments(self, text: str, parts: Parts) -> str:
         if (end := _END.match(text)) is not None:
@@ -87,10 +98,13 @@ class PythonicParser(PartsParser):
             return text
         separator = _SEPARATOR.match(text)
         found = _CALL.match(text, separator.end()) if separator is not None else None
-        if found is None:
+        has_arguments = None if found is None else _has_arguments(text[found.end() :])
+        if separator is None or has_arguments is None:
             return self._wait(text)
-        self._begin(found.group(1), parts)
-        return text[found.end() :]
+        if not has_arguments:
+            self._read = self._behind_list
+            return text
+        return self._begin(text[separator.end() :], parts)
 
     def _behind_list(self, text: str, parts: Parts) -> str:
         return ""
@@ -99,14 +113,26 @@ class PythonicParser(PartsParser):
         self._read = self._in_content
         return text
 
-    def _begin(self, name: str, parts: Parts) -> None:
-        parts.add_call(CallDelta(self._num_begun, name))
+    def _begin(self, text: str, parts: Parts) -> str:
+        """Begins the call with which the text begins; returns the text of its arguments."""
+        call = _CALL.match(text)
+        assert call is not None
+        parts.add_call(CallDelta(self._num_begun, call.group(1)))
         self._num_begun += 1
         self._num_arguments = 0
         self._read = self._in_arguments
+        return text[call.end() :]
 
     def _emit(self, arguments: str, parts: Parts) -> None:
         parts.add_call(CallDelta(self._num_begun - 1, "", arguments))
+
+
+def _has_arguments(text: str) -> bool | None:
+    """Whether a call's text behind its opening bracket is empty up to the closing one, or begins
+    with an argument by name; None where more text decides."""
+    if _END.match(text) is not None or _ARGUMENT.match(text) is not None:
+        return True
+    return None if _ARGUMENT_BEGUN.fullmatch(text) is not None else False
 
 
 class _PythonValue:

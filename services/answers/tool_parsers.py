@@ -36,6 +36,11 @@ class Calls:
     def reader(self) -> CallReader:
         return self._reader
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the call that `reader` reads has a name, and arguments that have not ended."""
+        return self._is_named and not self._reader.has_whole_arguments
+
     def next(self) -> None:
         self._reader = CallReader(self._names)
         self._is_named = False
@@ -66,6 +71,10 @@ class HermesParser(PartsParser):
         return self._calls.num_begun - (
             self._read == self._in_call and self._calls.reader.name != ""
         )
+
+    @property
+    def is_call_open(self) -> bool:
+        return self._calls.is_open
 
     def flush(self) -> Parts:
         parts = Parts()
@@ -134,6 +143,10 @@ class LlamaJsonParser(PartsParser):
             self._calls.reader.name != "" and not self._calls.reader.is_done
         )
 
+    @property
+    def is_call_open(self) -> bool:
+        return self._calls.is_open
+
     def flush(self) -> Parts:
         if self._read == self._before_call:
             # Separators of calls are no content where no call follows.
@@ -195,6 +208,10 @@ class MistralParser(PartsParser):
             self._read == self._in_object and self._calls.reader.name != ""
         )
         return self._calls.num_begun - is_open
+
+    @property
+    def is_call_open(self) -> bool:
+        return self._value is not None or self._calls.is_open
 
     def flush(self) -> Parts:
         if self._read == self._in_text:

@@ -19,10 +19,11 @@ from headwater.proto.common_pb2 import (
 from headwater.proto.engine_pb2 import Finish, PromptLogprobs, Start
 from headwater.proto.output_processor_pb2 import OutputFinish, OutputPromptLogprobs, RowParts
 
-from ..answers.parser import AnswerParser, call_id
+from ..answers.parser import call_id
 from ..answers.parts import CallDelta, Parts
 from ..runtime.unforeseen import unforeseen
 from . import metrics as output_metrics
+from .parsed_answer import ParsedAnswer
 from .stops import StopMatcher
 from .text_plan import TextPlan
 from .token_logprobs import Entry, prompt_parts, token_logprob
@@ -89,13 +90,13 @@ class OutputStream:
     that."""
 
     __slots__ = (
+        "_answer",
         "_detokenizer",
         "_granted",
         "_matcher",
         "_next_index",
         "_num_reasoning_tokens",
         "_offset",
-        "_parser",
         "_plan",
         "_replayed",
         "_sink",
@@ -115,8 +116,14 @@ class OutputStream:
         self._sink_id = sink_id
         self._plan = plan
         self._detokenizer = plan.new_detokenizer()
-        self._matcher = StopMatcher(plan.stops) if plan.stops is not None else None
-        self._parser = AnswerParser(plan.answer_format) if plan.answer_format is not None else None
+        self._answer: ParsedAnswer | None = None
+        """Reader of an answer of which not all is content."""
+        self._matcher: StopMatcher | None = None
+        """Finder of stop strings in an answer that is content only."""
+        if plan.answer_format is not None:
+            self._answer = ParsedAnswer(plan.answer_format, plan.stops)
+        elif plan.stops is not None:
+            self._matcher = StopMatcher(plan.stops)
         self._num_reasoning_tokens = 0
         self._next_index = 0
         self._offset = 0
@@ -154,9 +161,10 @@ class OutputStream:
 
     @property
     def _most_row_tokens(self) -> int:
-        """Largest number of tokens in a row: one where calls end an answer and reasoning tokens are
-        counted, since both depend on the token, and an engine that drafts sends several at once."""
-        return self._plan.max_row_tokens if self._parser is None else 1
+        """Largest number of tokens in a row: one where calls and stop strings end an answer and
+        reasoning tokens are counted, since all of it depends on the token, and an engine that
+        drafts sends several at once."""
+        return self._plan.max_row_tokens if self._answer is None else 1
 
     def _push_row(
         self, token_ids: list[int], entries: Mapping[int, Entry] | None, position: int
@@ -197,9 +205,10 @@ class OutputStream:
 
     def _send(self, token_ids: Sequence[int], text: str) -> None:
         """Adds a row; of a long text, the part that does not fit goes ahead of the tokens."""
-        if self._parser is not None:
-            parts = self._parser.push(text)
-            self._num_reasoning_tokens += len(token_ids) if self._parser.is_reasoning else 0
+        if self._answer is not None:
+            is_searched = self._next_index >= self._plan.min_tokens
+            parts = self._answer.push(text, is_searched=is_searched)
+            self._num_reasoning_tokens += len(token_ids) if self._answer.is_reasoning else 0
             self._send_parts(token_ids, parts, _num_bytes(text))
             return
         while len(text) > MAX_TEXT_CHARS:
@@ -271,7 +280,7 @@ class OutputStream:
         if self.is_stopped:
             return
         # Where reasoning tokens are counted, it matters which token's text is reasoning.
-        rows = [token_ids] if self._parser is None else [[token_id] for token_id in token_ids]
+        rows = [token_ids] if self._answer is None else [[token_id] for token_id in token_ids]
         try:
             for row in rows:
                 num_used, text = self._spell(row)
@@ -293,7 +302,7 @@ class OutputStream:
             return
         self._offset = delivered_bytes
         parts, num_bytes = self._undelivered(delivered_bytes)
-        if num_bytes and self._parser is not None:
+        if num_bytes and self._answer is not None:
             self._send_parts((), parts, num_bytes)
         elif num_bytes:
             self._send((), parts.content)
@@ -305,19 +314,25 @@ class OutputStream:
         that they stand for."""
         undelivered = Parts()
         num_bytes = 0
+        num_read = 0
         for num_tokens, spelled in self._replayed:
             delivered = spelled[:num_delivered].decode(errors="ignore")
             rest = spelled[num_delivered:].decode(errors="ignore")
             num_delivered = max(0, num_delivered - len(spelled))
             num_bytes = num_bytes + _num_bytes(rest)
-            if self._parser is None:
+            if self._answer is None:
                 undelivered.add(Parts(rest))
                 continue
-            # The gateway has the parts of the delivered text: only the parser's state is of use.
-            self._parser.push(delivered)
+            # The gateway has the parts of the delivered text: only the reader's state is of use.
+            is_searched = num_read >= self._plan.min_tokens
+            self._answer.push(delivered, is_searched=is_searched)
             if rest:
-                undelivered.add(self._parser.push(rest))
-            self._num_reasoning_tokens += num_tokens if self._parser.is_reasoning else 0
+                undelivered.add(self._answer.push(rest, is_searched=is_searched))
+            self._num_reasoning_tokens += num_tokens if self._answer.is_reasoning else 0
+            num_read += num_tokens
+            if self._answer.is_over:
+                self._next_index = num_read
+                break
         self._replayed = []
         return undelivered, num_bytes
 
@@ -356,7 +371,6 @@ class OutputStream:
             if self.is_stopped:
                 self._end_early()
                 return
-            self._flush_parser()
         ending = self._ending(self._reason_after_calls(finish.reason))
         ending.error = finish.error[:MAX_ERROR_CHARS]
         ending.retriable = finish.retriable
@@ -390,38 +404,49 @@ class OutputStream:
     @property
     def is_stopped(self) -> bool:
         """Whether a stop string is complete, or the only call that was allowed."""
-        return (self._matcher is not None and self._matcher.hit is not None) or (
-            self._parser is not None and self._parser.is_over
-        )
+        return self._stop_string is not None or (self._answer is not None and self._answer.is_over)
+
+    @property
+    def _stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        reader = self._answer or self._matcher
+        return reader.hit if reader is not None else None
 
     def _end_early(self) -> None:
         """Ends it because of its text, while the engine still computes it."""
-        self._flush_parser()
+        self._flush_answer()
         ending = self._ending(self._reason_after_calls(common_pb2.FINISH_REASON_STOP))
-        if self._matcher is not None and self._matcher.hit is not None:
-            ending.stop_string = self._matcher.hit
+        if self._stop_string is not None:
+            ending.stop_string = self._stop_string
         self._end(ending)
 
     def _flush(self) -> None:
-        """Sends text that was held back as half a character, or half a stop string."""
+        """Sends text that was held back as half a character, half a stop string or half a mark of
+        the format."""
         tail = self._detokenizer.flush()
         if self._matcher is not None:
             tail = self._matcher.push(tail)
             tail += self._matcher.flush()
         if tail:
             self._send((), tail)
+        self._flush_answer()
 
-    def _flush_parser(self) -> None:
-        if self._parser is not None and (parts := self._parser.flush()) != Parts():
+    def _flush_answer(self) -> None:
+        """Sends the parts of a format that were held back."""
+        if self._answer is not None and (parts := self._answer.flush()) != Parts():
             self._send_parts((), parts, 0)
 
     def _reason_after_calls(self, reason: FinishReason.ValueType) -> FinishReason.ValueType:
-        parser = self._parser
+        """Reason for the end of an answer that ended for `reason`. A call that is cut ends it as
+        text does, so that no client runs it."""
+        answer = self._answer
         plan = self._plan
-        if reason != common_pb2.FINISH_REASON_STOP or parser is None or not parser.has_called:
+        if reason != common_pb2.FINISH_REASON_STOP or answer is None or not answer.has_called:
             return reason
         assert plan.answer_format is not None
-        return reason if plan.answer_format.named_call else common_pb2.FINISH_REASON_TOOL_CALLS
+        if plan.answer_format.named_call or answer.has_cut_call:
+            return reason
+        return common_pb2.FINISH_REASON_TOOL_CALLS
 
     def _ending(self, reason: FinishReason.ValueType) -> OutputFinish:
         return OutputFinish(
@@ -429,6 +454,7 @@ class OutputStream:
             reason=reason,
             num_output_tokens=self._next_index,
             num_reasoning_tokens=self._num_reasoning_tokens,
+            has_cut_call=self._answer is not None and self._answer.has_cut_call,
         )
 
     def _end(self, ending: OutputFinish) -> None:

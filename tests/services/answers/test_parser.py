@@ -115,6 +115,11 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("pythonic", "[2fa-code(user-id=7, $top=1)]", "", [("2fa-code", {"user-id": 7, "$top": 1})]),
     ("pythonic", "[weathering(the storm)]", "[weathering(the storm)]", []),
     ("pythonic", "[time", "[time", []),
+    ("pythonic", "[time(1)]", "[time(1)]", []),
+    ("pythonic", "[time('UTC', 1)] is no call", "[time('UTC', 1)] is no call", []),
+    ("pythonic", "[time(zone)]", "[time(zone)]", []),
+    ("pythonic", "[time(  zone = 1 ), get_user(7)]", "", [("time", {"zone": 1})]),
+    ("pythonic", "[time(zo", "[time(zo", []),
 ]  # fmt: skip
 
 
