@@ -61,7 +61,11 @@ NO_PLAN = "a row that is not drawn plainly is planned a step at a time"
 
 def _stops_before_the_end(without: Answer) -> Fields:
     """A stop string out of the answer: of all pieces before its last part the one that comes
-    latest. What repeats itself there ends where it begins to."""
+    latest. What repeats itself there ends where it begins to. A call ends inside its arguments
+    alone."""
+    if without.calls:
+        arguments = without.calls[0][1]
+        return {"stop": [max((p for p in PLACES if p in arguments), key=arguments.index)]}
     text = without.text
     pieces = (text[begin : begin + 6] for begin in range(len(text) * 3 // 4 + 1))
     return {"stop": [max(pieces, key=text.index)]}
@@ -230,9 +234,7 @@ STOP_STRINGS = Capability(
     asks_after=_stops_before_the_end,
     is_above_engine=True,
     sampling=frozenset({"stop", "include_stop_str_in_output"}),
-    took_place=lambda answer: (
-        answer.finish_reason in ("stop", "tool_calls") and bool(answer.stop_reason)
-    ),
+    took_place=lambda answer: answer.finish_reason == "stop" and bool(answer.stop_reason),
 )
 GRAMMAR = Capability(
     name="grammar",
