@@ -15,7 +15,7 @@ from ..jobs.conversation_store import Conversation, ConversationStore, Head, Ite
 from ..openai.conversation_schema import MAX_ADDED, ConversationChange, NewConversation, NewItems
 from ..openai.decode import decode
 from ..openai.paging import page_of
-from ..openai.response_input import as_item, check_items
+from ..openai.response_history import as_item, check_items
 from ..openai.response_schema import InputItem
 from ..tenancy.caller import Caller
 from .http_exchange import Exchange

@@ -15,16 +15,8 @@ from ..jobs.response_store import Item, KeptResponse, ResponseStore
 from ..openai.numbered import NumberedSink, NumberedStream
 from ..openai.paging import page_of
 from ..openai.response_answer import ResponseAnswer, ResponseEvents, last_status
-from ..openai.response_input import (
-    as_item,
-    check,
-    items_of,
-    names_of,
-    stored_items,
-    to_prompt,
-    to_sampling,
-    without_oldest,
-)
+from ..openai.response_history import as_item, stored_items, without_oldest
+from ..openai.response_input import check, items_of, names_of, to_prompt, to_sampling
 from ..openai.response_schema import InputItem, ResponsesRequest
 from ..request.choice import Sink
 from ..request.cluster import Cluster

@@ -11,25 +11,36 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from headwater.proto import common_pb2
+from headwater.proto import common_pb2, processor_pb2
+from headwater.services.runtime.errors import BadRequest
 
 from ..request.choice_count import check_num_choices
 from ..request.embedding import POOLINGS, Embedding
 from .body import Body
 from .completions import prompts_of
-from .schema import Flag, TokenId, Truncation, Whole
-from .to_pb import truncation_to_pb
+from .schema import Flag, Messages, TokenId, TokenizeRequest, Truncation, Whole
+from .to_pb import conversation_to_pb, missing, truncation_to_pb
 
 ALLOWED_INPUT = (
     "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
 )
+
+OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+"""Fields that say how messages become a prompt."""
 
 
 class EmbeddingRequest(Body, kw_only=True):
     """The body of POST /v1/embeddings."""
 
     model: Annotated[str, Meta(description="a served model's name")]
-    input: Annotated[str | list[str | TokenId | list[TokenId]], Meta(description=ALLOWED_INPUT)]
+    input: (
+        Annotated[str | list[str | TokenId | list[TokenId]], Meta(description=ALLOWED_INPUT)] | None
+    ) = None
+    messages: Messages | None = None
+    """A conversation in place of `input`."""
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
     encoding_format: (
         Annotated[Literal["float", "base64"], Meta(description="float or base64")] | None
     ) = None
@@ -60,12 +71,9 @@ class EmbeddingRequest(Body, kw_only=True):
 
 def to_embedding(asked: EmbeddingRequest, max_choices: int) -> Embedding:
     """Converts a body. Raises `BadRequest`."""
-    check = partial(check_num_choices, "input", sampling=common_pb2.Sampling(), allowed=max_choices)
     return Embedding(
         model=asked.model,
-        prompts=prompts_of(
-            "input", asked.input, check, add_special_tokens=asked.add_special_tokens
-        ),
+        prompts=_prompts_of(asked, max_choices),
         pooling=POOLINGS[asked.pooling or "last"],
         dimensions=asked.dimensions,
         normalize=asked.normalize is not False,
@@ -76,6 +84,34 @@ def to_embedding(asked: EmbeddingRequest, max_choices: int) -> Embedding:
         ),
         truncation_side=asked.truncation_side,
         cache_salt=asked.cache_salt or "",
+    )
+
+
+def _prompts_of(asked: EmbeddingRequest, max_choices: int) -> list[processor_pb2.Prompt]:
+    if asked.messages is not None and asked.input is not None:
+        raise BadRequest("input", "input and messages exclude each other; allowed: exactly one")
+    if asked.messages is not None:
+        return [_conversation_of(asked)]
+    for name in OF_MESSAGES:
+        if getattr(asked, name):
+            raise BadRequest(name, f"{name} without messages; allowed: with messages")
+    if asked.input is None:
+        raise missing("input", f"{ALLOWED_INPUT}, or messages in its place")
+    check = partial(check_num_choices, "input", sampling=common_pb2.Sampling(), allowed=max_choices)
+    return prompts_of("input", asked.input, check, add_special_tokens=asked.add_special_tokens)
+
+
+def _conversation_of(asked: EmbeddingRequest) -> processor_pb2.Prompt:
+    """The conversation as one prompt. As in vLLM, it does not begin an answer unless asked to."""
+    BadRequest.unless(asked.messages, "messages", asked.messages, "at least one message")
+    return conversation_to_pb(
+        TokenizeRequest(
+            messages=asked.messages,
+            add_generation_prompt=bool(asked.add_generation_prompt),
+            continue_final_message=asked.continue_final_message,
+            chat_template_kwargs=asked.chat_template_kwargs,
+            add_special_tokens=asked.add_special_tokens,
+        )
     )
 
 

@@ -101,18 +101,14 @@ def _tool_call(call: LegacyCall, message: Message, i: int) -> ToolCall:
 
 def old_names(asked: ChatCompletionRequest) -> dict[str, str]:
     """Client's old names of fields, by the contract's names."""
-    names = {
-        f"messages[{i}].tool_calls[0].function.arguments": f"messages[{i}].function_call.arguments"
-        for i, message in enumerate(asked.messages)
-        if message.function_call is not None
-    }
-    if is_legacy(asked):
-        names |= {"tools": "functions", "tool_choice": "function_call"}
-        for i in range(len(asked.functions or ())):
-            names |= {
-                f"tools[{i}].function.{part}": f"functions[{i}].{part}"
-                for part in ("name", "parameters")
-            }
+    if not is_legacy(asked):
+        return {}
+    names = {"tools": "functions", "tool_choice": "function_call"}
+    for i in range(len(asked.functions or ())):
+        names |= {
+            f"tools[{i}].function.{part}": f"functions[{i}].{part}"
+            for part in ("name", "parameters")
+        }
     return names
 
 

@@ -21,6 +21,7 @@ from .numbered import NumberedStream
 from .response_input import LOGPROBS
 from .response_items import Event, ResponseItems
 from .response_schema import ResponsesRequest
+from .response_tools import ResponseTools
 from .sse import KEEP_ALIVE, SseStream
 
 encode = msgspec.json.Encoder().encode
@@ -37,6 +38,7 @@ class ResponseAnswer:
     generation: Generation | None = None
     """Set before it runs; None for a response that is only asked for."""
     items: ResponseItems = field(init=False)
+    _tools: ResponseTools = field(init=False)
 
     def __post_init__(self) -> None:
         self.conversation_id = self.asked.conversation_id
@@ -46,8 +48,12 @@ class ResponseAnswer:
         wants_summary = (
             self.asked.reasoning is not None and self.asked.reasoning.summary is not None
         )
+        self._tools = ResponseTools(self.asked.tools)
         self.items = ResponseItems(
-            self.request_id, wants_logprobs=wants_logprobs, wants_summary=wants_summary
+            self.request_id,
+            self._tools.own_names(),
+            wants_logprobs=wants_logprobs,
+            wants_summary=wants_summary,
         )
 
     @property
@@ -97,7 +103,7 @@ class ResponseAnswer:
             "temperature": sampling.temperature if sampling is not None else asked.temperature,
             "text": asked.text or {"format": {"type": "text"}},
             "tool_choice": asked.tool_choice or "auto",
-            "tools": asked.tools or [],
+            "tools": self._tools.served,
             "top_logprobs": asked.top_logprobs,
             "top_p": sampling.top_p if sampling is not None else asked.top_p,
             "truncation": asked.truncation or "disabled",

@@ -1,41 +1,22 @@
-"""Converts the items of a response's conversation to messages, and the rest of the request to the
-stages' contract."""
+"""Converts a response's request to the stages' contract. Its conversation is `response_history`'s,
+its tools are `response_tools`'."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.services.runtime.errors import BadRequest, UnsupportedField
-from headwater.services.runtime.json_limits import check_json
-from headwater.services.runtime.message_roles import ROLES, check_role
-from headwater.services.runtime.request_limits import bounded_tools
 
-from .body import known_part
-from .response_schema import InputItem, InputPart, ResponsesRequest, ResponseTool, TextOptions
-from .schema import TextGrammar
+from .response_history import add_item
+from .response_schema import InputItem, ResponsesRequest, TextOptions
+from .response_tools import ResponseTools
 from .structured_output import Asked, only_constraint, structured_outputs_to_pb, whitespace_of
-from .to_pb import (
-    function_to_pb,
-    given,
-    missing,
-    offered_as,
-    sampling_to_pb,
-    text_to_pb,
-    tool_choice_word,
-)
+from .to_pb import given, sampling_to_pb
 
-TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
-ITEM_TYPES = (
-    "message, function_call, function_call_output, custom_tool_call, "
-    "custom_tool_call_output or reasoning"
-)
-CALLS = ("function_call", "custom_tool_call")
-OUTPUTS = ("function_call_output", "custom_tool_call_output")
 LOGPROBS = "message.output_text.logprobs"
 STRUCTURED_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
@@ -107,13 +88,7 @@ def names_of(asked: ResponsesRequest) -> dict[str, str]:
             for kind in STRUCTURED_KINDS
         }
         renamed["whitespace_pattern"] = "structured_outputs.whitespace_pattern"
-    for i in range(len(asked.tools or ())):
-        renamed |= {
-            f"tools[{i}].{kind}.name": f"tools[{i}].name" for kind in ("function", "custom")
-        }
-        renamed[f"tools[{i}].function.parameters"] = f"tools[{i}].parameters"
-        renamed[f"tools[{i}].custom.format.grammar.definition"] = f"tools[{i}].format.definition"
-    return renamed
+    return renamed | ResponseTools(asked.tools).places()
 
 
 def items_of(asked: ResponsesRequest) -> list[InputItem]:
@@ -123,70 +98,25 @@ def items_of(asked: ResponsesRequest) -> list[InputItem]:
     return asked.input
 
 
-def check_items(items: Sequence[InputItem], name: str) -> None:
-    """Checks items of a conversation; `name` is the list's. Raises `BadRequest`."""
-    messages: list[ChatMessage] = []
-    for position, item in enumerate(items):
-        _add(messages, item, f"{name}[{position}]")
-
-
-def as_item(item: InputItem, fallback_id: str) -> dict[str, Any]:
-    """An item as it is listed: with an id, and text in parts."""
-    fields: dict[str, Any] = _said_fields(msgspec.to_builtins(item))
-    for name in ("content", "output", "summary"):
-        if isinstance(fields.get(name), list):
-            fields[name] = [_said_fields(part) for part in fields[name]]
-    if item.type == "message" and isinstance(item.content, str):
-        is_said = item.role == "assistant"
-        kind = {"type": "output_text", "annotations": []} if is_said else {"type": "input_text"}
-        fields["content"] = [kind | {"text": item.content}]
-    if item.type == "message":
-        fields.setdefault("status", "completed")
-    return {"id": f"item_{fallback_id}", **fields}
-
-
-def _said_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def stored_items(items: Sequence[Mapping[str, Any]]) -> list[InputItem]:
-    """Stored items of earlier turns, as they were listed."""
-    return msgspec.convert(known_part(list(items), list[InputItem], []), list[InputItem])
-
-
-def without_oldest(items: Sequence[InputItem]) -> list[InputItem]:
-    """The conversation without its oldest item, and without results whose call is gone; messages of
-    operators stay.
-
-    It is empty where nothing would be left to answer.
-    """
-    oldest = next(
-        (i for i, item in enumerate(items) if item.role not in ("system", "developer")), len(items)
-    )
-    kept = [*items[:oldest], *items[oldest + 1 :]]
-    calls = {item.call_id for item in kept if item.type in CALLS}
-    kept = [item for item in kept if item.type not in OUTPUTS or item.call_id in calls]
-    return kept if any(item.role not in ("system", "developer") for item in kept) else []
-
-
 def to_prompt(
     asked: ResponsesRequest, items: Sequence[InputItem], *, first: int
 ) -> processor_pb2.Prompt:
     """Prompt of the conversation. `items` is the whole conversation; the client sent those from
     `first` on in this turn."""
+    tools = ResponseTools(asked.tools)
     messages = (
         [ChatMessage(role="system", content=asked.instructions)] if asked.instructions else []
     )
     for position, item in enumerate(items):
-        _add(messages, item, _place(asked, position, first))
+        add_item(messages, item, _place(asked, position, first), tools)
     conversation = processor_pb2.Conversation(
         messages=messages,
-        tools=bounded_tools(_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())),
+        tools=tools.to_pb(),
         parallel_tool_calls=asked.parallel_tool_calls,
         reasoning_effort=asked.reasoning.effort if asked.reasoning is not None else None,
         verbosity=asked.text.verbosity if asked.text is not None else None,
     )
-    conversation.MergeFrom(_tool_choice(asked))
+    conversation.MergeFrom(tools.choice_to_pb(asked))
     if asked.chat_template_kwargs is not None:
         conversation.chat_template_kwargs_json = msgspec.json.encode(
             asked.chat_template_kwargs
@@ -229,100 +159,3 @@ def _of_text_format(text: TextOptions | None) -> Iterator[Asked]:
             "text.format.schema",
             common_pb2.StructuredOutput(json_schema=schema, strict=form.strict),
         )
-
-
-def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:
-    """Adds an item to the messages. Reasoning, text and calls of the assistant without other
-    messages in between become one message."""
-    match item.type:
-        case "message":
-            check_role(role := given(f"{at}.role", item.role, ", ".join(ROLES)), at)
-            text = _text(item.content, f"{at}.content")
-            if role == "assistant":
-                said = _assistant(messages)
-                said.content = said.content + text
-            else:
-                messages.append(ChatMessage(role=role, content=text))
-        case "reasoning":
-            said = _assistant(messages)
-            name, thoughts = (
-                ("content", item.content) if item.content else ("summary", item.summary or "")
-            )
-            said.reasoning_content += _text(thoughts, f"{at}.{name}")
-        case "function_call" | "custom_tool_call":
-            name = given(f"{at}.name", item.name, "the name of a tool")
-            call_id = given(f"{at}.call_id", item.call_id, "the id of a call")
-            _assistant(messages).tool_calls.add(id=call_id, name=name, **_said(item, at))
-        case "function_call_output" | "custom_tool_call_output":
-            call_id = given(f"{at}.call_id", item.call_id, "the id of a call")
-            text = _text(item.output, f"{at}.output")
-            messages.append(ChatMessage(role="tool", content=text, tool_call_id=call_id))
-        case _:
-            raise BadRequest.of(f"{at}.type", item.type, ITEM_TYPES)
-
-
-def _said(item: InputItem, at: str) -> dict[str, str]:
-    """Arguments of an earlier call."""
-    if item.type == "custom_tool_call":
-        return {"input": given(f"{at}.input", item.input)}
-    check_json((item.arguments or "").encode(), f"{at}.arguments")
-    try:
-        msgspec.json.decode(arguments := item.arguments or "{}", type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
-        raise BadRequest.of(f"{at}.arguments", item.arguments, "a JSON object") from None
-    return {"arguments": arguments}
-
-
-def _assistant(messages: list[ChatMessage]) -> ChatMessage:
-    if not messages or messages[-1].role != "assistant":
-        messages.append(ChatMessage(role="assistant", content=""))
-    return messages[-1]
-
-
-def _text(content: str | list[InputPart] | None, at: str) -> str:
-    if content is None:
-        raise missing(at, "a string or a list of text parts")
-    if isinstance(content, str):
-        return content
-    for i, part in enumerate(content):
-        if part.type not in TEXT_PARTS:
-            raise BadRequest.of(f"{at}[{i}].type", part.type, "input_text or output_text")
-        if part.text is None and part.refusal is None:
-            raise missing(f"{at}[{i}].text", "a string")
-    return "\n".join(part.refusal or part.text or "" for part in content)
-
-
-def _tool(tool: ResponseTool, at: str) -> common_pb2.Tool:
-    if tool.type == "function":
-        return function_to_pb(tool)
-    form = tool.format
-    grammar = None
-    if form is not None and form.type == "grammar":
-        definition = given(f"{at}.format.definition", form.definition)
-        grammar = TextGrammar(
-            definition=definition, syntax=given(f"{at}.format.syntax", form.syntax)
-        )
-    return common_pb2.Tool(
-        name=tool.name, description=tool.description or "", custom_input=text_to_pb(grammar)
-    )
-
-
-def _tool_choice(asked: ResponsesRequest) -> processor_pb2.Conversation:
-    """Tool choice by a tool's name, or by a word with the tools that it allows where these are not
-    all."""
-    choice = asked.tool_choice
-    if isinstance(choice, str) or choice is None:
-        # Clients send `auto` whether or not they have tools.
-        word = tool_choice_word(choice) if asked.tools or choice != "auto" else None
-        return processor_pb2.Conversation(tool_choice=word)
-    kinds = {tool.name: tool.type for tool in asked.tools or ()}
-    if choice.type != "allowed_tools":
-        name = offered_as(choice.type, given("tool_choice.name", choice.name), "tool_choice", kinds)
-        return processor_pb2.Conversation(tool_choice=name, tool_choice_is_name=True)
-    allowed = enumerate(given("tool_choice.tools", choice.tools))
-    names = [
-        offered_as(tool.type, tool.name, f"tool_choice.tools[{i}]", kinds) for i, tool in allowed
-    ]
-    return processor_pb2.Conversation(
-        tool_choice=given("tool_choice.mode", choice.mode), allowed_tools=names
-    )

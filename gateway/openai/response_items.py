@@ -3,6 +3,7 @@ they grow."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..request.sinks import CallPiece, Piece
@@ -25,7 +26,17 @@ class ResponseItems:
     A requested summary of the reasoning repeats the reasoning: there is no shorter one.
     """
 
-    def __init__(self, request_id: str, *, wants_logprobs: bool, wants_summary: bool) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        own_names: Mapping[str, tuple[str, str]],
+        *,
+        wants_logprobs: bool,
+        wants_summary: bool,
+    ) -> None:
+        """`own_names`: namespaces and names of tools of namespaces, by the names that calls
+        have."""
+        self._own_names = own_names
         self.items: list[Item] = []
         self._request_id = request_id
         self._wants_logprobs = wants_logprobs
@@ -204,10 +215,18 @@ class ResponseItems:
         return self._new("reasoning", "rs", summary=[], content=[])
 
     def _function_call(self, call: CallPiece) -> Item:
-        return self._new("function_call", "fc", call_id=call.id, name=call.name, arguments="")
+        named = self._named(call)
+        return self._new("function_call", "fc", call_id=call.id, **named, arguments="")
 
     def _custom_call(self, call: CallPiece) -> Item:
-        return self._new("custom_tool_call", "ctc", call_id=call.id, name=call.name, input="")
+        named = self._named(call)
+        return self._new("custom_tool_call", "ctc", call_id=call.id, **named, input="")
+
+    def _named(self, call: CallPiece) -> dict[str, str]:
+        if call.name not in self._own_names:
+            return {"name": call.name}
+        namespace, name = self._own_names[call.name]
+        return {"name": name, "namespace": namespace}
 
     def _new(self, kind: str, prefix: str, **fields: Any) -> Item:
         item_id = f"{prefix}_{self._request_id}{len(self.items):02d}"

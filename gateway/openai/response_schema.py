@@ -13,6 +13,27 @@ from .body import Body
 from .schema import Flag, Sampling, StructuredOutputs, Whole
 
 ALLOWED_INPUT = f"a string or a list of up to {MAX_MESSAGE_PARTS} items"
+TOOL_NAME = "1 to 64 letters, digits, _, - and ."
+HostedType = Literal[
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "programmatic_tool_calling",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+]
+"""Types of tools that OpenAI runs, or whose calls it defines. None of them is served."""
+ToolType = Literal["function", "custom", "namespace"] | HostedType
 
 
 class InputItem(Body, kw_only=True):
@@ -23,9 +44,14 @@ class InputItem(Body, kw_only=True):
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    namespace: str | None = None
+    arguments: Any = None
     input: str | None = None
-    output: str | list[InputPart] | None = None
+    output: Any = None
+    """A string or parts; the outputs of hosted tools have forms of their own."""
+    action: Any = None
+    operation: Any = None
+    """What a hosted tool was to do."""
     summary: list[InputPart] | None = None
     id: str | None = None
     status: str | None = None
@@ -52,23 +78,41 @@ class ResponseFormatOfTool(Body, kw_only=True):
     syntax: Annotated[Literal["lark", "regex"], Meta(description="lark or regex")] | None = None
 
 
-class ResponseTool(Body, kw_only=True):
+class CallableTool(Body, kw_only=True):
     """A function that the answer may call, or a custom tool, which takes text."""
 
-    name: Annotated[str, Meta(description="1 to 64 letters, digits, _, - and .")]
     type: Annotated[Literal["function", "custom"], Meta(description="function or custom")]
-    format: Annotated[ResponseFormatOfTool, Meta(description="an object with a type")] | None = None
+    name: Annotated[str, Meta(description=TOOL_NAME)] | None = None
     description: str | None = None
+    format: Annotated[ResponseFormatOfTool, Meta(description="an object with a type")] | None = None
     parameters: Annotated[dict[str, Any], Meta(description="a JSON Schema of an object")] | None = (
         None
     )
     strict: Flag | None = None
+    defer_loading: Flag | None = None
+    """Whether a search is to find the tool first. It has no effect: all tools are shown at once."""
+
+
+class ResponseTool(CallableTool, kw_only=True):
+    """A function, a custom tool, a namespace of them, or a tool that OpenAI hosts."""
+
+    type: Annotated[
+        ToolType, Meta(description="function, custom, namespace, or a type of a hosted tool")
+    ]
+    tools: (
+        Annotated[
+            list[CallableTool],
+            Meta(max_length=MAX_TOOLS, description=f"up to {MAX_TOOLS} functions"),
+        ]
+        | None
+    ) = None
 
 
 class NamedResponseTool(Body, kw_only=True):
     """A tool by its name."""
 
     name: str
+    namespace: str | None = None
     type: Annotated[Literal["function", "custom"], Meta(description="function or custom")]
 
 
@@ -80,6 +124,7 @@ class ResponseToolChoice(Body, kw_only=True):
         Meta(description="function, custom or allowed_tools"),
     ]
     name: str | None = None
+    namespace: str | None = None
     mode: Annotated[Literal["auto", "required"], Meta(description="auto or required")] | None = None
     tools: (
         Annotated[

@@ -238,14 +238,14 @@ class FunctionCall(Body, kw_only=True):
     """The function of a tool call."""
 
     name: str
-    arguments: str = ""
+    arguments: str | None = ""
 
 
 class LegacyCall(Body, kw_only=True):
     """A call as it was before there were tools; clients also send back empty ones."""
 
     name: str = ""
-    arguments: str = ""
+    arguments: str | None = ""
 
 
 class CustomCall(Body, kw_only=True):

@@ -16,7 +16,7 @@ from headwater.services.runtime.request_limits import MAX_MESSAGE_PARTS, bounded
 
 from .legacy_functions import with_tool_calls
 from .not_served import NOT_SERVED
-from .response_schema import ResponseTool
+from .response_schema import CallableTool
 from .schema import (
     Answering,
     ChatCompletionRequest,
@@ -191,7 +191,8 @@ def missing(param: str, allowed: str) -> BadRequest:
 
 def _tool_to_pb(tool: Tool, at: str) -> common_pb2.Tool:
     if tool.type == "function":
-        return function_to_pb(given(f"{at}.function", tool.function))
+        function = given(f"{at}.function", tool.function)
+        return function_to_pb(function, function.name, function.description)
     custom = given(f"{at}.custom", tool.custom)
     return common_pb2.Tool(
         name=custom.name,
@@ -200,10 +201,12 @@ def _tool_to_pb(tool: Tool, at: str) -> common_pb2.Tool:
     )
 
 
-def function_to_pb(function: Function | ResponseTool) -> common_pb2.Tool:
+def function_to_pb(
+    function: Function | CallableTool, name: str, description: str | None
+) -> common_pb2.Tool:
     return common_pb2.Tool(
-        name=function.name,
-        description=function.description or "",
+        name=name,
+        description=description or "",
         parameters_json=""
         if function.parameters is None
         else msgspec.json.encode(function.parameters).decode(),

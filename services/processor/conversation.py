@@ -26,6 +26,8 @@ VERBOSITIES = ("low", "medium", "high")
 MAX_VALUES = 64 * 1024
 """Largest number of entries of objects and lists in a field: a template that writes it as JSON holds
 the interpreter for up to 150 ns each."""
+NO_OBJECT = "arguments"
+"""Name under which templates get the text of arguments that are no JSON object."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
@@ -152,9 +154,7 @@ def _message(message: common_pb2.ChatMessage, i: int) -> dict[str, Any]:
     check_role(message.role, f"messages[{i}]")
     rendered: dict[str, Any] = {"role": message.role, "content": _content(message, i)}
     if message.tool_calls:
-        rendered["tool_calls"] = [
-            _tool_call(call, i, k) for k, call in enumerate(message.tool_calls)
-        ]
+        rendered["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message.HasField(name):
             rendered[name] = getattr(message, name)
@@ -176,20 +176,27 @@ def _content(message: common_pb2.ChatMessage, i: int) -> str:
     return "\n".join(part.text for part in message.parts)
 
 
-def _tool_call(call: common_pb2.ToolCall, i: int, k: int) -> dict[str, Any]:
+def _tool_call(call: common_pb2.ToolCall) -> dict[str, Any]:
     """A tool call for templates, which write the arguments as an object; clients send them as
     JSON."""
-    if call.HasField("input"):
-        arguments: dict[str, Any] = {KEY: call.input}
-    else:
-        arguments = _json_object(
-            call.arguments or "{}", f"messages[{i}].tool_calls[{k}].function.arguments"
-        )
+    arguments = {KEY: call.input} if call.HasField("input") else _written_arguments(call.arguments)
     return {
         "id": call.id,
         "type": "function",
         "function": {"name": call.name, "arguments": arguments},
     }
+
+
+def _written_arguments(text: str) -> dict[str, Any]:
+    """Arguments of an earlier call. A model may have written anything, or was cut while it wrote:
+    what is no object, or exceeds the limits of JSON, stands as text in one."""
+    try:
+        arguments = read_json(text or "{}", max_values=MAX_VALUES)
+    except (BadRequest, msgspec.MsgspecError, UnicodeError):
+        arguments = text
+    if arguments is None:
+        return {}
+    return arguments if isinstance(arguments, dict) else {NO_OBJECT: text}
 
 
 def _tool(tool: common_pb2.Tool, i: int) -> dict[str, Any]:

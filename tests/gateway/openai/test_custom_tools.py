@@ -230,7 +230,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"tools": [flat({"type": "custom", "custom": {"name": "a", "format": GRAMMAR}})]}, "tools[0].format.definition"),
     (RESPONSES, {"tools": [flat(NOTE)], "tool_choice": {"type": "function", "name": "note"}}, "tool_choice.type"),
     (RESPONSES, {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
-    (RESPONSES, {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]}, "input[0].arguments"),
+    (RESPONSES, {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]}, "input[0].arguments"),
 ]  # fmt: skip
 
 

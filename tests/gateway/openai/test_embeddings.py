@@ -62,6 +62,24 @@ def test_vectors_are_cut_and_scaled_as_asked(gateway: Gateway) -> None:
     assert len(raw) == 64
 
 
+def test_a_conversation_has_the_vector_of_its_prompt(gateway: Gateway) -> None:
+    messages = [{"role": "user", "content": "A river."}, {"role": "assistant", "content": "A lake"}]
+    for fields in (
+        {},
+        {"add_generation_prompt": True},
+        {"continue_final_message": True},
+        {"add_special_tokens": True},
+    ):
+        asked = {"model": MODEL, "messages": messages, "add_generation_prompt": False} | fields
+        ids = gateway.client.post("/tokenize", json=asked).json()["tokens"]
+        body = {"model": MODEL, "messages": messages, "dimensions": 8} | fields
+        reply = gateway.client.post(PATH, json=body)
+        assert reply.status_code == 200, reply.text
+        [entry] = reply.json()["data"]
+        assert [entry["embedding"]] == vectors(gateway, ids, dimensions=8)
+        assert reply.json()["usage"]["prompt_tokens"] == len(ids)
+
+
 def test_embedding_leaves_nothing_running(gateway: Gateway) -> None:
     vectors(gateway, [f"Text {i}" for i in range(40)], pooling="mean")
     gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)
@@ -100,6 +118,11 @@ async def test_grpc_embeds_alike(gateway: Gateway) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        ({}, "input"),
+        ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "input"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
+        ({"input": "a", "continue_final_message": True}, "continue_final_message"),
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": ["a", ""]}, "input"),

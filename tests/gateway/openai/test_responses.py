@@ -272,7 +272,7 @@ def test_conversations_are_read_changed_and_forgotten(
     ]
     path = f"/v1/conversations/{made.id}"
     assert keeper.client.get(path, headers={"x-tenant": "other"}).status_code == 404
-    refused = keeper.client.post(f"{path}/items", json={"items": [{"type": "web_search_call"}]})
+    refused = keeper.client.post(f"{path}/items", json={"items": [{"type": "compaction"}]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "items[0].type")
     assert client.conversations.delete(made.id).deleted
     assert keeper.client.post(f"{path}/items", json={"items": items}).status_code == 404
@@ -330,12 +330,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
         "input[0].content[0].type",
     ),
-    ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+    ({"input": [{"type": "compaction"}]}, "input[0].type"),
+    ({"input": [{"type": "web_search_call"}]}, "input"),
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
     ({"input": "x", "background": True, "store": False}, "store"),
     ({"input": "x", "conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
-    ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"input": "x", "tools": [{"type": "telepathy"}]}, "tools[0].type"),
+    ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
     ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"input": "x", "tool_choice": "required"}, "tool_choice"),
     ({"input": "x", "include": ["file_search_call.results"]}, "include[0]"),
