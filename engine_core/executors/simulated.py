@@ -23,15 +23,9 @@ from ..request import TokenLogprobs
 from ..sampling.verification import NO_TOKEN, gained, positions_of
 from .own_drafts import repeated, with_own_drafts
 from .shared_kv import SharedCopies, SharedMemory
-from .simulated_model import (
-    POSITION_SALT,
-    SimulatedModel,
-    UInt64Array,
-    eos_from_of,
-    hashes,
-    mix,
-    noise_of,
-)
+from .simulated_edits import SimulatedEdits
+from .simulated_hashes import POSITION_SALT, UInt64Array, hashes, mix
+from .simulated_model import SimulatedModel, eos_from_of, noise_of
 from .simulated_swapper import SimulatedSwapper
 
 DRAFT_SALT = np.uint64(0x9FB21C651E98DF25)
@@ -131,6 +125,9 @@ class SimulatedExecutor:
         self._token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
         self._noise: UInt64Array = np.zeros(num_rows, np.uint64)
         self._eos_from: Int32Array = np.zeros(num_rows, np.int32)
+        self._num_kept: UInt64Array = np.zeros(num_rows, np.uint64)
+        self._edits: dict[int, SimulatedEdits] = {}
+        """Edits of the rows that have any."""
         self._num_prompt: Int32Array = np.zeros(num_rows, np.int32)
         self._num_known: Int32Array = np.zeros(num_rows, np.int32)
         """Tokens of each row, sampled ones included."""
@@ -160,6 +157,7 @@ class SimulatedExecutor:
     def _compute(self, plan: StepPlan) -> StepResult:
         for row in plan.released:
             self._held.pop(row, None)
+            self._edits.pop(row, None)
             self._num_logprobs.pop(row, None)
             self._num_prompt_logprobs.pop(row, None)
         for admitted in plan.admitted:
@@ -196,6 +194,7 @@ class SimulatedExecutor:
         tokens = self._model.masked_tokens(
             entries, self._noise[rows], outputs, plan.masks[place, rows]
         )
+        self._edit(tokens, rows, at, entries, plan.masks[place, rows])
         result = self._verified(plan.rows, num_positions, rows, at, tokens)
         self._in_flight.append(
             _InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step))
@@ -244,6 +243,11 @@ class SimulatedExecutor:
         self._num_prompt[row] = admitted.num_prompt_tokens
         self._noise[row] = noise_of(sampling, admitted.choice_index)
         self._eos_from[row] = eos_from_of(sampling, self._model)
+        self._num_kept[row] = self._model.num_kept(sampling)
+        prompt_ids = np.array(admitted.token_ids[: admitted.num_prompt_tokens], np.int32)
+        edits = SimulatedEdits.of(sampling, prompt_ids, self._model.first_token_id)
+        if edits is not None:
+            self._edits[row] = edits
         if sampling.num_logprobs is not None:
             self._num_logprobs[row] = sampling.num_logprobs
         if sampling.num_prompt_logprobs is not None:
@@ -320,13 +324,36 @@ class SimulatedExecutor:
         at = np.repeat(first[plan.samples], num_positions) + place
         entries = self._kv[self._slots(rows, at)]
         outputs = np.repeat(plan.output_indices[plan.samples], num_positions) + place
-        tokens = self._model.tokens(entries, self._noise[rows], outputs, self._eos_from[rows])
+        tokens = self._model.tokens(
+            entries, self._noise[rows], outputs, self._eos_from[rows], self._num_kept[rows]
+        )
+        self._edit(tokens, rows, at + 1, entries)
         result = self._verified(sampled, num_positions, rows, at + 1, tokens)
         if not plan.looks_at_all:
             return result
         return replace(
             result, prompt_logprobs=self._prompt_logprobs(plan), embeddings=self._embeddings(plan)
         )
+
+    def _edit(
+        self,
+        tokens: Int32Array,
+        rows: Int32Array,
+        at: Int32Array,
+        entries: UInt64Array,
+        masks: Int32Array | None = None,
+    ) -> None:
+        """Edits, in place, tokens that belong at positions `at` of their rows."""
+        if not self._edits:
+            return
+        for i, row in enumerate(rows.tolist()):
+            if (edits := self._edits.get(row)) is not None:
+                candidates = self._model.candidates(edits, None if masks is None else masks[i])
+                outputs = self._token_ids[row, self._num_prompt[row] : at[i]].astype(np.int64)
+                noise = self._noise[row : row + 1]
+                tokens[i] = edits.token(
+                    int(tokens[i]), candidates, entries[i : i + 1], noise, outputs
+                )
 
     def _verified(
         self,

@@ -6,6 +6,7 @@ sequence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,19 +16,23 @@ import numpy.typing as npt
 from ..executor import Int32Array
 from ..request import TokenLogprobs
 from ..sampling_params import SamplingParams
+from .simulated_edits import IdArray, SimulatedEdits
+from .simulated_hashes import POSITION_SALT, UInt64Array, hashes, mix
 
-UInt64Array = npt.NDArray[np.uint64]
-TOKEN_SALT = np.uint64(0x9E3779B97F4A7C15)
-POSITION_SALT = np.uint64(0xC2B2AE3D27D4EB4F)
 SEED_SALT = 0x165667B19E3779F9
 CHOICE_SALT = 0x27D4EB2F165667C5
+RANK_SALT = np.uint64(0xA0761D6478BD642F)
 NUM_SAID_UNDER_MASK = 16
 """Allowed tokens among which a masked row draws."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
-    """Draws ids uniformly from a range, and now and then the end of sequence."""
+    """Draws ids uniformly from a range, and now and then the end of sequence.
+
+    Of tokens that are all as likely, top-k and top-p keep a number: the first ones of an order that
+    each position has, of which greedy decoding takes the first. min-p keeps all.
+    """
 
     vocab_size: int
     first_token_id: int = 0
@@ -41,11 +46,16 @@ class SimulatedModel:
         noise: UInt64Array,
         output_indices: Int32Array,
         eos_from: Int32Array,
+        num_kept: UInt64Array | None = None,
     ) -> Int32Array:
         """Tokens that follow these KV entries, [S] each; no end of sequence before output index
-        `eos_from`."""
-        draws = mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT)
+        `eos_from`. `num_kept`: number of tokens that filters keep, [S]; None: all."""
+        places = entries + output_indices.astype(np.uint64) * POSITION_SALT
+        draws = mix(places + noise)
         num_said = np.uint64(self.vocab_size - self.first_token_id)
+        if num_kept is not None and (num_kept < num_said).any():
+            ranks = (draws >> np.uint64(32)) % num_kept
+            draws = np.where(num_kept < num_said, mix(places + ranks * RANK_SALT), draws)
         tokens = ((draws >> np.uint64(32)) % num_said).astype(np.int32) + np.int32(
             self.first_token_id
         )
@@ -68,6 +78,24 @@ class SimulatedModel:
         return np.array(
             [ids[draw % len(ids)] for ids, draw in zip(first, draws, strict=True)], np.int32
         )
+
+    def num_kept(self, sampling: SamplingParams) -> int:
+        """Number of the model's tokens that top-k and top-p keep."""
+        num_tokens = self.vocab_size - self.first_token_id
+        if sampling.is_greedy:
+            return num_tokens
+        num_kept = min(sampling.top_k or num_tokens, num_tokens)
+        return min(num_kept, math.ceil(sampling.top_p * num_kept))
+
+    def candidates(self, edits: SimulatedEdits, mask: Int32Array | None = None) -> IdArray:
+        """Ids that an edited row may have: the model's and those of biases above 0, as far as a
+        mask [words] allows them."""
+        ids = np.arange(self.first_token_id, self.vocab_size, dtype=np.int64)
+        ids = np.union1d(ids, edits.favoured())
+        if mask is None:
+            return ids
+        allows = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")
+        return ids[allows[ids] == 1]
 
     def logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
         """Plausible ones: the token is the likeliest with one half, each alternative half as likely
@@ -106,6 +134,8 @@ def expected_tokens(
     entry = hashes(known, np.arange(known.size, dtype=np.int32)).sum(keepdims=True, dtype=np.uint64)
     noise = np.array([noise_of(sampling, choice_index)], np.uint64)
     eos_from = np.array([eos_from_of(sampling, model)], np.int32)
+    num_kept = np.array([model.num_kept(sampling)], np.uint64)
+    edits = SimulatedEdits.of(sampling, known[: len(prompt_ids)], model.first_token_id)
     answer = list(output_ids)
     max_tokens = min(sampling.max_tokens, max_model_len - len(prompt_ids))
     min_tokens = sampling.min_tokens if mask is None else 0
@@ -114,9 +144,13 @@ def expected_tokens(
     ):
         index = np.array([len(answer)], np.int32)
         if mask is None:
-            token = model.tokens(entry, noise, index, eos_from)
+            token = model.tokens(entry, noise, index, eos_from, num_kept)
         else:
             token = model.masked_tokens(entry, noise, index, mask(answer)[None])
+        if edits is not None:
+            candidates = model.candidates(edits, None if mask is None else mask(answer))
+            outputs = np.array(answer, np.int64)
+            token[0] = edits.token(int(token[0]), candidates, entry, noise, outputs)
         entry = entry + hashes(token, np.array([len(prompt_ids) + len(answer)], np.int32))
         answer.append(int(token[0]))
     return answer
@@ -131,16 +165,3 @@ def noise_of(sampling: SamplingParams, choice_index: int) -> int:
 
 def eos_from_of(sampling: SamplingParams, model: SimulatedModel) -> int:
     return sampling.min_tokens if model.eos_token_id in sampling.min_tokens_blocked_ids else 0
-
-
-def hashes(token_ids: Int32Array, positions: Int32Array) -> UInt64Array:
-    return mix(
-        token_ids.astype(np.uint64) * TOKEN_SALT + positions.astype(np.uint64) * POSITION_SALT
-    )
-
-
-def mix(x: UInt64Array) -> UInt64Array:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

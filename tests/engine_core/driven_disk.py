@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headwater.engine_core.executors.simulated_model import UInt64Array
+from headwater.engine_core.executors.simulated_hashes import UInt64Array
 from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
 from headwater.engine_core.kv.block_files import PAGE_BYTES, BlockFiles
 from headwater.engine_core.kv.block_loads import BlockLoads
