@@ -146,6 +146,8 @@ OUTPUT_PROCESSOR_ORDER = (
     "text_plan",
     "token_logprobs",
     "detokenizer",
+    "parsed_answer",
+    "argument_strings",
     "stops",
     "metrics",
 )

@@ -95,7 +95,8 @@ class SimulatedModel:
         if mask is None:
             return ids
         allows = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")
-        return ids[allows[ids] == 1]
+        allowed: IdArray = ids[allows[ids] == 1]
+        return allowed
 
     def logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
         """Plausible ones: the token is the likeliest with one half, each alternative half as likely

@@ -51,7 +51,7 @@ class InputItem(Body, kw_only=True):
     """A string or parts; the outputs of hosted tools have forms of their own."""
     action: Any = None
     operation: Any = None
-    """What a hosted tool was to do."""
+    """Arguments of a call of a hosted tool, as of `action`."""
     summary: list[InputPart] | None = None
     id: str | None = None
     status: str | None = None
@@ -78,10 +78,9 @@ class ResponseFormatOfTool(Body, kw_only=True):
     syntax: Annotated[Literal["lark", "regex"], Meta(description="lark or regex")] | None = None
 
 
-class CallableTool(Body, kw_only=True):
-    """A function that the answer may call, or a custom tool, which takes text."""
+class ToolFields(Body, kw_only=True):
+    """Fields of a function that the answer may call, or of a custom tool, which takes text."""
 
-    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")]
     name: Annotated[str, Meta(description=TOOL_NAME)] | None = None
     description: str | None = None
     format: Annotated[ResponseFormatOfTool, Meta(description="an object with a type")] | None = None
@@ -93,7 +92,13 @@ class CallableTool(Body, kw_only=True):
     """Whether a search is to find the tool first. It has no effect: all tools are shown at once."""
 
 
-class ResponseTool(CallableTool, kw_only=True):
+class GroupedTool(ToolFields, kw_only=True):
+    """A function or a custom tool of a namespace."""
+
+    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")]
+
+
+class ResponseTool(ToolFields, kw_only=True):
     """A function, a custom tool, a namespace of them, or a tool that OpenAI hosts."""
 
     type: Annotated[
@@ -101,7 +106,7 @@ class ResponseTool(CallableTool, kw_only=True):
     ]
     tools: (
         Annotated[
-            list[CallableTool],
+            list[GroupedTool],
             Meta(max_length=MAX_TOOLS, description=f"up to {MAX_TOOLS} functions"),
         ]
         | None

@@ -15,9 +15,10 @@ from headwater.services.runtime.request_limits import bounded_tools
 
 from .response_schema import (
     TOOL_NAME,
-    CallableTool,
+    GroupedTool,
     ResponsesRequest,
     ResponseTool,
+    ToolFields,
 )
 from .schema import TextGrammar
 from .to_pb import function_to_pb, given, offered_as, text_to_pb, tool_choice_word
@@ -37,7 +38,7 @@ class OfferedTool:
     """The contract's name for it."""
     own_name: str
     namespace: str | None
-    tool: CallableTool
+    tool: GroupedTool | ResponseTool
     description: str
     at: str
     """The client's place of it."""
@@ -107,7 +108,7 @@ class ResponseTools:
 
     def places(self) -> dict[str, str]:
         """Client's names of fields of tools, by the contract's names."""
-        renamed = {}
+        renamed: dict[str, str] = {}
         for i, each in enumerate(self._offered):
             renamed |= {
                 f"tools[{i}].{kind}.name": f"{each.at}.name" for kind in ("function", "custom")
@@ -122,7 +123,7 @@ class ResponseTools:
         self._by_name.setdefault(tool.name, tool)
         self._name_of.setdefault((tool.namespace, tool.own_name), tool.name)
 
-    def _plain(self, tool: CallableTool, at: str) -> OfferedTool:
+    def _plain(self, tool: ResponseTool, at: str) -> OfferedTool:
         name = given(f"{at}.name", tool.name, TOOL_NAME)
         return OfferedTool(
             name=name,
@@ -199,7 +200,7 @@ def _tool_to_pb(offered: OfferedTool) -> common_pb2.Tool:
     )
 
 
-def _grammar_of(tool: CallableTool, at: str) -> TextGrammar | None:
+def _grammar_of(tool: ToolFields, at: str) -> TextGrammar | None:
     form = tool.format
     if form is None or form.type != "grammar":
         return None

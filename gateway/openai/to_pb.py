@@ -16,7 +16,7 @@ from headwater.services.runtime.request_limits import MAX_MESSAGE_PARTS, bounded
 
 from .legacy_functions import with_tool_calls
 from .not_served import NOT_SERVED
-from .response_schema import CallableTool
+from .response_schema import ToolFields
 from .schema import (
     Answering,
     ChatCompletionRequest,
@@ -202,7 +202,7 @@ def _tool_to_pb(tool: Tool, at: str) -> common_pb2.Tool:
 
 
 def function_to_pb(
-    function: Function | CallableTool, name: str, description: str | None
+    function: Function | ToolFields, name: str, description: str | None
 ) -> common_pb2.Tool:
     return common_pb2.Tool(
         name=name,
@@ -263,7 +263,7 @@ def _call_to_pb(call: ToolCall, at: str) -> common_pb2.ToolCall:
         custom = given(f"{at}.custom", call.custom)
         return common_pb2.ToolCall(id=call.id, name=custom.name, input=custom.input)
     function = given(f"{at}.function", call.function)
-    return common_pb2.ToolCall(id=call.id, name=function.name, arguments=function.arguments)
+    return common_pb2.ToolCall(id=call.id, name=function.name, arguments=function.arguments or "")
 
 
 def check_stream_options(stream: bool | None, options: StreamOptions | None) -> None:

@@ -284,7 +284,6 @@ def test_a_conversation_takes_no_item_that_no_turn_can_go_on_from(keeper: Gatewa
     made = keeper.client.post(path, json={"items": [{"role": "user", "content": "Hi"}]}).json()[
         "id"
     ]
-    deep = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
     for item, param, said in (
         (
             {"role": "zz", "content": "x"},
@@ -293,9 +292,9 @@ def test_a_conversation_takes_no_item_that_no_turn_can_go_on_from(keeper: Gatewa
         ),
         ({"content": "x"}, "items[0].role", "items[0].role is missing; allowed: "),
         (
-            {"type": "function_call", "call_id": "c", "name": "f", "arguments": deep},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": ["x"]},
             "items[0].arguments",
-            "items[0].arguments has more than 128 levels",
+            "items[0].arguments is ['x']; allowed: a string",
         ),
     ):
         for where in (path, f"{path}/{made}/items"):
