@@ -251,3 +251,16 @@ def test_a_beam_ends_at_a_stop_string_as_other_answers_do(gateway: Gateway) -> N
     ]
     assert "".join(each["text"] for each in told) == beam["text"]
     assert [token for each in told for token in each.get("token_ids", ())] == beam["token_ids"]
+
+
+def test_the_simulated_executor_computes_biases_and_filters(gateway: Gateway) -> None:
+    asked = {"model": MODEL, "prompt": "A river", "max_tokens": 6, "return_token_ids": True}
+
+    def ids(**more: Any) -> list[int]:
+        reply = gateway.client.post("/v1/completions", json=asked | more)
+        assert reply.status_code == 200, reply.text
+        told: list[int] = reply.json()["choices"][0]["token_ids"]
+        return told
+
+    assert ids(logit_bias={"1000": 100}, seed=1) == [1000] * 6
+    assert ids(top_k=1, seed=1) == ids(top_p=1e-6, seed=1) == ids(temperature=0) != ids(seed=1)
