@@ -16,8 +16,11 @@ Form = dict[str, Any]
 """A format in structural tags."""
 ANY_ARGUMENTS: Form = {"type": "object"}
 NO_ARGUMENTS: Form = {"type": "object", "properties": {}}
-_ANY_PYTHON = r"""([^()"']|"([^"\\]|\\.)*"|'([^'\\]|\\.)*')*"""
-"""Pattern of arguments of which only the ends of strings are known."""
+_ANY_NAME = r"""[^ \t\r\n,=()\[\]{}"']+"""
+_ANY_VALUES = r"""([^()"']|"([^"\\]|\\.)*"|'([^'\\]|\\.)*')*"""
+_ANY_PYTHON = f"({_ANY_NAME}={_ANY_VALUES})?"
+"""Pattern of arguments of which only the ends of strings are known, and that the first has a
+name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,7 +218,9 @@ def test_a_pythonic_call_of_a_tool_that_is_not_strict_has_any_arguments(
         name="loose", parameters_json='{"type": "object", "properties": {"a": {"type": "string"}}}'
     )
     _, grammar = prepared(model, request(WEATHER, loose))
-    assert accepts(model, grammars, grammar, "[loose(a=')', b=[1, {'c': 2}])]")
+    for written in ("a=')', b=[1, {'c': 2}]", "user-id=7", ""):
+        assert accepts(model, grammars, grammar, f"[loose({written})]")
+    assert not accepts(model, grammars, grammar, "[loose(1)]"), "an argument without a name"
     assert not accepts(model, grammars, grammar, "[loose(a=')]")
 
 
