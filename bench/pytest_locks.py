@@ -54,7 +54,7 @@ def copies_tried() -> list[str]:
     torch = sys.modules["torch"]
     heap = torch.arange(4, dtype=torch.int32)
     lines = [f"heap {described(heap.data_ptr())}, is pinned: {heap.is_pinned()}"]
-    buffers = {
+    buffers: dict[str, Callable[[], Any]] = {
         "pinned": lambda: torch.empty(4, dtype=torch.int32, pin_memory=True),
         "device": lambda: torch.empty(4, dtype=torch.int32, device="cuda"),
     }
