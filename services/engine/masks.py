@@ -27,6 +27,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import MaskReport, MasksWanted
 from headwater.engine_core.usable_cores import usable_cores
 
+from ..grammars.compiler_errors import in_our_words
 from .mask_table import Int32Array
 from .messages import Command, Fail, Forced, MasksFilled, decode_mask_report
 from .token_bounds import TokenBounds, bounds_of
@@ -371,6 +372,7 @@ def _read_away(reports: RingReader) -> None:
 
 def _fault(follower: Follower) -> str:
     if follower.matcher.is_error():
-        return f"the grammar cannot be followed any further: {follower.matcher.get_error()}"
+        reason = in_our_words(follower.matcher.get_error())
+        return f"the grammar cannot be followed any further: {reason}"
     left = "that allowed_token_ids and bad_words leave " if follower.bounds is not None else ""
     return f"nothing {left}matches the grammar from here on"

@@ -21,8 +21,9 @@ from .counted_text import counted_up_to
 from .json_schema import check_schema, parse_json
 from .lark import ANY_TEXT, expression, literal, quoted
 from .quoted import quoted_grammar, quoted_regex
+from .spelling import check_spelling
 from .structural_tag import structural_tag_grammar
-from .structured_output import grammar_of, with_whitespace
+from .structured_output import grammar_of, param_of, with_whitespace
 
 Grammars = list[dict[str, Any]]
 _ANSWER = "answer"
@@ -67,12 +68,25 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
         # A grammar ends where the model draws its end, and matches no token behind it.
         told = "ignore_eos is true beside enforced calls or thinking_token_budget; allowed: false"
         raise BadRequest("ignore_eos", told)
-    return json.dumps({"grammars": grammars}, ensure_ascii=False) if grammars else ""
+    if not grammars:
+        return ""
+    text = json.dumps({"grammars": grammars}, ensure_ascii=False)
+    # Of the calls: content has been checked.
+    check_spelling("tools", text, model.tokenizer.missing_bytes)
+    return text
 
 
 def content_grammar(model: TextModel, asked: StructuredOutput) -> str:
     """Grammar of the answer's content, in llguidance's format. Raises `BadRequest`."""
-    return grammar_of(asked, model.tokenizer.special_texts, closes_schemas=model.closes_schemas)
+    tokenizer = model.tokenizer
+    grammar = grammar_of(
+        asked,
+        tokenizer.special_texts,
+        closes_schemas=model.closes_schemas,
+        missing_bytes=tokenizer.missing_bytes,
+    )
+    check_spelling(param_of(asked), grammar, tokenizer.missing_bytes)
+    return grammar
 
 
 def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
@@ -185,7 +199,10 @@ def _text_input(asked: CustomInput, i: int) -> Form:
     text: Form
     match asked.WhichOneof("format"):
         case "lark":
-            text = {"type": "grammar", "grammar": quoted_grammar(param, ascii_grammar(asked.lark))}
+            text = {
+                "type": "grammar",
+                "grammar": quoted_grammar(param, ascii_grammar(asked.lark, {})),
+            }
         case "regex":
             text = {"type": "regex", "pattern": quoted_regex(param, ascii_regex(asked.regex))}
         case _:
@@ -202,7 +219,7 @@ def custom_grammars(conversation: Conversation) -> Iterator[tuple[int, str]]:
                 yield (
                     i,
                     json.dumps(
-                        {"grammars": [{"lark_grammar": ascii_grammar(tool.custom_input.lark)}]}
+                        {"grammars": [{"lark_grammar": ascii_grammar(tool.custom_input.lark, {})}]}
                     ),
                 )
             case "regex":
@@ -233,7 +250,7 @@ def _behind_thoughts(
     answer = ANY_TEXT
     if grammars:
         grammars[0]["name"] = grammars[0].get("name", _ANSWER)
-        answer = f"{_SPACE} @{grammars[0]['name']}"
+        answer = f"@{grammars[0]['name']}"
     # Larger counts than those of any context are none that llguidance reads.
     budget = (
         min(sampling.thinking_token_budget, model.limits.max_model_len)
@@ -241,11 +258,10 @@ def _behind_thoughts(
         else _UNLIMITED
     )
     rules = _thoughts(model, form, budget)
-    start = (
-        f"start: thoughts {answer}"
-        if form.starts_in_reasoning
-        else f"start: (opened thoughts)? {answer}"
-    )
+    # White space belongs to neither, and so stands only behind thoughts.
+    start = f"start: thoughts {_SPACE} {answer}"
+    if not form.starts_in_reasoning:
+        start = f"start: opened thoughts {_SPACE} {answer} | {answer}"
     return [{"lark_grammar": "\n".join((start, *rules))}, *grammars]
 
 
@@ -254,7 +270,7 @@ def _thoughts(model: TextModel, form: AnswerFormat, budget: int) -> list[str]:
     opened, as `opened`."""
     marks = REASONING_FORMATS[form.reasoning_parser]
     special = model.tokenizer.special_texts
-    opened = f"opened: {_SPACE} {_token(model, marks.start) or literal(marks.start, special)}"
+    opened = f"opened: {_token(model, marks.start) or literal(marks.start, special)}"
     end = model.tokenizer.id_of(marks.end)
     if end is not None:
         # The rule is over tokens, not text, so that they can be counted and end with the first

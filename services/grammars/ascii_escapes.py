@@ -1,4 +1,5 @@
-r"""Makes \d, \w, \s and their opposites mean ASCII in regular expressions of clients.
+r"""Makes \d, \w, \s and their opposites mean ASCII in regular expressions of clients, and names the
+special tokens of their grammars by ids.
 
 To llguidance, as to Rust, they are Unicode's: \d matches the digits of every script. Those of JSON
 Schema's `pattern` are ASCII already.
@@ -7,7 +8,7 @@ Schema's `pattern` are ASCII already.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 _ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0B\x0C\r\x20"}
 _ONE = r"\\.|[^\\]"
@@ -34,12 +35,17 @@ def ascii_regex(regex: str) -> str:
     return "".join(_rewritten(regex))
 
 
-def ascii_grammar(lark: str) -> str:
-    """A grammar in Lark's syntax with its regular expressions rewritten."""
-    return "".join(
-        found.group() if found["regex"] is None else f"/{ascii_regex(found['regex'])}/"
-        for found in _LARK.finditer(lark)
-    )
+def ascii_grammar(lark: str, special_tokens: Mapping[str, int]) -> str:
+    """A grammar in Lark's syntax with its regular expressions rewritten, and ids in place of the
+    names of special tokens."""
+    return "".join(_in_ascii(found, special_tokens) for found in _LARK.finditer(lark))
+
+
+def _in_ascii(found: re.Match[str], special_tokens: Mapping[str, int]) -> str:
+    text = found.group()
+    if found["regex"] is not None:
+        return f"/{ascii_regex(found['regex'])}/"
+    return f"<[{special_tokens[text]}]>" if text in special_tokens else text
 
 
 def _rewritten(regex: str) -> Iterator[str]:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ..models.manifest import ModelManifest
+from .compiler_errors import NOTHING_MATCHES, in_our_words
+from .unspelled_tokens import without_spellings
 
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
@@ -33,28 +35,11 @@ SLICES = [
 space, and text of a JSON string by its length. A string near its `maxLength` allows the short ones
 only; 6 and 15 beside what llguidance comes with take a fifth off the mean mask of such schemas
 (2026-11-22)."""
-MAX_REASON_CHARS = 300
-IN_OUR_WORDS = {
-    "NoExtension": "nothing matches it",
-    "oneOf constraints are not supported": (
-        "the members of a oneOf are not told apart by their types or by a constant in each; "
-        "allowed: members that are, "
-        "or anyOf"
-    ),
-}
-"""Error sentences by the beginning of the compiler's message."""
 Int32Array = npt.NDArray[np.int32]
 
 
 class GrammarError(Exception):
-    """A grammar that cannot be compiled or followed, with the reason."""
-
-    def __init__(self, reason: str) -> None:
-        reason = reason.removesuffix("<non-verbose/>").strip()
-        reason = next(
-            (ours for begin, ours in IN_OUR_WORDS.items() if reason.startswith(begin)), reason
-        )
-        super().__init__(reason[:MAX_REASON_CHARS])
+    """A grammar that cannot be compiled or followed, with the reason in our words."""
 
 
 class Grammars:
@@ -64,7 +49,7 @@ class Grammars:
         """Reads the folder's tokenizer, which takes a part of a second. Raises `ModelFolderError`,
         `OSError`."""
         manifest = ModelManifest.read(folder)
-        text = (folder / "tokenizer.json").read_text()
+        text = without_spellings((folder / "tokenizer.json").read_bytes())
         eos_ids = list(manifest.eos_token_ids) or None
         self._tokenizer = LLTokenizer(
             text, n_vocab=manifest.vocab_size, eos_token=eos_ids, slices=SLICES
@@ -86,7 +71,7 @@ def words_of(vocab_size: int) -> int:
 def check(matcher: LLMatcher) -> None:
     """Raises `GrammarError` when the matcher has gone wrong, for good."""
     if matcher.is_error():
-        raise GrammarError(matcher.get_error())
+        raise GrammarError(in_our_words(matcher.get_error()))
 
 
 def fill(matcher: LLMatcher, mask: Int32Array) -> None:
@@ -96,4 +81,4 @@ def fill(matcher: LLMatcher, mask: Int32Array) -> None:
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     check(matcher)
     if not mask.any():
-        raise GrammarError("nothing matches it")
+        raise GrammarError(NOTHING_MATCHES)

@@ -99,7 +99,7 @@ class _Writer:
             case {"type": "regex", "pattern": str(pattern)}:
                 return expression(self._param, pattern)
             case {"type": "grammar", "grammar": str(grammar)} if grammar:
-                return self._other(lark.grammar(self._param, grammar))
+                return self._other(lark.grammar(self._param, grammar, self._special))
             case _:
                 raise self._no_format(form, at)
 

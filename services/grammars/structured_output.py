@@ -7,7 +7,7 @@ Constraints that a grammar cannot express are refused by name, before anything i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headwater.proto.common_pb2 import StructuredOutput
@@ -17,6 +17,7 @@ from . import lark
 from .ascii_escapes import ascii_regex
 from .closed_schema import closed
 from .json_schema import check_schema, parse_json
+from .spelling import check_spelling
 from .structural_tag import structural_tag_grammar
 
 MAX_BYTES = 256 << 10
@@ -35,11 +36,15 @@ def param_of(asked: StructuredOutput) -> str:
 
 
 def grammar_of(
-    asked: StructuredOutput, special_tokens: Mapping[str, int], *, closes_schemas: bool = False
+    asked: StructuredOutput,
+    special_tokens: Mapping[str, int],
+    *,
+    closes_schemas: bool = False,
+    missing_bytes: frozenset[int] = frozenset(),
 ) -> str:
     """Grammar of the constraint. `special_tokens` are ids of tokens that are no text, by their
     text. `closes_schemas`: objects have no properties but those that their schema names, also where
-    the request is not strict. Raises `BadRequest`."""
+    the request is not strict. `missing_bytes` are in no token. Raises `BadRequest`."""
     param = param_of(asked)
     kind = asked.WhichOneof("kind")
     if (size := asked.ByteSize()) > MAX_BYTES:
@@ -58,13 +63,17 @@ def grammar_of(
             BadRequest.unless(asked.json_object, param, False, "true")
             return _grammars({"json_schema": with_whitespace(ANY_OBJECT, _whitespace(asked))})
         case "regex":
+            check_spelling(param, asked.regex, missing_bytes)
             return _grammars({"lark_grammar": f"start: {lark.expression(param, asked.regex)}"})
         case "choice":
+            check_spelling(param, "".join(asked.choice.choices), missing_bytes)
             return _grammars({"lark_grammar": _choices(param, list(asked.choice.choices))})
         case "grammar":
-            return _grammars({"lark_grammar": lark.grammar(param, asked.grammar)})
+            check_spelling(param, asked.grammar, missing_bytes)
+            return _grammars({"lark_grammar": lark.grammar(param, asked.grammar, special_tokens)})
         case "structural_tag":
             tag = parse_json(param, asked.structural_tag)
+            check_spelling(param, "".join(_fixed_texts(tag)), missing_bytes)
             prepared = (
                 with_whitespace_and_closed if asked.strict or closes_schemas else with_whitespace
             )
@@ -90,6 +99,19 @@ def _whitespace(asked: StructuredOutput) -> str:
         if asked.HasField("whitespace_pattern")
         else WHITESPACE
     )
+
+
+def _fixed_texts(tag: object) -> Iterator[str]:
+    """Strings of a structural tag outside of schemas: openings, ends and fixed texts among them."""
+    if isinstance(tag, str):
+        yield tag
+    elif isinstance(tag, list):
+        for each in tag:
+            yield from _fixed_texts(each)
+    elif isinstance(tag, dict):
+        for name, each in tag.items():
+            if name not in ("json_schema", "schema"):
+                yield from _fixed_texts(each)
 
 
 def _choices(param: str, choices: list[str]) -> str:

@@ -177,6 +177,11 @@ class Tokenizer:
             if token.special or re.fullmatch("<.*>", token.content)
         }
 
+    @functools.cached_property
+    def missing_bytes(self) -> frozenset[int]:
+        """Bytes that occur in the text of no token."""
+        return frozenset(range(256)).difference(*self.table.visible_bytes_of)
+
     def id_of(self, text: str) -> int | None:
         """Id of the one token that spells the text, if there is one."""
         token_id: int | None = self._backend.token_to_id(text)

@@ -309,6 +309,20 @@ def test_the_grammar_of_an_answer_begins_behind_the_thoughts(
     assert accepts(thinking, grammars, told_not_to[1], "7")
 
 
+def test_constrained_content_without_thoughts_begins_with_its_first_character(
+    thinking: TextModel, grammars: Grammars
+) -> None:
+    choice = StructuredOutput(choice=StructuredOutput.Choices(choices=["yes"]))
+    reply, grammar = prepared(thinking, request(sampling=Sampling(structured_output=choice)))
+    assert reply.answer_format.reasoning_parser
+    assert accepts(thinking, grammars, grammar, "yes")
+    # The parser leaves out white space behind thoughts only.
+    assert accepts(thinking, grammars, grammar, "<think>\nso</think>\n yes")
+    for space in (" ", "\n", "\n "):
+        ids = thinking.tokenizer.encode(space, add_special_tokens=False)
+        assert grammars.compile(grammar).try_consume_tokens(ids) == 0, space
+
+
 def test_a_budget_ends_the_thoughts_and_leaves_the_answer_free(
     thinking: TextModel, grammars: Grammars
 ) -> None:

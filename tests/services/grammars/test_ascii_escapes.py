@@ -85,7 +85,7 @@ def test_escapes_of_a_grammar_match_ascii(lark: str, taken: list[str], refused: 
 
 def test_a_special_token_with_a_slash_begins_no_expression() -> None:
     assert (
-        ascii_grammar(r'start: </s> "\\d/" <[5]> /\d/ </s>')
+        ascii_grammar(r'start: </s> "\\d/" <[5]> /\d/ </s>', {})
         == r'start: </s> "\\d/" <[5]> /[0-9]/ </s>'
     )
 
@@ -119,5 +119,5 @@ def test_an_escape_as_the_end_of_a_range_stays_an_error() -> None:
 )
 def test_reading_takes_linear_time(text: str) -> None:
     began = time.thread_time()
-    assert (ascii_grammar(text), ascii_regex(text)) == (text, text)
+    assert (ascii_grammar(text, {}), ascii_regex(text)) == (text, text)
     assert time.thread_time() - began < 2
