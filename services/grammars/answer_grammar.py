@@ -20,10 +20,11 @@ from .closed_schema import closed
 from .counted_text import counted_up_to
 from .json_schema import check_schema, parse_json
 from .lark import ANY_TEXT, expression, literal, quoted
+from .prepared_schema import refuse_endless
 from .quoted import quoted_grammar, quoted_regex
 from .spelling import check_spelling
 from .structural_tag import structural_tag_grammar
-from .structured_output import grammar_of, param_of, with_whitespace
+from .structured_output import grammar_of, param_of
 
 Grammars = list[dict[str, Any]]
 _ANSWER = "answer"
@@ -60,9 +61,7 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
     if calls is not None and sampling.use_beam_search:
         raise _beside_beam_search(conversation)
     if calls is not None:
-        grammars = _or_calls(
-            grammars, structural_tag_grammar("tools", {"format": calls}, special, with_whitespace)
-        )
+        grammars = _or_calls(grammars, structural_tag_grammar("tools", {"format": calls}, special))
     grammars = _behind_thoughts(model, reply.answer_format, sampling, grammars)
     if grammars and sampling.ignore_eos:
         # A grammar ends where the model draws its end, and matches no token behind it.
@@ -184,6 +183,7 @@ def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
     # A function without parameters takes none.
     parameters = parse_json(param, tool.parameters_json) if tool.parameters_json else NO_ARGUMENTS
     check_schema(param, parameters)
+    refuse_endless(param, parameters)
     if not isinstance(parameters.get("properties", {}), dict) or not isinstance(
         parameters.get("required", []), list
     ):

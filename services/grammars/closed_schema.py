@@ -8,7 +8,7 @@ each would forbid the properties of the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .references import is_local, target_of
@@ -47,6 +47,14 @@ def closed(schema: Schema) -> Schema:
     return schema if walk.has_foreign_references else _copy(schema, walk)
 
 
+def described_alone(schema: Schema) -> Callable[[Schema], bool] | None:
+    """Tells of each subschema whether it alone describes its values, wherever it is reached; None
+    where references leave the document."""
+    walk = _Walk(schema)
+    walk.visit(schema, alone=True)
+    return None if walk.has_foreign_references else walk.is_alone
+
+
 class _Walk:
     """Finds the subschemas that describe their values alone, through references."""
 
@@ -59,12 +67,15 @@ class _Walk:
         """Whether there are references by an id or an anchor: their subschemas are not known
         here."""
 
+    def is_alone(self, schema: Schema) -> bool:
+        return self._alone.get(id(schema), False)
+
     def is_closed(self, schema: Schema) -> bool:
         """Whether nothing but `properties` says what the object has."""
         if (
             "properties" not in schema
             or not OPENING.isdisjoint(schema)
-            or not self._alone.get(id(schema), False)
+            or not self.is_alone(schema)
         ):
             return False
         properties = schema["properties"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from ..runtime.client_json import read_json
 from ..runtime.errors import BadRequest
 from .one_of import turn_into_any_of
+from .subschemas import subschemas
 
 MAX_NESTING = 64
 NOT_ENFORCED = frozenset(
@@ -36,9 +37,6 @@ SAY_NOTHING: Mapping[str, object] = {
     },
 }
 """Values, by keyword, with which generators write these keywords to allow everything."""
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "additionalItems")
 
 
 def parse_json(param: str, text: str) -> Any:
@@ -63,8 +61,8 @@ def check_schema(param: str, schema: object) -> None:
     """
     if not isinstance(schema, dict):
         raise BadRequest.of(param, schema, "a JSON Schema that is an object")
-    subschemas = list(_subschemas(schema, ""))
-    for path, part in subschemas:
+    parts = [(each.path, each.schema) for each in subschemas(schema)]
+    for path, part in parts:
         for keyword in [each for each in part if each in NOT_ENFORCED]:
             if keyword not in SAY_NOTHING or not _is_same(part[keyword], SAY_NOTHING[keyword]):
                 raise _not_enforced(param, path, keyword, "no grammar can hold an answer to it")
@@ -78,7 +76,7 @@ def check_schema(param: str, schema: object) -> None:
             raise _not_enforced(
                 param, path, "minProperties", "at most one more than `required` can be held to"
             )
-    turn_into_any_of(schema, [part for _, part in subschemas])
+    turn_into_any_of(schema, [part for _, part in parts])
 
 
 def _is_same(value: object, other: object) -> bool:
@@ -90,22 +88,6 @@ def _not_enforced(param: str, path: str, keyword: str, why: str) -> BadRequest:
     where = path or "the top level"
     message = f"{param} uses the keyword {keyword!r} at {where}, which is not supported: {why}"
     return BadRequest(param, message, code="unsupported_schema")
-
-
-def _subschemas(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield path, schema
-    for keyword, value in schema.items():
-        if keyword in _MAPS and isinstance(value, dict):
-            members = [(f"{path}/{keyword}/{name}", member) for name, member in value.items()]
-        elif (keyword in _LISTS or keyword == "items") and isinstance(value, list):
-            members = [(f"{path}/{keyword}/{i}", member) for i, member in enumerate(value)]
-        elif keyword in _SINGLE:
-            members = [(f"{path}/{keyword}", value)]
-        else:
-            continue
-        for where, member in members:
-            if isinstance(member, dict):
-                yield from _subschemas(member, where)
 
 
 def _nesting(value: Any) -> int:

@@ -7,7 +7,7 @@ It takes both forms that clients use: `{"structures": [{"begin", "schema", "end"
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..runtime.errors import BadRequest
@@ -15,24 +15,24 @@ from ..runtime.request_limits import MAX_GRAMMAR_BYTES
 from . import lark
 from .json_schema import check_schema
 from .lark import ANY_TEXT, expression, literal, quoted
+from .prepared_schema import prepared
 
 FORMATS = (
     "any_text, const_string, json_schema, regex, grammar, tag, sequence, or, "
     "triggered_tags or tags_with_separator"
 )
-Whitespaced = Callable[[object], dict[str, Any]]
 
 
 def structural_tag_grammar(
-    param: str, tag: object, special_tokens: Mapping[str, int], whitespaced: Whitespaced
+    param: str, tag: object, special_tokens: Mapping[str, int], *, closes_schemas: bool = False
 ) -> list[dict[str, Any]]:
-    """The grammar and those that it refers to; `whitespaced` prepares a schema. Raises
-    `BadRequest`."""
+    """The grammar and those that it refers to. `closes_schemas`: objects have no properties but those
+    that their schema names. Raises `BadRequest`."""
     if not isinstance(tag, dict):
         raise BadRequest.of(
             param, tag, "an object with `format`, or with `structures` and `triggers`"
         )
-    writer = _Writer(param, special_tokens, whitespaced)
+    writer = _Writer(param, special_tokens, closes_schemas=closes_schemas)
     root = writer.rule(tag["format"] if "format" in tag else _from_structures(tag), "format")
     return writer.grammars(root)
 
@@ -57,11 +57,11 @@ class _Writer:
     """Writes one rule a format; `at` is the place in the client's JSON."""
 
     def __init__(
-        self, param: str, special_tokens: Mapping[str, int], whitespaced: Whitespaced
+        self, param: str, special_tokens: Mapping[str, int], *, closes_schemas: bool
     ) -> None:
         self._param = param
         self._special = special_tokens
-        self._whitespaced = whitespaced
+        self._closes_schemas = closes_schemas
         self._rules: list[str] = []
         self._num_bytes = 0
         """Size of all rules. Few tools make many where each argument of a call gets all
@@ -95,7 +95,8 @@ class _Writer:
         match form:
             case {"type": "json_schema", "json_schema": schema}:
                 check_schema(self._param, schema)
-                return f"%json {json.dumps(self._whitespaced(schema), ensure_ascii=False)}"
+                ready = prepared(self._param, schema, closes=self._closes_schemas)
+                return f"%json {json.dumps(ready, ensure_ascii=False)}"
             case {"type": "regex", "pattern": str(pattern)}:
                 return expression(self._param, pattern)
             case {"type": "grammar", "grammar": str(grammar)} if grammar:

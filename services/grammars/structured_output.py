@@ -15,17 +15,14 @@ from headwater.proto.common_pb2 import StructuredOutput
 from ..runtime.errors import BadRequest
 from . import lark
 from .ascii_escapes import ascii_regex
-from .closed_schema import closed
 from .json_schema import check_schema, parse_json
+from .prepared_schema import WHITESPACE, prepared
 from .spelling import check_spelling
 from .structural_tag import structural_tag_grammar
 
 MAX_BYTES = 256 << 10
 """Largest number of bytes of a schema, an expression, a grammar, or all choices together."""
 MAX_CHOICES = 4096
-WHITESPACE = r"(\r?\n)?[ \t]{0,40}"
-"""Pattern of white space between tokens of JSON: compact, spaced or indented. It is bounded, since
-a model that writes only spaces never ends."""
 ANY_OBJECT = {"type": "object"}
 KINDS = "json_schema, json_object, regex, choice, grammar or structural_tag"
 
@@ -47,6 +44,7 @@ def grammar_of(
     the request is not strict. `missing_bytes` are in no token. Raises `BadRequest`."""
     param = param_of(asked)
     kind = asked.WhichOneof("kind")
+    closes = asked.strict or closes_schemas
     if (size := asked.ByteSize()) > MAX_BYTES:
         raise BadRequest(param, f"{param} has {size} bytes; allowed: at most {MAX_BYTES}")
     if asked.HasField("whitespace_pattern") and kind not in ("json_schema", "json_object"):
@@ -57,11 +55,13 @@ def grammar_of(
         case "json_schema":
             schema = parse_json(param, asked.json_schema)
             check_schema(param, schema)
-            held = closed(schema) if asked.strict or closes_schemas else schema
-            return _grammars({"json_schema": with_whitespace(held, _whitespace(asked))})
+            whitespace = _whitespace(asked)
+            ready = prepared(param, schema, whitespace=whitespace, closes=closes)
+            return _grammars({"json_schema": ready})
         case "json_object":
             BadRequest.unless(asked.json_object, param, False, "true")
-            return _grammars({"json_schema": with_whitespace(ANY_OBJECT, _whitespace(asked))})
+            ready = prepared(param, ANY_OBJECT, whitespace=_whitespace(asked))
+            return _grammars({"json_schema": ready})
         case "regex":
             check_spelling(param, asked.regex, missing_bytes)
             return _grammars({"lark_grammar": f"start: {lark.expression(param, asked.regex)}"})
@@ -74,23 +74,11 @@ def grammar_of(
         case "structural_tag":
             tag = parse_json(param, asked.structural_tag)
             check_spelling(param, "".join(_fixed_texts(tag)), missing_bytes)
-            prepared = (
-                with_whitespace_and_closed if asked.strict or closes_schemas else with_whitespace
+            return _grammars(
+                *structural_tag_grammar(param, tag, special_tokens, closes_schemas=closes)
             )
-            return _grammars(*structural_tag_grammar(param, tag, special_tokens, prepared))
         case _:
             raise BadRequest(param, f"{param} is empty; allowed: {KINDS}")
-
-
-def with_whitespace(schema: object, whitespace: str = WHITESPACE) -> dict[str, Any]:
-    """The schema with the compiler's option for white space between tokens."""
-    base = dict(schema) if isinstance(schema, dict) else {}
-    rule = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-    return base | {"x-guidance": rule}
-
-
-def with_whitespace_and_closed(schema: object) -> dict[str, Any]:
-    return with_whitespace(closed(schema) if isinstance(schema, dict) else schema)
 
 
 def _whitespace(asked: StructuredOutput) -> str:
