@@ -7,6 +7,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.grammars.prepared_schema import prepared
@@ -53,6 +55,31 @@ def test_a_declared_name_has_no_other_spelling(schema: dict[str, Any], walker: W
         '{"c":5,"a":1}',
     ]:
         assert not walker.takes(grammar, text), text
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    names=st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3, unique=True),
+    data=st.data(),
+)
+def test_no_spelling_brings_a_name_again(
+    names: list[str], data: st.DataObject, walker: Walker
+) -> None:
+    schema = {"type": "object", "properties": {name: {"const": 1} for name in names}}
+    grammar = grammar_of_schema(schema | {"additionalProperties": True})
+    written = [f"{json.dumps(name, ensure_ascii=False)}:1" for name in names]
+    again = "".join(
+        data.draw(st.sampled_from([char, json.dumps(char)[1:-1], f"\\u{ord(char):04x}"]))
+        for char in data.draw(st.sampled_from(names))
+        if ord(char) < 0x10000
+    )
+    text = f'{{{",".join(written)},"{again}":5}}'
+    try:
+        is_again = len(json.loads(text, strict=False)) == len(names)
+    except ValueError:
+        return
+    assume(is_again)
+    assert not walker.takes(grammar, text)
 
 
 def test_a_declared_name_out_of_order_goes_on_as_a_word_only(walker: Walker) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from headwater.services.grammars.check import verdict_on
 from headwater.services.grammars.grammars import Grammars, check, fill
 from headwater.services.text.model import TextModel
 
 MAX_FREE_TOKENS = 40
 MAX_TOKENS = 400
-CLOSING = '"}],'
+CLOSING = '"@}],n1tf:[{'
 """What brings an answer to its end, first of all."""
 
 
@@ -29,6 +30,10 @@ class Walker:
             *model.eos_token_ids,
             *(encode(char, add_special_tokens=False)[0] for char in CLOSING),
         ]
+
+    def verdict(self, grammar: str) -> str | None:
+        """Reason of the processor against the grammar."""
+        return verdict_on(self._grammars, grammar)
 
     def answer(self, grammar: str, dice: random.Random) -> str | None:
         """None where it does not come to an end. Raises `GrammarError` at a dead end, too."""
