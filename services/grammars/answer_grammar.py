@@ -19,7 +19,7 @@ from .ascii_escapes import ascii_grammar, ascii_regex
 from .closed_schema import closed
 from .counted_text import counted_up_to
 from .json_schema import check_schema, parse_json
-from .lark import ANY_TEXT, expression, literal, quoted
+from .lark import ANY_TEXT, expression, literal, quoted, refuse_endless_rule
 from .prepared_schema import refuse_endless
 from .quoted import quoted_grammar, quoted_regex
 from .spelling import check_spelling
@@ -199,6 +199,7 @@ def _text_input(asked: CustomInput, i: int) -> Form:
     text: Form
     match asked.WhichOneof("format"):
         case "lark":
+            refuse_endless_rule(param, asked.lark)
             text = {
                 "type": "grammar",
                 "grammar": quoted_grammar(param, ascii_grammar(asked.lark, {})),

@@ -9,13 +9,16 @@ as a pattern that excludes itself: the compiler finds these.
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from .name_pattern import name_pattern
 from .references import is_local, target_of
-from .subschemas import Schema, subschemas
+from .subschemas import Schema, Subschema, subschemas
 
+Key = TypeVar("Key", bound=Hashable)
 State = frozenset[int]
 """Subschemas that a value matches together, by identity."""
 Way = frozenset[State]
@@ -31,9 +34,9 @@ _BOUNDS = (
     ("minItems", "maxItems"),
     ("minProperties", "maxProperties"),
 )
-_LEAST_WORK = 2_000
-_WORK_PER_SUBSCHEMA = 12
-"""Limit of the search, about a microsecond each: alternatives of alternatives grow without
+_LEAST_WORK = 500
+_WORK_PER_SUBSCHEMA = 8
+"""Limit of the search, some microseconds each: alternatives of alternatives grow without
 bounds. Beyond it nothing is found."""
 _WORK_PER_CHAR = 8
 """Of a name that is matched with a pattern."""
@@ -41,20 +44,23 @@ _WORK_PER_CHAR = 8
 
 def endless(root: Schema) -> frozenset[int]:
     """Identities of the subschemas that no finite value matches."""
-    singles = {id(each.schema): frozenset((id(each.schema),)) for each in subschemas(root)}
-    search = _Search(root)
+    parts = list(subschemas(root))
+    if not _is_cyclic(parts):
+        return frozenset()
+    singles = {id(each.schema): frozenset((id(each.schema),)) for each in parts}
+    search = _Search(parts)
     try:
-        matched = _least_fixed_point(search.all_ways(singles.values()))
+        matched = least_fixed_point(search.all_ways(singles.values()))
     except _TooMuchWork:
         return frozenset()
     return frozenset(key for key, state in singles.items() if state not in matched)
 
 
-def _least_fixed_point(ways: dict[State, list[Way]]) -> set[State]:
-    """States that have a way all of whose states are matched."""
-    users = defaultdict[State, list[tuple[State, int]]](list)
-    missing: dict[tuple[State, int], int] = {}
-    ready: list[State] = []
+def least_fixed_point(ways: Mapping[Key, Sequence[frozenset[Key]]]) -> set[Key]:
+    """Keys that have a way whose keys are all in the result, which is the smallest such set."""
+    users = defaultdict[Key, list[tuple[Key, int]]](list)
+    missing: dict[tuple[Key, int], int] = {}
+    ready: list[Key] = []
     for state, those in ways.items():
         for i, way in enumerate(those):
             missing[state, i] = len(way)
@@ -62,7 +68,7 @@ def _least_fixed_point(ways: dict[State, list[Way]]) -> set[State]:
                 users[part].append((state, i))
             if not way:
                 ready.append(state)
-    matched = set[State]()
+    matched = set[Key]()
     while ready:
         state = ready.pop()
         if state in matched:
@@ -75,13 +81,53 @@ def _least_fixed_point(ways: dict[State, list[Way]]) -> set[State]:
     return matched
 
 
+def _is_cyclic(parts: Sequence[Subschema]) -> bool:
+    """Whether a reference leads to a subschema that it stands in, directly or through others. What
+    has no such reference ends."""
+    index = {id(each.schema): i for i, each in enumerate(parts)}
+    links = [
+        (i, index[id(target)])
+        for i, each in enumerate(parts)
+        if is_local(link := each.schema.get("$ref"))
+        and id(target := target_of(each.base, link)) in index
+    ]
+    ends = _ends(parts)
+    following = set[int]()
+    done = set[int]()
+    waiting = [(target, False) for _, target in links]
+    while waiting:
+        target, is_left = waiting.pop()
+        if is_left:
+            following.remove(target)
+            done.add(target)
+        elif target in following:
+            return True
+        elif target not in done:
+            following.add(target)
+            waiting.append((target, True))
+            first = bisect.bisect_left(links, (target, 0))
+            behind = bisect.bisect_left(links, (ends[target], 0))
+            waiting += [(inner, False) for _, inner in links[first:behind]]
+    return False
+
+
+def _ends(parts: Sequence[Subschema]) -> list[int]:
+    """Position behind the last subschema in each: they come before their parts."""
+    ends = [len(parts)] * len(parts)
+    above = list[int]()
+    for i, each in enumerate(parts):
+        while above and parts[above[-1]].depth >= each.depth:
+            ends[above.pop()] = i
+        above.append(i)
+    return ends
+
+
 class _TooMuchWork(Exception):
     """Raised beyond the limit of the search."""
 
 
 class _Search:
-    def __init__(self, root: Schema) -> None:
-        parts = list(subschemas(root))
+    def __init__(self, parts: Sequence[Subschema]) -> None:
         self._schemas = {id(each.schema): each.schema for each in parts}
         self._bases = {id(each.schema): each.base for each in parts}
         self._work_left = _LEAST_WORK + _WORK_PER_SUBSCHEMA * len(parts)

@@ -20,6 +20,7 @@ from llguidance.gbnf_to_lark import (
 
 from ..runtime.errors import BadRequest
 from .ascii_escapes import ascii_grammar, ascii_regex
+from .endless_rules import endless_rule
 
 ANY_TEXT = r"/(?s:.*)/"
 _GBNF = re.compile(r"^[^\S\n]*+([A-Za-z][\w-]*)\s*::=", re.MULTILINE)
@@ -75,12 +76,22 @@ def grammar(param: str, text: str, special_tokens: Mapping[str, int]) -> str:
         text,
         "a Lark grammar with a rule named start, or GBNF with one named root",
     )
+    names: Mapping[str, str] = {}
     if _GBNF.search(text) is not None:
-        text = _from_gbnf(param, text)
+        text, names = _from_gbnf(param, text)
+    refuse_endless_rule(param, text, names)
     return ascii_grammar(text, special_tokens)
 
 
-def _from_gbnf(param: str, text: str) -> str:
+def refuse_endless_rule(param: str, text: str, names: Mapping[str, str] = {}) -> None:
+    """Raises `BadRequest` where a rule never ends. `names` are the client's, by those in the text."""
+    if (name := endless_rule(text)) is not None:
+        client_name = names.get(name, name)
+        raise _invalid(f"{param} cannot be followed: its rule {client_name!r} never ends", param)
+
+
+def _from_gbnf(param: str, text: str) -> tuple[str, dict[str, str]]:
+    """The grammar in Lark's syntax, and the names of its rules by those that they have there."""
     counts = Counter(_GBNF.findall(text))
     if twice := next((name for name, count in counts.items() if count > 1), ""):
         raise _invalid(f"{param} has two rules named {twice!r}", param)
@@ -100,7 +111,7 @@ def _from_gbnf(param: str, text: str) -> str:
     raise _invalid(f"{param} has no rule named {min(missing)!r}", param)
 
 
-def _as_lark(rules: dict[str, RuleNode]) -> str:
+def _as_lark(rules: dict[str, RuleNode]) -> tuple[str, dict[str, str]]:
     """The rules in Lark's syntax, under new names: the translation joins names that differ in case
     or hyphens, and takes the name `start` for the root."""
     names = {name: f"rule{i}" for i, name in enumerate(rules)} | {"root": "root"}
@@ -109,7 +120,8 @@ def _as_lark(rules: dict[str, RuleNode]) -> str:
     renamed = {rule.name: rule for rule in rules.values()}
     resolve(renamed)
     in_order = sorted(renamed.values(), key=lambda rule: rule.order)
-    return "\n".join(map(str, in_order))
+    text = "\n".join(map(str, in_order))
+    return text, {new: name for name, new in names.items()} | {"start": "root"}
 
 
 def _rename(node: ASTNode, names: Mapping[str, str]) -> None:

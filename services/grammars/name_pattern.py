@@ -87,6 +87,29 @@ _Build = Callable[[_Automaton, int], int]
 """Adds an expression behind a state, and returns the state behind it."""
 
 
+class Names:
+    """Names that begin alike."""
+
+    def __init__(self, names: Collection[str], length: int = 0) -> None:
+        """`length` is the number of characters that they have in common, as far as was looked."""
+        self._names = names
+        self.length = length
+
+    @functools.cached_property
+    def whole(self) -> str | None:
+        """The name that has no more characters."""
+        return next((name for name in self._names if len(name) == self.length), None)
+
+    @functools.cached_property
+    def longer(self) -> dict[str, Names]:
+        """The others, by their next character."""
+        by_char = defaultdict[str, list[str]](list)
+        for name in self._names:
+            if len(name) > self.length:
+                by_char[name[self.length]].append(name)
+        return {char: Names(those, self.length + 1) for char, those in by_char.items()}
+
+
 class NamePattern:
     """An expression that is looked for anywhere in a name."""
 
@@ -105,28 +128,25 @@ class NamePattern:
             states = self._automaton.step(reached, char)
         return self._is_end(states, name)
 
-    def matches_others(self, names: Collection[str]) -> bool:
-        """Whether it matches any name but these."""
-        groups: list[tuple[int, Collection[str], Collection[int]]] = [(0, names, {self._start})]
-        while groups:
-            # Names that begin alike, the number of these characters, and the states behind them.
-            length, alike, states = groups.pop()
-            is_name = any(len(name) == length for name in alike)
-            signs = ("" if length else "^") + "$"
-            reached = self._automaton.reach(states, signs=signs)
-            if self._end in reached and not is_name:
-                return True
-            following = defaultdict[str, list[str]](list)
-            for name in alike:
-                if len(name) > length:
-                    following[name[length]].append(name)
-            reached = self._automaton.reach(states, signs=signs.removesuffix("$"))
-            if self._goes_on(reached, following):
-                return True
-            for char, those in following.items():
+    def only_names(self, names: Names) -> list[str] | None:
+        """Those of the names that it matches; None where it matches any other name."""
+        matched = list[str]()
+        # Names that begin alike, with the states behind what they have in common.
+        waiting: list[tuple[Names, Collection[int]]] = [(names, {self._start})]
+        while waiting:
+            alike, states = waiting.pop()
+            begin = "" if alike.length else "^"
+            if self._end in self._automaton.reach(states, signs=begin + "$"):
+                if alike.whole is None:
+                    return None
+                matched.append(alike.whole)
+            reached = self._automaton.reach(states, signs=begin)
+            if self._goes_on(reached, alike.longer):
+                return None
+            for char, those in alike.longer.items():
                 if after := self._automaton.step(reached, char):
-                    groups.append((length + 1, those, after))
-        return False
+                    waiting.append((those, after))
+        return matched
 
     def _goes_on(self, states: Iterable[int], chars: Collection[str]) -> bool:
         """Whether other characters than these lead on to the end."""

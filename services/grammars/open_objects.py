@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from ..runtime.errors import BadRequest
 from .closed_schema import described_alone
-from .name_pattern import name_pattern
+from .name_pattern import Names, name_pattern
 from .references import is_local
 from .subschemas import Schema, Subschema, rewritten, subschemas
 
@@ -56,12 +56,18 @@ def is_open(schema: Schema) -> bool:
 def with_named_patterns(root: Schema) -> Schema:
     """The schema without patterns that match declared names only: the properties of these names take
     over their subschemas."""
+    places = {
+        id(each.schema): each for each in subschemas(root) if each.schema.get("patternProperties")
+    }
+    if not places:
+        return root
     kept = _referred_to(root)
-    places = {id(each.schema): each for each in subschemas(root)}
 
     def rewrite(original: Schema, copy: Schema) -> Schema:
-        place = places[id(original)]
-        return copy if _is_referred_to(place, kept) else _without_named_patterns(copy)
+        place = places.get(id(original))
+        if place is None or _is_referred_to(place, kept):
+            return copy
+        return _without_named_patterns(copy)
 
     return _changed(root, rewrite)
 
@@ -70,6 +76,8 @@ def with_words_behind_names(root: Schema) -> Schema:
     """The schema with open objects in which another name that begins with a declared one goes on with
     a letter, digit or the like. Only where one subschema describes the object: elsewhere patterns
     have to be disjoint."""
+    if not any(is_open(each.schema) for each in subschemas(root)):
+        return root
     alone = described_alone(root)
     if alone is None:
         return root
@@ -99,14 +107,16 @@ def _without_named_patterns(schema: Schema) -> Schema:
         return schema
     if len(patterns) * len(names) > MAX_WORK:
         return schema
+    declared = Names(names)
     named = dict(properties)
     left = dict(patterns)
     for expression in patterns:
         pattern = name_pattern(expression)
-        if pattern is None or pattern.matches_others(names):
+        matched = None if pattern is None else pattern.only_names(declared)
+        if matched is None:
             continue
         del left[expression]
-        for name in filter(pattern.matches, names):
+        for name in matched:
             named[name] = _both(named.get(name, True), patterns[expression])
     if len(left) == len(patterns):
         return schema

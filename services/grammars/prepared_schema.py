@@ -65,7 +65,6 @@ def _finite(param: str, schema: Schema) -> Schema:
 def _refusal(param: str) -> BadRequest:
     return BadRequest(
         param,
-        f"{param} cannot be followed: nothing that ends matches it, since each value that it "
-        "describes has to have another one in it",
+        f"{param} cannot be followed: nothing that ends matches it",
         code="invalid_grammar",
     )

@@ -22,11 +22,22 @@ class Subschema:
     base: Schema
     """The schema that its references are relative to: the whole one, or the nearest one with an
     id."""
+    depth: int
+    """Number of subschemas that it stands in."""
 
 
 def subschemas(root: Schema) -> Iterator[Subschema]:
     """All subschemas, each before its parts. The root is one."""
-    yield from _below("", root, root)
+    waiting: list[tuple[str, object, Schema, int]] = [("", root, root, 0)]
+    while waiting:
+        path, schema, base, depth = waiting.pop()
+        if not isinstance(schema, dict):
+            continue
+        if "$id" in schema:
+            base = schema
+        yield Subschema(path, schema, base, depth)
+        parts = list(_parts(path, schema))
+        waiting += [(where, part, base, depth + 1) for where, part in reversed(parts)]
 
 
 def rewritten(schema: Any, rewrite: Callable[[Schema, Schema], object]) -> Any:
@@ -45,18 +56,13 @@ def rewritten(schema: Any, rewrite: Callable[[Schema, Schema], object]) -> Any:
     return rewrite(schema, copy)
 
 
-def _below(path: str, schema: object, base: Schema) -> Iterator[Subschema]:
-    if not isinstance(schema, dict):
-        return
-    if "$id" in schema:
-        base = schema
-    yield Subschema(path, schema, base)
+def _parts(path: str, schema: Schema) -> Iterator[tuple[str, object]]:
     for keyword, value in schema.items():
         if keyword in _MAPS and isinstance(value, dict):
             for name, part in value.items():
-                yield from _below(f"{path}/{keyword}/{name}", part, base)
+                yield f"{path}/{keyword}/{name}", part
         elif keyword in _LISTS and isinstance(value, list):
             for i, part in enumerate(value):
-                yield from _below(f"{path}/{keyword}/{i}", part, base)
+                yield f"{path}/{keyword}/{i}", part
         elif keyword in _SINGLE:
-            yield from _below(f"{path}/{keyword}", value, base)
+            yield f"{path}/{keyword}", value

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.services.grammars.name_pattern import name_pattern
+from headwater.services.grammars.name_pattern import Names, name_pattern
 
 PIECES = st.sampled_from(
     ["a", "b", "[ab]", "[a-b]", "(a|b)", "(?:ab|b)", "a?", "b*", "(a|)", "{0,2}", "{2}", "+", "^",
@@ -32,8 +32,11 @@ def test_an_expression_matches_what_pythons_does(pieces: list[str], declared: se
         return
     matched = {name for name in NAMES if python.search(name)}
     assert {name for name in NAMES if pattern.matches(name)} == matched
+    only = pattern.only_names(Names(declared))
     if matched - declared:
-        assert pattern.matches_others(declared)
+        assert only is None
+    if only is not None:
+        assert set(only) == matched
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,7 @@ def test_an_expression_matches_others_than(
 ) -> None:
     pattern = name_pattern(expression)
     assert pattern is not None
-    assert pattern.matches_others(names) == has_others
+    assert (pattern.only_names(Names(names)) is None) == has_others
 
 
 @pytest.mark.parametrize(
@@ -74,5 +77,5 @@ def test_long_names_take_linear_time() -> None:
     assert pattern is not None
     began = time.thread_time()
     assert not any(map(pattern.matches, names))
-    assert pattern.matches_others(names)
+    assert pattern.only_names(Names(names)) is None
     assert time.thread_time() - began < 2
