@@ -47,6 +47,8 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
         if sampling.HasField("structured_output")
         else ""
     )
+    if content:
+        _refuse_choices_read_as_thoughts(sampling.structured_output, reply.answer_format)
     if content and not calls_win(conversation, tool_format):
         grammars = json.loads(content)["grammars"]
         # Structural tags define the places of calls themselves.
@@ -86,6 +88,22 @@ def content_grammar(model: TextModel, asked: StructuredOutput) -> str:
     )
     check_spelling(param_of(asked), grammar, tokenizer.missing_bytes)
     return grammar
+
+
+def _refuse_choices_read_as_thoughts(asked: StructuredOutput, form: AnswerFormat) -> None:
+    """Raises `BadRequest` for a choice whose beginning the reasoning parser would take away: white
+    space behind thoughts, or a tag of thoughts."""
+    if not form.reasoning_parser or asked.WhichOneof("kind") != "choice":
+        return
+    opening = REASONING_FORMATS[form.reasoning_parser].start
+    for choice in asked.choice.choices:
+        if choice.lstrip() != choice or choice.startswith(opening):
+            raise BadRequest.of(
+                param_of(asked),
+                choice,
+                f"choices that begin neither with white space nor with {opening}, since the "
+                "model's thoughts may come before them",
+            )
 
 
 def _or_calls(content: Grammars, calls: Grammars) -> Grammars:

@@ -23,6 +23,10 @@ State = frozenset[int]
 """Subschemas that a value matches together, by identity."""
 Way = frozenset[State]
 """States of the parts of a value, all of which must be matched."""
+Waiting = list[tuple[object, State]]
+"""Subschemas, each with those that led to it."""
+Choices = list[tuple[list[object], State]]
+"""Members of an `anyOf` or `oneOf`, with the subschemas that led to it."""
 _NEVER: State = frozenset((-1,))
 """State of the schema `false`."""
 _ENDS: Way = frozenset()
@@ -39,7 +43,7 @@ _WORK_PER_SUBSCHEMA = 8
 """Limit of the search, some microseconds each: alternatives of alternatives grow without
 bounds. Beyond it nothing is found."""
 _WORK_PER_CHAR = 8
-"""Of a name that is matched with a pattern."""
+"""Work of matching a name with a pattern."""
 
 
 def endless(root: Schema) -> frozenset[int]:
@@ -155,7 +159,8 @@ class _Search:
 
     def _alternatives(self, state: State) -> Iterator[list[Schema]]:
         """The state's subschemas with those that they refer to, for each choice of members."""
-        stack = [([(self._schemas[key], frozenset[int]()) for key in state], list[Schema](), [])]
+        first: Waiting = [(self._schemas[key], frozenset()) for key in state]
+        stack: list[tuple[Waiting, list[Schema], Choices]] = [(first, [], [])]
         while stack:
             waiting, parts, choices = stack.pop()
             if not self._follow(waiting, parts, choices):
@@ -166,12 +171,7 @@ class _Search:
             members, above = choices.pop()
             stack += [([(each, above)], list(parts), list(choices)) for each in members]
 
-    def _follow(
-        self,
-        waiting: list[tuple[object, frozenset[int]]],
-        parts: list[Schema],
-        choices: list[tuple[list[object], frozenset[int]]],
-    ) -> bool:
+    def _follow(self, waiting: Waiting, parts: list[Schema], choices: Choices) -> bool:
         """Adds the waiting subschemas and all that hold with them to `parts`. Returns whether a value
         may match: nothing matches `false`, or a reference that leads back to itself."""
         while waiting:

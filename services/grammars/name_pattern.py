@@ -129,7 +129,7 @@ class NamePattern:
         return self._is_end(states, name)
 
     def only_names(self, names: Names) -> list[str] | None:
-        """Those of the names that it matches; None where it matches any other name."""
+        """Names of the given ones that it matches; None where it matches any other name."""
         matched = list[str]()
         # Names that begin alike, with the states behind what they have in common.
         waiting: list[tuple[Names, Collection[int]]] = [(names, {self._start})]

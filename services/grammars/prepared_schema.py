@@ -29,13 +29,13 @@ def prepared(
         schema = {}
     if closes:
         schema = closed(schema)
-    schema = with_words_behind_names(with_named_patterns(_finite(param, schema)))
+    ready = with_words_behind_names(with_named_patterns(_finite(param, schema)))
     options: Schema = (
         {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
     )
-    if (allowed := escapes(param, schema)) is not None:
+    if (allowed := escapes(param, ready)) is not None:
         options["json_allowed_escapes"] = allowed
-    return schema | {"x-guidance": options}
+    return ready | {"x-guidance": options}
 
 
 def refuse_endless(param: str, schema: Schema) -> None:

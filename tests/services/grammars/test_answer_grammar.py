@@ -323,6 +323,32 @@ def test_constrained_content_without_thoughts_begins_with_its_first_character(
         assert grammars.compile(grammar).try_consume_tokens(ids) == 0, space
 
 
+@pytest.mark.parametrize("choice", [" yes", "<think>yes"])
+def test_a_choice_that_would_be_read_as_thoughts_is_refused(
+    choice: str, thinking: TextModel
+) -> None:
+    output = StructuredOutput(choice=StructuredOutput.Choices(choices=["no", choice]))
+    asked = Sampling(structured_output=output)
+    with pytest.raises(BadRequest, match="begin neither with white space nor") as refused:
+        prepared(thinking, request(sampling=asked))
+    assert refused.value.param == "structured_output.choice"
+    assert prepared(thinking, request(sampling=asked, reasoning_effort="none"))[1]
+
+
+def test_parameters_that_nothing_finite_matches_are_refused_by_their_field(
+    thinking: TextModel,
+) -> None:
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    tool = Tool(name="f", parameters_json=json.dumps(endless))
+    with pytest.raises(BadRequest, match="nothing that ends matches it") as refused:
+        prepared(thinking, request(TIME, tool, choice="required"))
+    assert refused.value.param == "tools[1].function.parameters"
+    rule = Tool(name="g", custom_input=CustomInput(lark='start: "a" start'))
+    with pytest.raises(BadRequest, match="its rule 'start' never ends") as refused:
+        prepared(thinking, request(rule, choice="required"))
+    assert refused.value.param == "tools[0].custom.format.grammar.definition"
+
+
 def test_a_budget_ends_the_thoughts_and_leaves_the_answer_free(
     thinking: TextModel, grammars: Grammars
 ) -> None:
