@@ -9,6 +9,8 @@ NOTHING_MATCHES = "nothing matches it"
 NOT_COMPILED = "it cannot be compiled"
 TOO_COSTLY = "it is too large, or following it costs too much"
 MAX_QUOTED_CHARS = 60
+MAX_READ_CHARS = 4_000
+"""Part of a message that is looked at: it may quote all that a client sent."""
 _TYPES = "array, boolean, integer, null, number, object or string"
 _FORMATS = "date, date-time, duration, email, hostname, ipv4, ipv6, time, unknown, uri or uuid"
 _SENTENCES = {
@@ -54,8 +56,8 @@ _SENTENCES = {
     r"unknown special token|special token": "it names a special token that is not known or cannot "
     "stand there",
     r"too (?:big|complex|large|many)|TooComplex|fuel|limit|exceeded": TOO_COSTLY,
-    r"lexer error|[Ee]xpect|Unexpected|not supported|EOF|error parsing|failed to parse": "it cannot be "
-    "read",
+    r"lexer error|[Ee]xpect|Unexpected|not supported|EOF|error parsing|failed to parse": "it "
+    "cannot be read",
 }
 """Sentences by the first pattern that the compiler's message has; `{0}` is what the pattern's first
 group matches. That is always text of the client's."""
@@ -67,6 +69,7 @@ _MARGIN = re.compile(r"^ *\d+ \| ", re.MULTILINE)
 
 def in_our_words(message: str) -> str:
     """Reason against a grammar, for the client that sent it."""
+    message = message[:MAX_READ_CHARS]
     head = _MARGIN.split(message, maxsplit=1)[0]
     for pattern, sentence in _PATTERNS.items():
         if (found := pattern.search(head)) is not None:
