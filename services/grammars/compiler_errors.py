@@ -37,6 +37,7 @@ _SENTENCES = {
     r"(\$?\w+) must be (?:an? )?(?:array|object|string)": "its keyword {0} has a value of the wrong "
     "type",
     r"Unable to determine": TOO_COSTLY,
+    r"items; max is": "it leaves too much open at one place, as hundreds of optional properties do",
     r"NoExtension|[Uu]nsatisfiable|is empty|empty (?:token )?range": NOTHING_MATCHES,
     r"unclosed (?:group|character class)|unopened group": "a regular expression has a bracket "
     "without its partner",

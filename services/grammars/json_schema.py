@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from .one_of import turn_into_any_of
 from .subschemas import subschemas
 
 MAX_NESTING = 64
+MAX_OPTIONAL = 480
+"""Largest number of optional properties in a row: each may come next, and takes four of the compiler's
+`max_items_in_row`, which an answer would meet only on its way."""
 NOT_ENFORCED = frozenset(
     [
         *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies"),
@@ -76,7 +80,27 @@ def check_schema(param: str, schema: object) -> None:
             raise _not_enforced(
                 param, path, "minProperties", "at most one more than `required` can be held to"
             )
+        if (num_optional := _most_optional(part)) > MAX_OPTIONAL:
+            raise BadRequest(
+                param,
+                f"{param} has {num_optional} optional properties in a row at "
+                f"{path or 'the top level'}; allowed: at most {MAX_OPTIONAL}",
+                code="unsupported_schema",
+            )
     turn_into_any_of(schema, [part for _, part in parts])
+
+
+def _most_optional(part: dict[str, Any]) -> int:
+    """Largest number of optional properties without a required one between them."""
+    properties = part.get("properties")
+    required = part.get("required")
+    if not isinstance(properties, dict) or len(properties) <= MAX_OPTIONAL:
+        return 0
+    names = (
+        {name for name in required if isinstance(name, str)} if isinstance(required, list) else ()
+    )
+    runs = itertools.groupby(properties, key=lambda name: name in names)
+    return max((len(list(run)) for is_required, run in runs if not is_required), default=0)
 
 
 def _is_same(value: object, other: object) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.grammars.grammars import Grammars
+from headwater.services.grammars.json_schema import MAX_OPTIONAL
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.model import TextModel
@@ -229,6 +230,20 @@ def test_a_keyword_that_says_nothing_is_taken_as_such(
     ):
         with pytest.raises(BadRequest, match=keyword):
             grammar_of(StructuredOutput(json_schema=json.dumps({keyword: value})), SPECIAL)
+
+
+@pytest.mark.parametrize("more", [{}, {"type": "object"}], ids=["any type", "object"])
+def test_as_many_optional_properties_are_taken_as_an_answer_can_follow(
+    more: dict[str, Any], grammars: Grammars, demo_model: TextModel
+) -> None:
+    schema = more | {"properties": {f"p{i}": {"type": "null"} for i in range(MAX_OPTIONAL)}}
+    grammar = grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
+    assert accepts(grammars, demo_model, grammar, '{"p0": null, "p479": null}')
+    schema["properties"]["p480"] = True
+    with pytest.raises(BadRequest, match="has 481 optional properties in a row at the top level"):
+        grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
+    schema["required"] = ["p200"]
+    assert grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
 
 
 def test_empty_lines_of_a_grammar_take_linear_time(
