@@ -94,11 +94,6 @@ def schema(**keywords: Any) -> StructuredOutput:
     return StructuredOutput(json_schema=json.dumps(keywords), strict=True, whitespace_pattern="")
 
 
-@pytest.fixture(scope="module")
-def walker(demo_model: TextModel) -> Walker:
-    return Walker(demo_model)
-
-
 @pytest.mark.parametrize("kind", ASKED)
 def test_text_is_written_as_it_was_given(kind: str, walker: Walker, demo_model: TextModel) -> None:
     for text in TEXTS:

@@ -13,7 +13,6 @@ from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.grammars.endless import endless
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.runtime.errors import BadRequest
-from headwater.services.text.model import TextModel
 from tests.services.grammars.walks import Walker
 
 SELF = {"$ref": "#"}
@@ -105,11 +104,6 @@ PRUNED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     ),
 }
 X = {"$defs": {"x": {"type": "array", "items": INNER, "minItems": 1}}}
-
-
-@pytest.fixture(scope="module")
-def walker(demo_model: TextModel) -> Walker:
-    return Walker(demo_model)
 
 
 def grammar_of_schema(schema: dict[str, Any]) -> str:

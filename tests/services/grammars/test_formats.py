@@ -9,7 +9,6 @@ import pytest
 
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.grammars.structured_output import grammar_of
-from headwater.services.text.model import TextModel
 from tests.services.grammars.walks import Walker
 
 TEXTS: dict[str, tuple[list[str], list[str]]] = {
@@ -26,11 +25,6 @@ TEXTS: dict[str, tuple[list[str], list[str]]] = {
         ["2021-02-29T10:00:00Z", "2016-12-30T23:59:60Z", "2016-12-31T22:59:60Z", "2016-02-30T23:59:60Z"],
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def walker(demo_model: TextModel) -> Walker:
-    return Walker(demo_model)
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -19,7 +19,6 @@ from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.grammars.subschemas import Schema
 from headwater.services.runtime.errors import BadRequest
-from headwater.services.text.model import TextModel
 from tests.services.grammars.walks import Walker
 
 FORMATS = jsonschema.FormatChecker(["email", "ipv4", "ipv6"])
@@ -127,11 +126,6 @@ def referred_to(schema: Schema) -> Schema:
 _TREES = st.recursive(LEAVES, around, max_leaves=6)
 _LINKS = st.tuples(_LINKED, _LINKED, _LINKED).map(linked)
 SCHEMAS = _TREES | _TREES | _TREES.map(referred_to) | _LINKS
-
-
-@pytest.fixture(scope="module")
-def walker(demo_model: TextModel) -> Walker:
-    return Walker(demo_model)
 
 
 def check(walker: Walker, schema: Schema, dice: random.Random) -> None:

@@ -14,7 +14,6 @@ from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.grammars.prepared_schema import prepared
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.runtime.errors import BadRequest
-from headwater.services.text.model import TextModel
 from tests.services.grammars.walks import Walker
 
 OPEN: dict[str, Any] = {
@@ -28,11 +27,6 @@ IN_PART: dict[str, Any] = {
         {"properties": {"é": {"const": 2}, "x\n": {"const": 3}}, "additionalProperties": True},
     ]
 }
-
-
-@pytest.fixture(scope="module")
-def walker(demo_model: TextModel) -> Walker:
-    return Walker(demo_model)
 
 
 def grammar_of_schema(schema: dict[str, Any]) -> str:
