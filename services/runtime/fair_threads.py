@@ -1,0 +1,98 @@
+"""Threads that tenants share fairly: work waits for a place of a `FairQueue`, then runs in a
+thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from .errors import Unavailable
+from .fair_queue import FairQueue, QueueLimits
+
+CODE = "stage_busy"
+"""Code of the error of work that waited too long."""
+ResultT = TypeVar("ResultT")
+_Turn = asyncio.Future[None]
+
+
+class FairThreads:
+    """A thread for each place. The wait for a place is bounded, and is no part of the work: a limit
+    on the work begins with the work."""
+
+    def __init__(self, name: str, num_threads: int, limits: QueueLimits | None = None) -> None:
+        """`name`, in errors, is what the work waits for."""
+        self._name = name
+        self._limits = limits or QueueLimits()
+        self._queue: FairQueue[_Turn] = FairQueue(name, num_threads, self._limits)
+        self._pool = ThreadPoolExecutor(num_threads, name)
+
+    async def run(
+        self,
+        tenant: str,
+        num_bytes: int,
+        work: Callable[[], ResultT],
+        *,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> ResultT:
+        """Returns what `work` returns. `on_begin` is called on the event loop when the turn has
+        come. Raises `LimitExceeded` when too much of the tenant's work waits, `Unavailable` when
+        the turn does not come in time. Work whose caller is cancelled keeps its place to its
+        end."""
+        await self._turn(tenant, num_bytes)
+        on_begin()
+        loop = asyncio.get_running_loop()
+        began = time.perf_counter()
+
+        def on_end(_: Future[ResultT]) -> None:
+            # The loop may be closed where the process ends.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._end, tenant, time.perf_counter() - began)
+
+        within = functools.partial(contextvars.copy_context().run, work)
+        running = self._pool.submit(within)
+        running.add_done_callback(on_end)
+        return await asyncio.wrap_future(running)
+
+    def close(self, *, wait: bool = False) -> None:
+        """Ends the threads. Work that has not begun is not done."""
+        self._pool.shutdown(wait=wait, cancel_futures=True)
+
+    async def _turn(self, tenant: str, num_bytes: int) -> None:
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        self._queue.add(tenant, turn, num_bytes)
+        self._give_turns()
+        if turn.done():
+            return
+        try:
+            async with asyncio.timeout(self._limits.wait_seconds):
+                await turn
+        except BaseException as interruption:
+            if not self._queue.remove(tenant, turn):
+                # The turn came at the same moment.
+                self._end(tenant, 0.0)
+            if isinstance(interruption, TimeoutError):
+                raise self._busy() from None
+            raise
+
+    def _give_turns(self) -> None:
+        while (turn := self._queue.next()) is not None:
+            if not turn.done():
+                turn.set_result(None)
+
+    def _end(self, tenant: str, seconds: float) -> None:
+        self._queue.end(tenant, seconds)
+        self._give_turns()
+
+    def _busy(self) -> Unavailable:
+        seconds = self._limits.wait_seconds
+        return Unavailable(
+            f"no turn for {self._name} came within {seconds:g} s",
+            retry_after=seconds,
+            code=CODE,
+        )
