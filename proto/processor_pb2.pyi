@@ -195,6 +195,7 @@ class PrepareRequest(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     ESCAPE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     cache_namespace: _builtins.bytes
@@ -205,6 +206,8 @@ class PrepareRequest(_message.Message):
     """embed the prompt instead of answering it"""
     escape_special_tokens: _builtins.bool
     """read those in a conversation as text, also where the model's own setting does not"""
+    tenant: _builtins.str
+    """key of the tenant: tenants share the processor's threads fairly"""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """what to answer"""
@@ -223,10 +226,11 @@ class PrepareRequest(_message.Message):
         stream: _builtins.bool = ...,
         pooling: _common_pb2.Pooling.ValueType = ...,
         escape_special_tokens: _builtins.bool = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_namespace", b"cache_namespace", "escape_special_tokens", b"escape_special_tokens", "model", b"model", "pooling", b"pooling", "prompt", b"prompt", "sampling", b"sampling", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_namespace", b"cache_namespace", "escape_special_tokens", b"escape_special_tokens", "model", b"model", "pooling", b"pooling", "prompt", b"prompt", "sampling", b"sampling", "stream", b"stream", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -414,11 +418,14 @@ class ProcessorTokenizeRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     RETURN_TOKEN_STRINGS_FIELD_NUMBER: _builtins.int
     ESCAPE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     return_token_strings: _builtins.bool
     """also the text of each token"""
     escape_special_tokens: _builtins.bool
+    """as in PrepareRequest"""
+    tenant: _builtins.str
     """as in PrepareRequest"""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
@@ -431,10 +438,11 @@ class ProcessorTokenizeRequest(_message.Message):
         prompt: Global___Prompt | None = ...,
         return_token_strings: _builtins.bool = ...,
         escape_special_tokens: _builtins.bool = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["escape_special_tokens", b"escape_special_tokens", "model", b"model", "prompt", b"prompt", "return_token_strings", b"return_token_strings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["escape_special_tokens", b"escape_special_tokens", "model", b"model", "prompt", b"prompt", "return_token_strings", b"return_token_strings", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -478,8 +486,11 @@ class ProcessorDetokenizeRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
+    tenant: _builtins.str
+    """as in PrepareRequest"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """inside the vocabulary"""
@@ -489,10 +500,11 @@ class ProcessorDetokenizeRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

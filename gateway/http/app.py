@@ -357,7 +357,9 @@ class RestSurface:
         asked = await self._cluster.long_work.by_size(len(body), decode, body, DetokenizeRequest)
         model = self._model(asked.model)
         await self._count(caller, model)
-        await exchange.reply_json(await models.detokenize(self._cluster, asked, model))
+        await exchange.reply_json(
+            await models.detokenize(self._cluster, caller.tenant, asked, model)
+        )
 
     async def tokenizer_info(self, exchange: Exchange) -> None:
         """As vLLM's, of the only model or the one under `model` in the query."""

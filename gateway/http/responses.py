@@ -160,6 +160,7 @@ class Responses:
                     escape_special_tokens=self._cluster.tenants.escapes_special_tokens(
                         caller.tenant
                     ),
+                    tenant=caller.tenant.key,
                 )
             )
         except errors.BadRequest as error:

@@ -87,14 +87,14 @@ class CompletionRenderer:
         first = []
         if self._asked.logprobs is not None:
             first_id = generation.prepared.prompt_ids[0]
-            spelled = await _text_of(cluster, self._asked.model, [first_id])
+            spelled = await _text_of(cluster, generation, [first_id])
             chosen = common_pb2.TopLogprob(
                 token_id=first_id, token=spelled, token_bytes=spelled.encode()
             )
             first = [common_pb2.TokenLogprob(chosen=chosen)]
         text = prompt.text
         if prompt.WhichOneof("kind") != "text" or self._asked.truncate_prompt_tokens is not None:
-            text = await _text_of(cluster, self._asked.model, generation.prepared.prompt_ids)
+            text = await _text_of(cluster, generation, generation.prepared.prompt_ids)
         self._echoes[generation.prompt] = text, first
 
     def first_fields(self, choice: Choice) -> dict[str, Any] | None:
@@ -189,6 +189,9 @@ def _prompt_of_ids(ids: Sequence[int]) -> processor_pb2.Prompt:
     return prompt
 
 
-async def _text_of(cluster: Cluster, model: str, token_ids: Sequence[int]) -> str:
-    request = processor_pb2.ProcessorDetokenizeRequest(model=model, token_ids=token_ids)
+async def _text_of(cluster: Cluster, generation: Generation, token_ids: Sequence[int]) -> str:
+    asked = generation.request
+    request = processor_pb2.ProcessorDetokenizeRequest(
+        model=asked.model, token_ids=token_ids, tenant=asked.caller.tenant.key
+    )
     return (await cluster.processors.detokenize(request)).text

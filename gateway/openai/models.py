@@ -76,6 +76,7 @@ async def tokenize(
             prompt=prompt,
             return_token_strings=wants_text,
             escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
+            tenant=tenant.key,
         )
     )
     return {
@@ -86,6 +87,10 @@ async def tokenize(
     }
 
 
-async def detokenize(cluster: Cluster, asked: DetokenizeRequest, model: str) -> dict[str, Any]:
-    request = processor_pb2.ProcessorDetokenizeRequest(model=model, token_ids=asked.tokens)
+async def detokenize(
+    cluster: Cluster, tenant: Tenant, asked: DetokenizeRequest, model: str
+) -> dict[str, Any]:
+    request = processor_pb2.ProcessorDetokenizeRequest(
+        model=model, token_ids=asked.tokens, tenant=tenant.key
+    )
     return {"prompt": (await cluster.processors.detokenize(request)).text}

@@ -199,6 +199,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             prompt=request.prompt,
             return_token_strings=request.return_token_strings,
             escape_special_tokens=self._cluster.tenants.escapes_special_tokens(caller.tenant),
+            tenant=caller.tenant.key,
         )
         reply = await self._cluster.processors.tokenize(asked)
         return inference_pb2.TokenizeReply(
@@ -210,8 +211,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeReply:
-        _, model = await self._count(request, context)
-        asked = processor_pb2.ProcessorDetokenizeRequest(model=model, token_ids=request.token_ids)
+        caller, model = await self._count(request, context)
+        asked = processor_pb2.ProcessorDetokenizeRequest(
+            model=model, token_ids=request.token_ids, tenant=caller.tenant.key
+        )
         return inference_pb2.DetokenizeReply(
             text=(await self._cluster.processors.detokenize(asked)).text
         )
@@ -287,7 +290,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         ):
             return prompt.text
         request = processor_pb2.ProcessorDetokenizeRequest(
-            model=generation.request.model, token_ids=generation.prepared.prompt_ids
+            model=generation.request.model,
+            token_ids=generation.prepared.prompt_ids,
+            tenant=generation.request.caller.tenant.key,
         )
         return (await self._cluster.processors.detokenize(request)).text
 

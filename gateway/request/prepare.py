@@ -33,6 +33,7 @@ async def prepare(cluster: Cluster, generation: Generation) -> None:
         stream=request.stream,
         pooling=request.pooling,
         escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
+        tenant=tenant.key,
     )
     prepared = await cluster.processors.prepare(call, request.caller.span)
     generation.take(prepared)

@@ -1,16 +1,18 @@
 """Finds out in bounded time whether a grammar can be compiled, in processes that die of grammars
 that cannot.
 
-Remembers verdicts. A grammar that explodes costs its own limit, once, and delays no other one.
+Remembers verdicts within a cache namespace: no tenant learns from the time of a grammar whether
+others use it. Tenants share the processes fairly. The wait for one is no part of a grammar's limit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import threading
 import time
-from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -18,21 +20,39 @@ from pathlib import Path
 import structlog
 
 from ..runtime.errors import Unavailable
-from .check import TOO_LARGE
+from ..runtime.fair_queue import QueueLimits
+from ..runtime.fair_threads import FairThreads
+from ..runtime.tenant_cache import TenantCache
+from .check import TOO_LARGE, TOO_LONG
 from .check_process import CheckDied, CheckProcess, Verdict
 from .grammars import GrammarError
 
 MAX_PROCESSES = 4
-MAX_REMEMBERED = 4096
+"""One of them is for a tenant that has none."""
+LIMITS = QueueLimits(num_waiting=256, num_bytes=16 << 20, wait_seconds=10.0)
+MAX_REMEMBERED_BYTES = 2 << 20
+VERDICT_BYTES = 256
+"""Bytes of a remembered verdict without its reason."""
+ANYTHING = '{"grammars": [{"lark_grammar": "start: /a/"}]}'
 START_PAUSES = (0.1, 0.5)
 """Seconds before a start that failed is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The caller of a check."""
+
+    tenant: str
+    """Tenants share the processes by this key."""
+    namespace: bytes
+    """Cache namespace: verdicts are remembered within it."""
 
 
 @dataclass(slots=True)
 class _Asked:
     """A check under way, with the number of callers that wait for it."""
 
-    answer: asyncio.Future[Verdict]
+    answer: asyncio.Task[Verdict]
     num_waiting: int = 0
 
 
@@ -41,40 +61,44 @@ class GrammarChecker:
     are busy."""
 
     def __init__(self) -> None:
-        self._remembered: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._remembered: TenantCache[bytes, Verdict] = TenantCache(MAX_REMEMBERED_BYTES)
         self._asked: dict[bytes, _Asked] = {}
         self._processes = _Processes()
-        self._threads = ThreadPoolExecutor(MAX_PROCESSES, "grammar")
+        self._threads = FairThreads("a check of its grammar", MAX_PROCESSES, LIMITS)
 
     async def __aenter__(self) -> GrammarChecker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._processes.close()
-        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        await asyncio.to_thread(self._threads.close, wait=True)
 
-    async def check(self, folder: Path, grammar: str) -> None:
+    async def check(self, folder: Path, grammar: str, asker: Asker) -> None:
         """Checks a grammar. Raises `GrammarError` for one that the tokens of the model in this
-        folder cannot follow, or not within limits; `Unavailable` when it cannot be found out."""
-        key = blake2b(f"{folder}\0{grammar}".encode(), digest_size=16).digest()
-        if key not in self._remembered:
-            self._remembered[key] = await self._answer(
-                key, {"folder": str(folder), "grammar": grammar}
+        folder cannot follow, or not within limits; `Unavailable` when it cannot be found out, or
+        not soon; `LimitExceeded` when too many grammars of the tenant wait."""
+        words = asker.namespace, str(folder).encode(), grammar.encode()
+        key = blake2b(b"\0".join(words), digest_size=16).digest()
+        if key in self._remembered:
+            verdict = self._remembered[key]
+        else:
+            work = functools.partial(
+                _judged, self._processes, {"folder": str(folder), "grammar": grammar}
             )
-            if len(self._remembered) > MAX_REMEMBERED:
-                self._remembered.popitem(last=False)
-        self._remembered.move_to_end(key)
-        verdict = self._remembered[key]
+            verdict = await self._answer(key, asker.tenant, len(grammar), work)
+            num_bytes = VERDICT_BYTES + len(verdict or "")
+            self._remembered.put(asker.tenant, key, verdict, num_bytes)
         if verdict is not None:
             raise GrammarError(verdict)
 
-    async def _answer(self, key: bytes, question: dict[str, str]) -> Verdict:
+    async def _answer(
+        self, key: bytes, tenant: str, num_bytes: int, work: Callable[[], Verdict]
+    ) -> Verdict:
         """Verdict of one check for all waiting callers; it is cancelled when all of them have
         left."""
         asked = self._asked.get(key)
         if asked is None:
-            loop = asyncio.get_running_loop()
-            answer = loop.run_in_executor(self._threads, _judged, self._processes, question)
+            answer = asyncio.create_task(self._threads.run(tenant, num_bytes, work))
             asked = self._asked[key] = _Asked(answer)
         asked.num_waiting += 1
         try:
@@ -101,9 +125,19 @@ class _Processes:
         if process is None:
             process = self._start()
         try:
-            return process.check(question)
+            verdict = process.check(question)
         finally:
             self._give_back(process)
+        if verdict == TOO_LONG:
+            self._replace(question)
+        return verdict
+
+    def _replace(self, question: dict[str, str]) -> None:
+        """Starts a process in place of one that a grammar has ended, and lets it read the
+        tokenizer. The tenant of that grammar spends the time, and others find a process that is
+        ready."""
+        with contextlib.suppress(CheckDied, Unavailable):
+            self.check(question | {"grammar": ANYTHING}, fresh=True)
 
     def close(self) -> None:
         """Ends all processes; waiting callers get `CheckDied`."""

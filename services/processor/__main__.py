@@ -3,7 +3,7 @@ Stateless."""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,11 +29,13 @@ from ..grammars.answer_grammar import (
     custom_grammars,
     format_param,
 )
-from ..grammars.checker import GrammarChecker
+from ..grammars.checker import Asker, GrammarChecker
 from ..grammars.grammars import GrammarError
 from ..grammars.structured_output import param_of
 from ..models.manifest import ModelFolderError
 from ..runtime.errors import BadRequest, HeadwaterError, NotFound, Unavailable
+from ..runtime.fair_queue import QueueLimits
+from ..runtime.fair_threads import FairThreads
 from ..runtime.member import Kind
 from ..runtime.process import configure_logging, in_one_line, run_stage
 from ..runtime.settings import SettingError, read_settings, setting
@@ -51,6 +52,11 @@ from .prepare import prepare, prompt_ids
 from .session import PrepareSession
 
 ReplyT = TypeVar("ReplyT")
+Request = (
+    processor_pb2.PrepareRequest
+    | processor_pb2.ProcessorTokenizeRequest
+    | processor_pb2.ProcessorDetokenizeRequest
+)
 _LIBC = ctypes.CDLL(None)
 
 LARGE_REQUEST_BYTES = 256 * 1024
@@ -59,6 +65,8 @@ the system."""
 LONG_REQUEST_BYTES = 8192
 """Size in bytes from which a thread works on a request, so that short ones do not wait behind
 it."""
+TEXT_LIMITS = QueueLimits(num_waiting=4096, num_bytes=256 << 20, wait_seconds=15.0)
+"""Bounds of a tenant's long requests that wait for a thread."""
 
 PREPARE_SECONDS = prometheus_client.Histogram(
     "headwater_processor_seconds",
@@ -100,7 +108,9 @@ class ProcessorSettings(TextStageSettings):
         True,
         "treat objects of a JSON Schema that leaves additionalProperties out as if it were false",
     )
-    threads: int = setting(0, "threads that tokenize long texts; 0: one for each core")
+    threads: int = setting(
+        0, "threads that tokenize long texts of one tenant; 0: one for each core"
+    )
 
     @property
     def choices(self) -> ServingChoices:
@@ -114,12 +124,12 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     def __init__(
         self,
         models: Sequence[TextModel],
-        pool: ThreadPoolExecutor,
+        threads: FairThreads,
         checker: GrammarChecker,
         tracing: Tracing = NO_TRACING,
     ) -> None:
         self._models = {model.name: model for model in models}
-        self._pool = pool
+        self._threads = threads
         self._checker = checker
         self._tracing = tracing
         self._sessions: set[PrepareSession] = set()
@@ -171,9 +181,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
 
     async def _prepare(self, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
         model = self._model(request.model)
-        reply = await self._work(
-            "Prepare", request.ByteSize(), functools.partial(prepare, model, request)
-        )
+        reply = await self._work("Prepare", request, functools.partial(prepare, model, request))
         reply.grammar = await self._grammar(model, request, reply)
         PROMPT_TOKENS.labels(model.name).inc(len(reply.prompt_ids))
         return reply
@@ -184,7 +192,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> processor_pb2.ProcessorTokenizeReply:
         work = functools.partial(tokenize, self._model(request.model), request)
-        return await self._work("Tokenize", request.ByteSize(), work)
+        return await self._work("Tokenize", request, work)
 
     async def Detokenize(
         self,
@@ -192,7 +200,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> processor_pb2.ProcessorDetokenizeReply:
         work = functools.partial(detokenize, self._model(request.model), request)
-        return await self._work("Detokenize", request.ByteSize(), work)
+        return await self._work("Detokenize", request, work)
 
     async def TokenizerInfo(
         self,
@@ -221,13 +229,14 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     ) -> bytes:
         """Constraint on the answer, checked to compile; empty where the answer is free. Raises
         `BadRequest`."""
-        grammar = await self._work(
-            "Grammar", request.ByteSize(), functools.partial(answer_grammar, model, request, reply)
-        )
+        if not _may_be_held(request):
+            return b""
+        derive = functools.partial(answer_grammar, model, request, reply)
+        grammar = await self._in_thread("Grammar", request, derive)
         if not grammar:
             return b""
         try:
-            await self._checker.check(model.folder, grammar)
+            await self._checker.check(model.folder, grammar, _asker(request))
         except GrammarError as fault:
             param = await self._at_fault(model, request, reply.answer_format.tool_parser)
             raise BadRequest(
@@ -240,40 +249,67 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     ) -> str:
         """Name of the field that cannot be compiled: of tools and structured output, the one that
         fails alone too."""
-        conversation = request.prompt.conversation
-        tools = conversation.tools
-        if request.sampling.HasField("structured_output") and not calls_win(
-            conversation, tool_format
-        ):
-            asked = request.sampling.structured_output
-            if not tools or not await self._compiles(model, content_grammar(model, asked)):
-                return param_of(asked)
-        for i, grammar in custom_grammars(conversation):
-            if not await self._compiles(model, grammar):
-                return format_param(i)
+        derive = functools.partial(_grammars_by_field, model, request, tool_format)
+        grammars = await self._in_thread("Grammar", request, derive)
+        if grammars and not request.prompt.conversation.tools:
+            return grammars[0][0]
+        for param, grammar in grammars:
+            try:
+                await self._checker.check(model.folder, grammar, _asker(request))
+            except GrammarError:
+                return param
         return "tools"
-
-    async def _compiles(self, model: TextModel, grammar: str) -> bool:
-        try:
-            await self._checker.check(model.folder, grammar)
-        except GrammarError:
-            return False
-        return True
 
     def _model(self, name: str) -> TextModel:
         if name not in self._models:
             raise NotFound("model", name)
         return self._models[name]
 
-    async def _work(self, method: str, num_bytes: int, work: Callable[[], ReplyT]) -> ReplyT:
+    async def _work(self, method: str, request: Request, work: Callable[[], ReplyT]) -> ReplyT:
+        """Does short work at once, and other work in a thread."""
+        if request.ByteSize() >= LONG_REQUEST_BYTES:
+            return await self._in_thread(method, request, work)
         started = time.perf_counter()
-        if num_bytes < LONG_REQUEST_BYTES:
-            reply = work()
-        else:
-            whole = functools.partial(_and_trim, work) if num_bytes >= LARGE_REQUEST_BYTES else work
-            reply = await asyncio.get_running_loop().run_in_executor(self._pool, whole)
+        reply = work()
         PREPARE_SECONDS.labels(method).observe(time.perf_counter() - started)
         return reply
+
+    async def _in_thread(self, method: str, request: Request, work: Callable[[], ReplyT]) -> ReplyT:
+        started = time.perf_counter()
+        num_bytes = request.ByteSize()
+        whole = functools.partial(_and_trim, work) if num_bytes >= LARGE_REQUEST_BYTES else work
+        reply = await self._threads.run(request.tenant, num_bytes, whole)
+        PREPARE_SECONDS.labels(method).observe(time.perf_counter() - started)
+        return reply
+
+
+def _may_be_held(request: processor_pb2.PrepareRequest) -> bool:
+    """Whether a grammar may hold the answer. To derive one takes up to seconds, of a short request
+    too."""
+    sampling = request.sampling
+    return (
+        sampling.HasField("structured_output")
+        or sampling.HasField("thinking_token_budget")
+        or bool(request.prompt.conversation.tools)
+    )
+
+
+def _grammars_by_field(
+    model: TextModel, request: processor_pb2.PrepareRequest, tool_format: str
+) -> list[tuple[str, str]]:
+    """Fields that make a grammar of their own, each with that grammar."""
+    conversation = request.prompt.conversation
+    grammars = []
+    if request.sampling.HasField("structured_output") and not calls_win(conversation, tool_format):
+        asked = request.sampling.structured_output
+        grammars.append((param_of(asked), content_grammar(model, asked)))
+    for i, grammar in custom_grammars(conversation):
+        grammars.append((format_param(i), grammar))
+    return grammars
+
+
+def _asker(request: processor_pb2.PrepareRequest) -> Asker:
+    return Asker(request.tenant, request.cache_namespace)
 
 
 def _and_trim(work: Callable[[], ReplyT]) -> ReplyT:
@@ -315,10 +351,10 @@ async def serve(settings: ProcessorSettings) -> None:
         _check_own_defaults(model, settings.generation_config)
     with (
         tracing_to(settings.otlp_endpoint, "processor", settings.replica_id) as tracing,
-        ThreadPoolExecutor(settings.threads or usable_cores(), "text") as pool,
+        contextlib.closing(_text_threads(settings.threads)) as threads,
     ):
         async with GrammarChecker() as checker:
-            servicer = Processor(models, pool, checker, tracing)
+            servicer = Processor(models, threads, checker, tracing)
             add = functools.partial(processor_pb2_grpc.add_ProcessorServicer_to_server, servicer)
             served = [model.served for model in models]
             await serve_stage(
@@ -330,6 +366,13 @@ async def serve(settings: ProcessorSettings) -> None:
                 tracing,
                 num_running=servicer.num_running,
             )
+
+
+def _text_threads(num_threads: int) -> FairThreads:
+    """Threads for long texts: as many as one tenant may have, and one for another tenant."""
+    return FairThreads(
+        "a thread of the processor", (num_threads or usable_cores()) + 1, TEXT_LIMITS
+    )
 
 
 def _check_own_defaults(model: TextModel, choice: str) -> None:

@@ -14,12 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.grammars.check import TOO_LARGE, TOO_LONG
-from headwater.services.grammars.checker import GrammarChecker
+from headwater.services.grammars import checker as checker_module
+from headwater.services.grammars.check import LOWERED, TOO_LARGE, TOO_LONG
+from headwater.services.grammars.checker import (
+    MAX_PROCESSES,
+    VERDICT_BYTES,
+    Asker,
+    GrammarChecker,
+)
 from headwater.services.grammars.grammars import GrammarError
 from headwater.services.runtime.errors import Unavailable
 from tests.services.engine.engine_process import wait_for_end
 
+ASKER = Asker("a", bytes(16))
 GOOD = json.dumps({"grammars": [{"json_schema": {"type": "integer"}}]})
 EXPLODING = json.dumps(
     {
@@ -46,15 +53,25 @@ def children(pid: int | str = "self") -> set[int]:
             }
 
 
+def priorities(pids: set[int]) -> set[int]:
+    """Nice values of the threads of processes."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found.add(os.getpriority(os.PRIO_PROCESS, int(task.name)))
+    return found
+
+
 @pytest.fixture
 def others() -> set[int]:
     """Children that are none of the checker's."""
     return children()
 
 
-async def verdict(checker: GrammarChecker, folder: Path, grammar: str) -> str:
+async def verdict(checker: GrammarChecker, folder: Path, grammar: str, asker: Asker = ASKER) -> str:
     try:
-        await checker.check(folder, grammar)
+        await checker.check(folder, grammar, asker)
     except GrammarError as fault:
         return str(fault)
     return "good"
@@ -99,7 +116,7 @@ async def test_a_process_that_is_killed_says_nothing_about_the_grammar(
         with killing(others | {idle}, signal.SIGKILL, times=2):
             os.kill(idle, signal.SIGKILL)
             with pytest.raises(Unavailable, match="cannot be found out now"):
-                await checker.check(demo_folder, GOOD + " ")
+                await checker.check(demo_folder, GOOD + " ", ASKER)
         assert await verdict(checker, demo_folder, GOOD + " ") == "good"
 
 
@@ -128,12 +145,64 @@ async def test_what_several_want_to_know_is_asked_once(demo_folder: Path, others
     assert children() <= others
 
 
+async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
+    demo_folder: Path, others: set[int]
+) -> None:
+    neighbour = Asker("neighbour", bytes(16))
+    async with GrammarChecker() as checker:
+        assert await verdict(checker, demo_folder, GOOD, neighbour) == "good"
+        flood = [
+            asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING + " " * i))
+            for i in range(3 * MAX_PROCESSES)
+        ]
+        async with asyncio.timeout(30):
+            # One process stays free.
+            while len(children() - others) < MAX_PROCESSES - 1:  # noqa: ASYNC110 (processes)
+                await asyncio.sleep(0.01)
+        for i in range(5):
+            assert await verdict(checker, demo_folder, GOOD + " " * i, neighbour) == "good"
+        # In the order of arrival all of them were checked before.
+        assert sum(each.done() for each in flood) < MAX_PROCESSES
+        async with asyncio.timeout(30):
+            while LOWERED not in priorities(children() - others):  # noqa: ASYNC110 (processes)
+                await asyncio.sleep(0.01)
+        for each in flood:
+            each.cancel()
+
+
+async def test_a_verdict_is_remembered_in_its_namespace_alone(demo_folder: Path) -> None:
+    async with GrammarChecker() as checker:
+        for asker in (ASKER, Asker("b", bytes(range(16))), Asker("a", bytes(range(16)))):
+            assert await verdict(checker, demo_folder, GOOD, asker) == "good"
+        # Without its processes the checker can answer only from memory.
+        checker._processes.close()
+        assert await verdict(checker, demo_folder, GOOD, ASKER) == "good"
+        with pytest.raises(Unavailable):
+            await checker.check(demo_folder, GOOD, Asker("c", b"c" * 16))
+
+
+async def test_verdicts_of_a_flood_drive_out_none_of_another_tenant(
+    demo_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker_module, "MAX_REMEMBERED_BYTES", 10 * VERDICT_BYTES)
+    neighbour = Asker("neighbour", b"n" * 16)
+    async with GrammarChecker() as checker:
+        assert await verdict(checker, demo_folder, GOOD, neighbour) == "good"
+        for i in range(20):
+            assert await verdict(checker, demo_folder, GOOD + " " * i) == "good"
+        assert len(checker._remembered) == 10
+        checker._processes.close()
+        assert await verdict(checker, demo_folder, GOOD, neighbour) == "good"
+
+
 STAGE = """
 import asyncio, pathlib, sys
-from headwater.services.grammars.checker import GrammarChecker
+from headwater.services.grammars.checker import Asker, GrammarChecker
 
 async def main():
-    await GrammarChecker().check(pathlib.Path(sys.argv[1]), sys.argv[2])
+    await GrammarChecker().check(
+        pathlib.Path(sys.argv[1]), sys.argv[2], Asker("a", bytes(16))
+    )
     print("ready", flush=True)
     await asyncio.sleep(60)
 

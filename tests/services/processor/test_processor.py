@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from headwater.services.grammars.checker import GrammarChecker
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.processor.__main__ import Processor
 from headwater.services.runtime import errors
+from headwater.services.runtime.fair_threads import FairThreads
 from headwater.services.runtime.grpc_errors import from_rpc_error
 from headwater.services.runtime.listener import Listener
 from headwater.services.runtime.settings import SettingError
@@ -39,10 +40,10 @@ async def processor(demo_model: TextModel) -> AsyncIterator[processor_pb2_grpc.P
     bare = dataclasses.replace(
         demo_model, served=dataclasses.replace(demo_model.served, name="bare"), chat_template=None
     )
-    with ThreadPoolExecutor(2) as pool:
+    with contextlib.closing(FairThreads("a thread", 2)) as threads:
         async with GrammarChecker() as checker:
             listener = Listener("127.0.0.1", 0)
-            servicer = Processor([demo_model, bare], pool, checker)
+            servicer = Processor([demo_model, bare], threads, checker)
             processor_pb2_grpc.add_ProcessorServicer_to_server(servicer, listener.server)
             await listener.start()
             async with grpc.aio.insecure_channel(listener.address) as channel:

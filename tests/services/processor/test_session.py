@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -24,6 +24,7 @@ from headwater.services.grammars.checker import GrammarChecker
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.processor.__main__ import Processor
 from headwater.services.runtime import errors
+from headwater.services.runtime.fair_threads import FairThreads
 from headwater.services.runtime.listener import Listener
 from headwater.services.runtime.tracing import NoSpan
 from headwater.services.text.model import TextModel
@@ -120,11 +121,11 @@ class Stage:
 @pytest.fixture
 async def stages(demo_model: TextModel) -> AsyncIterator[tuple[Stage, Stage]]:
     """One with sessions and one without."""
-    with ThreadPoolExecutor(2) as pool:
+    with contextlib.closing(FairThreads("a thread", 2)) as threads:
         async with GrammarChecker() as checker:
             both = (
-                Stage(Counted([demo_model], pool, checker)),
-                Stage(Sessionless([demo_model], pool, checker)),
+                Stage(Counted([demo_model], threads, checker)),
+                Stage(Sessionless([demo_model], threads, checker)),
             )
             for stage in both:
                 await stage.listener.start()
@@ -175,10 +176,10 @@ async def test_a_processor_that_was_restarted_at_its_address_may_serve_another_m
 ) -> None:
     """A new container may get the address of an earlier one."""
     port = free_port()
-    with ThreadPoolExecutor(2) as pool:
+    with contextlib.closing(FairThreads("a thread", 2)) as threads:
         async with GrammarChecker() as checker:
             for kind, name in ((Counted, DEMO_NAME), (Renamed, "renamed")):
-                stage = Stage(kind([demo_model], pool, checker), port)
+                stage = Stage(kind([demo_model], threads, checker), port)
                 await stage.listener.start()
                 try:
                     processors.join(stage.listener.address)
@@ -250,7 +251,7 @@ async def test_a_request_that_processors_die_of_is_given_up_with_the_second(
     deadly = [
         Stage(
             Deadly(
-                list(well.servicer._models.values()), well.servicer._pool, well.servicer._checker
+                list(well.servicer._models.values()), well.servicer._threads, well.servicer._checker
             )
         )
         for _ in range(3)

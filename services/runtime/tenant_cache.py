@@ -1,0 +1,78 @@
+"""A cache whose entries clients choose: bounded in bytes, and each tenant drives out its own
+entries first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant(Generic[KeyT]):
+    num_bytes: int = 0
+    sizes: OrderedDict[KeyT, int] = field(default_factory=OrderedDict)
+    """Bytes by key, the one that was used last at the end."""
+
+
+class TenantCache(Generic[KeyT, ValueT]):
+    """Holds `max_bytes` at most. For a new entry the least recently used one goes of the tenant
+    that has the most bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._entries: dict[KeyT, tuple[str, ValueT]] = {}
+        self._tenants: dict[str, _Tenant[KeyT]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: KeyT) -> bool:
+        return key in self._entries
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def __getitem__(self, key: KeyT) -> ValueT:
+        """Raises `KeyError`. The entry counts as used."""
+        tenant, value = self._entries[key]
+        self._tenants[tenant].sizes.move_to_end(key)
+        return value
+
+    def put(self, tenant: str, key: KeyT, value: ValueT, num_bytes: int) -> None:
+        """Adds or replaces an entry. One that is larger than all room is not kept."""
+        self.drop(key)
+        self._entries[key] = tenant, value
+        self._tenants.setdefault(tenant, _Tenant()).sizes[key] = 0
+        self.resize(key, num_bytes)
+
+    def resize(self, key: KeyT, num_bytes: int) -> None:
+        """Notes that an entry has so many bytes now; nothing where it is gone."""
+        if key not in self._entries:
+            return
+        owner = self._tenants[self._entries[key][0]]
+        growth = num_bytes - owner.sizes[key]
+        owner.sizes[key] = num_bytes
+        owner.num_bytes += growth
+        self._num_bytes += growth
+        while self._num_bytes > self._max_bytes:
+            largest = max(self._tenants.values(), key=lambda tenant: tenant.num_bytes)
+            self.drop(next(iter(largest.sizes)))
+
+    def drop(self, key: KeyT) -> None:
+        """Removes an entry, if it is there."""
+        if (entry := self._entries.pop(key, None)) is None:
+            return
+        name = entry[0]
+        owner = self._tenants[name]
+        num_bytes = owner.sizes.pop(key)
+        owner.num_bytes -= num_bytes
+        self._num_bytes -= num_bytes
+        if not owner.sizes:
+            del self._tenants[name]
