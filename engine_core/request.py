@@ -18,6 +18,8 @@ class FinishReason(Enum):
     ERROR = "error"
     UNFOLLOWABLE = "unfollowable"
     """Its grammar cannot be followed any further."""
+    BUSY = "busy"
+    """Its grammar was not compiled in time."""
     MISSING = "missing"
     """The server asked for the request, and the core does not have it."""
 

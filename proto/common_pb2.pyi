@@ -113,6 +113,8 @@ class _LossCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossCause.V
     """its grammar cannot be followed any further, on any engine"""
     LOSS_CAUSE_SILENT: _LossCause.ValueType  # 9
     """the engine said nothing, not even when it was asked"""
+    LOSS_CAUSE_BUSY: _LossCause.ValueType  # 10
+    """its grammar was not compiled in time: too much is before it"""
     LOSS_CAUSE_TAKEN_OVER: _LossCause.ValueType  # 20
     """another reader goes on with it"""
 
@@ -139,6 +141,8 @@ LOSS_CAUSE_GRAMMAR: LossCause.ValueType  # 8
 """its grammar cannot be followed any further, on any engine"""
 LOSS_CAUSE_SILENT: LossCause.ValueType  # 9
 """the engine said nothing, not even when it was asked"""
+LOSS_CAUSE_BUSY: LossCause.ValueType  # 10
+"""its grammar was not compiled in time: too much is before it"""
 LOSS_CAUSE_TAKEN_OVER: LossCause.ValueType  # 20
 """another reader goes on with it"""
 Global___LossCause: _TypeAlias = LossCause  # noqa: Y015

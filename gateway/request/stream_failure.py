@@ -7,9 +7,11 @@ from enum import Enum
 from headwater.proto import common_pb2
 from headwater.proto.output_processor_pb2 import OutputFinish
 from headwater.services.runtime import errors
+from headwater.services.runtime.fair_threads import STAGE_BUSY
 
 ENGINE_UNAVAILABLE = "engine_unavailable"
 OUTPUT_PROCESSOR_UNAVAILABLE = "output_processor_unavailable"
+BUSY_RETRY_SECONDS = 10.0
 BROKEN = (common_pb2.FINISH_REASON_ERROR, common_pb2.FINISH_REASON_CANCELLED)
 DEADLINE = "deadline_exceeded"
 """Reason of an engine that cancels a late request by itself, which may be ahead of the gateway's
@@ -87,6 +89,8 @@ def error_of(finish: OutputFinish) -> errors.HeadwaterError:
         return TakenOver(message)
     if finish.cause == common_pb2.LOSS_CAUSE_GRAMMAR:
         return errors.BadRequest(None, message, code="invalid_grammar")
+    if finish.cause == common_pb2.LOSS_CAUSE_BUSY:
+        return errors.Unavailable(message, retry_after=BUSY_RETRY_SECONDS, code=STAGE_BUSY)
     if finish.retriable:
         has_left = finish.cause == common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING
         return StreamLost(message, _CAUSES.get(finish.cause, Cause.FAULT), has_left=has_left)

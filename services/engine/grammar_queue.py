@@ -12,7 +12,9 @@ from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.ring import RingReader
 from headwater.engine_core.step_output import Finished, StepOutput
 
+from ..grammars.asker import Asker
 from ..grammars.grammars import GrammarError
+from ..runtime.errors import LimitExceeded, Unavailable
 from ..runtime.tasks import log_failure
 from .grammars import GrammarCompiler, NoTokenizer
 from .masks import MaskWriter
@@ -73,7 +75,10 @@ class GrammarQueue:
 
     async def _enter(self, request: NewRequest, grammar: bytes) -> None:
         try:
-            matcher, family = await self._compiler.member(grammar)
+            asker = Asker(request.tenant, request.namespace)
+            matcher, family = await self._compiler.member(grammar, asker)
+        except (LimitExceeded, Unavailable) as refusal:
+            self._end(request, FinishReason.BUSY, str(refusal))
         except NoTokenizer as fault:
             self._end(request, FinishReason.ERROR, str(fault))
         except GrammarError as fault:

@@ -3,36 +3,52 @@
 Copies of a compiled grammar share what was found out about its tokens, and a lock on it: those of
 one compilation are followed one after another. A grammar that many follow at once is therefore
 compiled again, while the first ones go on.
+
+Tenants share the threads fairly, and the room for compiled grammars. A grammar is kept within a
+cache namespace: no tenant learns from a time whether others use it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 
 from llguidance import LLMatcher
 
 from headwater.engine_core.usable_cores import usable_cores
 
+from ..grammars.asker import Asker
 from ..grammars.grammars import GrammarError, Grammars
 from ..models.manifest import ModelFolderError
+from ..runtime.errors import LimitExceeded, Unavailable
+from ..runtime.fair_queue import QueueLimits
+from ..runtime.fair_threads import STAGE_BUSY, FairThreads
+from ..runtime.heap import heap_bytes
+from ..runtime.tenant_cache import TenantCache
 from .masks import Family, num_mask_threads
 
-MAX_KEPT = 256
-"""Compiled grammars."""
+MAX_KEPT_BYTES = 512 << 20
+"""Bytes of compiled grammars, by what compiling them took, and of what the process has allocated
+since its start."""
+GROWTH_BYTES = 1 << 20
+"""Bytes that a compiled grammar usually grows by while answers follow it. It may be 16 MiB, at
+20,000 states: those count when the process is measured."""
+MIN_KEPT = 16
+"""Compiled grammars that are kept whatever the process has allocated."""
 MAX_MEMBERS = 4
 """Members of a family, before it gets another one beside it."""
 PATIENCE_SECONDS = 0.05
 """Longest time that a request waits for another family; where the first one took longer to compile,
 none waits."""
 COMPILE_SECONDS = 10.0
-"""The processor has seen it compile in less."""
+"""Longest time of a compilation from its beginning. The processor has seen it take less than two
+seconds of one core, so that a machine that takes longer is too busy."""
+LIMITS = QueueLimits(num_waiting=256, num_bytes=16 << 20, wait_seconds=10.0)
 
 
 class NoTokenizer(GrammarError):
@@ -44,52 +60,62 @@ class Compiled:
     """A grammar's families: the first, or that it is under way or failed, and all that are
     there."""
 
-    first: asyncio.Future[Family]
+    grammar: bytes
+    asker: Asker
+    first: asyncio.Task[Family]
     families: list[Family] = field(default_factory=list)
-    next: asyncio.Future[Family] | None = None
+    next: asyncio.Task[Family] | None = None
     """Family that is being compiled."""
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.grammar) + sum(family.num_bytes + GROWTH_BYTES for family in self.families)
 
 
 class GrammarCompiler:
     def __init__(self, folder: Path | None) -> None:
-        """Begins to read the folder's tokenizer: a part of a second that no first grammar shall
-        wait for."""
+        """Begins to read the folder's tokenizer, which takes a part of a second, before the first
+        grammar comes."""
         self._max_families = num_mask_threads()
-        self._kept: OrderedDict[bytes, Compiled] = OrderedDict()
-        self._threads = ThreadPoolExecutor(min(2, usable_cores()), "grammar")
-        self._grammars = self._threads.submit(_read, folder)
+        self._kept: TenantCache[bytes, Compiled] = TenantCache(MAX_KEPT_BYTES)
+        self._heap_before = -1
+        """Bytes that the process had allocated when its tokenizer was read; -1: it is not."""
+        num_threads = min(2, usable_cores()) + 1
+        self._threads = FairThreads("the compilation of its grammar", num_threads, LIMITS)
+        reader = ThreadPoolExecutor(1, "tokenizer")
+        self._grammars = reader.submit(_read, folder)
+        reader.shutdown(wait=False)
 
     async def read(self) -> None:
-        """Returns when the tokenizer is read, or cannot be: each request that needs it will be told
-        why."""
+        """Returns when the tokenizer is read, or cannot be: each request that needs it gets the
+        reason."""
         with contextlib.suppress(GrammarError):
-            await asyncio.wrap_future(self._grammars)
+            await self._tokenizer()
 
-    async def member(self, grammar: bytes) -> tuple[LLMatcher, Family]:
+    async def member(self, grammar: bytes, asker: Asker) -> tuple[LLMatcher, Family]:
         """A matcher at the grammar's start, the caller's own, who takes it out of its family's
-        number at its end. Raises `GrammarError`."""
-        key = blake2b(grammar, digest_size=16).digest()
-        if key not in self._kept:
-            self._kept[key] = Compiled(self._compiling(grammar))
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        compiled = self._kept[key]
+        number at its end. Raises `GrammarError`; `Unavailable` where it is not compiled in time,
+        `LimitExceeded` where too many grammars of the tenant wait."""
+        key = asker.key_of(grammar)
+        compiled = self._kept.get(key)
+        if compiled is None or any(family.is_spent for family in compiled.families):
+            compiled = Compiled(grammar, asker, self._compiling(grammar, asker))
+            self._kept.put(asker.tenant, key, compiled, compiled.num_bytes)
         try:
-            async with asyncio.timeout(COMPILE_SECONDS):
-                await asyncio.shield(compiled.first)
-        except TimeoutError:
-            raise GrammarError(
-                f"compiling it takes more than {COMPILE_SECONDS:g} seconds"
-            ) from None
-        family = await self._roomiest(compiled, grammar)
+            await asyncio.shield(compiled.first)
+        except (LimitExceeded, Unavailable):
+            # It was not tried: the next request tries it.
+            self._kept.drop(key)
+            raise
+        family = await self._roomiest(compiled)
         family.num_members += 1
+        self._bound(key, compiled)
         return family.root.deep_copy(), family
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
-    async def _roomiest(self, compiled: Compiled, grammar: bytes) -> Family:
+    async def _roomiest(self, compiled: Compiled) -> Family:
         """The grammar's family with the most room, once the first one is there. While all are large
         another one is compiled; it is waited for if that does not take long."""
         families = compiled.families
@@ -100,7 +126,7 @@ class GrammarCompiler:
         ).num_members >= MAX_MEMBERS:
             if len(families) == self._max_families:
                 break
-            following = self._grow(compiled, grammar)
+            following = self._grow(compiled)
             if roomiest.seconds > PATIENCE_SECONDS:
                 break
             # Other grammars may be before it, and take long.
@@ -109,30 +135,62 @@ class GrammarCompiler:
                 break
         return roomiest
 
-    def _grow(self, compiled: Compiled, grammar: bytes) -> asyncio.Future[Family]:
-        def grown(done: asyncio.Future[Family]) -> None:
+    def _grow(self, compiled: Compiled) -> asyncio.Task[Family]:
+        def grown(done: asyncio.Task[Family]) -> None:
             compiled.next = None
             if not done.cancelled() and done.exception() is None:
                 compiled.families.append(done.result())
 
         if compiled.next is None:
-            compiled.next = self._compiling(grammar)
+            compiled.next = self._compiling(compiled.grammar, compiled.asker)
             compiled.next.add_done_callback(grown)
         return compiled.next
 
-    def _compiling(self, grammar: bytes) -> asyncio.Future[Family]:
-        compiling = asyncio.get_running_loop().run_in_executor(
-            self._threads, self._compile, grammar
-        )
-        # Whoever waits for it may all have gone.
+    def _bound(self, key: bytes, compiled: Compiled) -> None:
+        """Drops compiled grammars beyond what may be kept. Their answers go on."""
+        if key in self._kept and self._kept[key] is compiled:
+            self._kept.resize(key, compiled.num_bytes)
+        while len(self._kept) > MIN_KEPT and heap_bytes() > self._heap_before + MAX_KEPT_BYTES:
+            self._kept.drop_one()
+
+    def _compiling(self, grammar: bytes, asker: Asker) -> asyncio.Task[Family]:
+        compiling = asyncio.create_task(self._compile(grammar, asker))
+        # All that wait for it may have gone.
         compiling.add_done_callback(lambda done: done.cancelled() or done.exception())
         return compiling
 
-    def _compile(self, grammar: bytes) -> Family:
-        grammars = self._grammars.result()
-        start = time.perf_counter()
-        root = grammars.compile(grammar.decode(errors="replace"))
-        return Family(root, time.perf_counter() - start)
+    async def _compile(self, grammar: bytes, asker: Asker) -> Family:
+        grammars = await self._tokenizer()
+        if self._heap_before < 0:
+            self._heap_before = heap_bytes()
+        work = functools.partial(_family, grammars, grammar)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as limit:
+                return await self._threads.run(
+                    asker.tenant,
+                    len(grammar),
+                    work,
+                    on_begin=lambda: limit.reschedule(loop.time() + COMPILE_SECONDS),
+                )
+        except TimeoutError:
+            raise Unavailable(
+                f"compiling the grammar takes more than {COMPILE_SECONDS:g} seconds now",
+                retry_after=COMPILE_SECONDS,
+                code=STAGE_BUSY,
+            ) from None
+
+    async def _tokenizer(self) -> Grammars:
+        return await asyncio.shield(asyncio.wrap_future(self._grammars))
+
+
+def _family(grammars: Grammars, grammar: bytes) -> Family:
+    heap_before = heap_bytes()
+    start = time.perf_counter()
+    root = grammars.compile(grammar.decode(errors="replace"))
+    seconds = time.perf_counter() - start
+    # What other threads allocate meanwhile counts as well.
+    return Family(root, seconds, max(0, heap_bytes() - heap_before))
 
 
 def _read(folder: Path | None) -> Grammars:

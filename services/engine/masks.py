@@ -55,7 +55,12 @@ class Family:
     root: LLMatcher
     seconds: float
     """Time that it took to compile."""
+    num_bytes: int = 0
+    """Memory that compiling it took."""
     num_members: int = 0
+    is_spent: bool = False
+    """Whether one of its copies has failed. What copies find out, they share, the limits on it
+    too: another copy would fail earlier."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -286,6 +291,7 @@ class MaskWriter:
             each.has_mask = each.num_words > 0 and not each.matcher.is_error()
             if not each.has_mask:
                 faults[each.key] = _fault(each)
+                each.family.is_spent |= each.matcher.is_error()
 
     def _fill_behind_drafts(self, followers: list[Follower]) -> None:
         """Writes a mask behind each draft, position by position. Behind a draft that the mask

@@ -38,8 +38,8 @@ CAUSES = {
 """By the reason of a cancel: streams that the engine itself ends, though their answers have not
 ended."""
 LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
-FINAL = (LIVE, common_pb2.LOSS_CAUSE_GRAMMAR)
-"""Another engine would come to the same end."""
+FINAL = (LIVE, common_pb2.LOSS_CAUSE_GRAMMAR, common_pb2.LOSS_CAUSE_BUSY)
+"""The request does not go on at another engine."""
 MISSING = "the engine does not have the stream"
 
 REASONS = {
@@ -48,6 +48,7 @@ REASONS = {
     FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
     FinishReason.UNFOLLOWABLE: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.BUSY: common_pb2.FINISH_REASON_ERROR,
     FinishReason.MISSING: common_pb2.FINISH_REASON_ERROR,
 }
 
@@ -113,6 +114,8 @@ class Stream:
             cause = common_pb2.LOSS_CAUSE_MISSING
         elif finished.reason is FinishReason.UNFOLLOWABLE:
             cause = common_pb2.LOSS_CAUSE_GRAMMAR
+        elif finished.reason is FinishReason.BUSY:
+            cause = common_pb2.LOSS_CAUSE_BUSY
         return pb.Finish(
             stream_id=self.stream_id,
             reason=REASONS[finished.reason],

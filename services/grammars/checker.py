@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
 import structlog
@@ -23,6 +22,7 @@ from ..runtime.errors import Unavailable
 from ..runtime.fair_queue import QueueLimits
 from ..runtime.fair_threads import FairThreads
 from ..runtime.tenant_cache import TenantCache
+from .asker import Asker
 from .check import TOO_LARGE, TOO_LONG
 from .check_process import CheckDied, CheckProcess, Verdict
 from .grammars import GrammarError
@@ -36,16 +36,6 @@ VERDICT_BYTES = 256
 ANYTHING = '{"grammars": [{"lark_grammar": "start: /a/"}]}'
 START_PAUSES = (0.1, 0.5)
 """Seconds before a start that failed is tried again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """The caller of a check."""
-
-    tenant: str
-    """Tenants share the processes by this key."""
-    namespace: bytes
-    """Cache namespace: verdicts are remembered within it."""
 
 
 @dataclass(slots=True)
@@ -77,8 +67,7 @@ class GrammarChecker:
         """Checks a grammar. Raises `GrammarError` for one that the tokens of the model in this
         folder cannot follow, or not within limits; `Unavailable` when it cannot be found out, or
         not soon; `LimitExceeded` when too many grammars of the tenant wait."""
-        words = asker.namespace, str(folder).encode(), grammar.encode()
-        key = blake2b(b"\0".join(words), digest_size=16).digest()
+        key = asker.key_of(str(folder).encode(), grammar.encode())
         if key in self._remembered:
             verdict = self._remembered[key]
         else:

@@ -29,7 +29,8 @@ from ..grammars.answer_grammar import (
     custom_grammars,
     format_param,
 )
-from ..grammars.checker import Asker, GrammarChecker
+from ..grammars.asker import Asker
+from ..grammars.checker import GrammarChecker
 from ..grammars.grammars import GrammarError
 from ..grammars.structured_output import param_of
 from ..models.manifest import ModelFolderError

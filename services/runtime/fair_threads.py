@@ -15,7 +15,7 @@ from typing import TypeVar
 from .errors import Unavailable
 from .fair_queue import FairQueue, QueueLimits
 
-CODE = "stage_busy"
+STAGE_BUSY = "stage_busy"
 """Code of the error of work that waited too long."""
 ResultT = TypeVar("ResultT")
 _Turn = asyncio.Future[None]
@@ -94,5 +94,5 @@ class FairThreads:
         return Unavailable(
             f"no turn for {self._name} came within {seconds:g} s",
             retry_after=seconds,
-            code=CODE,
+            code=STAGE_BUSY,
         )

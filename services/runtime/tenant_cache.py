@@ -45,6 +45,10 @@ class TenantCache(Generic[KeyT, ValueT]):
         self._tenants[tenant].sizes.move_to_end(key)
         return value
 
+    def get(self, key: KeyT) -> ValueT | None:
+        """The entry, which counts as used; None: there is none."""
+        return self[key] if key in self._entries else None
+
     def put(self, tenant: str, key: KeyT, value: ValueT, num_bytes: int) -> None:
         """Adds or replaces an entry. One that is larger than all room is not kept."""
         self.drop(key)
@@ -62,8 +66,12 @@ class TenantCache(Generic[KeyT, ValueT]):
         owner.num_bytes += growth
         self._num_bytes += growth
         while self._num_bytes > self._max_bytes:
-            largest = max(self._tenants.values(), key=lambda tenant: tenant.num_bytes)
-            self.drop(next(iter(largest.sizes)))
+            self.drop_one()
+
+    def drop_one(self) -> None:
+        """Removes the least recently used entry of the tenant that has the most bytes."""
+        largest = max(self._tenants.values(), key=lambda tenant: tenant.num_bytes)
+        self.drop(next(iter(largest.sizes)))
 
     def drop(self, key: KeyT) -> None:
         """Removes an entry, if it is there."""

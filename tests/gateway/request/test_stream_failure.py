@@ -34,7 +34,7 @@ ATTEMPTS = {
     "SILENT": Cause.SILENT,
 }
 """Causes after which another attempt goes on."""
-ENDS = {"GRAMMAR": BadRequest, "TAKEN_OVER": TakenOver}
+ENDS = {"GRAMMAR": BadRequest, "BUSY": Unavailable, "TAKEN_OVER": TakenOver}
 """Causes that end the request."""
 
 
@@ -66,6 +66,11 @@ def test_a_fault_of_the_request_itself_is_not_tried_again(name: str) -> None:
     error = error_of(finish_of(name))
     assert isinstance(error, ENDS[name])
     assert not isinstance(error, StreamLost)
+
+
+def test_an_engine_that_is_too_busy_for_a_grammar_is_no_fault_of_the_request() -> None:
+    error = error_of(finish_of("BUSY"))
+    assert (error.code, error.retry_after, error.message) == ("stage_busy", 10.0, "so")
 
 
 def test_a_stream_that_may_not_be_tried_again_ends_by_its_reason() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from headwater.services.engine import grammars, masks
 from headwater.services.engine.grammars import GrammarCompiler
-from tests.services.grammars.structured_engine import Ask, answers, config, sampling
+from tests.services.grammars.structured_engine import ASKER, Ask, answers, config, sampling
 from tests.services.grammars.test_structured_answers import PERSON, schema_grammar
 
 GRAMMAR = schema_grammar(PERSON)
@@ -30,14 +30,14 @@ async def test_a_family_grows_only_while_there_is_no_other_one(
     monkeypatch.setattr(grammars, "num_mask_threads", lambda: 3)
     monkeypatch.setattr(grammars, "PATIENCE_SECONDS", patience)
     compiler = GrammarCompiler(demo_folder)
-    members = await asyncio.gather(*(compiler.member(GRAMMAR.encode()) for _ in range(20)))
+    members = await asyncio.gather(*(compiler.member(GRAMMAR.encode(), ASKER) for _ in range(20)))
     # Without patience nobody waits for the second one, which is there for those who come later.
     assert sizes(members) == expected
     families = {id(family): family for _, family in members}
     for _, family in members:
         family.num_members -= 1
     assert {family.num_members for family in families.values()} == {0}
-    more = [await compiler.member(GRAMMAR.encode()) for _ in range(4)]
+    more = [await compiler.member(GRAMMAR.encode(), ASKER) for _ in range(4)]
     assert all(id(family) in families for _, family in more[:1])
     compiler.close()
 

@@ -20,7 +20,7 @@ from headwater.services.grammars.grammars import fill
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.text.model import TextModel
-from tests.services.grammars.structured_engine import EOS, VOCAB_SIZE
+from tests.services.grammars.structured_engine import ASKER, EOS, VOCAB_SIZE
 from tests.services.grammars.test_structured_answers import schema_grammar
 
 
@@ -33,7 +33,9 @@ async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -
         GrammarCompiler(demo_folder),
         MaskWriter(table, said.put, lambda seconds: None),
     )
-    writer.follow(7, *await compiler.member(schema_grammar({"type": "boolean"}).encode()), [])
+    writer.follow(
+        7, *await compiler.member(schema_grammar({"type": "boolean"}).encode(), ASKER), []
+    )
     async with owned_task(writer.run(RingReader(reader_end))):
         await asyncio.sleep(0)
         reports.write(
@@ -70,7 +72,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
         demo_model.tokenizer.encode(text, add_special_tokens=False)[0]
         for text in ("yes", " sir", "no")
     )
-    masks, matcher = [], (await compiler.member(grammar.encode()))[0]
+    masks, matcher = [], (await compiler.member(grammar.encode(), ASKER))[0]
     for token_id in (yes, sir, EOS[0], EOS[0]):
         mask = np.zeros(VOCAB_SIZE // 32, np.int32)
         fill(matcher, mask)
@@ -91,7 +93,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
         filled: list[list[int]] = table[: len(draft_ids) + 1, 1].tolist()
         return filled
 
-    writer.follow(7, *await compiler.member(grammar.encode()), [])
+    writer.follow(7, *await compiler.member(grammar.encode(), ASKER), [])
     assert ask(7, 1, [yes, sir, EOS[0], EOS[0], yes]) == [*masks, masks[3], everything]
     assert ask(7, 1, [yes, no, sir]) == [masks[0], masks[1], everything, everything]
     assert ask(7, 1, [no]) == [masks[0], everything]
@@ -117,7 +119,7 @@ async def test_masks_of_drafts_that_follow_drawn_tokens_are_said_with_the_masks_
         demo_model.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("yes", " sir")
     )
     for key in (7, 8):
-        writer.follow(key, *await compiler.member(grammar.encode()), [], is_drafted=False)
+        writer.follow(key, *await compiler.member(grammar.encode(), ASKER), [], is_drafted=False)
     writer.on_reports(
         MaskReport(
             wanted=MasksWanted(keys=[7, 8], rows=[0, 1], tickets=[3, 4], output_indices=[0, 0])
@@ -158,7 +160,7 @@ async def test_what_the_grammar_forces_is_said_behind_the_mask_of_its_first_toke
         writer = MaskWriter(
             np.zeros((num_positions, 2, num_words), np.int32), said.append, lambda seconds: None
         )
-        writer.follow(7, *await compiler.member(grammar.encode()), [], is_drafted=is_drafted)
+        writer.follow(7, *await compiler.member(grammar.encode(), ASKER), [], is_drafted=is_drafted)
         writer.on_reports(MaskReport(wanted=wanted))
         for token_id in tokens:
             writer.on_reports(MaskReport(keys=[7], num_tokens=[1], token_ids=[token_id]))

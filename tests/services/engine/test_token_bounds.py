@@ -20,6 +20,7 @@ from headwater.services.engine.messages import Add, Command
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.text.model import TextModel
 from tests.services.grammars.structured_engine import (
+    ASKER,
     EOS,
     VOCAB_SIZE,
     Ask,
@@ -144,7 +145,7 @@ async def test_masks_behind_drafts_hold_to_the_bounds(
     man = words[" man"]
     table = np.zeros((3, 1, VOCAB_SIZE // 32), np.int32)
     writer = MaskWriter(table, lambda command: None, lambda seconds: None)
-    member = await compiler.member(choices("yes sir", "yes man", "yes").encode())
+    member = await compiler.member(choices("yes sir", "yes man", "yes").encode(), ASKER)
     bounds = sampling(bad_words=((yes, sir),), min_tokens=3, min_tokens_blocked_ids=EOS)
     writer.follow(1, *member, [], sampling=bounds)
     wanted = MasksWanted(

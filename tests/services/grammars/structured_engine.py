@@ -23,9 +23,11 @@ from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Command, OfMasks
 from headwater.services.engine.token_bounds import without_bounds
+from headwater.services.grammars.asker import Asker
 
 VOCAB_SIZE = 49152
 EOS = (2, 0)
+ASKER = Asker("tenant", bytes(16))
 
 
 @dataclass
@@ -79,7 +81,7 @@ async def answers(
         if ask.grammar:
             writer.follow(
                 key,
-                *await compiler.member(ask.grammar.encode()),
+                *await compiler.member(ask.grammar.encode(), ASKER),
                 ask.output_ids,
                 sampling=ask.sampling,
             )

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from headwater.services.grammars import checker as checker_module
+from headwater.services.grammars.asker import Asker
 from headwater.services.grammars.check import LOWERED, TOO_LARGE, TOO_LONG
 from headwater.services.grammars.checker import (
     MAX_PROCESSES,
     VERDICT_BYTES,
-    Asker,
     GrammarChecker,
 )
 from headwater.services.grammars.grammars import GrammarError
@@ -197,7 +197,8 @@ async def test_verdicts_of_a_flood_drive_out_none_of_another_tenant(
 
 STAGE = """
 import asyncio, pathlib, sys
-from headwater.services.grammars.checker import Asker, GrammarChecker
+from headwater.services.grammars.asker import Asker
+from headwater.services.grammars.checker import GrammarChecker
 
 async def main():
     await GrammarChecker().check(
