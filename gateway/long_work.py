@@ -1,16 +1,16 @@
-"""Work on a request's body: on the event loop, or in a thread where the body is long."""
+"""Work on bodies: on the event loop, or in threads that tenants share where a body is long."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import contextvars
 import functools
 import gc
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import ParamSpec, TypeVar
+
+from headwater.services.runtime.fair_queue import QueueLimits
+from headwater.services.runtime.fair_threads import FairThreads
 
 SWITCH_SECONDS = 0.001
 """Seconds after which a thread lets another one run: the event loop waits so long for each pass
@@ -18,37 +18,46 @@ beside long work."""
 LONG_BODY_BYTES = 64 * 1024
 """From this size on a body costs milliseconds, which other requests spend beside it and not behind
 it."""
+LIMITS = QueueLimits(num_waiting=1024, num_bytes=256 << 20, wait_seconds=15.0)
+NUM_NATIVE_THREADS = 3
 _AS_USUAL = contextlib.nullcontext()
 ArgsT = ParamSpec("ArgsT")
 ResultT = TypeVar("ResultT")
 
 
 class LongWork:
-    """One thread. NOTE: several would take the interpreter from the event loop in turns: beside
-    eight bodies of 1,024 prompts ten passes of it took 280 ms with six threads and 30 with one,
-    which switches each millisecond (2026-11-22).
+    """One thread for work that holds the interpreter, a few for work that does not. NOTE: several
+    of the first kind would take the interpreter from the event loop in turns: beside eight bodies
+    of 1,024 prompts ten passes of it took 280 ms with six threads and 30 with one, which switches
+    each millisecond (2026-11-22).
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "long-work")
+        self._thread = FairThreads("the gateway's thread for long bodies", 1, LIMITS)
+        self._native = FairThreads("the gateway's compression", NUM_NATIVE_THREADS, LIMITS)
 
     async def by_size(
         self,
+        tenant: str,
         num_bytes: int,
         work: Callable[ArgsT, ResultT],
         *args: ArgsT.args,
         **named: ArgsT.kwargs,
     ) -> ResultT:
-        """Returns what `work` returns. It runs in the thread where the body is long."""
+        """Returns what `work` returns. It runs in the thread where the body is long, in the turn of
+        the tenant. Raises `LimitExceeded` or `Unavailable` where it cannot wait for that."""
         if num_bytes < LONG_BODY_BYTES:
             return work(*args, **named)
-        context = contextvars.copy_context()
-        within = functools.partial(context.run, work, *args, **named)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, within)
+        return await self._thread.run(tenant, num_bytes, functools.partial(work, *args, **named))
+
+    async def native(self, tenant: str, num_bytes: int, work: Callable[[], ResultT]) -> ResultT:
+        """As `by_size`, for work of any size that does not hold the interpreter."""
+        return await self._native.run(tenant, num_bytes, work)
 
     def close(self) -> None:
         """Work that has not begun is given up."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
+        self._native.close()
 
 
 def without_collector(num_bytes: int) -> AbstractContextManager[None]:

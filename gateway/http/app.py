@@ -19,7 +19,8 @@ from ..openai import models
 from ..openai.answers import Answer, EventStream, Renderer
 from ..openai.chat import ChatRenderer
 from ..openai.completions import CompletionRenderer
-from ..openai.decode import build_decoders, decode
+from ..openai.conversation_schema import ConversationChange, NewConversation, NewItems
+from ..openai.decode import RequestT, build_decoders, decode
 from ..openai.embeddings import EmbeddingRequest, reply_of, to_embedding
 from ..openai.errors import MethodNotAllowed
 from ..openai.not_served import PATHS_NOT_SERVED, PathNotServed
@@ -61,6 +62,9 @@ LONG_BODIES = (
     ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    NewConversation,
+    ConversationChange,
+    NewItems,
 )
 """Kinds of bodies that are decoded in a thread where they are long."""
 
@@ -122,7 +126,9 @@ class _Endpoint:
         self._patience = settings.patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, **self._patience)
+        exchange = Exchange(
+            scope, receive, send, long_work=self._cluster.long_work, **self._patience
+        )
         try:
             handler = self._handlers.get(
                 "GET" if exchange.method == "HEAD" else exchange.method, self._otherwise
@@ -182,7 +188,9 @@ class RestSurface:
         self._background = BackgroundResponses(
             storage, self._responses, cluster.tenants, settings.sse_keep_alive
         )
-        self._conversations = Conversations(responses.conversations, settings.max_body_bytes)
+        self._conversations = Conversations(
+            responses.conversations, cluster.long_work, settings.max_body_bytes
+        )
         self._resumable = ResumableStreams(cluster, self._responses, settings.sse_keep_alive)
 
     def routes(self) -> list[Route]:
@@ -212,15 +220,13 @@ class RestSurface:
     async def chat_completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._cluster.long_work.by_size(
-            len(body), decode, body, ChatCompletionRequest
-        )
+        asked = await self._decoded(caller, body, ChatCompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatRenderer(asked), body)
 
     async def completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._cluster.long_work.by_size(len(body), decode, body, CompletionRequest)
+        asked = await self._decoded(caller, body, CompletionRequest)
         await self._answer(
             exchange, caller, asked, StreamKind.COMPLETION, CompletionRenderer(asked), body
         )
@@ -254,7 +260,7 @@ class RestSurface:
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
         answer.generations = await self._cluster.long_work.by_size(
-            len(body), self._generations, renderer, caller, len(body)
+            caller.tenant.key, len(body), self._generations, renderer, caller, len(body)
         )
         monitor = Silence(stream)
         async with caller.within_deadline():
@@ -267,6 +273,11 @@ class RestSurface:
         else:
             await exchange.reply_json(answer.reply(gathered))
 
+    async def _decoded(self, caller: Caller, body: bytes, kind: type[RequestT]) -> RequestT:
+        """Raises `BadRequest`."""
+        tenant = caller.tenant.key
+        return await self._cluster.long_work.by_size(tenant, len(body), decode, body, kind)
+
     def _generations(self, renderer: Renderer, caller: Caller, num_bytes: int) -> list[Generation]:
         """One a prompt. Raises `BadRequest`."""
         with without_collector(num_bytes):
@@ -278,7 +289,7 @@ class RestSurface:
     async def embeddings(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._cluster.long_work.by_size(len(body), decode, body, EmbeddingRequest)
+        asked = await self._decoded(caller, body, EmbeddingRequest)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
         embedding = to_embedding(asked, self._cluster.max_choices)
@@ -292,7 +303,7 @@ class RestSurface:
     async def create_response(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._cluster.long_work.by_size(len(body), decode, body, ResponsesRequest)
+        asked = await self._decoded(caller, body, ResponsesRequest)
         if asked.background and exchange.known is None:
             await self._count(caller, asked.model)
             await self._background.create(exchange, caller, asked, body)
@@ -302,7 +313,7 @@ class RestSurface:
     async def count_response_input(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._cluster.long_work.by_size(len(body), decode, body, ResponsesRequest)
+        asked = await self._decoded(caller, body, ResponsesRequest)
         await self._count(caller, asked.model)
         await self._responses.count_input(exchange, caller, asked)
 
@@ -346,7 +357,7 @@ class RestSurface:
     async def tokenize(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_text_bytes)
-        asked = await self._cluster.long_work.by_size(len(body), decode, body, TokenizeRequest)
+        asked = await self._decoded(caller, body, TokenizeRequest)
         model = self._model(asked.model)
         await self._count(caller, model)
         await exchange.reply_json(await models.tokenize(self._cluster, caller.tenant, asked, model))
@@ -354,7 +365,7 @@ class RestSurface:
     async def detokenize(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_text_bytes)
-        asked = await self._cluster.long_work.by_size(len(body), decode, body, DetokenizeRequest)
+        asked = await self._decoded(caller, body, DetokenizeRequest)
         model = self._model(asked.model)
         await self._count(caller, model)
         await exchange.reply_json(
@@ -400,6 +411,7 @@ class RestSurface:
             self._cluster.tenants.check(exchange.tenants.tenant)
         caller = Caller.of(exchange.headers, exchange.tenants or self._cluster.tenants)
         caller = msgspec.structs.replace(caller, standing=exchange.standing)
+        exchange.tenant = caller.tenant.key
         if exchange.known is None:
             return caller
         # It was counted when its client asked for it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import io
 import secrets
@@ -114,13 +113,9 @@ def _weight(parameters: str) -> float:
         return 0.0
 
 
-async def gzipped(body: bytes) -> bytes:
-    return await asyncio.to_thread(_gzipped, body) if len(body) >= THREAD_BYTES else _gzipped(body)
-
-
-def _gzipped(body: bytes) -> bytes:
-    """With a file name of random length in its head: the size alone tells less of what stands
-    beside a text that somebody else chose (BREACH; as Django does,
+def gzipped(body: bytes) -> bytes:
+    """The body, with a file name of random length in its head: the size alone tells less of what
+    stands beside a text that somebody else chose (BREACH; as Django does,
     https://ieeexplore.ieee.org/document/9754554)."""
     out = io.BytesIO()
     name = "a" * secrets.randbelow(MAX_PADDING + 1)

@@ -12,8 +12,9 @@ import msgspec
 from headwater.services.runtime.errors import NotFound
 
 from ..jobs.conversation_store import Conversation, ConversationStore, Head, Item
+from ..long_work import LongWork
 from ..openai.conversation_schema import MAX_ADDED, ConversationChange, NewConversation, NewItems
-from ..openai.decode import decode
+from ..openai.decode import RequestT, decode
 from ..openai.paging import page_of
 from ..openai.response_history import as_item, check_items
 from ..openai.response_schema import InputItem
@@ -24,12 +25,13 @@ from .http_exchange import Exchange
 class Conversations:
     """The handlers."""
 
-    def __init__(self, store: ConversationStore, max_body_bytes: int) -> None:
+    def __init__(self, store: ConversationStore, long_work: LongWork, max_body_bytes: int) -> None:
         self._store = store
+        self._long_work = long_work
         self._max_body_bytes = max_body_bytes
 
     async def create(self, exchange: Exchange, caller: Caller) -> None:
-        asked = decode(await exchange.body(self._max_body_bytes) or b"{}", NewConversation)
+        asked = await self._asked(exchange, caller, NewConversation, b"{}")
         head = Head(created_at=int(time.time()), metadata=asked.metadata or {})
         made = Conversation(
             id=f"conv_{secrets.token_hex(12)}", head=head, items=_kept(asked.items or [])
@@ -41,7 +43,7 @@ class Conversations:
         await exchange.reply_json((await self._found(exchange, caller)).object())
 
     async def update(self, exchange: Exchange, caller: Caller) -> None:
-        asked = decode(await exchange.body(self._max_body_bytes), ConversationChange)
+        asked = await self._asked(exchange, caller, ConversationChange)
         conversation = await self._found(exchange, caller)
         conversation.head.metadata = asked.metadata
         await self._store.store_head(caller.tenant.key, conversation)
@@ -55,7 +57,7 @@ class Conversations:
         )
 
     async def add_items(self, exchange: Exchange, caller: Caller) -> None:
-        asked = decode(await exchange.body(self._max_body_bytes), NewItems)
+        asked = await self._asked(exchange, caller, NewItems)
         items = _kept(asked.items)
         await self._store.add(caller.tenant.key, exchange.path_params["id"], items)
         await exchange.reply_json(page_of({"order": "asc", "limit": str(MAX_ADDED)}, items[::-1]))
@@ -71,6 +73,13 @@ class Conversations:
         conversation = await self._found(exchange, caller)
         await self._store.remove(caller.tenant.key, conversation, _item(exchange, conversation))
         await exchange.reply_json(conversation.object())
+
+    async def _asked(
+        self, exchange: Exchange, caller: Caller, kind: type[RequestT], empty: bytes = b""
+    ) -> RequestT:
+        """The decoded body; `empty` stands for one without content. Raises `BadRequest`."""
+        body = await exchange.body(self._max_body_bytes) or empty
+        return await self._long_work.by_size(caller.tenant.key, len(body), decode, body, kind)
 
     async def _found(self, exchange: Exchange, caller: Caller) -> Conversation:
         return await self._store.find(caller.tenant.key, exchange.path_params["id"])

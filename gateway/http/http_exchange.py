@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import functools
 import time
 import urllib.parse
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
 from http import HTTPStatus
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from headwater.services.runtime import errors
 from headwater.services.runtime.tasks import log_failure
 
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
+from ..long_work import LongWork
 from ..openai import errors as http_errors
 from ..openai.sse import EVENT_STREAM, Headers, SseStream, rest_of
 from ..settings import BODY_BYTES_PER_SECOND
@@ -25,8 +27,16 @@ from ..tenancy.caller import new_request_id, printable
 from ..tenancy.grant import Standing
 from ..tenancy.peers import peer_of
 from ..tenancy.tenants import KnownTenant
-from .content_encoding import MIN_BYTES, BodyDecoder, gzipped, takes_gzip
+from .content_encoding import (
+    MIN_BYTES,
+    PIECE_BYTES,
+    THREAD_BYTES,
+    BodyDecoder,
+    gzipped,
+    takes_gzip,
+)
 
+ResultT = TypeVar("ResultT")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 JSON = b"application/json"
@@ -60,7 +70,10 @@ class Exchange:
         *,
         slow_reader_limit: float,
         slow_body_limit: float,
+        long_work: LongWork | None = None,
     ) -> None:
+        """`long_work` compresses and decompresses; None: of a request that is refused."""
+        self._long_work = long_work
         self._receive = receive
         self._send = send
         self._slow_reader_limit = slow_reader_limit
@@ -76,6 +89,8 @@ class Exchange:
         self.tenants: KnownTenant | None = scope.get(KNOWN_TENANT)
         """Set for a request of the gateway's own. No server sets it."""
         self.known: KnownRequest | None = scope.get(KNOWN_REQUEST)
+        self.tenant = ""
+        """Key of the tenant, once that is known: tenants share what works on bodies."""
         self.reply_headers: list[tuple[bytes, bytes]] = []
         self.request_id = ""
         """Answered as `x-request-id`. Where none is set, the client's own is answered, or a new
@@ -144,14 +159,27 @@ class Exchange:
         decoder = BodyDecoder(encoding)
         size = 0
         async for chunk in self._received(limit):
-            for piece in decoder.pieces(chunk):
+            pieces = decoder.pieces(chunk)
+            piece = next(pieces, None)
+            while piece is not None:
                 size = self._within(limit, size + len(piece))
                 yield piece
-                # A few kilobytes may become as much as is allowed: others go on meanwhile.
-                await asyncio.sleep(0)
+                if len(piece) < PIECE_BYTES:
+                    piece = next(pieces, None)
+                else:
+                    # A few kilobytes may become as much as is allowed: others go on meanwhile.
+                    more = functools.partial(next, pieces, None)
+                    piece = await self._native(PIECE_BYTES, more)
         for piece in decoder.end():
             size = self._within(limit, size + len(piece))
             yield piece
+
+    async def _native(self, num_bytes: int, work: Callable[[], ResultT]) -> ResultT:
+        """Does work that does not hold the interpreter, beside the event loop where that may be
+        used."""
+        if self._long_work is None:
+            return work()
+        return await self._long_work.native(self.tenant, num_bytes, work)
 
     def _within(self, limit: int, size: int) -> int:
         """Raises `BodyTooLarge`."""
@@ -234,7 +262,10 @@ class Exchange:
         vary = (b"vary", b"accept-encoding")
         if not takes_gzip(self.headers.get("accept-encoding", "")):
             return body, [vary]
-        smaller = await gzipped(body)
+        compress = functools.partial(gzipped, body)
+        smaller = (
+            compress() if len(body) < THREAD_BYTES else await self._native(len(body), compress)
+        )
         return (
             (smaller, [vary, (b"content-encoding", b"gzip")])
             if len(smaller) < len(body)

@@ -123,7 +123,7 @@ class HttpGuard:
     async def _refuse(
         self, error: errors.HeadwaterError, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        exchange = Exchange(scope, receive, send, **self._settings.patience)
+        exchange = Exchange(scope, receive, send, long_work=None, **self._settings.patience)
         self._metrics.refused.add(error.code)
         await exchange.refuse(error)
         self._metrics.responses.add("other", str(exchange.status))

@@ -55,12 +55,12 @@ async def test_long_work_of_many_requests_is_done_in_one_thread_and_short_work_n
 
     async def ask(number: int) -> tuple[int, object]:
         structlog.contextvars.bind_contextvars(request_id=f"r{number}")
-        return await long_work.by_size(LONG_BODY_BYTES, work, number)
+        return await long_work.by_size("tenant", LONG_BODY_BYTES, work, number)
 
     asked = [asyncio.create_task(ask(number)) for number in range(8)]
     await asyncio.to_thread(has_begun.wait, 60)
     assert (
-        await long_work.by_size(LONG_BODY_BYTES - 1, threading.current_thread)
+        await long_work.by_size("tenant", LONG_BODY_BYTES - 1, threading.current_thread)
         is threading.current_thread()
     )
     may_end.set()
@@ -82,10 +82,10 @@ async def test_what_a_client_that_has_left_asked_for_is_not_begun() -> None:
         has_begun.set()
         may_end.wait(60)
 
-    first = asyncio.create_task(long_work.by_size(LONG_BODY_BYTES, work, "first"))
+    first = asyncio.create_task(long_work.by_size("tenant", LONG_BODY_BYTES, work, "first"))
     await asyncio.to_thread(has_begun.wait, 60)
     left, last = (
-        asyncio.create_task(long_work.by_size(LONG_BODY_BYTES, work, name))
+        asyncio.create_task(long_work.by_size("tenant", LONG_BODY_BYTES, work, name))
         for name in ("left", "last")
     )
     await asyncio.sleep(0)
@@ -94,4 +94,28 @@ async def test_what_a_client_that_has_left_asked_for_is_not_begun() -> None:
     may_end.set()
     await asyncio.gather(first, last)
     assert begun == ["first", "last"]
+    long_work.close()
+
+
+async def test_a_tenants_long_body_waits_for_one_body_of_a_flood_of_another_tenant() -> None:
+    long_work = LongWork()
+    has_begun = threading.Event()
+    may_end = threading.Event()
+    begun = []
+
+    def work(name: str) -> None:
+        begun.append(name)
+        has_begun.set()
+        may_end.wait(60)
+
+    def ask(tenant: str) -> asyncio.Task[None]:
+        return asyncio.create_task(long_work.by_size(tenant, LONG_BODY_BYTES, work, tenant))
+
+    flood = [ask("flood") for _ in range(5)]
+    await asyncio.to_thread(has_begun.wait, 60)
+    neighbour = ask("neighbour")
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(neighbour, *flood)
+    assert begun == ["flood", "neighbour", *["flood"] * 4]
     long_work.close()

@@ -4,14 +4,18 @@ done."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
-from collections.abc import MutableMapping
+import threading
+from collections.abc import Coroutine, MutableMapping
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
+from headwater.gateway.http.content_encoding import PIECE_BYTES
 from headwater.gateway.http.http_exchange import Exchange
+from headwater.gateway.long_work import NUM_NATIVE_THREADS, LongWork
 from headwater.gateway.settings import BODY_BYTES_PER_SECOND
 from headwater.services.runtime.errors import ClientGone, SlowBody, SlowReader
 
@@ -126,3 +130,32 @@ async def test_work_that_is_cancelled_is_not_taken_for_a_client_that_left() -> N
     answering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await answering
+
+
+async def test_what_a_compressed_body_becomes_is_decoded_in_turns_of_its_tenant() -> None:
+    long_work = LongWork()
+    may_end = threading.Event()
+    held = [
+        asyncio.create_task(long_work.native(f"t{i}", 1, lambda: may_end.wait(30)))
+        for i in range(NUM_NATIVE_THREADS)
+    ]
+    await asyncio.sleep(0)
+
+    def body(num_bytes: int) -> Coroutine[Any, Any, bytes]:
+        receive = AsyncMock(
+            return_value={"type": "http.request", "body": gzip.compress(bytes(num_bytes))}
+        )
+        headers = [(b"content-encoding", b"gzip"), (b"content-type", b"application/json")]
+        scope = {"method": "POST", "path": "/", "headers": headers}
+        limits = {"slow_reader_limit": 1.0, "slow_body_limit": 1.0}
+        return Exchange(scope, receive, AsyncMock(), long_work=long_work, **limits).body(1 << 22)
+
+    # No turn is needed for what is short.
+    assert await body(PIECE_BYTES - 1) == bytes(PIECE_BYTES - 1)
+    long = asyncio.create_task(body(3 * PIECE_BYTES))
+    await asyncio.sleep(0.05)
+    assert not long.done()
+    may_end.set()
+    assert await long == bytes(3 * PIECE_BYTES)
+    await asyncio.gather(*held)
+    long_work.close()
