@@ -30,10 +30,11 @@ class Drafter(Protocol):
     name: str
     """Name in settings, requests and metrics."""
 
-    def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
+    def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
         """Notes that a request takes the row; its first `num_prompt` tokens are the prompt. Data
         that outlives the row is shared within its namespace alone: the speed of an answer reveals
-        shared data."""
+        shared data. The room for it is shared by tenants, who choose the number of their
+        namespaces."""
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         """Notes that the request leaves the row with these known tokens."""

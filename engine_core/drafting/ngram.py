@@ -41,7 +41,7 @@ class NGramDrafter:
         none = np.zeros(0, np.int32)
         self.propose(none, np.zeros((1, 1), np.int32), none, none)
 
-    def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
+    def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
         """Resets the row, which gets other tokens from now on."""
         self._forget(row)
 

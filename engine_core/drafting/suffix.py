@@ -7,7 +7,7 @@ longest matches. A ring forgets its oldest tokens by itself, and its memory is k
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,10 @@ NO_HISTORY = -1
 
 
 class SuffixDrafter:
-    """One history a namespace. The histories hold `max_tokens` together: where one grows, those of
-    the namespaces that were not used for longest are dropped; one alone holds half of them at most,
-    and then forgets its oldest tokens, so that no namespace takes everything from all others."""
+    """One history a namespace. The histories hold `max_tokens` together: where one grows, others of
+    the tenant that has most of them are dropped, least recently used first, so that a tenant with
+    many namespaces drives out its own. One alone holds half of them at most, and then forgets its
+    oldest tokens, so that no namespace takes everything from all others."""
 
     name = "suffix"
 
@@ -36,14 +37,21 @@ class SuffixDrafter:
         self._max_tokens = max_tokens
         self._largest = 1 << (max_tokens // 2).bit_length() - 1
         self._smallest = min(SMALLEST_HISTORY, self._largest)
-        self._histories: OrderedDict[bytes, tuple[int, History]] = OrderedDict()
-        """By namespace, the one used last at the end: index in `_fields`, and the history."""
+        self._histories: dict[bytes, tuple[int, History]] = {}
+        """By namespace: index in `_fields`, and the history."""
+        self._owner: dict[bytes, str] = {}
+        """By namespace: the tenant whose answers made the history."""
+        self._used: dict[str, OrderedDict[bytes, None]] = {}
+        """By tenant: the namespaces of its histories, the one used last at the end."""
+        self._num_tokens_of: Counter[str] = Counter()
+        """By tenant: sum of the capacities of its histories, in tokens."""
         num_histories = max_tokens // self._smallest
         self._fields: npt.NDArray[np.int64] = np.zeros((num_histories, NUM_FIELDS), np.int64)
         self._free = list(reversed(range(num_histories)))
         self._num_tokens = 0
         """Sum of the capacities of all histories, in tokens."""
         self._namespaces: list[bytes | None] = [None] * num_rows
+        self._tenants = [""] * num_rows
         self._num_prompt = [0] * num_rows
         self._history_of_row: Int32Array = np.full(num_rows, NO_HISTORY, np.int32)
         self._draft = history_drafter()
@@ -52,14 +60,15 @@ class SuffixDrafter:
         self.propose(none, np.zeros((1, 1), np.int32), none, none)
         History(self._smallest).learn(none)
 
-    def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
+    def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
         """Makes the row draft from the history of its namespace, present or future."""
         self._namespaces[row] = namespace
+        self._tenants[row] = tenant
         self._num_prompt[row] = num_prompt
         found = self._histories.get(namespace)
         self._history_of_row[row] = NO_HISTORY if found is None else found[0]
         if found is not None:
-            self._histories.move_to_end(namespace)
+            self._use(namespace)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         """Learns the answer, the tokens behind the prompt; that of a preempted request as far as it
@@ -69,7 +78,7 @@ class SuffixDrafter:
         self._namespaces[row] = None
         self._history_of_row[row] = NO_HISTORY
         if namespace is not None and len(answer) > MIN_MATCH:
-            self._learn(namespace, answer)
+            self._learn(namespace, self._tenants[row], answer)
 
     def propose(
         self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
@@ -87,36 +96,56 @@ class SuffixDrafter:
         histories = sum(history.num_bytes for _, history in self._histories.values())
         return histories + self._fields.nbytes + self._history_of_row.nbytes
 
-    def _learn(self, namespace: bytes, answer: Int32Array) -> None:
+    def _learn(self, namespace: bytes, tenant: str, answer: Int32Array) -> None:
         if namespace not in self._histories:
-            self._add(namespace)
-        self._histories.move_to_end(namespace)
+            self._add(namespace, tenant)
+        self._use(namespace)
         index, history = self._histories[namespace]
         capacity = history.capacity
         while capacity < self._largest and history.end + len(answer) + 1 > capacity:
             capacity *= 2
         if capacity > history.capacity:
-            self._make_room(capacity - history.capacity)
+            self._reserve(namespace, capacity - history.capacity)
             history = history.grown(capacity)
             self._histories[namespace] = index, history
         history.learn(answer)
         self._fields[index] = history.fields
 
-    def _add(self, namespace: bytes) -> None:
-        self._make_room(self._smallest)
+    def _use(self, namespace: bytes) -> None:
+        self._used[self._owner[namespace]].move_to_end(namespace)
+
+    def _add(self, namespace: bytes, tenant: str) -> None:
+        self._owner[namespace] = tenant
+        self._used.setdefault(tenant, OrderedDict())[namespace] = None
+        self._reserve(namespace, self._smallest)
         index = self._free.pop()
         self._histories[namespace] = index, History(self._smallest)
         self._point_rows(namespace, index)
 
-    def _make_room(self, num_tokens: int) -> None:
-        """Reserves that many tokens for the namespace that was used last, and drops histories of
-        others for them."""
-        while self._num_tokens + num_tokens > self._max_tokens:
-            namespace, (index, history) = self._histories.popitem(last=False)
-            self._num_tokens -= history.capacity
-            self._free.append(index)
-            self._point_rows(namespace, NO_HISTORY)
+    def _reserve(self, namespace: bytes, num_tokens: int) -> None:
+        """Gives a namespace that many tokens more, and drops histories of others for them."""
+        self._num_tokens_of[self._owner[namespace]] += num_tokens
         self._num_tokens += num_tokens
+        while self._num_tokens > self._max_tokens:
+            self._drop(self._least_wanted(namespace))
+
+    def _least_wanted(self, kept: bytes) -> bytes:
+        """Namespace, other than `kept`, that was used least recently of the tenant with the most
+        tokens."""
+        oldest = [next(iter(namespaces)) for namespaces in self._used.values()]
+        others = [namespace for namespace in oldest if namespace != kept]
+        return max(others, key=lambda namespace: self._num_tokens_of[self._owner[namespace]])
+
+    def _drop(self, namespace: bytes) -> None:
+        index, history = self._histories.pop(namespace)
+        tenant = self._owner.pop(namespace)
+        self._num_tokens -= history.capacity
+        self._num_tokens_of[tenant] -= history.capacity
+        del self._used[tenant][namespace]
+        if not self._used[tenant]:
+            del self._used[tenant], self._num_tokens_of[tenant]
+        self._free.append(index)
+        self._point_rows(namespace, NO_HISTORY)
 
     def _point_rows(self, namespace: bytes, index: int) -> None:
         for row, other in enumerate(self._namespaces):

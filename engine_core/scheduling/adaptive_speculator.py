@@ -125,7 +125,8 @@ class AdaptiveSpeculator:
         self.runs_ahead[row] = self._is_ahead and self._may_run_ahead[row]
         self._num_barren = 0
         self._by_executor.reset(row)
-        self._guesses.seat(row, request.chain.namespace, request.num_prompt_tokens)
+        chain = request.chain
+        self._guesses.seat(row, chain.namespace, chain.tenant, request.num_prompt_tokens)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self.needs_result[row] = self.runs_ahead[row] = self._is_seated[row] = self._may_run_ahead[

@@ -48,11 +48,11 @@ class Guesses:
         """Guessed tokens that were sampled so far."""
         self._match_lens: Int32Array = np.zeros(num_rows, np.int32)
 
-    def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
+    def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
         """A request has taken the row."""
         self._acceptance.reset(row)
         for drafter in self._drafters:
-            drafter.seat(row, namespace, num_prompt)
+            drafter.seat(row, namespace, tenant, num_prompt)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         # Right guesses are counted before the row is another request's.

@@ -87,7 +87,8 @@ class ModelSpeculator:
         self._wanted[row] = names.index(asked.drafter) if asked.drafter in names else ANY
         self.needs_result[row] = True
         self._by_model.reset(row)
-        self._guesses.seat(row, request.chain.namespace, request.num_prompt_tokens)
+        chain = request.chain
+        self._guesses.seat(row, chain.namespace, chain.tenant, request.num_prompt_tokens)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self.needs_result[row] = False

@@ -52,7 +52,7 @@ class Oracle:
     """Keys of requests for which something was to be guessed."""
     num_bytes: int = 5
 
-    def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
+    def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
         self.num_prompt[row] = num_prompt
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:

@@ -32,9 +32,14 @@ class Table:
         self.num_known = [0] * NUM_ROWS
 
     def seat(
-        self, row: int, prompt: Sequence[int], answer: Sequence[int] = (), namespace: bytes = ONE
+        self,
+        row: int,
+        prompt: Sequence[int],
+        answer: Sequence[int] = (),
+        namespace: bytes = ONE,
+        tenant: str = "a",
     ) -> None:
-        self.drafter.seat(row, namespace, len(prompt))
+        self.drafter.seat(row, namespace, tenant, len(prompt))
         self.num_known[row] = 0
         self.add(row, [*prompt, *answer])
 
@@ -62,10 +67,15 @@ class Table:
         ]
 
     def run(
-        self, row: int, prompt: Sequence[int], answer: Sequence[int], namespace: bytes = ONE
+        self,
+        row: int,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        namespace: bytes = ONE,
+        tenant: str = "a",
     ) -> None:
         """A request from its first to its last token."""
-        self.seat(row, prompt, answer, namespace)
+        self.seat(row, prompt, answer, namespace, tenant)
         self.vacate(row)
 
 
@@ -185,7 +195,9 @@ def test_histories_know_the_tokens_of_their_namespace_alone(
     table = suffix(max_tokens=128)
     for turn, (tenant, bits) in enumerate(requests):
         row = turn % NUM_ROWS
-        table.seat(row, [], [10 * tenant + bit for bit in bits], bytes([tenant]) * 16)
+        table.seat(
+            row, [], [10 * tenant + bit for bit in bits], bytes([tenant]) * 16, str(tenant % 2)
+        )
         (draft,) = table.propose(row)
         assert {token // 10 for token in draft} <= {tenant}
         # A row that has the tokens of another namespace than its own.
@@ -254,6 +266,20 @@ def test_a_namespace_in_use_outlives_one_that_is_not() -> None:
         table.run(0, [], [1, 2, 3, 4], b"%d" % tenant)
     table.seat(2, [], [1, 2], OTHER)
     assert table.propose(2, 3) == [[], [3, 4]]
+
+
+def test_a_tenant_with_many_namespaces_drives_out_its_own_histories() -> None:
+    table = suffix(max_tokens=1 << 12)
+    for i in range(3):
+        table.run(0, [], [1, 2, 3, 4], b"neighbour%d" % i, "neighbour")
+    for i in range(1000):
+        table.run(0, [], [1, 2, 3, 4], b"salt%d" % i, "flood")
+    for i in range(3):
+        table.seat(i, [], [1, 2], b"neighbour%d" % i, "neighbour")
+    assert table.propose(0, 1, 2) == [[3, 4]] * 3
+    for i, expected in ((986, []), (987, [3, 4])):
+        table.seat(3, [], [1, 2], b"salt%d" % i, "flood")
+        assert table.propose(3) == [expected]
 
 
 def test_a_row_whose_history_was_dropped_drafts_from_the_one_that_comes_after() -> None:

@@ -68,7 +68,7 @@ class WildDrafter:
         self._rng = np.random.default_rng(seed)
         self._share_of_illegal = share_of_illegal
 
-    def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
+    def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
         pass
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:

@@ -87,7 +87,7 @@ class KnowingDrafter:
         self._num_known = num_known
         self._answers: dict[int, tuple[int, list[int]]] = {}
 
-    def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
+    def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
         self._answers[row] = num_prompt, self._by_prompt[num_prompt][: self._num_known]
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
