@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from headwater.services.runtime.errors import BadRequest
 from headwater.services.runtime.owner_file import read_secrets
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.settings import SettingError
@@ -19,6 +20,7 @@ from headwater.services.runtime.settings import SettingError
 SHARED_KEY = b"shared"
 MIN_MASTER_KEY_LEN = 16
 NAMESPACE_LEN = 16
+MAX_SALT_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +59,23 @@ class CacheNamespaces:
         shared: bool = False,
     ) -> bytes:
         """Namespace of 16 bytes: equal for equal words, and no one can derive them from it without
-        the tenant's secret.
+        the tenant's secret. Raises `BadRequest` for a long salt.
 
         `shared`: the tenant shares with all others that do.
         """
-        return _derived(None if shared else self.master_key, tenant_id, model, lora, cache_salt)
-
-
-@lru_cache(maxsize=4096)
-def _derived(
-    master_key: bytes | None, tenant_id: str, model: ServedModel, lora: str, cache_salt: str
-) -> bytes:
-    secret = SHARED_KEY if master_key is None else _tenant_secret(master_key, tenant_id)
-    words = _framed(
-        "model", f"{model.name}@{model.revision}", "lora", lora, "cache_salt", cache_salt
-    )
-    words += _framed("kv_format", model.kv_format, "block_size", str(model.block_size))
-    return blake2b(words, key=secret, digest_size=NAMESPACE_LEN).digest()
+        if len(cache_salt) > MAX_SALT_CHARS:
+            raise BadRequest(
+                "cache_salt",
+                f"cache_salt has {len(cache_salt)} characters; allowed: at most {MAX_SALT_CHARS}",
+            )
+        master_key = None if shared else self.master_key
+        secret = SHARED_KEY if master_key is None else _tenant_secret(master_key, tenant_id)
+        words = _framed(
+            "model", f"{model.name}@{model.revision}", "lora", lora, "cache_salt", cache_salt
+        )
+        words += _framed("kv_format", model.kv_format, "block_size", str(model.block_size))
+        # NOTE: not remembered by salt, which clients choose: it takes microseconds.
+        return blake2b(words, key=secret, digest_size=NAMESPACE_LEN).digest()
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 
 from headwater.proto import events_pb2
@@ -51,7 +50,7 @@ class ServedModel:
         )
 
 
-@lru_cache(maxsize=256)
 def model_key(name: str) -> str:
-    """Key of the model that is served under a name."""
+    """Key of the model that is served under a name. NOTE: not remembered by name: clients ask for
+    names of any length."""
     return blake2b(name.encode(), digest_size=8).hexdigest()

@@ -4,6 +4,8 @@ secret."""
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.gateway.tenancy.cache_namespace import CacheNamespaces
-from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.errors import BadRequest
+from headwater.services.runtime.served_model import ServedModel, model_key
 from headwater.services.runtime.settings import SettingError
 
 MODEL = ServedModel(
@@ -67,3 +70,28 @@ def test_gateways_with_one_key_file_agree(tmp_path: Path) -> None:
         path.write_bytes(b"short")
         with pytest.raises(SettingError, match=r"--master-key is '\*\*\*'"):
             CacheNamespaces.read(key, file, shared=False)
+
+
+def kept_bytes(work: Callable[[int], object]) -> int:
+    """Bytes that are still allocated behind a thousand calls."""
+    work(0)
+    tracemalloc.start()
+    try:
+        for number in range(1, 1001):
+            work(number)
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_nothing_is_kept_of_salts_and_names_of_models_that_clients_choose() -> None:
+    namespaces = CacheNamespaces(KEY)
+    long = "x" * 1000
+    assert kept_bytes(lambda i: namespaces.of("t", MODEL, cache_salt=f"{long}{i}")) < 10_000
+    assert kept_bytes(lambda i: model_key(f"{long}{i}")) < 10_000
+
+
+def test_a_salt_is_bounded_on_every_surface() -> None:
+    CacheNamespaces(KEY).of("t", MODEL, cache_salt="x" * 1024)
+    with pytest.raises(BadRequest, match="cache_salt has 1025 characters; allowed: at most 1024"):
+        CacheNamespaces(KEY).of("t", MODEL, cache_salt="x" * 1025)
