@@ -30,6 +30,7 @@ from ..runtime.fair_queue import QueueLimits
 from ..runtime.fair_threads import STAGE_BUSY, FairThreads
 from ..runtime.heap import heap_bytes
 from ..runtime.tenant_cache import TenantCache
+from ..runtime.yielding_thread import in_yielding_thread
 from .masks import Family, num_mask_threads
 
 MAX_KEPT_BYTES = 512 << 20
@@ -45,7 +46,7 @@ MAX_MEMBERS = 4
 PATIENCE_SECONDS = 0.05
 """Longest time that a request waits for another family; where the first one took longer to compile,
 none waits."""
-COMPILE_SECONDS = 10.0
+COMPILE_SECONDS = 20.0
 """Longest time of a compilation from its beginning. The processor has seen it take less than two
 seconds of one core, so that a machine that takes longer is too busy."""
 LIMITS = QueueLimits(num_waiting=256, num_bytes=16 << 20, wait_seconds=10.0)
@@ -187,7 +188,8 @@ class GrammarCompiler:
 def _family(grammars: Grammars, grammar: bytes) -> Family:
     heap_before = heap_bytes()
     start = time.perf_counter()
-    root = grammars.compile(grammar.decode(errors="replace"))
+    text = grammar.decode(errors="replace")
+    root = in_yielding_thread(functools.partial(grammars.compile, text))
     seconds = time.perf_counter() - start
     # What other threads allocate meanwhile counts as well.
     return Family(root, seconds, max(0, heap_bytes() - heap_before))

@@ -7,18 +7,17 @@ answers each with `{"error"}`, null where the grammar is good. Ends with its inp
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import os
 import resource
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from ..runtime.yielding_thread import in_yielding_thread
 from .grammars import GrammarError, Grammars, check, fill
 
 COMPILE_SECONDS = 2.0
@@ -27,10 +26,6 @@ MAX_BYTES = 4 << 30
 """Largest address space in bytes."""
 TOO_LONG = f"compiling it takes more than {COMPILE_SECONDS:g} seconds"
 TOO_LARGE = "compiling it takes too much memory"
-QUICK_SECONDS = 0.1
-"""CPU seconds after which a grammar no longer competes with those that serve requests."""
-LOWERED = 10
-"""Nice value from then on: a tenth of the weight of a process that is not nice."""
 NUM_TRIED = 16
 """Number of tokens that are taken as a trial: a grammar that explodes mostly does so at once."""
 TRIED_SHARES = (0.0, 0.5, 0.999)
@@ -75,29 +70,6 @@ def verdict_on(grammars: Grammars, grammar: str) -> str | None:
     return None
 
 
-def verdict_in_thread(grammars: Grammars, grammar: str) -> str | None:
-    """As `verdict_on`. A slow grammar gets a lower priority: the checks of other grammars, and the
-    stages that serve, do not compete with it. It is a thread's priority, since no process may raise
-    its own again."""
-    verdicts: list[str | None] = []
-    thread = threading.Thread(target=lambda: verdicts.append(verdict_on(grammars, grammar)))
-    began = time.process_time()
-    thread.start()
-    while thread.is_alive() and time.process_time() - began < QUICK_SECONDS:
-        thread.join(QUICK_SECONDS / 4)
-    if thread.is_alive():
-        _lower_priority(thread)
-        thread.join()
-    return verdicts[0]
-
-
-def _lower_priority(thread: threading.Thread) -> None:
-    # NOTE: only Linux has a priority of a thread.
-    if sys.platform == "linux" and thread.native_id is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, thread.native_id, LOWERED)
-
-
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     grammars: dict[str, Grammars] = {}
@@ -106,9 +78,8 @@ def main() -> None:
         folder = asked["folder"]
         if folder not in grammars:
             grammars[folder] = Grammars(Path(folder))
-        print(
-            json.dumps({"error": verdict_in_thread(grammars[folder], asked["grammar"])}), flush=True
-        )
+        work = functools.partial(verdict_on, grammars[folder], asked["grammar"])
+        print(json.dumps({"error": in_yielding_thread(work)}), flush=True)
 
 
 if __name__ == "__main__":

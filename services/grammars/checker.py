@@ -13,6 +13,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,6 +107,7 @@ class _Processes:
         self._lock = threading.Lock()
         self._idle: list[CheckProcess] = []
         self._busy: set[CheckProcess] = set()
+        self._spares = ThreadPoolExecutor(1, "spare")
         self._is_closed = False
 
     def check(self, question: dict[str, str], *, fresh: bool) -> Verdict:
@@ -113,6 +115,8 @@ class _Processes:
         process = None if fresh else self._take()
         if process is None:
             process = self._start()
+        if not fresh:
+            self._keep_spare(question)
         try:
             verdict = process.check(question)
         finally:
@@ -121,10 +125,24 @@ class _Processes:
             self._replace(question)
         return verdict
 
+    def _keep_spare(self, question: dict[str, str]) -> None:
+        """While several grammars are checked, a process is ready for another tenant."""
+        with self._lock:
+            if self._needs_spare():
+                self._spares.submit(self._start_spare, question)
+
+    def _start_spare(self, question: dict[str, str]) -> None:
+        with self._lock:
+            is_needed = self._needs_spare()
+        if is_needed:
+            self._replace(question)
+
+    def _needs_spare(self) -> bool:
+        return not self._idle and 1 < len(self._busy) < MAX_PROCESSES and not self._is_closed
+
     def _replace(self, question: dict[str, str]) -> None:
-        """Starts a process in place of one that a grammar has ended, and lets it read the
-        tokenizer. The tenant of that grammar spends the time, and others find a process that is
-        ready."""
+        """Starts a process that is ready when a grammar comes: it has read the tokenizer. Where a
+        grammar has ended a process, that grammar's tenant spends the time."""
         with contextlib.suppress(CheckDied, Unavailable):
             self.check(question | {"grammar": ANYTHING}, fresh=True)
 
@@ -132,6 +150,7 @@ class _Processes:
         """Ends all processes; waiting callers get `CheckDied`."""
         with self._lock:
             self._is_closed = True
+            self._spares.shutdown(wait=False, cancel_futures=True)
             for process in self._busy:
                 process.kill()
             for process in self._idle:

@@ -16,7 +16,7 @@ import pytest
 
 from headwater.services.grammars import checker as checker_module
 from headwater.services.grammars.asker import Asker
-from headwater.services.grammars.check import LOWERED, TOO_LARGE, TOO_LONG
+from headwater.services.grammars.check import TOO_LARGE, TOO_LONG
 from headwater.services.grammars.checker import (
     MAX_PROCESSES,
     VERDICT_BYTES,
@@ -24,6 +24,7 @@ from headwater.services.grammars.checker import (
 )
 from headwater.services.grammars.grammars import GrammarError
 from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.yielding_thread import LOWERED
 from tests.services.engine.engine_process import wait_for_end
 
 ASKER = Asker("a", bytes(16))
