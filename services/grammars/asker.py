@@ -1,4 +1,4 @@
-"""Whose request needs a grammar."""
+"""The caller of a grammar's check or compilation."""
 
 from __future__ import annotations
 

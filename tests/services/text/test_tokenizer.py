@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,34 @@ def test_a_special_token_is_named_plainly_or_with_its_rules() -> None:
         "</s>",
         None,
     ]
+
+
+def test_a_text_waits_for_no_whole_long_text_of_another_thread() -> None:
+    """Each of two threads encodes a long text again and again."""
+    backend = byte_level("smollm")
+    tokenizer = Tokenizer(backend, {}, backend.get_vocab_size())
+    long = " the river runs to the sea" * 40_000
+    short = long[: 5 * PIECE_LEN]
+
+    def seconds(text: str) -> float:
+        began = time.perf_counter()
+        tokenizer.encode(text, add_special_tokens=False)
+        return time.perf_counter() - began
+
+    alone = seconds(long)
+    is_over = threading.Event()
+
+    def flood() -> None:
+        while not is_over.is_set():
+            seconds(long)
+
+    flooding = [threading.Thread(target=flood) for _ in range(2)]
+    for each in flooding:
+        each.start()
+    try:
+        beside = [seconds(short) for _ in range(12)]
+    finally:
+        is_over.set()
+        for each in flooding:
+            each.join()
+    assert max(beside) < alone / 2
