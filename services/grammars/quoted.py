@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -50,6 +51,20 @@ _COMMON = {
 }
 """Lark's common terminals that may match characters which are escaped."""
 MAX_CLASS_CHARS = 2048
+CLASSES_AT_ONCE = 64
+"""Number of classes that one grammar reads."""
+
+
+class _Class(NamedTuple):
+    """A class of characters in a regular expression."""
+
+    text: str
+    """With its brackets."""
+    ignores_case: bool
+
+    @property
+    def expression(self) -> str:
+        return f"/{self.text}/{'i' * self.ignores_case}"
 
 
 def quoted_grammar(param: str, grammar: str) -> str:
@@ -60,7 +75,12 @@ def quoted_grammar(param: str, grammar: str) -> str:
 
 def quoted_regex(param: str, regex: str, flags: str = "") -> str:
     """A regular expression, rewritten character by character."""
-    return "".join(_matchers(param, regex, flags))
+    parts = list(_matchers(param, regex, flags))
+    classes = list(dict.fromkeys(part for part in parts if isinstance(part, _Class)))
+    escaped = _escaped_of(param, classes)
+    return "".join(
+        _spelled(part, escaped[part]) if isinstance(part, _Class) else part for part in parts
+    )
 
 
 def _within_strings(param: str, tokens: Iterator[str]) -> Iterator[str]:
@@ -160,8 +180,9 @@ def _code_point(char: str) -> str:
     return f"\\u{{{ord(char):x}}}" if len(char) == 1 else char
 
 
-def _matchers(param: str, regex: str, flags: str) -> Iterator[str]:
-    """Rewrites matchers of single characters to those of their spelling; the rest stays."""
+def _matchers(param: str, regex: str, flags: str) -> Iterator[str | _Class]:
+    """Parts of an expression: matchers of single characters that may be escaped, and the rest as it
+    stands."""
     at = 0
     scopes = [flags]
     if "x" in flags:
@@ -185,7 +206,8 @@ def _matchers(param: str, regex: str, flags: str) -> Iterator[str]:
             if text == "[":
                 at = _class_end(param, regex, found.start())
                 text = regex[found.start() : at]
-            text = _spelled(param, text, scopes[-1])
+            yield _as_class(param, text, scopes[-1])
+            continue
         yield text
 
 
@@ -226,36 +248,80 @@ def _class_end(param: str, regex: str, start: int) -> int:
     )
 
 
-def _spelled(param: str, one: str, flags: str) -> str:
+def _as_class(param: str, one: str, flags: str) -> str | _Class:
+    """A matcher of a single character: a letter as it stands, or a class."""
     if len(one) == 1 and one != "." and one not in ESCAPED:
         return one
     if one == ".":
         one = r"[\s\S]" if "s" in flags else r"[^\n]"
     elif not one.startswith("["):
         one = f"[{one}]"
-    escaped = _escaped_of(param, one, "i" if "i" in flags else "")
+    if len(one) > MAX_CLASS_CHARS:
+        raise _refusal(param, f"has a class of {len(one)} characters; allowed: {MAX_CLASS_CHARS}")
+    return _Class(one, "i" in flags)
+
+
+def _spelled(of_class: _Class, escaped: Sequence[str]) -> str:
+    """Pattern of the spellings of a class that matches these characters with an escape."""
     if not escaped:
-        return one
+        return of_class.text
     spelled = [_quoted(char) for char in escaped]
     letters = "".join(re.escape(each[1]) for each in spelled if len(each) == 2)
     codes = "|".join(each[-2:] for each in spelled if len(each) > 2)
     ways = [rf"\\[{letters}]"] * bool(letters) + [rf"\\u00(?:{codes})"] * bool(codes)
     # The spelling of an escape does not depend on case.
-    exact = f"(?-i:{'|'.join(ways)})" if "i" in flags else "|".join(ways)
-    return f"(?:[{one}&&{_PLAIN}]|{exact})"
+    exact = f"(?-i:{'|'.join(ways)})" if of_class.ignores_case else "|".join(ways)
+    return f"(?:[{of_class.text}&&{_PLAIN}]|{exact})"
 
 
-@functools.lru_cache(maxsize=1024)
-def _escaped_of(param: str, one: str, flags: str) -> tuple[str, ...]:
-    """Characters with an escape that a class matches."""
-    if len(one) > MAX_CLASS_CHARS:
-        raise _refusal(param, f"has a class of {len(one)} characters; allowed: {MAX_CLASS_CHARS}")
-    grammar = json.dumps({"grammars": [{"lark_grammar": f"start: /{one}/{flags}"}]})
-    matcher = LLMatcher(_bytes(), grammar, log_level=0)
+def _escaped_of(param: str, classes: Sequence[_Class]) -> dict[_Class, list[str]]:
+    """Characters with an escape that each class matches. NOTE: not remembered: a tenant would learn
+    from the time of an expression what classes others use."""
+    found: dict[_Class, list[str]] = {}
+    for start in range(0, len(classes), CLASSES_AT_ONCE):
+        some = classes[start : start + CLASSES_AT_ONCE]
+        found |= _matched(some) or {each: _matched_alone(param, each) for each in some}
+    return found
+
+
+def _matched_alone(param: str, one: _Class) -> list[str]:
+    """Raises `BadRequest` for a class that cannot be read."""
+    matcher = _matcher(f"start: {one.expression}")
     if matcher.is_error():
-        raise _refusal(param, f"has {one!r} in a regular expression, which cannot be read")
-    allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-    return tuple(char for char in ESCAPED if allowed[ord(char)])
+        raise _refusal(param, f"has {one.text!r} in a regular expression, which cannot be read")
+    return _allowed(matcher)
+
+
+def _matched(classes: Sequence[_Class]) -> dict[_Class, list[str]] | None:
+    """As `_matched_alone`, of several classes; None where one cannot be read or matches nothing.
+    Each stands behind its number in one grammar, since a grammar costs ten times as much as a class
+    in it: 0.7 and 0.07 ms (2026-11-29)."""
+    numbers = [f"{i:03}" for i in range(len(classes))]
+    start = " | ".join(f"T{number}" for number in numbers)
+    rules = [
+        f"T{number}: /{number}/ {each.expression}"
+        for number, each in zip(numbers, classes, strict=True)
+    ]
+    matcher = _matcher("\n".join((f"start: {start}", *rules)))
+    found = {}
+    for number, each in zip(numbers, classes, strict=True):
+        if matcher.is_error() or not matcher.consume_tokens(list(number.encode())):
+            return None
+        found[each] = _allowed(matcher)
+        matcher.rollback(len(number))
+    return found
+
+
+def _matcher(text: str) -> LLMatcher:
+    grammar = json.dumps({"grammars": [{"lark_grammar": text}]})
+    return LLMatcher(_bytes(), grammar, log_level=0)
+
+
+def _allowed(matcher: LLMatcher) -> list[str]:
+    """Characters with an escape that may come next."""
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    allowed = np.unpackbits(mask, bitorder="little")
+    return [char for char in ESCAPED if allowed[ord(char)]]
 
 
 @functools.cache
