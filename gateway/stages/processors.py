@@ -17,6 +17,7 @@ from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services.runtime import errors, grpc_errors
 from headwater.services.runtime.call_proof import Impostor, StageChannel
 from headwater.services.runtime.channel import MAX_TEXT_BYTES, open_channel
+from headwater.services.runtime.fair_threads import STAGE_BUSY
 from headwater.services.runtime.rare_log import RareLog
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.tasks import end, log_failure, set_within, start_in
@@ -191,6 +192,9 @@ class Processors:
                     try:
                         return await _called(processor, send)
                     except errors.Unavailable as error:
+                        if error.code == STAGE_BUSY:
+                            # It has waited for long enough.
+                            raise
                         num_lost += was_there
                         if error.code not in GONE:
                             problem = error
@@ -250,12 +254,13 @@ async def _called(processor: Processor, send: Callable[[Processor], Awaitable[Re
     try:
         return await _named(send(processor))
     except errors.Unavailable as error:
-        _rare_log.add(
-            "processor out of reach",
-            processor.address,
-            address=processor.address,
-            problem=str(error),
-        )
+        if error.code != STAGE_BUSY:
+            _rare_log.add(
+                "processor out of reach",
+                processor.address,
+                address=processor.address,
+                problem=str(error),
+            )
         raise
     finally:
         processor.num_running -= 1

@@ -66,8 +66,9 @@ the system."""
 LONG_REQUEST_BYTES = 8192
 """Size in bytes from which a thread works on a request, so that short ones do not wait behind
 it."""
-TEXT_LIMITS = QueueLimits(num_waiting=4096, num_bytes=256 << 20, wait_seconds=15.0)
-"""Bounds of a tenant's long requests that wait for a thread."""
+TEXT_LIMITS = QueueLimits(num_waiting=4096, num_bytes=256 << 20, wait_seconds=8.0)
+"""Bounds of a tenant's long requests that wait for a thread. A request waits for its text, its
+grammar and the check of that, together less than the 30 s that a gateway waits for it."""
 
 PREPARE_SECONDS = prometheus_client.Histogram(
     "headwater_processor_seconds",

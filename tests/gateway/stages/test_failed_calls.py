@@ -19,6 +19,7 @@ from headwater.gateway.request.cold_start_queue import ColdStartQueue
 from headwater.gateway.stages import processors
 from headwater.gateway.stages.processors import Processor, Processors
 from headwater.services.runtime.errors import HeadwaterError, Unavailable
+from headwater.services.runtime.fair_threads import STAGE_BUSY
 from headwater.services.runtime.rare_log import RareLog
 from tests.gateway.request.test_cold_start_queue import MODEL, There
 
@@ -112,3 +113,16 @@ async def test_calls_to_processors_that_are_lost_write_a_line_a_minute_for_each(
                 await to_processors(Body(), 2)
     addresses = [each["address"] for each in lines if each["event"] == "processor out of reach"]
     assert sorted(addresses) == ["0", "1"]
+
+
+async def test_a_request_that_waited_too_long_at_one_processor_waits_at_no_other_one() -> None:
+    asked = []
+
+    async def busy(processor: Processor) -> Any:
+        asked.append(processor.address)
+        raise Unavailable("no turn came", retry_after=8.0, code=STAGE_BUSY)
+
+    with pytest.raises(Unavailable, match="no turn came") as refused:
+        await processors_of(2)._call(MODEL, busy)
+    assert refused.value.retry_after == 8.0
+    assert len(asked) == 1
