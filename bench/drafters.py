@@ -30,6 +30,7 @@ NUM_ROWS = (1, 16, 256)
 CONTEXT_LENS = (2_048, 32_768)
 MAX_DRAFTS = 15
 NAMESPACE = b"\0" * 16
+TENANT = "tenant"
 ANSWER_LEN = 1_024
 
 
@@ -57,7 +58,7 @@ def measure(
     token_ids = _text(rng, num_rows * max_len).reshape(num_rows, max_len)
     suffix = SuffixDrafter(num_rows, MAX_DRAFTS)
     for _ in range(num_learned // ANSWER_LEN):
-        suffix.seat(0, NAMESPACE, 0)
+        suffix.seat(0, NAMESPACE, TENANT, 0)
         suffix.vacate(0, _text(rng, ANSWER_LEN))
     drafters: tuple[Drafter, ...] = NGramDrafter(num_rows, max_len, MAX_DRAFTS), suffix
     for drafter in drafters:
@@ -81,7 +82,7 @@ def _run(drafter: Drafter, token_ids: Int32Array, context_len: int) -> tuple[lis
     rows = np.arange(num_rows, dtype=np.int32)
     most = np.full(num_rows, MAX_DRAFTS, np.int32)
     for row in range(num_rows):
-        drafter.seat(row, NAMESPACE, context_len)
+        drafter.seat(row, NAMESPACE, TENANT, context_len)
     seconds = []
     num_drafts = 0
     for known in range(context_len, max_len):
