@@ -132,11 +132,18 @@ class GrpcListener:
             headers = headers_of(context.invocation_metadata())
             return await cluster.after_refusal(headers, standings.of_this_call(), error)
 
+        def tenant_of(context: Any) -> str:
+            try:
+                return identified(context.invocation_metadata(), cluster.tenants).tenant.key
+            except HeadwaterError:
+                # A call that needs no key.
+                return peer_of_call(context.peer())
+
         errors = ErrorInterceptor(slow_reader_limit, cluster.metrics.refused.add, count_refused)
         interceptors = [
             KeyInterceptor(cluster, max_calls),
             errors,
-            MessageLimit(slow_message_limit, cluster.long_work),
+            MessageLimit(slow_message_limit, cluster.long_work, tenant_of),
         ]
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = health.aio.HealthServicer()

@@ -25,9 +25,13 @@ class MessageLimit(grpc.aio.ServerInterceptor):
     calls a handler, and waits for it for ever. A handler of a stream of messages, that of
     reflection, is called at once and reads them itself, a generator."""
 
-    def __init__(self, seconds: float, long_work: LongWork) -> None:
+    def __init__(
+        self, seconds: float, long_work: LongWork, tenant_of: Callable[[Context], str]
+    ) -> None:
+        """`tenant_of` returns the key in whose turn a long message is read."""
         self._seconds = seconds
         self._long_work = long_work
+        self._tenant_of = tenant_of
 
     async def intercept_service(
         self,
@@ -77,7 +81,8 @@ class MessageLimit(grpc.aio.ServerInterceptor):
             raise errors.SlowMessage(self._seconds) from None
         if data is grpc.aio.EOF:
             raise errors.BadRequest(None, "the call has no message; allowed: one")
-        return await self._long_work.by_size(len(data), _parsed, data, parse)
+        tenant = self._tenant_of(context)
+        return await self._long_work.by_size(tenant, len(data), _parsed, data, parse)
 
 
 def _parsed(data: bytes, parse: Any) -> Any:
