@@ -82,6 +82,10 @@ BENCHMARKS = {
         "fairness",
         "Shares of ten tenants of a cluster when one of them sends far too many requests.",
     ),
+    "hostile": (
+        "hostile",
+        "What a neighbour notices of hostile bodies: its first token, its structured answers.",
+    ),
     "isolation": (
         "isolation",
         "Whether a tenant's time to first token shows what another tenant has cached.",

@@ -1,0 +1,105 @@
+"""`headwater bench hostile`: what a neighbour notices of each hostile body of a list, on a
+deployment of two replicas that it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ..figures import AsJson, print_table
+from ..own_cluster import own_cluster, wait_until_prepared
+from ..program import check_choice, run_program
+from ..source_version import source_version
+from . import page
+from .attacker import attacker
+from .bodies import NAMES
+from .table import Report, alone_figures, columns_and_lines, rows_of
+from .trial import Beside, Measured, Trial
+
+KEYS = {"small": 2, "generous": 6000}
+"""Requests a minute of the hostile tenant."""
+EXECUTORS = ("single", "simulated")
+SIMULATED_STEP_SECONDS = "0.01"
+PREPARED_SECONDS = 60.0
+
+
+def main(
+    bodies: Annotated[
+        str, typer.Option(help="names, with commas between them; default: all", metavar="NAME,…")
+    ] = "",
+    key: Annotated[str, typer.Option(help=f"of the hostile tenant: {' or '.join(KEYS)}")] = "small",
+    seconds: Annotated[float, typer.Option(help="of each body", min=1.0)] = 6.0,
+    executor: Annotated[
+        str, typer.Option(help="of the two engines: single (the demo model) or simulated")
+    ] = "single",
+    *,
+    write: Annotated[
+        bool, typer.Option(help="put the results into docs/security.md; takes the whole list")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """A neighbour's time to first token, and to a structured answer, beside each hostile body."""
+    check_choice("--key", key, KEYS)
+    check_choice("--executor", executor, EXECUTORS)
+    names = bodies.split(",") if bodies else list(NAMES)
+    for name in names:
+        check_choice("--bodies", name, NAMES)
+    if write and bodies:
+        raise typer.BadParameter("--write replaces the whole table; leave out --bodies")
+    commit = source_version()
+    measured = run(names, executor, seconds=seconds, requests_per_minute=KEYS[key])
+    report = Report(
+        requests_per_minute=KEYS[key],
+        seconds=seconds,
+        executor=executor,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        commit=commit,
+        first_token_alone=alone_figures([each.ttft for each in measured.alone]),
+        structured_alone=alone_figures([each.structured for each in measured.alone]),
+        rows=rows_of(measured),
+    )
+    if write:
+        page.note(key, report)
+    if as_json:
+        print(json.dumps(asdict(report)))
+    else:
+        print_table(*columns_and_lines(report))
+
+
+def run(names: list[str], executor: str, *, seconds: float, requests_per_minute: int) -> Measured:
+    """Measures on a deployment of its own, and on another one after a body that took it down."""
+    admin_key = secrets.token_urlsafe()
+    os.environ["HEADWATER_ADMIN_KEY"] = admin_key
+    os.environ["HEADWATER_SIMULATED_STEP_SECONDS"] = SIMULATED_STEP_SECONDS
+    flags = [f"--executor={executor}", "--replicas=2", "--device=cpu", "--log-level=error"]
+    measured = Measured()
+    with attacker() as process:
+        while left := names[len(measured.beside) :]:
+            with own_cluster(flags) as (cluster, _):
+                wait_until_prepared(cluster, PREPARED_SECONDS)
+                trial = Trial(
+                    cluster,
+                    admin_key,
+                    process,
+                    seconds=seconds,
+                    requests_per_minute=requests_per_minute,
+                )
+                asyncio.run(trial.run(left, measured, show_progress))
+    return measured
+
+
+def show_progress(beside: Beside) -> None:
+    """A line on stderr: a run takes minutes."""
+    slowest = max(beside.latencies.ttft) * 1e3
+    typer.echo(f"{beside.name}: {dict(beside.answers)}, slowest stream {slowest:.0f} ms", err=True)
+
+
+if __name__ == "__main__":
+    run_program(main)

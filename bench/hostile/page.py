@@ -1,0 +1,91 @@
+"""The section of docs/security.md on hostile bodies, rendered from the results beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ..source_version import ROOT
+from .bodies import BODIES
+from .table import STREAM_GOAL, STRUCTURED_GOAL, Figures, Report, Row
+
+PAGE = ROOT / "docs/security.md"
+RESULTS = ROOT / "docs/hostile_bodies.json"
+BEGIN = "<!-- written by `headwater bench hostile --write` -->\n"
+END = "<!-- end of what it wrote -->\n"
+NOT_MEASURED = "–"
+
+Reports = dict[str, Report]
+"""The newest report of each key's size."""
+
+
+class NoPlace(Exception):
+    """The page has no place for the table."""
+
+
+def read_reports(path: Path = RESULTS) -> Reports:
+    return msgspec.json.decode(path.read_bytes(), type=Reports) if path.exists() else {}
+
+
+def note(key: str, report: Report) -> None:
+    """Puts a report in the place of the earlier one of that key, in the results and on the page."""
+    reports = read_reports() | {key: report}
+    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(reports), indent=1) + b"\n")
+    PAGE.write_text(with_table(PAGE.read_text(), reports))
+
+
+def with_table(page: str, reports: Mapping[str, Report]) -> str:
+    """The page with a new table between the two comments. Raises `NoPlace`."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise NoPlace(f"{PAGE.name} lacks the line {BEGIN.strip()} or {END.strip()}")
+    return f"{before}{BEGIN}\n{table(reports)}\n{END}{after}"
+
+
+def table(reports: Mapping[str, Report]) -> str:
+    """A line for each body of the list, with two cells for each key; below it, what was measured
+    when."""
+    names = list(reports)
+    heads = [f"first token, {name} key | structured, {name} key" for name in names]
+    lines = [
+        f"| body | what it is | {' | '.join(heads)} |",
+        f"|---|---|{'---|---|' * len(names)}",
+        _line("", "nothing", [_alone(report) for report in reports.values()]),
+    ]
+    by_name = [{row.body: row for row in report.rows} for report in reports.values()]
+    for body in BODIES:
+        found = [_cells(rows.get(body.name)) for rows in by_name]
+        lines.append(_line(f"`{body.name}`", body.what, found))
+    return "\n".join([*lines, "", *map(_measured, reports.items()), ""])
+
+
+def _line(name: str, what: str, cells: list[str]) -> str:
+    return f"| {name} | {what} | {' | '.join(cells)} |"
+
+
+def _alone(report: Report) -> str:
+    return f"{_cell(report.first_token_alone)} | {_cell(report.structured_alone)}"
+
+
+def _cells(row: Row | None) -> str:
+    if row is None:
+        return f"{NOT_MEASURED} | {NOT_MEASURED}"
+    faults = f", {row.num_faults} failed" if row.num_faults else ""
+    first_token = _cell(row.first_token, STREAM_GOAL)
+    return f"{first_token} | {_cell(row.structured, STRUCTURED_GOAL)}{faults}"
+
+
+def _cell(of: Figures, goal: float = float("inf")) -> str:
+    ratio = f"{of.ratio:.2f} ×"
+    return f"{f'**{ratio}**' if of.ratio > goal else ratio}, {of.p99_ms:,.0f} ms"
+
+
+def _measured(named: tuple[str, Report]) -> str:
+    name, report = named
+    return (
+        f"- The {name} key has {report.requests_per_minute:,} requests a minute: {report.date}, "
+        f"{report.commit}, executor `{report.executor}`, {report.seconds:g} s a body."
+    )
