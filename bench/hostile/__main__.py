@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import secrets
-import time
 from dataclasses import asdict
 from typing import Annotated
 
@@ -20,7 +19,7 @@ from ..source_version import source_version
 from . import page
 from .attacker import attacker
 from .bodies import NAMES
-from .table import Report, alone_figures, columns_and_lines, rows_of
+from .table import columns_and_lines, report_of
 from .trial import Beside, Measured, Trial
 
 KEYS = {"small": 2, "generous": 6000}
@@ -55,15 +54,12 @@ def main(
         raise typer.BadParameter("--write replaces the whole table; leave out --bodies")
     commit = source_version()
     measured = run(names, executor, seconds=seconds, requests_per_minute=KEYS[key])
-    report = Report(
+    report = report_of(
+        measured,
         requests_per_minute=KEYS[key],
         seconds=seconds,
         executor=executor,
-        date=time.strftime("%Y-%m-%d", time.gmtime()),
         commit=commit,
-        first_token_alone=alone_figures([each.ttft for each in measured.alone]),
-        structured_alone=alone_figures([each.structured for each in measured.alone]),
-        rows=rows_of(measured),
     )
     if write:
         page.note(key, report)

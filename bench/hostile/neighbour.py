@@ -11,7 +11,7 @@ from typing import Any
 
 from ..sse_client import Outcome, SseConnection
 
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 15.0
 """Seconds after which the neighbour gives up an answer; it counts as one that took as long."""
 STREAMS = 6.0
 """Streams that the neighbour asks for in a second."""
@@ -30,11 +30,6 @@ class Latencies:
     """Times of whole structured answers."""
     faults: list[str] = field(default_factory=list)
     """Errors that the neighbour got."""
-
-    def add(self, other: Latencies) -> None:
-        self.ttft += other.ttft
-        self.structured += other.structured
-        self.faults += other.faults
 
 
 class Neighbour:

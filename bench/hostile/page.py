@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -13,8 +12,8 @@ from .table import STREAM_GOAL, STRUCTURED_GOAL, Figures, Report, Row
 
 PAGE = ROOT / "docs/security.md"
 RESULTS = ROOT / "docs/hostile_bodies.json"
-BEGIN = "<!-- written by `headwater bench hostile --write` -->\n"
-END = "<!-- end of what it wrote -->\n"
+BEGIN = "<!-- `headwater bench hostile --write` writes what follows -->\n"
+END = "<!-- end of what it writes -->\n"
 NOT_MEASURED = "–"
 
 Reports = dict[str, Report]
@@ -25,8 +24,8 @@ class NoPlace(Exception):
     """The page has no place for the table."""
 
 
-def read_reports(path: Path = RESULTS) -> Reports:
-    return msgspec.json.decode(path.read_bytes(), type=Reports) if path.exists() else {}
+def read_reports() -> Reports:
+    return msgspec.json.decode(RESULTS.read_bytes(), type=Reports) if RESULTS.exists() else {}
 
 
 def note(key: str, report: Report) -> None:

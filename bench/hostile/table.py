@@ -1,14 +1,13 @@
-"""What the neighbour noticed: a row for each hostile body, and their ratios to the neighbour
-alone."""
+"""Rows of the neighbour beside each hostile body, with their ratios to the neighbour alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .neighbour import Latencies
 from .trial import Beside, Measured
 
 STREAM_GOAL = 1.3
@@ -66,36 +65,45 @@ class Report:
     date: str
     commit: str
     first_token_alone: Figures
-    """All stretches alone together; the ratio is that of the worst among them to all."""
+    """The neighbour alone: see `alone_figures`."""
     structured_alone: Figures
     rows: list[Row]
 
 
-def rows_of(measured: Measured) -> list[Row]:
-    alone = pooled(measured.alone)
-    return [_row(each, alone) for each in measured.beside]
-
-
-def alone_figures(stretches: Sequence[Sequence[float]]) -> Figures:
-    """Figures of all stretches together. The ratio is the largest p99 of one to that of all: how
-    far two equal measurements lie apart."""
-    whole = [seconds for each in stretches for seconds in each]
-    ratio = max(figures(each, whole).ratio for each in stretches)
-    return Figures(p50_ms=_milliseconds(whole, 50), p99_ms=_milliseconds(whole, 99), ratio=ratio)
-
-
-def figures(beside: Sequence[float], alone: Sequence[float]) -> Figures:
-    ratio = float(np.percentile(beside, 99) / np.percentile(alone, 99))
-    return Figures(
-        p50_ms=_milliseconds(beside, 50), p99_ms=_milliseconds(beside, 99), ratio=round(ratio, 2)
+def report_of(
+    measured: Measured, *, requests_per_minute: int, seconds: float, executor: str, commit: str
+) -> Report:
+    """Report of what was measured today."""
+    first_token = alone_figures([each.ttft for each in measured.alone])
+    structured = alone_figures([each.structured for each in measured.alone])
+    return Report(
+        requests_per_minute=requests_per_minute,
+        seconds=seconds,
+        executor=executor,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        commit=commit,
+        first_token_alone=first_token,
+        structured_alone=structured,
+        rows=[_row(each, first_token, structured) for each in measured.beside],
     )
 
 
-def pooled(stretches: Iterable[Latencies]) -> Latencies:
-    whole = Latencies()
-    for each in stretches:
-        whole.add(each)
-    return whole
+def alone_figures(stretches: Sequence[Sequence[float]]) -> Figures:
+    """Medians over the stretches of their percentiles: a stretch alone has as many requests as one
+    beside a body, and one pause of the machine's own moves no other figure. The ratio is that of
+    the largest p99 of a stretch to this median: how far equal measurements lie apart."""
+    p99 = [_milliseconds(each, 99) for each in stretches]
+    middle = float(np.median(p99))
+    return Figures(
+        p50_ms=round(float(np.median([_milliseconds(each, 50) for each in stretches])), 1),
+        p99_ms=middle,
+        ratio=round(max(p99) / middle, 2),
+    )
+
+
+def figures(beside: Sequence[float], alone: Figures) -> Figures:
+    p99 = _milliseconds(beside, 99)
+    return Figures(p50_ms=_milliseconds(beside, 50), p99_ms=p99, ratio=round(p99 / alone.p99_ms, 2))
 
 
 def columns_and_lines(report: Report) -> tuple[list[str], list[list[object]]]:
@@ -105,13 +113,13 @@ def columns_and_lines(report: Report) -> tuple[list[str], list[list[object]]]:
     return columns, [alone, *(_line(row) for row in report.rows)]
 
 
-def _row(beside: Beside, alone: Latencies) -> Row:
+def _row(beside: Beside, first_token: Figures, structured: Figures) -> Row:
     faults = beside.latencies.faults
     return Row(
         body=beside.name,
         answers=dict(beside.answers.most_common()),
-        first_token=figures(beside.latencies.ttft, alone.ttft),
-        structured=figures(beside.latencies.structured, alone.structured),
+        first_token=figures(beside.latencies.ttft, first_token),
+        structured=figures(beside.latencies.structured, structured),
         settled_seconds=beside.settled_seconds,
         num_faults=len(faults),
         faults=faults[:MAX_FAULTS],

@@ -18,8 +18,9 @@ from .attacker import attack, prepare
 from .neighbour import Latencies, Neighbour
 from .tenants import Tenants
 
-WARM_UP_SECONDS = 3.0
-ALONE_EACH = 8
+WARM_UP_SECONDS = 5.0
+"""Seconds in which a new deployment starts its checkers of grammars."""
+ALONE_EACH = 6
 """Number of bodies between two stretches in which nothing attacks: the machine's own load changes
 meanwhile."""
 SETTLE_SECONDS = 20.0

@@ -1,0 +1,136 @@
+"""What attacks send, as real servers receive it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+
+from headwater.bench.hostile import posts
+from headwater.bench.hostile.attack import Attack, Target, run_for
+from headwater.bench.hostile.grpc_attacks import Calls, HeadReferences, UnreadCalls, small_chat
+from headwater.bench.hostile.rest_attacks import OpenHeads, Posts
+from headwater.proto import inference_pb2, inference_pb2_grpc
+
+SECONDS = 0.6
+
+
+@dataclass
+class Heard:
+    """Requests that a server received."""
+
+    heads: list[bytes] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def rest_server(status: bytes) -> AsyncIterator[tuple[Target, Heard]]:
+    """Answers each request with one status when its body has come."""
+    heard = Heard()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            heard.heads.append(head)
+            length = int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
+            heard.bodies.append(await reader.readexactly(length))
+            writer.write(b"HTTP/1.1 %s Name\r\ncontent-length: 0\r\n\r\n" % status)
+            await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            heard.heads.append(b"")
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server:
+        yield Target(rest=f"http://{host}:{port}", grpc="", model="m", key="k"), heard
+
+
+class Answering(inference_pb2_grpc.InferenceServicer):
+    def __init__(self, heard: Heard) -> None:
+        self._heard = heard
+
+    async def Chat(
+        self,
+        request: inference_pb2.ChatRequest,
+        context: grpc.aio.ServicerContext[inference_pb2.ChatRequest, inference_pb2.ChatReply],
+    ) -> inference_pb2.ChatReply:
+        metadata = dict(context.invocation_metadata() or ())
+        self._heard.keys.append(str(metadata["authorization"]))
+        self._heard.bodies.append(request.SerializeToString())
+        return inference_pb2.ChatReply(model=request.model)
+
+
+@asynccontextmanager
+async def grpc_server() -> AsyncIterator[tuple[Target, Heard]]:
+    heard = Heard()
+    server = grpc.aio.server(options=(("grpc.absolute_max_metadata_size", 64 * 1024),))
+    inference_pb2_grpc.add_InferenceServicer_to_server(Answering(heard), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield Target(rest="", grpc=f"127.0.0.1:{port}", model="m", key="k"), heard
+    finally:
+        await server.stop(0)
+
+
+async def test_posts_come_from_each_connection_and_are_counted_by_status() -> None:
+    async with rest_server(b"429") as (target, heard):
+        seen = await run_for(Posts(posts.unknown_model, 3, 0.1), target, SECONDS)
+    assert set(seen) <= {"429", "no answer"}
+    assert seen["429"] >= 3
+    # Each connection has requests of its own numbers.
+    names = {body.partition(b'"model": "')[2].partition(b'"')[0] for body in heard.bodies}
+    assert {b"no-such-model-0", b"no-such-model-1", b"no-such-model-2"} <= names
+
+
+async def test_a_slow_body_is_not_there_when_its_time_is_up() -> None:
+    async with rest_server(b"200") as (target, heard):
+        attack = Posts(posts.unknown_model, 2, bytes_per_second=50)
+        seen = await run_for(attack, target, SECONDS)
+    assert seen == {"no answer": 2}
+    assert heard.bodies == []
+
+
+async def test_an_open_head_is_counted_once_a_connection() -> None:
+    async with rest_server(b"200") as (target, _):
+        assert await run_for(OpenHeads(5), target, SECONDS) == {"no answer": 5}
+
+
+async def test_a_server_that_is_gone_is_an_outcome() -> None:
+    target = Target(rest="http://127.0.0.1:1", grpc="127.0.0.1:1", model="m", key="k")
+    attacks: list[Attack] = [Posts(posts.unknown_model, 1), UnreadCalls(1, 2), OpenHeads(1)]
+    for attack in attacks:
+        assert set(await run_for(attack, target, 0.2)) == {"closed"}
+
+
+async def test_calls_carry_the_tenants_key() -> None:
+    async with grpc_server() as (target, heard):
+        seen = await run_for(Calls(small_chat, 20), target, SECONDS)
+    assert seen["OK"] >= 20
+    assert set(heard.keys) == {"Bearer k"}
+
+
+@pytest.mark.parametrize(
+    ("attack", "outcomes"),
+    [
+        (UnreadCalls(2, 3), Counter({"no answer": 6})),
+        (HeadReferences(2, 3, references=2), Counter({"ended": 6})),
+    ],
+    ids=["without flow control", "with references in the head"],
+)
+async def test_frames_by_hand_are_calls_to_a_grpc_server(
+    attack: Attack, outcomes: Counter[str]
+) -> None:
+    async with grpc_server() as (target, heard):
+        seen = await run_for(attack, target, SECONDS)
+    assert seen == outcomes
+    assert heard.bodies == [small_chat("m").SerializeToString()] * outcomes.total()
+    assert set(heard.keys) == {"Bearer k"}

@@ -1,0 +1,54 @@
+"""The table of docs/security.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.bench.hostile import page
+from headwater.bench.hostile.bodies import NAMES
+from headwater.bench.hostile.page import PAGE, NoPlace, note, read_reports, table, with_table
+from tests.bench.hostile.reports import report_with, row
+
+SMALL = report_with(row("keys", first_token=1.05, structured=1.5))
+GENEROUS = report_with(row("keys", first_token=1.31, structured=2.5, num_faults=3))
+
+
+def test_the_page_holds_what_was_measured_of_each_body_of_the_list() -> None:
+    reports = read_reports()
+    text = PAGE.read_text()
+    assert with_table(text, reports) == text
+    for report in reports.values():
+        assert tuple(each.body for each in report.rows) == NAMES
+
+
+def test_a_line_has_two_cells_for_each_key_and_what_misses_its_goal_is_bold() -> None:
+    written = table({"small": SMALL, "generous": GENEROUS})
+    assert (
+        "| `keys` | an object with 250,000 names | 1.05 ×, 105 ms | 1.50 ×, 150 ms | "
+        "**1.31 ×**, 131 ms | **2.50 ×**, 250 ms, 3 failed |"
+    ) in written
+    assert "|  | nothing | 1.10 ×, 100 ms | 1.10 ×, 100 ms | 1.10 ×" in written
+    assert "| `escapes` | a string of 600,000 escapes (`\\u0061`) | – | – | – | – |" in written
+    assert "- The small key has 2 requests a minute: 2026-11-29, c0ffee1, executor" in written
+
+
+def test_a_report_replaces_the_earlier_one_of_its_key_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "hostile_bodies.json")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "security.md")
+    page.PAGE.write_text(f"before\n{page.BEGIN}old\n{page.END}after\n")
+    note("small", SMALL)
+    note("generous", SMALL)
+    note("generous", GENEROUS)
+    reports = read_reports()
+    assert reports == {"small": SMALL, "generous": GENEROUS}
+    written = page.PAGE.read_text()
+    assert written == f"before\n{page.BEGIN}\n{table(reports)}\n{page.END}after\n"
+
+
+def test_a_page_without_a_place_for_the_table_is_an_error() -> None:
+    with pytest.raises(NoPlace, match=r"security\.md lacks the line"):
+        with_table("nothing", {})

@@ -1,0 +1,98 @@
+"""From the neighbour's latencies to rows and ratios."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from headwater.bench.hostile.neighbour import Latencies
+from headwater.bench.hostile.table import (
+    Figures,
+    Report,
+    Row,
+    alone_figures,
+    columns_and_lines,
+    figures,
+    report_of,
+)
+from headwater.bench.hostile.trial import Beside, Measured
+from tests.bench.hostile.reports import report_with
+
+ALONE = Latencies([0.1] * 50, [0.2] * 20)
+HUNDREDTHS = [each / 100 for each in range(1, 101)]
+
+
+def row_beside(
+    ttft: list[float],
+    structured: list[float],
+    *faults: str,
+    settled_seconds: float | None = 1.0,
+) -> Row:
+    latencies = Latencies(ttft, structured, list(faults))
+    beside = Beside("keys", Counter({"429": 5, "200": 2}), latencies, settled_seconds)
+    [row] = reported(Measured([ALONE], [beside])).rows
+    return row
+
+
+def reported(measured: Measured) -> Report:
+    return report_of(
+        measured, requests_per_minute=2, seconds=6.0, executor="single", commit="c0ffee1"
+    )
+
+
+def test_a_ratio_is_that_of_the_99th_percentiles() -> None:
+    alone = Figures(p50_ms=50.0, p99_ms=100.0, ratio=1.0)
+    assert figures(HUNDREDTHS, alone) == Figures(p50_ms=505.0, p99_ms=990.1, ratio=9.9)
+
+
+def test_alone_counts_the_middle_stretch_and_the_ratio_of_the_worst_one_to_it() -> None:
+    stretches = [[0.1] * 9, [0.2] * 9, [0.5] * 9]
+    assert alone_figures(stretches) == Figures(p50_ms=200.0, p99_ms=200.0, ratio=2.5)
+
+
+@pytest.mark.parametrize(
+    ("row", "is_within"),
+    [
+        (row_beside([0.13] * 9, [0.4] * 9), True),
+        (row_beside([0.14] * 9, [0.2] * 9), False),
+        (row_beside([0.1] * 9, [0.41] * 9), False),
+        (row_beside([0.1] * 9, [0.2] * 9, "HTTP 503: …"), False),
+        (row_beside([0.1] * 9, [0.2] * 9, settled_seconds=None), False),
+    ],
+    ids=["at both goals", "streams", "structured answers", "a fault", "never settled"],
+)
+def test_goals_are_1_3_for_streams_2_for_structured_answers_and_no_fault(
+    row: Row, is_within: bool
+) -> None:
+    assert row.is_within_goals is is_within
+
+
+def test_a_row_keeps_what_the_hostile_tenant_got_and_the_first_faults() -> None:
+    row = row_beside([0.1], [0.2], "a", "b", "c", "d")
+    assert list(row.answers.items()) == [("429", 5), ("200", 2)]
+    assert (row.num_faults, row.faults) == (4, ["a", "b", "c"])
+
+
+def test_a_printed_line_has_times_ratios_and_whether_goals_are_met() -> None:
+    columns, lines = columns_and_lines(report_with(row_beside([0.2] * 9, [0.2] * 9)))
+    assert len(columns) == len(lines[0]) == len(lines[1])
+    assert lines[1] == [
+        "keys",
+        "5 × 429  2 × 200",
+        "200 / 200",
+        2.0,
+        "200 / 200",
+        1.0,
+        "1.0 s",
+        "missed, 0 failed",
+    ]
+
+
+def test_a_report_names_what_was_measured_and_when() -> None:
+    report = reported(Measured([ALONE, ALONE], []))
+    assert (report.requests_per_minute, report.executor, report.commit) == (2, "single", "c0ffee1")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", report.date)
+    assert report.first_token_alone == Figures(p50_ms=100.0, p99_ms=100.0, ratio=1.0)
+    assert report.structured_alone == Figures(p50_ms=200.0, p99_ms=200.0, ratio=1.0)
