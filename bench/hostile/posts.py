@@ -79,12 +79,12 @@ def doubled_coding(coding: str) -> Builder:
 
 
 def bomb(model: str, idx: int) -> Post:
-    """A body of 64 MB in 64 kB."""
+    """64 MiB in 64 kB."""
     return Post(COMPLETIONS, _bomb(), {"content-encoding": "gzip"})
 
 
 def broken_end(model: str, idx: int) -> Post:
-    """A body whose last brace is missing, behind four megabytes of good JSON."""
+    """A body whose last brace is missing, behind three megabytes of good JSON."""
     return Post(COMPLETIONS, _completion(model, b'"x":' + values.keys())[:-1])
 
 
@@ -95,7 +95,8 @@ def long_prompt(model: str, idx: int) -> Post:
 
 def one_bad_prompt(model: str, idx: int) -> Post:
     """200 good prompts, and a last one beyond the context."""
-    prompts = [_text(1000, idx + i) for i in range(200)] + [_text(60_000, idx)]
+    lengths = [1000] * 200 + [60_000]
+    prompts = [_text(length, 1000 * idx + i) for i, length in enumerate(lengths)]
     return _post(COMPLETIONS, {"model": model, "prompt": prompts, "max_tokens": 1})
 
 
@@ -110,7 +111,7 @@ def template_kwargs(model: str, idx: int) -> Post:
 
 
 def many_tools(model: str, idx: int) -> Post:
-    """As many tools with as many parameters as a request may have."""
+    """400 tools of 40 parameters."""
     return Post(CHAT, _many_tools(model))
 
 
@@ -135,10 +136,15 @@ def _post(path: str, body: dict[str, Any]) -> Post:
     return Post(path, json.dumps(body).encode())
 
 
-def _text(length: int, seed: int) -> str:
-    """Words of random letters: no cache of a tokenizer has met them."""
-    letters = random.Random(seed).choices("abcdefghijklmnopqrstuvwxyz    ", k=length)
-    return "".join(letters)
+def _text(length: int, idx: int) -> str:
+    """Words of random letters behind a number, so that no two requests share a prefix."""
+    return f"{idx} {_letters()[:length]}"
+
+
+@cache
+def _letters() -> str:
+    # More words than a tokenizer remembers.
+    return "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz    ", k=400_000))
 
 
 @cache

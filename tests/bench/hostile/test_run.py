@@ -1,0 +1,54 @@
+"""The whole measurement, on a deployment of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from headwater.bench.hostile.bodies import NAMES
+from headwater.bench.hostile.table import STREAM_GOAL, STRUCTURED_GOAL, Report
+
+COMMAND = [sys.executable, "-m", "headwater.bench", "hostile", "--executor=simulated", "--json"]
+
+
+def report_of_run(*flags: str) -> Report:
+    done = subprocess.run([*COMMAND, *flags], capture_output=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr.decode()
+    return msgspec.json.decode(done.stdout, type=Report)
+
+
+@pytest.mark.long
+def test_a_name_that_is_not_in_the_list_is_refused_before_anything_starts() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--bodies=keys,none"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert "--bodies is 'none'" in done.stderr
+
+
+@pytest.mark.long
+def test_a_small_key_is_refused_from_its_third_request_on() -> None:
+    report = report_of_run("--bodies=backtracking-regexes", "--seconds=3")
+    [row] = report.rows
+    assert row.answers.get("200", 0) <= report.requests_per_minute == 2
+    assert row.answers["429"] > 2
+    assert not row.faults
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", ["small", "generous"])
+def test_a_neighbour_is_served_beside_every_hostile_body_as_docs_promise(key: str) -> None:
+    report = report_of_run(f"--key={key}", "--seconds=4")
+    assert tuple(row.body for row in report.rows) == NAMES
+    # Equal stretches differ on a busy machine.
+    first_token = STREAM_GOAL * report.first_token_alone.ratio
+    structured = STRUCTURED_GOAL * report.structured_alone.ratio
+    missed = [
+        row
+        for row in report.rows
+        if row.first_token.ratio > first_token or row.structured.ratio > structured or row.faults
+    ]
+    assert missed == []
