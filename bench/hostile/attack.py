@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 NO_ANSWER = "no answer"
 """Outcome of a request that was open when the time was up."""
 CLOSED = "closed"
-"""Outcome of a request whose connection the server closed without an answer."""
+"""Outcome of a request whose connection the server closed without an answer, or with one before all
+of the body was sent: then the system may drop it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

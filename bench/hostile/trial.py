@@ -31,9 +31,8 @@ SETTLED_RATIO = 2.0
 
 @dataclass(slots=True)
 class Beside:
-    """The neighbour beside one body."""
+    """One stretch of the neighbour beside a body."""
 
-    name: str
     answers: Counter[str]
     """Number of answers that the hostile tenant got, by status."""
     latencies: Latencies
@@ -46,7 +45,8 @@ class Beside:
 class Measured:
     alone: list[Latencies] = field(default_factory=list)
     """Stretches in which nothing attacked."""
-    beside: list[Beside] = field(default_factory=list)
+    beside: dict[str, list[Beside]] = field(default_factory=dict)
+    """Stretches beside each body, by its name."""
 
 
 class Trial:
@@ -71,10 +71,11 @@ class Trial:
         self._requests_per_minute = requests_per_minute
 
     async def run(
-        self, names: Sequence[str], measured: Measured, on_body: Callable[[Beside], None]
-    ) -> None:
-        """Adds to what is measured; calls `on_body` after each body. Returns early where the
-        neighbour is not served any more: the next body needs another deployment."""
+        self, names: Sequence[str], measured: Measured, on_body: Callable[[str, Beside], None]
+    ) -> int:
+        """Adds to what is measured; calls `on_body` after each body. Returns the number of bodies
+        that were measured: fewer where the neighbour is not served any more, so that the next body
+        needs another deployment."""
         async with Tenants(self._cluster.rest, self._admin_key) as tenants:
             key = await tenants.add("neighbour")
             neighbour = Neighbour(self._cluster.rest, self._cluster.model, key)
@@ -83,11 +84,12 @@ class Trial:
                 if number % ALONE_EACH == 0:
                     measured.alone.append(await neighbour.ask_for(self._seconds))
                 beside = await self._beside(name, tenants, neighbour, measured.alone[0])
-                on_body(beside)
-                measured.beside.append(beside)
+                on_body(name, beside)
+                measured.beside.setdefault(name, []).append(beside)
                 if beside.settled_seconds is None:
-                    return
+                    return number + 1
             measured.alone.append(await neighbour.ask_for(self._seconds))
+        return len(names)
 
     async def _beside(
         self, name: str, tenants: Tenants, neighbour: Neighbour, alone: Latencies
@@ -110,8 +112,8 @@ class Trial:
                 await tenants.remove(tenant)
                 await _settle(neighbour, alone)
         except (TimeoutError, httpx.HTTPError):
-            return Beside(name, answers, latencies, None)
-        return Beside(name, answers, latencies, loop.time() - began)
+            return Beside(answers, latencies, None)
+        return Beside(answers, latencies, loop.time() - began)
 
 
 async def _settle(neighbour: Neighbour, alone: Latencies) -> None:

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from headwater.bench.hostile.bodies import NAMES
-from headwater.bench.hostile.table import STREAM_GOAL, STRUCTURED_GOAL, Report
+from headwater.bench.hostile.table import Report
 
 COMMAND = [sys.executable, "-m", "headwater.bench", "hostile", "--executor=simulated", "--json"]
 
 
 def report_of_run(*flags: str) -> Report:
-    done = subprocess.run([*COMMAND, *flags], capture_output=True, check=False, timeout=900)
+    done = subprocess.run([*COMMAND, *flags], capture_output=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stderr.decode()
     return msgspec.json.decode(done.stdout, type=Report)
 
@@ -43,12 +43,4 @@ def test_a_small_key_is_refused_from_its_third_request_on() -> None:
 def test_a_neighbour_is_served_beside_every_hostile_body_as_docs_promise(key: str) -> None:
     report = report_of_run(f"--key={key}", "--seconds=4")
     assert tuple(row.body for row in report.rows) == NAMES
-    # Equal stretches differ on a busy machine.
-    first_token = STREAM_GOAL * report.first_token_alone.ratio
-    structured = STRUCTURED_GOAL * report.structured_alone.ratio
-    missed = [
-        row
-        for row in report.rows
-        if row.first_token.ratio > first_token or row.structured.ratio > structured or row.faults
-    ]
-    assert missed == []
+    assert [row for row in report.rows if not row.is_within_goals] == []
