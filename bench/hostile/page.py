@@ -17,7 +17,7 @@ END = "<!-- end of what it writes -->\n"
 NOT_MEASURED = "–"
 
 Reports = dict[str, Report]
-"""The newest report of each key's size."""
+"""Reports by the names of keys."""
 
 
 class NoPlace(Exception):
@@ -28,9 +28,8 @@ def read_reports() -> Reports:
     return msgspec.json.decode(RESULTS.read_bytes(), type=Reports) if RESULTS.exists() else {}
 
 
-def note(key: str, report: Report) -> None:
-    """Puts a report in the place of the earlier one of that key, in the results and on the page."""
-    reports = read_reports() | {key: report}
+def write(reports: Reports) -> None:
+    """Replaces the results, and the table of the page."""
     RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(reports), indent=1) + b"\n")
     PAGE.write_text(with_table(PAGE.read_text(), reports))
 

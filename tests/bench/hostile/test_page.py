@@ -8,7 +8,7 @@ import pytest
 
 from headwater.bench.hostile import page
 from headwater.bench.hostile.bodies import NAMES
-from headwater.bench.hostile.page import PAGE, NoPlace, note, read_reports, table, with_table
+from headwater.bench.hostile.page import PAGE, NoPlace, read_reports, table, with_table, write
 from tests.bench.hostile.reports import report_with, row
 
 SMALL = report_with(row("keys", first_token=1.05, structured=1.5))
@@ -34,17 +34,16 @@ def test_a_line_has_two_cells_for_each_key_and_what_misses_its_goal_is_bold() ->
     assert "- The small key has 2 requests a minute: 2026-11-29, c0ffee1, executor" in written
 
 
-def test_a_report_replaces_the_earlier_one_of_its_key_alone(
+def test_reports_replace_the_earlier_ones_and_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page, "RESULTS", tmp_path / "hostile_bodies.json")
     monkeypatch.setattr(page, "PAGE", tmp_path / "security.md")
     page.PAGE.write_text(f"before\n{page.BEGIN}old\n{page.END}after\n")
-    note("small", SMALL)
-    note("generous", SMALL)
-    note("generous", GENEROUS)
-    reports = read_reports()
-    assert reports == {"small": SMALL, "generous": GENEROUS}
+    write({"small": SMALL})
+    reports = {"small": SMALL, "generous": GENEROUS}
+    write(reports)
+    assert read_reports() == reports
     written = page.PAGE.read_text()
     assert written == f"before\n{page.BEGIN}\n{table(reports)}\n{page.END}after\n"
 
