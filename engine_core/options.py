@@ -11,7 +11,6 @@ from .config import ConfigError, EngineConfig
 from .heads_config import HeadsConfig
 from .model_config import ModelConfig
 from .shards import ParallelLayout
-from .stage_drafts import StageDrafts
 
 INT8 = "int8"
 MODEL = "model"
@@ -72,12 +71,6 @@ class ExecutorOptions:
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     draft_model: Path | None = None
     """A converted model that drafts tokens for the served one; None: none does."""
-    first_stage_drafts: str = ""
-    """`StageDrafts` as JSON, on a host that computes later stages only and has neither
-    `draft_model` nor `draft_heads`: the first stage drafts on another host. Empty: it does not, or
-    these name what drafts."""
-    draft_block_bytes: int = 0
-    """Bytes of its planes of one KV block there."""
     draft_heads: Path | None = None
     """A folder of published heads (Medusa, EAGLE, EAGLE-3) that draft; None: none do. Not beside
     `draft_model`."""
@@ -158,16 +151,6 @@ class BuildRequest:
     """The model that drafts, as if it were served by itself."""
     heads: HeadsConfig | None = None
     """The heads that draft."""
-
-    @property
-    def stage_drafts(self) -> StageDrafts | None:
-        """Facts that stages have about the model or the heads that draft, here or on the host of
-        the first stage; None: nothing drafts."""
-        if self.heads is not None:
-            return StageDrafts.of(self.heads)
-        if self.draft is not None:
-            return StageDrafts()
-        return StageDrafts.from_json(told) if (told := self.options.first_stage_drafts) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,21 +1,18 @@
 """Memory through which pipeline stages on several GPUs reach one another: a stage writes its
-residual stream into that of the next one, the last stage the sampled tokens into those of the
-others, and the first one its guesses.
+residual stream into that of the next one, and the last stage the sampled tokens into those of the
+others.
 
 Each stage allocates one piece with cudaMalloc's allocator and maps those that it writes to by their
-CUDA IPC handles.
-Where GPUs do not reach one another's memory, the pieces lie in host memory that all stages have
-mapped; a count is
-stored then by the one stage that counts it, without atomic operations. A stage on another host has
-a piece here as
-well: processors move what lies there to the other host, and store the counts of its stage.
+CUDA IPC handles. Where GPUs do not reach one another's memory, the pieces lie in host memory that
+all stages have mapped; a count is stored then by the one stage that counts it, without atomic
+operations. A stage on another host has a piece here as well: processors move what lies there to the
+other host, and store the counts of its stage.
 
 A piece begins with four counts for each lane, a block of a launch: streams that have arrived, and
 those that the next stage has taken (which other stages add to); streams that were sent and received
 (this stage's own). Behind them stands the length of the stream in each slot, in host memory only.
-Then come two slots for streams, which take turns, slots for messages of tokens, and slots for
-messages of guesses. Counts are kept in the memory, so that a graph which is replayed goes on where
-the last launch ended.
+Then come two slots for streams, which take turns, and slots for messages of tokens. Counts are kept
+in the memory, so that a graph which is replayed goes on where the last launch ended.
 """
 
 from __future__ import annotations
@@ -55,8 +52,6 @@ class StageSizes:
     """Positions that it may tell of."""
     num_messages: int
     """Slots for messages."""
-    num_guesses: int
-    """Slots for messages of guesses, which tell of `most_rows` rows; 0: nothing guesses."""
 
     @property
     def message_len(self) -> int:
@@ -64,25 +59,14 @@ class StageSizes:
         return 1 + max((2 + LAST_TOKENS) * self.most_rows, 3 * self.most_positions)
 
     @property
-    def guesses_len(self) -> int:
-        """As `message_len`, of a message of guesses."""
-        return 1 + LAST_TOKENS * self.most_rows
-
-    @property
     def first_message(self) -> int:
         """Bytes from the beginning of a piece to its slots for messages."""
         return int(HEADER.value + NUM_SLOTS.value * self.stream_bytes)
 
     @property
-    def first_guesses(self) -> int:
-        """Bytes from the beginning of a piece to its slots for guesses."""
-        return self.first_message + 4 * self.num_messages * self.message_len
-
-    @property
     def num_bytes(self) -> int:
-        """Bytes of a piece. What heads of the first stage read may lie behind it, see
-        `stage_states`."""
-        return _aligned(self.first_guesses + 4 * self.num_guesses * self.guesses_len)
+        """Bytes of a piece."""
+        return _aligned(self.first_message + 4 * self.num_messages * self.message_len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +97,6 @@ class StageMemory:
         """Bytes from the beginning of a piece to the slot of that message."""
         return (
             self.sizes.first_message + number % self.sizes.num_messages * 4 * self.sizes.message_len
-        )
-
-    def guesses_at(self, number: int) -> int:
-        """As `message_at`, of a message of guesses."""
-        return (
-            self.sizes.first_guesses + number % self.sizes.num_guesses * 4 * self.sizes.guesses_len
         )
 
 

@@ -22,8 +22,6 @@ from ..executors.rank_drafts import HEAD, load_draft_weights
 from ..executors.rank_place import (
     RankPlace,
     load_rank_weights,
-    load_served_head,
-    needs_served_head,
     rank_executor,
 )
 from ..layers.kinds import Weights
@@ -52,8 +50,6 @@ capabilities = Capabilities(
     copied_ranks=True,
     rank_slots=True,
     rank_drafts=True,
-    stage_drafts=True,
-    stage_heads=True,
     stages=True,
     stage_hosts=True,
     tree_numerics=True,
@@ -99,18 +95,12 @@ def build_rank(
     part = f"{place.part}, in leaves" if request.is_tree else place.part
     packed = _prepared(request, platform, weights, progress, part=part)
     draft = None
-    if request.draft is not None and place.stage.is_first:
+    if request.draft is not None:
         draft = _rank_draft(request.draft, place.shard, config, progress)
-    heads = head = None
-    if request.heads is not None and place.stage.is_first:
+    heads = None
+    if request.heads is not None:
         heads = _loaded_heads(request, config, progress, place.shard)
-    if needs_served_head(request, place):
-        stored = load_served_head(request, place, CpuPlatform.device, progress, keeps_packed=True)
-        part = f"vocabulary head of shard {place.shard.index} of {place.shard.size}"
-        head = _prepared(replace(request, is_tree=False), platform, stored, progress, part=part)
-    return rank_executor(
-        request, place, config, platform, packed, draft=draft, heads=heads, head=head
-    ), config
+    return rank_executor(request, place, config, platform, packed, draft=draft, heads=heads), config
 
 
 def _rank_draft(

@@ -52,8 +52,6 @@ capabilities = Capabilities(
     stage_hosts=True,
     tree_numerics=True,
     rank_drafts=True,
-    stage_drafts=True,
-    stage_heads=True,
 )
 
 
@@ -198,17 +196,11 @@ def _check_drafting_ranks(request: BuildRequest) -> None:
     options = request.options
     if request.draft is None and request.heads is None:
         return
-    of_ranks = (
-        "tensor_parallel_size" if options.tensor_parallel_size > 1 else "pipeline_parallel_size"
-    )
-    where = f"beside {'draft_model' if request.heads is None else 'draft_heads'} with {of_ranks}"
+    drafter = "draft_model" if request.heads is None else "draft_heads"
+    where = f"beside {drafter} with tensor_parallel_size {options.tensor_parallel_size}"
     for tier, none in (("kv_swap_memory", "0"), ("kv_peer_memory", "0"), ("kv_disk_dir", "none")):
         if value := getattr(options, tier):
-            raise ConfigError(
-                tier,
-                str(value),
-                f"{none} {where} {getattr(options, of_ranks)} on the platform {name}",
-            )
+            raise ConfigError(tier, str(value), f"{none} {where} on the platform {name}")
 
 
 def _check_stage_hosts(request: BuildRequest) -> None:

@@ -255,11 +255,8 @@ def _check_ranks(
 
 def _refused_beside(size: str, flags: Capabilities) -> Iterator[str]:
     """Folders that an engine of several ranks may not have, divided by this size."""
-    are_shards = size == "tensor_parallel_size"
-    if not (flags.rank_drafts if are_shards else flags.stage_drafts):
-        yield "draft_model"
-    if not (flags.rank_drafts if are_shards else flags.stage_heads):
-        yield "draft_heads"
+    if size == "pipeline_parallel_size" or not flags.rank_drafts:
+        yield from ("draft_model", "draft_heads")
     if not flags.rank_slots:
         yield "kv_disk_dir"
 

@@ -20,15 +20,7 @@ from ..platforms.cuda import CudaPlatform
 from ..platforms.cuda_packed import has_rounded
 from ..usable_cores import usable_cores
 from .cuda import CudaExecutor
-from .cuda_drafting import (
-    Drafting,
-    HeadsDrafting,
-    LoadedHeads,
-    LoadedModel,
-    ModelDrafting,
-    TakenDrafts,
-)
-from .cuda_guessers import by_first_stage
+from .cuda_drafting import Drafting, HeadsDrafting, LoadedHeads, LoadedModel, ModelDrafting
 from .cuda_prompt_scores import SCORED_AT_ONCE
 from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper, staged_blocks
@@ -45,13 +37,11 @@ def build_cuda_executor(
     *,
     draft: LoadedModel | None,
     heads: LoadedHeads | None,
-    taken: TakenDrafts | None = None,
     kv_cache_memory: int,
     gpu_memory_utilization: float,
     is_sized: bool,
 ) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
-    """`taken`: how guesses come from the first stage; None: they are this one's, if there are any.
-    With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises
+    """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises
     `ConfigError` with what would fit."""
     block_size = config.block_size
     weights = served.weights
@@ -65,7 +55,7 @@ def build_cuda_executor(
     with CompileAhead(device, usable_cores()) as ahead:
         if platform.probes(weights):
             ahead.note(partial(platform.launch_probe, weights))
-        inputs = LayerInputs(served.shown_layers(heads) if taken is None else taken.layers)
+        inputs = LayerInputs(() if heads is None else heads.config.input_layers)
         memory = measure(
             decoder, platform, served.planes, config, ahead, inputs, has_head=served.has_head
         )
@@ -95,18 +85,13 @@ def build_cuda_executor(
         )
         kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
         swapper = _swapper(served, kv_caches, config) if config.num_swap_slots else None
-        looks_at_all = (
-            drafting.looks_at_all
-            if drafting is not None
-            else taken is not None and taken.looks_at_all
-        )
+        looks_at_all = drafting is not None and drafting.looks_at_all
         executor = served.executor(
             decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all
         )
         if drafting is not None:
+            assert isinstance(executor, CudaExecutor)
             executor.draft_by(drafting.make(config, kv_caches[1:]))
-        elif taken is not None:
-            executor.draft_by(partial(by_first_stage, taken.memory, taken.shown))
         ahead.note(executor.launch_likely)
     _choose_products(platform, weights, config, device)
     served.begin(executor)

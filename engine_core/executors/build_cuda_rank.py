@@ -14,7 +14,6 @@ from ..config import ConfigError, EngineConfig
 from ..executor import UInt8Array
 from ..heads.served import Served, ServedPart
 from ..layers.group import Group
-from ..layers.kinds import Weights
 from ..layers.leaf_matrix import keep_leaves
 from ..layers.ordered import order_linears
 from ..layers.sharded import over_group
@@ -30,11 +29,10 @@ from ..weights.model_file import DTYPES
 from .build_cuda import build_cuda_executor
 from .build_single import KV_DTYPES, block_bytes_of, engine_config_of, load_heads_weights
 from .cuda import CudaExecutor
-from .cuda_drafting import LoadedHeads, LoadedModel, TakenDrafts
+from .cuda_drafting import LoadedHeads, LoadedModel
 from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper
 from .gpu_stage import GpuStageEnds
-from .gpu_states import FirstStates
 from .head_part import HeadPart
 from .locked_slots import LOCKABLE, RankSlots, check_room, touch
 from .rank_channels import agreed, open_channels
@@ -43,9 +41,7 @@ from .rank_place import (
     RankPlace,
     block_part,
     load_rank_weights,
-    load_served_head,
     map_slots,
-    needs_served_head,
     rank_model,
 )
 from .stage_relay import StageRelay
@@ -65,11 +61,6 @@ class LoadedRank(LoadedModel):
     """None: there is one stage."""
     relay: StageRelay | None = None
     """Where stages are on other hosts."""
-    states: FirstStates | None = None
-    """Where heads of the first stage find what other stages show them; None: they read nothing of
-    them."""
-    served_head: Weights | None = None
-    """The vocabulary head by which heads guess, where another stage has the model's."""
 
     @property
     def has_head(self) -> bool:
@@ -114,11 +105,9 @@ class LoadedRank(LoadedModel):
                 decoder,
                 platform,
                 config,
-                kv_caches,
+                kv_caches[0],
                 self.stages,
                 swapper=swapper,
-                head_part=None if self.states is None else self.head_part(platform),
-                states=self.states,
             )
         return CudaExecutor(
             decoder,
@@ -161,12 +150,9 @@ class LoadedRank(LoadedModel):
             None if self.group is None else _head_part(self, platform, self.place.shard, self.group)
         )
 
-    def shown_layers(self, heads: LoadedHeads | None) -> tuple[int, ...]:
-        return LoadedModel.shown_layers(self, heads) if self.states is None else self.states.own
-
     def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
-        weights = self.weights if self.served_head is None else self.served_head
-        return ServedPart(decoder.config, decoder.embedding, platform.linear(weights.linears[HEAD]))
+        head = platform.linear(self.weights.linears[HEAD])
+        return ServedPart(decoder.config, decoder.embedding, head)
 
     def agreed(self, number: int) -> int:
         return agreed(self.host, self.place.links, number)
@@ -223,30 +209,19 @@ def build_cuda_rank(
         in_planes=in_planes,
         with_leaves=keep_leaves,
     )
-    served_head = None
-    if needs_served_head(request, place):
-        head = load_served_head(
-            request, place, device, progress, keeps_bytes=keeps_bytes, in_planes=in_planes
-        )
-        served_head = _ordered(request, head)
     channels = open_channels(request, config, place)
     group = channels.group
-    stages = channels.stages
-    shown = channels.shown
-    is_first = place.stage.is_first
     served = LoadedRank(
         place.local_config(request.model),
-        _ordered(request, weights),
+        order_linears(with_look_up(weights), rounds_tokens=request.rounds_tokens),
         KV_DTYPES[request.kv_format],
         request.is_tree,
         request,
         place if group is None else place.over(group),
         group,
         host,
-        stages,
+        channels.stages,
         channels.relay,
-        FirstStates(shown, device) if shown is not None and is_first else None,
-        served_head,
     )
     # Nobody writes into memory that another rank has not mapped yet.
     served.agreed(0)
@@ -254,20 +229,12 @@ def build_cuda_rank(
         served,
         config,
         device,
-        draft=_draft_of(request, place.shard, group, progress) if is_first else None,
-        heads=_heads_of(request, place.shard) if is_first else None,
-        taken=None
-        if is_first or stages is None or request.stage_drafts is None
-        else TakenDrafts(stages, shown),
+        draft=_draft_of(request, place.shard, group, progress),
+        heads=_heads_of(request, place.shard),
         kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
     )
-
-
-def _ordered(request: BuildRequest, weights: Weights) -> Weights:
-    """The weights as the platform multiplies them."""
-    return order_linears(with_look_up(weights), rounds_tokens=request.rounds_tokens)
 
 
 def _draft_of(

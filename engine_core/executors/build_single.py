@@ -162,7 +162,7 @@ def draft_bytes_of(request: BuildRequest) -> int:
     if request.draft is not None:
         return served_bytes_of(request.draft)
     if request.heads is None:
-        return request.options.draft_block_bytes
+        return 0
     return (
         request.heads.kv_elements_per_token
         * request.options.block_size

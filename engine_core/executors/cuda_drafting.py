@@ -9,7 +9,6 @@ from typing import Protocol
 import torch
 
 from headwater.kernels.compile_ahead import CompileAhead
-from headwater.kernels.stage_memory import StageMemory
 
 from ..config import ConfigError, EngineConfig
 from ..heads.medusa import Medusa
@@ -28,7 +27,6 @@ from .cuda_guessers import Make, by_chain, by_model, by_places
 from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper
 from .gpu_memory import Planes, measure
-from .gpu_states import ShownStates
 from .head_part import HeadPart
 
 
@@ -77,10 +75,6 @@ class LoadedModel:
         there is no memory for the slots."""
         return CudaSwapper(kv_caches, config.num_swap_slots)
 
-    def shown_layers(self, heads: LoadedHeads | None) -> tuple[int, ...]:
-        """The layers here whose inputs heads read, as this model numbers them."""
-        return () if heads is None else heads.config.input_layers
-
     def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
         """The model's embedding and head, as draft heads read them."""
         return decoder
@@ -106,25 +100,6 @@ class LoadedHeads:
     weights: Weights
     shard: Shard = WHOLE
     """The part of the vocabulary that the weights have."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakenDrafts:
-    """Guesses that come from the first stage."""
-
-    memory: StageMemory
-    shown: ShownStates | None
-    """Hidden states that heads of the first stage are shown; None: it reads none."""
-
-    @property
-    def looks_at_all(self) -> bool:
-        """Whether the last stage shows the hidden states of all tokens."""
-        return self.shown is not None and bool(self.shown.drafts.final)
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Layers of this stage whose inputs it shows, numbered from its first one on."""
-        return () if self.shown is None else self.shown.own_layers
 
 
 class Drafting(Protocol):

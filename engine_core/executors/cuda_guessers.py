@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.kernels.stage_memory import StageMemory
-
 from ..config import EngineConfig
 from ..heads.medusa import Medusa
 from ..heads.registry import ChainHeads
@@ -21,8 +19,6 @@ from .cuda_heads import CudaChainHeads, CudaParallelHeads, PairedModel, Pairs
 from .device_model import DeviceModel
 from .device_sampler import DeviceSampler
 from .device_table import DeviceTable
-from .gpu_stage import FirstStageGuesses
-from .gpu_states import ShownStates
 from .head_part import HeadPart
 from .step_buffers import StepBuffers
 from .step_shapes import StepShapes
@@ -106,9 +102,3 @@ def by_places(heads: Medusa, served: Model, platform: CudaPlatform, config: Engi
         return CudaParallelHeads(heads, drafted.served, steps, sampler, config, table)
 
     return make
-
-
-def by_first_stage(stages: StageMemory, shown: ShownStates | None, drafted: Drafted) -> CudaGuesser:
-    """Takes guesses from the first stage. `shown`: what it is shown, if heads guess there."""
-    teller = None if shown is None else shown.teller(drafted.table.token_ids.device)
-    return FirstStageGuesses(stages, drafted.table, drafted.served, teller)

@@ -82,9 +82,8 @@ class DeviceModel:
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown | None = None
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
-        self.launched: Callable[[int], None] = _nothing
-        """Is called behind each launch of layers, of a step or a trial, with the number of tokens
-        that it has shown."""
+        self.launched: Callable[[], None] = _nothing
+        """Is called behind each launch of layers, of a step or a trial."""
 
     def hidden(self, shape: StepShape) -> torch.Tensor:
         """Launches the step of this shape that the buffers hold. Returns its hidden states,
@@ -94,7 +93,7 @@ class DeviceModel:
             hidden = self.graphs.replay(shape, launch, partial(self.try_out, shape))
         else:
             hidden = self.graphs.run(shape, launch) if self.shapes.recurs(shape) else launch()
-        self.launched(0 if self.shown is None else shape.num_tokens)
+        self.launched()
         return hidden
 
     def prepare(self, shape: StepShape) -> torch.Tensor:
@@ -106,7 +105,7 @@ class DeviceModel:
     def try_out(self, shape: StepShape) -> None:
         """Layers are alike but for the last, so two of them launch all there is."""
         self.forward(shape, num_layers=2)
-        self.launched(0)
+        self.launched()
 
     def forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
         """As `hidden`, without a graph."""
@@ -165,5 +164,5 @@ class DeviceModel:
         return self._can_fold and not shape.shares
 
 
-def _nothing(num_shown: int) -> None:
+def _nothing() -> None:
     pass

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 
 from headwater.kernels.peer_memory import handle_of
-from headwater.kernels.stage_guesses import receive_guesses, send_guesses
 from headwater.kernels.stage_memory import (
     LAST_TOKENS,
     StageMemory,
@@ -16,7 +15,6 @@ from headwater.kernels.stage_memory import (
     allocate_piece,
     beside,
 )
-from headwater.kernels.stage_states import StateMemory, StateSizes
 from headwater.kernels.stage_stream import (
     MOST_NUMBERS,
     receive_stream,
@@ -26,16 +24,11 @@ from headwater.kernels.stage_stream import (
 )
 
 from ..config import EngineConfig
-from ..executor import StepPlan
 from ..layers.embedding import Embedding
 from ..layers.group import Group
 from ..models.model import LastNorm
-from .device_model import DeviceModel, Shown
 from .device_table import DeviceTable
-from .gpu_states import StateTeller
-from .own_drafts import leaves_drafts
 from .stage_relay import StageRelay
-from .step_shapes import StepShape
 
 
 class GpuStageEnds:
@@ -132,97 +125,6 @@ class TokenTeller:
         self._numbers = MessageNumbers(self._memory.sizes.num_messages)
 
 
-class FirstStageGuesses:
-    """See `CudaGuesser`: in the place of what drafts, on a stage that is not the first."""
-
-    def __init__(
-        self,
-        memory: StageMemory,
-        table: DeviceTable,
-        served: DeviceModel,
-        shown: StateTeller | None = None,
-    ) -> None:
-        """`shown` hands hidden states on to the first stage; None: it reads none."""
-        self._memory = memory
-        self._table = table
-        self._served = served
-        self._numbers = MessageNumbers(memory.sizes.num_guesses)
-        self._states = shown
-        self.shown: Shown | None = shown
-        self.relay: StageRelay | None = None
-        """As that of `TokenTeller`."""
-
-    def seat(self, row: int) -> None:
-        """Does nothing."""
-
-    def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        if leaves_drafts(plan):
-            number = self._numbers.next()
-            self._receive(number, steps, positions)
-            _relay_guesses(self.relay, number, plan, steps)
-
-    def see(self, shape: StepShape, steps: torch.Tensor) -> None:
-        """Does nothing."""
-
-    def launch_likely(self) -> None:
-        self._receive(1, *padded_step(self._served))
-        if self._states is not None:
-            self._states.rehearse()
-
-    def prepare(self, shape: StepShape) -> None:
-        """Does nothing."""
-
-    def capture_due(self) -> None:
-        """Does nothing."""
-
-    def _receive(self, number: int, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        receive_guesses(
-            self._memory, number, steps, self._table.known, positions, self._table.token_ids
-        )
-
-
-class GuessTeller:
-    """Tells later stages what the first one has guessed."""
-
-    def __init__(self, memory: StageMemory, table: DeviceTable, served: DeviceModel) -> None:
-        self._memory = memory
-        self._table = table
-        self._served = served
-        self._numbers = MessageNumbers(memory.sizes.num_guesses)
-        self.relay: StageRelay | None = None
-        """As that of `TokenTeller`."""
-
-    def tell(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        """Guesses of a step, whose words for `draft_rows` these are."""
-        number = self._numbers.next()
-        self._send(number, steps, positions)
-        _relay_guesses(self.relay, number, plan, steps)
-
-    def rehearse(self) -> None:
-        """Launches it for padding; for where nothing is really launched."""
-        self._send(1, *padded_step(self._served))
-
-    def _send(self, number: int, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        send_guesses(
-            self._memory, number, steps, self._table.known, positions, self._table.token_ids
-        )
-
-
-def _relay_guesses(
-    relay: StageRelay | None, number: int, plan: StepPlan, steps: torch.Tensor
-) -> None:
-    if relay is not None:
-        assert plan.num_drafts is not None
-        relay.note_guesses(number, 1 + steps.shape[1] * int(plan.num_drafts.max()))
-
-
-def padded_step(served: DeviceModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words of `draft_rows` of a row of padding, in the buffers: kernels are compiled for how these
-    are aligned."""
-    shape = next(iter(served.shapes.for_each_kernel()))
-    return served.buffers.steps[:, :1], served.buffers.words(shape).positions
-
-
 def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> StageSizes:
     """The sizes of a piece for steps of this config. The last stage sends a message only behind the
     step before it, which has left every other stage; those stages had received all but the messages
@@ -234,8 +136,6 @@ def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> Stag
         most_rows=config.max_num_seqs,
         most_positions=config.max_positions,
         num_messages=2 * parts_of(config) + 2 + config.num_rows,
-        # A plan in flight may have one, which its result depends on.
-        num_guesses=parts_of(config) if config.max_draft_tokens else 0,
     )
 
 
@@ -245,16 +145,9 @@ def parts_of(config: EngineConfig) -> int:
 
 
 def open_stage_memory(
-    index: int,
-    sizes: StageSizes,
-    states: StateSizes | None,
-    of_all_stages: Callable[[bytes], list[bytes]],
-) -> tuple[StageMemory, StateMemory | None]:
-    """Allocates this stage's piece and maps those of the others. What is shown to the first stage,
-    if anything is, lies behind that one's. Raises `PeerError`."""
-    own = allocate_piece(sizes.num_bytes + (0 if states is None or index else states.num_bytes))
+    index: int, sizes: StageSizes, of_all_stages: Callable[[bytes], list[bytes]]
+) -> StageMemory:
+    """Allocates this stage's piece and maps those of the others. Raises `PeerError`."""
+    own = allocate_piece(sizes.num_bytes)
     handle, _ = handle_of(own)
-    memory = beside(own, index, of_all_stages(handle), sizes)
-    return memory, None if states is None else StateMemory(
-        address=memory.first + sizes.num_bytes, sizes=states
-    )
+    return beside(own, index, of_all_stages(handle), sizes)

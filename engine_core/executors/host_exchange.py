@@ -4,20 +4,17 @@ one another's memory.
 Every rank of a host maps the whole memory and locks it for its own GPU. It has a piece for each
 rank that divides layers with others (`peer_memory`), and behind these a piece for each rank of a
 stage (`stage_memory`). Stages on other hosts have pieces here where they are next to a stage of
-this host: what lies there is relayed. Behind all pieces lies what is shown to each rank of the
-first stage (`stage_states`), also on hosts from which it is relayed to that stage.
+this host: what lies there is relayed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from headwater.kernels.peer_memory import (
-    HOST_POLLS,
     PeerError,
     PeerMemory,
     host_address,
@@ -27,7 +24,6 @@ from headwater.kernels.peer_memory import (
     slot_bytes_of,
 )
 from headwater.kernels.stage_memory import StageMemory, StageSizes, stages_in_host_memory
-from headwater.kernels.stage_states import StateMemory, StateSizes
 
 from ..options import ExecutorOptions
 from ..platforms.peer_group import LEAST_SLOT
@@ -36,7 +32,7 @@ from ..shards import ParallelLayout
 from .locked_memory import LockedMemory
 from .rank_devices import local_devices
 from .stage_link import StageLinks
-from .stage_pieces import Piece, StatePiece
+from .stage_pieces import Piece
 from .stage_relay import StageRelay
 
 ALIGNMENT = 4096
@@ -56,8 +52,6 @@ class ExchangeSizes:
     has_peers: bool = True
     """Whether ranks that divide layers exchange here; False: their GPUs reach one another's
     memory."""
-    states: StateSizes | None = None
-    """None: no hidden states are shown to the first stage."""
 
     @property
     def slot_bytes(self) -> int:
@@ -88,17 +82,7 @@ class ExchangeSizes:
 
     @property
     def num_bytes(self) -> int:
-        return self.first_states + self.states_bytes * self.layout.tensor
-
-    @property
-    def first_states(self) -> int:
-        """Bytes before what is shown to the first rank."""
         return self.stage_offset + len(self.with_pieces) * self.layout.tensor * self.stage_bytes
-
-    @property
-    def states_bytes(self) -> int:
-        """Bytes of what is shown to one rank."""
-        return 0 if self.states is None else _aligned(self.states.num_bytes)
 
 
 class HostExchange:
@@ -145,30 +129,14 @@ class HostExchange:
             self._stage, sizes.layout.pipeline, addresses, sizes.stages, self._locked
         )
 
-    def states(self) -> StateMemory | None:
-        """Channels to the rank of the first stage that has the same share of its layers as this
-        one."""
-        if self._sizes.states is None:
-            return None
-        return StateMemory(
-            address=self._address + self._first_states,
-            sizes=self._sizes.states,
-            owner=self._locked,
-            is_host=True,
-            max_polls=HOST_POLLS,
-        )
-
-    def relay(self, links: StageLinks, channels: Sequence[int] = ()) -> StageRelay:
-        """The relay between pieces of stages on other hosts and the rank's links. `channels`: see
-        `StageRelay`."""
+    def relay(self, links: StageLinks) -> StageRelay:
+        """The relay between pieces of stages on other hosts and the rank's links."""
         stage = self._stage
         before, behind = (
             self._piece(each) if self._is_elsewhere(each) else None
             for each in (stage - 1, stage + 1)
         )
-        return StageRelay(
-            self._piece(stage), before, behind, links, states=self._state_piece(), channels=channels
-        )
+        return StageRelay(self._piece(stage), before, behind, links)
 
     def _is_elsewhere(self, stage: int) -> bool:
         return stage in self._sizes.with_pieces and stage not in self._sizes.here
@@ -180,19 +148,6 @@ class HostExchange:
         assert sizes.stages is not None
         memory = self._locked.memory[first : first + sizes.stage_bytes].numpy()
         return Piece(memory, sizes.stages, sizes.row_bytes)
-
-    def _state_piece(self) -> StatePiece | None:
-        """See `states`."""
-        first = self._first_states
-        sizes = self._sizes
-        if sizes.states is None:
-            return None
-        memory = self._locked.memory[first : first + sizes.states_bytes].numpy()
-        return StatePiece(memory, sizes.states, sizes.row_bytes)
-
-    @property
-    def _first_states(self) -> int:
-        return self._sizes.first_states + self._shard * self._sizes.states_bytes
 
     def _offset(self, stage: int) -> int:
         sizes = self._sizes

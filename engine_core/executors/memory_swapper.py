@@ -28,21 +28,17 @@ class MemorySwapper:
         slots: UInt8Array,
         direct_copies: DirectCopies | None = None,
         num_saved: int | None = None,
-        settle: Callable[[], None] | None = None,
         meet: Callable[[], object] | None = None,
     ) -> None:
         """`planes`: uint8 [planes, num_blocks, bytes] of each cache; `parts`: uint8 [num_slots,
         planes, bytes] of each,
         which are views of `slots`. `num_saved`: caches, from the first on, that are written to
         slots; None: all.
-        `settle`: writes what the caches lack of retired steps. `meet`: returns when those that
-        write other parts of the
-        slots have made all copies that were asked for; None: every part that is read is written
-        here."""
+        `meet`: returns when those that write other parts of the slots have made all copies that
+        were asked for; None: every part that is read is written here."""
         self._loaded = list(zip(planes, parts, strict=True))
         self.slots = slots
         self._saved = self._loaded[:num_saved]
-        self._settle = settle
         self._meet = meet
         self.direct_copies = direct_copies
         self.num_saved = self.num_loaded = self._num_met = 0
@@ -74,13 +70,11 @@ class MemorySwapper:
         part: BlockPart,
         *,
         saves_whole_planes: bool,
-        settle: Callable[[], None] | None = None,
         meet: Callable[[], object] | None = None,
     ) -> Self:
         """Over slots that all ranks share, whose blocks are as those of one process. The first
         cache has this rank's part of its planes; the others are whole on every rank, one of which
-        saves them. `settle` and `meet`: see `__init__`; all of these ranks meet at the same
-        plans."""
+        saves them. `meet`: see `__init__`; all of these ranks meet at the same plans."""
         divided, *others = (_as_planes(each) for each in kv_caches)
         sizes = [each.shape[0] * each.shape[2] for each in others]
         rows = torch.from_numpy(slots)
@@ -88,13 +82,9 @@ class MemorySwapper:
         whole = [own.view(len(rows), len(each), -1) for own, each in zip(rest, others, strict=True)]
         num_saved = None if saves_whole_planes else 1
         meet = meet if others else None
-        return cls(
-            [divided, *others], [part.of(first), *whole], slots, None, num_saved, settle, meet
-        )
+        return cls([divided, *others], [part.of(first), *whole], slots, None, num_saved, meet)
 
     def swap(self, plan: SwapPlan) -> None:
-        if self._settle is not None and plan.out_blocks.size:
-            self._settle()
         for block, slot in zip(plan.out_blocks.tolist(), plan.out_slots.tolist(), strict=True):
             for planes, parts in self._saved:
                 parts[slot].copy_(planes[:, block])

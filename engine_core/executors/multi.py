@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import cast
 
 import torch
@@ -36,7 +35,7 @@ from ..parallel.stage_hosts import StageHosts
 from ..platforms.device import Device
 from ..platforms.loading import LoadedDevice
 from ..rank_facts import RankFigures, RankLost
-from .build_single import block_bytes_of, draft_bytes_of
+from .build_single import block_bytes_of
 from .rank_place import ParallelDevice, map_slots
 from .rank_swapper import RankSwapper
 from .stage_offer import make_offer
@@ -178,7 +177,7 @@ def build_ranks(
     parallel = cast("ParallelDevice", device)
     variables = [parallel.rank_variables(options, rank) for rank in range(num_local_ranks(options))]
     copies = options.copies_ranks and device.capabilities.copied_ranks
-    hosts = _stage_hosts(request, loaded) if options.stage_hosts else None
+    hosts = _stage_hosts(options, loaded) if options.stage_hosts else None
     ranks = Ranks(
         options,
         options.num_threads or torch.get_num_threads(),
@@ -206,24 +205,18 @@ def build_ranks(
     ), config
 
 
-def _stage_hosts(request: BuildRequest, loaded: LoadedDevice) -> StageHosts:
-    options = request.options
+def _stage_hosts(options: ExecutorOptions, loaded: LoadedDevice) -> StageHosts:
     if options.stage_secret_file is None:
         raise ConfigError(
             "stage_secret_file", None, "a file with the secret of the stages on other hosts"
         )
     secret = read_secret(options.stage_secret_file)
-    # The folder of what drafts is on this host alone, as the first stage is.
-    drafts = request.stage_drafts
-    told = "" if drafts is None else drafts.to_json()
-    offered = replace(options, first_stage_drafts=told, draft_block_bytes=draft_bytes_of(request))
-    offer = make_offer(offered, loaded)
     return StageHosts(
         listen("stage_listen", options.stage_listen),
         secret,
         options.layout,
         options.stage_hosts,
-        offer,
+        make_offer(options, loaded),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,9 +15,8 @@ from ..platforms.peer_group import PeerGroup, open_peer_group
 from ..shards import ParallelLayout
 from ..weights.model_file import DTYPES
 from .gpu_stage import open_stage_memory, sizes_of
-from .gpu_states import FINAL, ShownStates, shown_elsewhere, state_sizes_of
 from .host_exchange import ExchangeSizes, HostExchange, first_unreached, open_exchange
-from .rank_place import RankPlace, stages_of
+from .rank_place import RankPlace
 from .stage_link import StageLinks
 from .stage_relay import StageRelay
 
@@ -32,8 +30,6 @@ class Channels:
     """The ranks that divide its layers."""
     stages: StageMemory | None
     """Stages next to its own."""
-    shown: ShownStates | None
-    """Hidden states that heads of the first stage read."""
     relay: StageRelay | None
     """Stages on other hosts."""
 
@@ -46,40 +42,22 @@ def open_channels(request: BuildRequest, config: EngineConfig, place: RankPlace)
     layout = options.layout
     row_bytes = hidden_size * dtype.itemsize
     stage_sizes = sizes_of(config, hidden_size, dtype) if layout.pipeline > 1 else None
-    elsewhere = None if stage_sizes is None else _shown_elsewhere(request)
-    state_sizes = None
-    if stage_sizes is not None and elsewhere is not None:
-        state_sizes = state_sizes_of(config, len(elsewhere), stage_sizes.stream_bytes)
     here = options.stages_beside(place.stage_index)
-    sizes = ExchangeSizes(
-        layout=layout, row_bytes=row_bytes, stages=stage_sizes, states=state_sizes, here=here
-    )
+    sizes = ExchangeSizes(layout=layout, row_bytes=row_bytes, stages=stage_sizes, here=here)
     exchange = _host_exchange(request, place, sizes)
     stages = None
-    memory = None
     if stage_sizes is not None and exchange is not None:
         stages = exchange.stages()
-        memory = exchange.states()
     elif stage_sizes is not None:
-        stages, memory = open_stage_memory(
-            place.stage_index, stage_sizes, state_sizes, place.links.of_all_stages
-        )
-    shown = None
-    if memory is not None and elsewhere is not None:
-        assert request.stage_drafts is not None
-        shown = ShownStates(
-            drafts=request.stage_drafts,
-            stage=place.stage,
-            elsewhere=elsewhere,
-            memory=memory,
-            hidden_size=hidden_size,
-            dtype=dtype,
-        )
+        stages = open_stage_memory(place.stage_index, stage_sizes, place.links.of_all_stages)
+    relay = None
+    if options.stage_hosts:
+        assert exchange is not None
+        relay = exchange.relay(place.links)
     return Channels(
         group=_peers(place, exchange, row_bytes) if layout.tensor > 1 else None,
         stages=stages,
-        shown=shown,
-        relay=_relay(request, place, exchange, elsewhere or ()) if options.stage_hosts else None,
+        relay=relay,
     )
 
 
@@ -87,32 +65,6 @@ def _peers(place: RankPlace, exchange: HostExchange | None, row_bytes: int) -> P
     if exchange is not None and exchange.has_peers:
         return PeerGroup(exchange.peers())
     return open_peer_group(place.group, row_bytes)
-
-
-def _relay(
-    request: BuildRequest, place: RankPlace, exchange: HostExchange | None, elsewhere: Sequence[int]
-) -> StageRelay:
-    """`elsewhere`: what has a channel. What stages of the engine's own host show lies where the
-    first one reads it."""
-    assert exchange is not None
-    first_relayed = request.options.stages_beside(0).stop
-    relayed = range(stages_of(request)[first_relayed].first, place.stage.stop)
-    channels = [
-        i
-        for i, each in enumerate(elsewhere)
-        if each in relayed or (each == FINAL and place.stage.is_last)
-    ]
-    return exchange.relay(place.links, channels)
-
-
-def _shown_elsewhere(request: BuildRequest) -> tuple[int, ...] | None:
-    """See `gpu_states.shown_elsewhere`; None: nothing reads hidden states there."""
-    drafts = request.stage_drafts
-    return (
-        shown_elsewhere(drafts, stages_of(request)[0])
-        if drafts is not None and drafts.reads_states
-        else None
-    )
 
 
 def _host_exchange(

@@ -14,8 +14,6 @@ import torch
 
 from ..config import EngineConfig
 from ..executor import Executor, UInt8Array
-from ..heads.served import ServedPart
-from ..heads_config import EAGLE
 from ..layers import kinds
 from ..layers.group import Group
 from ..layers.kinds import Table, Weights, keeps_divided
@@ -32,7 +30,6 @@ from ..ring import map_at_least
 from ..sampling.operations import PartSampling
 from ..sampling.sampler import Sampler
 from ..shards import Shard, Stage, local_config, stages
-from ..stage_drafts import StageDrafts
 from ..weights.byte_weights import Keeps, keeps_none
 from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
@@ -43,16 +40,13 @@ from .build_single import (
     add_guesser,
     block_bytes_of,
     random_tensors,
-    served_bytes_of,
     stored_tensors,
 )
 from .memory_swapper import MemorySwapper
-from .rank_drafts import HEAD
 from .runner import Runner
 from .single import SingleExecutor
-from .stage_guesses import ReceivedGuesses
-from .stage_link import LaterWriter, ReceivedStream, StageEnds, StageLinks, Writer
-from .stage_runner import FirstStageRunner, LastStageRunner, StageRunner
+from .stage_link import StageEnds, StageLinks
+from .stage_runner import LastStageRunner, StageRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,45 +171,6 @@ def load_rank_weights(
     )
 
 
-def load_served_head(
-    request: BuildRequest,
-    place: RankPlace,
-    device: torch.device,
-    progress: Progress,
-    *,
-    keeps_packed: bool = False,
-    keeps_bytes: Keeps = keeps_none,
-    in_planes: bool = False,
-) -> Weights:
-    """This rank's rows of the served model's vocabulary head, which another stage has, for heads of
-    the first stage that guess by it; see `load_rank_weights`. Raises `ConfigError`."""
-    # Behind the last layer: what drafts is computed as by default, and multiplied as it is stored.
-    total = place.stage.total
-    behind = replace(place, stage=Stage(total, total, total))
-    own = replace(request, is_tree=False)
-    return load_rank_weights(
-        own,
-        behind,
-        device,
-        progress,
-        keeps_packed=keeps_packed,
-        keeps_bytes=keeps_bytes,
-        in_planes=in_planes,
-    )
-
-
-def needs_served_head(request: BuildRequest, place: RankPlace) -> bool:
-    """Whether heads of this rank guess by the served model's vocabulary head, which it has no part
-    of."""
-    stage = place.stage
-    return (
-        request.heads is not None
-        and request.heads.kind == EAGLE
-        and stage.is_first
-        and not stage.is_last
-    )
-
-
 def _random_weights(
     request: BuildRequest,
     place: RankPlace,
@@ -252,20 +207,12 @@ def rank_executor(
     *,
     draft: tuple[Platform, Weights] | None = None,
     heads: tuple[Platform, Weights] | None = None,
-    head: Weights | None = None,
 ) -> Executor:
     """As `single_executor`, over this rank's weights; `draft` and `heads` have its part of their
-    vocabulary, see `rank_drafts`. Of stages the first one drafts. `head`: see
-    `load_served_head`."""
+    vocabulary, see `rank_drafts`."""
     model = rank_model(request, place, config.max_model_len, platform, weights)
     runner = _runner(request, place, config, platform, model)
-    if place.stage.is_first:
-        served = (
-            model
-            if head is None
-            else ServedPart(model.config, model.embedding, platform.linear(head.linears[HEAD]))
-        )
-        add_guesser(runner, request, config, served, draft=draft, heads=heads, shard=place.shard)
+    add_guesser(runner, request, config, model, draft=draft, heads=heads, shard=place.shard)
     return SingleExecutor(
         runner, _swapper(request, place, config, runner) if config.num_swap_slots else None
     )
@@ -276,70 +223,25 @@ def _runner(
 ) -> Runner:
     kv_dtype = KV_DTYPES[request.kv_format]
     links = place.links
-    drafts = request.stage_drafts
-    if place.stage.is_first and place.stage.is_last:
-        return Runner(model, config, kv_dtype, platform, _sampler(request, place, config, platform))
-    if place.stage.is_last:
-        sampler = _sampler(request, place, config, platform)
-        writers = list[Writer](links.tokens_out)
-        if drafts is not None and drafts.reads_states:
-            writers[0] = LaterWriter(writers[0])
-        last = LastStageRunner(model, config, kv_dtype, platform, writers, sampler)
-        _take_guesses(last, model, place, config, drafts, states_out=writers[0])
-        return last
-    assert links.stream_out is not None
-    assert links.tokens_in is not None
-    ends = links.stream_out, links.tokens_in
-    if place.stage.is_first and drafts is not None:
-        sampler = _sampler(request, place, config, platform)
-        return FirstStageRunner(model, config, kv_dtype, platform, *ends, drafts, sampler)
-    runner = StageRunner(model, config, kv_dtype, platform, *ends)
-    _take_guesses(runner, model, place, config, drafts, guesses_out=links.stream_out)
-    return runner
-
-
-def _take_guesses(
-    runner: Runner,
-    model: Model,
-    place: RankPlace,
-    config: EngineConfig,
-    drafts: StageDrafts | None,
-    *,
-    guesses_out: Writer | None = None,
-    states_out: Writer | None = None,
-) -> None:
-    """Has a stage behind the first take guesses from it, where something drafts there."""
-    if drafts is None or place.stage.is_first:
-        return
-    assert place.links.stream_in is not None
-    assert isinstance(model.embedding, ReceivedStream)
-    ends = runner.tables[0], place.links.stream_in, model.embedding
-    states_out = states_out if drafts.reads_states else None
-    guesses = ReceivedGuesses(
-        drafts,
-        config.max_draft_tokens,
-        place.stage,
-        *ends,
-        guesses_out=guesses_out,
-        states_out=states_out,
-    )
-    runner.draft_by(guesses)
+    if not place.stage.is_last:
+        assert links.stream_out is not None
+        assert links.tokens_in is not None
+        return StageRunner(model, config, kv_dtype, platform, links.stream_out, links.tokens_in)
+    sampler = _sampler(request, place, config, platform)
+    if place.stage.is_first:
+        return Runner(model, config, kv_dtype, platform, sampler)
+    return LastStageRunner(model, config, kv_dtype, platform, links.tokens_out, sampler)
 
 
 def _swapper(
     request: BuildRequest, place: RankPlace, config: EngineConfig, runner: Runner
 ) -> MemorySwapper:
-    """All ranks of the first stage have all planes of what drafts; the first rank saves them."""
+    """All ranks have all planes of what drafts; the first rank saves them."""
     slots = map_slots(place.slots, config, block_bytes_of(request))
     part = block_part(request, place)
-    if not place.stage.is_first:
-        slots = slots[:, : served_bytes_of(request)]
-    settle = runner.settle_all if isinstance(runner, FirstStageRunner) else None
     whole = place.shard.index == 0
     meet = partial(place.group.join, torch.zeros(1, 1))
-    return MemorySwapper.of_part(
-        runner.kv_caches, slots, part, saves_whole_planes=whole, settle=settle, meet=meet
-    )
+    return MemorySwapper.of_part(runner.kv_caches, slots, part, saves_whole_planes=whole, meet=meet)
 
 
 def block_part(request: BuildRequest, place: RankPlace) -> BlockPart:

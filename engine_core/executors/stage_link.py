@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ import torch
 from ..executor import Int32Array
 from ..layers.embedding import Embedding
 from ..models.model import LastNorm
-from ..ring import PeerGone, RingReader, RingWriter
-from ..worker_thread import start_worker
+from ..ring import RingReader, RingWriter
 
 
 class Writer(Protocol):
@@ -23,31 +21,6 @@ class Writer(Protocol):
 
     def write(self, message: bytes) -> None:
         """Raises `PeerGone`."""
-
-
-class LaterWriter:
-    """Writes messages in a thread, so that nothing waits for room in the ring. The last stage
-    answers long streams with
-    long messages: where each stage waited until the other reads, both would wait for ever."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self.is_gone = False
-        self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        start_worker("stage writer", self._write_all)
-
-    def write(self, message: bytes) -> None:
-        """Raises `PeerGone` once the thread has found that."""
-        if self.is_gone:
-            raise PeerGone
-        self._messages.put(message)
-
-    def _write_all(self) -> None:
-        try:
-            while True:
-                self._writer.write(self._messages.get())
-        except PeerGone:
-            self.is_gone = True
 
 
 class Receiver:
@@ -88,13 +61,11 @@ class ReceivedStream(Embedding):
         self._receiver = receiver
         self._hidden_size = hidden_size
         self.dtype = dtype
-        self.carried: list[torch.Tensor] = []
-        """Inputs [T, H] of layers of stages before, which came with the last stream."""
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        states = received_states(self._receiver, self._hidden_size, self.dtype)
-        stream, *self.carried = torch.split(states, len(token_ids))
-        assert all(len(each) == len(token_ids) for each in (stream, *self.carried))
+        message = bytearray(self._receiver.receive())
+        stream = torch.frombuffer(message, dtype=self.dtype).view(-1, self._hidden_size)
+        assert len(stream) == len(token_ids)
         return stream
 
 
@@ -148,20 +119,10 @@ class StageLinks:
         return [given[at : at + len(own)] for at in range(0, len(given), len(own))]
 
 
-def send_states(writer: Writer, *states: torch.Tensor) -> None:
-    """Sends tensors [N, H] of one dtype, one behind the other. A ring waits while the other stage
-    has no room. Raises `PeerGone`."""
-    writer.write(
-        b"".join(each.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for each in states)
-    )
-
-
-def received_states(receiver: Receiver, hidden_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """All rows [N, H] of a message. Raises `PeerGone`."""
-    message = bytearray(receiver.receive())
-    # Of no bytes torch makes nothing.
-    states = torch.frombuffer(message, dtype=dtype) if message else torch.empty(0, dtype=dtype)
-    return states.view(-1, hidden_size)
+def send_stream(writer: Writer, stream: torch.Tensor) -> None:
+    """Sends the residual stream [T, H]. A ring waits while the other stage has no room. Raises
+    `PeerGone`."""
+    writer.write(stream.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 def send_tokens(writers: Sequence[Writer], token_ids: Int32Array, num_tokens: Int32Array) -> None:

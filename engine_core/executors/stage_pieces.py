@@ -19,7 +19,6 @@ from headwater.kernels.stage_memory import (
     TAKEN,
     StageSizes,
 )
-from headwater.kernels.stage_states import StateSizes
 
 from ..executor import Int32Array, UInt8Array
 
@@ -86,32 +85,9 @@ class Piece:
         )
         words = memory[sizes.first_message : sizes.num_bytes].view(np.int32)
         num_words = sizes.num_messages * sizes.message_len
-        num_guessed = sizes.num_guesses * sizes.guesses_len
         self._messages = words[:num_words].reshape(sizes.num_messages, sizes.message_len)
-        guesses = words[num_words : num_words + num_guessed]
-        self._guesses = guesses.reshape(sizes.num_guesses, sizes.guesses_len)
 
     def message(self, number: int) -> Int32Array:
         """Slot of that message of tokens."""
         slot: Int32Array = self._messages[number % len(self._messages)]
         return slot
-
-    def guesses(self, number: int) -> Int32Array:
-        """Slot of that message of guesses."""
-        slot: Int32Array = self._guesses[number % len(self._guesses)]
-        return slot
-
-
-class StatePiece:
-    """Memory of what heads of the first stage are shown; see `stage_states`."""
-
-    def __init__(self, memory: UInt8Array, sizes: StateSizes, row_bytes: int) -> None:
-        counts = memory[: sizes.counts_bytes].view(np.int32)
-        self.arrived: Int32Array = counts.reshape(sizes.num_channels, NUM_LANES.value)
-        """int32 [channels, NUM_LANES]."""
-        # Of no channels numpy would not guess the size.
-        slots = memory[sizes.counts_bytes : sizes.num_bytes].reshape(
-            -1, sizes.num_slots * sizes.slot_bytes
-        )
-        self.slots = [LaneSlots(each, sizes.num_slots, row_bytes) for each in slots]
-        """The slots of each channel."""

@@ -118,22 +118,6 @@ class StepBuffers:
         self._words[:end].copy_(self._pinned[turn][:end], non_blocking=True)
         return self._words[first:end].view(2, -1) if end > first else None
 
-    @property
-    def num_words(self) -> int:
-        """Words of the largest step."""
-        return len(self._words)
-
-    def keep(self, shape: StepShape, kept: torch.Tensor) -> None:
-        """Copies the words of the step of this shape, as the device has changed them, to kept int32
-        [num_words]."""
-        end = self._first_word + shape.num_words
-        kept[:end].copy_(self._words[:end])
-
-    def put_back(self, shape: StepShape, kept: torch.Tensor) -> None:
-        """Makes the step the one that launches find, which `keep` has kept."""
-        end = self._first_word + shape.num_words
-        self._words[:end].copy_(kept[:end])
-
     def clear(self, shape: StepShape, num_draws: int) -> None:
         """A step of this shape that is all padding."""
         words = self.words(shape)

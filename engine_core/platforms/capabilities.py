@@ -55,16 +55,10 @@ class Capabilities:
     """Ranks keep KV blocks in host memory that they share: `--kv-swap-memory`, `--kv-disk-dir` and
     `--kv-peer-memory` need it where there are several ranks."""
     rank_drafts: bool = False
-    """Ranks build what drafts as well: `--draft-model` and `--draft-heads` need it where there are
-    several ranks."""
+    """Ranks build what drafts as well: `--draft-model` and `--draft-heads` need it where
+    ranks divide layers."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
-    stage_drafts: bool = False
-    """The first stage drafts by a model and hands its guesses on: `--draft-model` needs it beside
-    stages."""
-    stage_heads: bool = False
-    """The first stage drafts by heads, to which later stages show hidden states: `--draft-heads`
-    needs it beside stages."""
     stage_hosts: bool = False
     """Stages may be on other hosts (`--stage-hosts`)."""
     tree_numerics: bool = False

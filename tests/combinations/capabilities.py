@@ -377,6 +377,10 @@ PIPELINE_PARALLEL = Capability(
     else None,
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
+    beside={
+        name: Refused(field=field, says="none with pipeline_parallel_size 2")
+        for name, field in (("draft model", "draft_model"), ("draft heads", "draft_heads"))
+    },
 )
 TREE_NUMERICS = Capability(
     name="tree numerics",

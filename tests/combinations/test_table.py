@@ -21,7 +21,7 @@ NO_CAPABILITY_OPTIONS = {
     # How ranks start.
     "copies_ranks",
     # Where stages are: the ranks and their rings are those of one host, see test_stage_hosts.py.
-    "stage_hosts", "stage_listen", "stage_secret_file", "draft_block_bytes", "first_stage_drafts",
+    "stage_hosts", "stage_listen", "stage_secret_file",
     # Where ranks exchange: the same sums in the same order, see test_ranks_on_gpu.py.
     "peer_access",
 }  # fmt: skip

@@ -14,21 +14,17 @@ from headwater.engine_core.lanes import ThreadLane
 ThreadLane("kv-direct").submit(lambda: 1 // 0)
 time.sleep(60)
 """
-STAGE_WRITER = """
+STAGE_RELAY = """
 import time
-from headwater.engine_core.executors.stage_link import LaterWriter
+from headwater.engine_core.executors.stage_relay import _run_thread
 
-class Broken:
-    def write(self, message):
-        1 // 0
-
-LaterWriter(Broken()).write(b"")
+_run_thread(lambda: 1 // 0)
 time.sleep(60)
 """
 
 
 @pytest.mark.parametrize(
-    "program", [LANE, STAGE_WRITER], ids=["job of a lane", "message to another stage"]
+    "program", [LANE, STAGE_RELAY], ids=["job of a lane", "message to another stage"]
 )
 def test_an_error_in_a_thread_that_others_wait_for_ends_the_process(program: str) -> None:
     ended = subprocess.run(

@@ -7,7 +7,6 @@ import torch
 
 from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
 from headwater.kernels.peer_memory import host_address
-from headwater.kernels.stage_guesses import receive_guesses, send_guesses
 from headwater.kernels.stage_memory import NUM_LANES, StageMemory, StageSizes
 from headwater.kernels.stage_stream import (
     receive_ends,
@@ -27,7 +26,6 @@ SIZES = StageSizes(
     most_rows=5,
     most_positions=9,
     num_messages=3,
-    num_guesses=2,
 )
 
 
@@ -185,32 +183,6 @@ def test_ends_of_rows_are_the_same_in_every_stage(stages: Stages) -> None:
             assert torch.equal(copied[row, : known[row]], table[row, : known[row]])
             assert not copied[row, known[row] :].any()
         assert not copied[3].any()
-
-
-@pytest.mark.parametrize("follows", [0, 1])
-def test_guesses_stand_behind_the_known_tokens_in_every_later_stage(
-    stages: Stages, follows: int
-) -> None:
-    first, *others = stages.memory
-    # Row, first token, guesses, whether it follows, draw: three tokens of a prompt before a row of
-    # two guesses.
-    steps = [[1, 3, -1, 2], [0, 3, 0, 6], [0, 2, 0, 31], [0, follows, 0, 1], [-1, 0, -1, 3]]
-    steps_of = torch.zeros(5, 9, dtype=torch.int32, device=DEVICE)[:, :4]
-    steps_of.copy_(torch.tensor(steps))
-    positions = torch.tensor(
-        [0, 1, 2, 10, 11, 12, 7, *range(8, 39)], dtype=torch.int32, device=DEVICE
-    )
-    known = torch.tensor([0, 3, 6, 5], dtype=torch.int32, device=DEVICE)
-    table = torch.randint(1, 500, (4, 50), dtype=torch.int32, device=DEVICE)
-    places = {3: range(5, 7) if follows else range(11, 13), 2: range(6, 37)}
-    for number in (1, 2, 3):
-        send_guesses(first, number, steps_of, known, positions, table)
-        for memory in others:
-            theirs = torch.zeros_like(table)
-            receive_guesses(memory, number, steps_of, known, positions, theirs)
-            for row, place in places.items():
-                assert torch.equal(theirs[row, list(place)], table[row, list(place)])
-            assert int((theirs != 0).sum()) == 33
 
 
 @GPU

@@ -176,61 +176,6 @@ def test_drafts_beside_tree_numerics_change_no_bit_on_any_number_of_ranks(
         assert what != "a draft model" or load.num_accepted_tokens > 0.9 * load.num_draft_tokens
 
 
-STAGES = [(1, 2), (1, 3), (2, 2)]
-
-
-@pytest.mark.parametrize("sizes", STAGES)
-@pytest.mark.long
-def test_the_first_stage_drafts_and_answers_have_the_bits_of_those_without(
-    sizes: tuple[int, int], folder: Path
-) -> None:
-    asked = [replace(each, num_logprobs=2) for each in ASKED]
-    names = ("tensor_parallel_size", "pipeline_parallel_size")
-    layout = dict(zip(names, sizes, strict=True))
-    with engine_of(folder, **layout) as plain:
-        expected, _ = answers_of_a_new_engine(plain, PROMPTS, asked)
-    with engine_of(folder, draft_model=folder, **DRAFTED | layout) as engine:
-        for is_ahead in (False, True):
-            speculator = WholeDrafts(is_ahead=is_ahead).beside(engine.config)
-            answers, load = answers_of_a_new_engine(
-                engine, PROMPTS, asked, speculator, num_rounds=2
-            )
-            assert token_ids(answers) == token_ids(expected) * 2
-            assert [each.logprobs for each in answers] == [each.logprobs for each in expected] * 2
-            assert load.num_accepted_tokens > 0.8 * load.num_draft_tokens > 50
-
-
-@pytest.mark.long
-def test_a_draft_model_of_another_kind_beside_stages_changes_no_token(
-    folder: Path, other: Path, plain: list[Answer]
-) -> None:
-    sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
-    with engine_of(folder, draft_model=other, **DRAFTED | sizes) as engine:
-        check_drafts(engine, plain)
-
-
-LOST = ("draft_model", 0), ("draft_heads", 0), ("draft_heads", 1)
-
-
-@pytest.mark.parametrize("lost", long_but(LOST, LOST[0]))
-def test_the_death_of_a_stage_ends_the_executor_that_drafts(
-    lost: tuple[str, int], folder: Path, tmp_path: Path
-) -> None:
-    what, rank = lost
-    drafting = {what: folder if what == "draft_model" else heads_of("eagle3", tmp_path)}
-    sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
-    with engine_of(folder, **DRAFTED | sizes | drafting) as engine:
-        answers_of_a_new_engine(
-            engine, PROMPTS[:2], [greedy(4)], WholeDrafts().beside(engine.config)
-        )
-        assert isinstance(engine.executor, MultiExecutor)
-        os.kill(engine.executor.ranks.pids[rank], signal.SIGKILL)
-        with pytest.raises(RankLost, match=f"rank {rank} was ended by SIGKILL"):
-            answers_of_a_new_engine(
-                engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config)
-            )
-
-
 @pytest.mark.long
 def test_a_draft_model_of_another_kind_changes_no_token(
     folder: Path, other: Path, plain: list[Answer]
@@ -347,15 +292,9 @@ def test_ranks_may_be_silent_for_longer_where_a_step_has_guesses(
         assert max(allowed) == PATIENCE + MAX_DRAFTS
 
 
-@pytest.mark.parametrize(
-    ("tensor", "pipeline"), [pytest.param(2, 1, marks=pytest.mark.long), (1, 2)]
-)
-def test_planes_of_what_drafts_go_to_the_disk_and_come_back(
-    tensor: int, pipeline: int, folder: Path, tmp_path: Path
-) -> None:
+def test_planes_of_what_drafts_go_to_the_disk_and_come_back(folder: Path, tmp_path: Path) -> None:
     """Guesses behind a prefix whose planes were lost would be wrong."""
     few = {"num_blocks": 18, "max_model_len": 160, "kv_disk_dir": tmp_path, "draft_model": folder}
-    few |= {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     prompts = [PROMPTS[-1], *([i + 3] * 100 for i in range(4)), PROMPTS[-1]]
     answers = []
     drafts = []
@@ -384,17 +323,18 @@ def test_the_memory_of_a_cache_counts_the_planes_of_what_drafts_on_every_rank(fo
         assert drafting.config.num_blocks == plain.config.num_blocks // 3
 
 
-def test_what_drafts_is_refused_where_a_platform_does_not_build_it(
+def test_what_drafts_is_refused_beside_stages_and_where_a_platform_does_not_build_it(
     folder: Path, tmp_path: Path
 ) -> None:
     heads = heads_of("eagle", tmp_path)
     for name, value in (("draft_model", folder), ("draft_heads", heads)):
         options = ExecutorOptions(model_folder=folder, max_draft_tokens=3, **{name: value})
         staged = replace(options, tensor_parallel_size=2, pipeline_parallel_size=2)
-        with pytest.raises(
-            ConfigError, match=f"{name} is .*; allowed: none with pipeline_parallel_size 2"
-        ):
-            checked(staged, "cpu", replace(cpu.capabilities, stage_drafts=False, stage_heads=False))
+        for device in (cpu, cuda):
+            with pytest.raises(
+                ConfigError, match=f"{name} is .*; allowed: none with pipeline_parallel_size 2"
+            ):
+                checked(staged, device.name, device.capabilities)
         with pytest.raises(
             ConfigError, match=f"{name} is .*; allowed: none with tensor_parallel_size 2"
         ):
@@ -405,18 +345,20 @@ def test_what_drafts_is_refused_where_a_platform_does_not_build_it(
             )
 
 
-@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("name", ["kv_swap_memory", "kv_peer_memory", "kv_disk_dir"])
 def test_ranks_on_gpus_that_draft_keep_blocks_in_their_cache(
-    name: str, size: str, folder: Path, tmp_path: Path
+    name: str, folder: Path, tmp_path: Path
 ) -> None:
     value: Any = tmp_path if name == "kv_disk_dir" else 64 << 20
-    options = ExecutorOptions(model_folder=folder, block_size=64, **{size: 2, name: value})
+    options = ExecutorOptions(
+        model_folder=folder, block_size=64, tensor_parallel_size=2, **{name: value}
+    )
     drafting = checked(
         replace(options, draft_model=folder, max_draft_tokens=3), "cuda", cuda.capabilities
     )
     place: Any = None
     with pytest.raises(
-        ConfigError, match=f"{name} is .*; allowed: .* beside draft_model with {size} 2"
+        ConfigError,
+        match=f"{name} is .*; allowed: .* beside draft_model with tensor_parallel_size 2",
     ):
         cuda.build_rank(drafting, place, lambda phase, done, total: None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,13 +22,11 @@ from headwater.engine_core.ring import anonymous_memory
 from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import memory_bytes
 from headwater.kernels.stage_memory import StageSizes
-from headwater.kernels.stage_states import StateSizes
 from tests.engine_core.parallel.thread_ranks import links_of
 from tests.engine_core.test_compiled_ahead import MODEL
 
 THREE = ParallelLayout(pipeline=3)
-STATES = StateSizes(num_channels=3, num_slots=2, slot_bytes=1024)
-STAGES = StageSizes(stream_bytes=1000, most_rows=3, most_positions=5, num_messages=2, num_guesses=2)
+STAGES = StageSizes(stream_bytes=1000, most_rows=3, most_positions=5, num_messages=2)
 
 
 class Unlocked:
@@ -63,10 +60,8 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sizes_of(tensor: int, pipeline: int) -> ExchangeSizes:
     layout = ParallelLayout(tensor=tensor, pipeline=pipeline)
-    stages, states = (STAGES, STATES) if pipeline > 1 else (None, None)
-    return ExchangeSizes(
-        layout=layout, row_bytes=2048, stages=stages, states=states, here=range(pipeline)
-    )
+    stages = STAGES if pipeline > 1 else None
+    return ExchangeSizes(layout=layout, row_bytes=2048, stages=stages, here=range(pipeline))
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 3), (2, 2)])
@@ -88,10 +83,6 @@ def test_no_two_pieces_share_a_byte_and_ranks_agree_where_they_lie(
                 found.setdefault(("peers", stage * tensor + i), set()).add(base - first)
         if pipeline > 1:
             stages = exchange.stages()
-            states = exchange.states()
-            assert states is not None
-            assert states.is_host
-            found.setdefault(("states", shard), set()).add(states.address - first)
             found.setdefault(("stage", shard), set()).add(stages.first - first)
             found.setdefault(("stage", rank), set()).add(stages.own - first)
             if stage + 1 < pipeline:
@@ -103,7 +94,6 @@ def test_no_two_pieces_share_a_byte_and_ranks_agree_where_they_lie(
     lengths = {
         "peers": memory_bytes(tensor, sizes.slot_bytes),
         "stage": STAGES.num_bytes,
-        "states": STATES.num_bytes,
     }
     end = 0
     for [begin], kind in sorted((sorted(begins), kind) for (kind, _), begins in found.items()):
@@ -171,40 +161,6 @@ def test_a_stage_relays_what_other_hosts_have_next_to_it() -> None:
     # Streams of a stage before, and what goes to others. All but the last one receive tokens over
     # their links.
     assert relayed == {0: (False, False), 1: (False, True), 2: (True, True)}
-
-
-def test_hidden_states_are_relayed_from_where_kernels_of_the_host_leave_them() -> None:
-    memory = anonymous_memory("exchange", 0)
-    links = [links_of(each) for each in create_stage_rings(THREE)]
-    sizes = replace(
-        on_hosts(2, range(2, 3)), states=StateSizes(num_channels=2, num_slots=2, slot_bytes=4096)
-    )
-    for rank in (4, 5):
-        exchange = HostExchange(memory, sizes, rank)
-        relay = exchange.relay(links[2], [1])
-        states = exchange.states()
-        assert states is not None
-        assert relay._states is not None
-        piece = relay._states._piece
-        assert piece.arrived[1].ctypes.data == states.arrived(1)
-        assert piece.slots[1]._slots[0].ctypes.data == states.slots(1)
-        assert piece.slots[1].most_rows == 2
-    os.close(memory)
-
-
-def test_heads_that_read_the_first_stage_alone_have_nothing_relayed() -> None:
-    memory = anonymous_memory("exchange", 0)
-    links = [links_of(each) for each in create_stage_rings(THREE)]
-    states = StateSizes(num_channels=0, num_slots=2, slot_bytes=4096)
-    for stage in range(3):
-        exchange = HostExchange(
-            memory, replace(on_hosts(1, range(stage, stage + 1)), states=states), stage
-        )
-        relay = exchange.relay(links[stage])
-        relay.note_layers(5)
-        assert relay._states is not None
-        assert relay._states._piece.slots == []
-    os.close(memory)
 
 
 class Host:

@@ -19,7 +19,6 @@ import torch
 
 from headwater.engine_core.executors.rank_devices import SHARE
 from headwater.engine_core.rank_facts import RankLost
-from tests.engine_core.oracle_speculator import answers_of_a_new_engine
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
 from tests.engine_core.parallel.test_pipeline_parallel import told
 from tests.engine_core.parallel.test_ranks_on_gpu import engine
@@ -27,7 +26,6 @@ from tests.engine_core.parallel.test_stage_hosts import PROMPT, Loss
 from tests.engine_core.parallel.test_stages_on_gpu import SCORED
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
 from tests.engine_core.small_models import SmallEngine, greedy
-from tests.engine_core.test_draft_model import WholeDrafts
 from tests.engine_core.test_drafts_on_gpu import MAX_DRAFTS, prompts_of
 from tests.engine_core.test_own_drafts_on_gpu import PLAIN, check_own_drafts
 from tests.forked_host import ForkedHost, forked_host, free_address, use_gpus, write_secret
@@ -119,27 +117,6 @@ def test_drafts_that_every_stage_looks_up_change_no_bit(
         engine(qwen3, **options, **sizes) as two,
     ):
         check_own_drafts(two, prompts, PLAIN)
-
-
-@pytest.mark.parametrize(("size", "num_hosts"), [(2, 1), (3, 2)])
-def test_guesses_of_the_first_stage_reach_other_hosts_and_change_no_bit(
-    size: int, num_hosts: int, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = [greedy(12, num_logprobs=2)]
-    with engine(qwen3) as plain:
-        expected, _ = answers_of_a_new_engine(plain, PROMPTS, asked)
-    drafting: dict[str, Any] = {"draft_model": qwen3, "max_draft_tokens": MAX_DRAFTS}
-    with (
-        hosts_of(qwen3, tmp_path, monkeypatch, size=size, num_hosts=num_hosts) as (options, _),
-        engine(qwen3, **options, **drafting) as several,
-    ):
-        for is_ahead in (False, True):
-            speculator = WholeDrafts(is_ahead=is_ahead).beside(several.config)
-            answers, load = answers_of_a_new_engine(several, PROMPTS, asked, speculator)
-            assert [each.token_ids for each in answers] == [each.token_ids for each in expected]
-            assert [each.logprobs for each in answers] == [each.logprobs for each in expected]
-            # The draft model is the served one.
-            assert load.num_accepted_tokens > 10
 
 
 def test_what_a_relay_costs(qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

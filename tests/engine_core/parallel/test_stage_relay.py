@@ -1,5 +1,5 @@
-"""Streams, tokens, guesses and hidden states between pipeline stages whose pieces of memory lie on
-three hosts, in one process."""
+"""Streams and tokens between pipeline stages whose pieces of memory lie on three hosts, in one
+process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
-from headwater.engine_core.executors.stage_pieces import Piece, StatePiece
+from headwater.engine_core.executors.stage_pieces import Piece
 from headwater.engine_core.executors.stage_relay import (
-    STREAM,
     ReceivedStreams,
-    RelayedStates,
     Sender,
     SentStreams,
     StageRelay,
@@ -24,15 +22,7 @@ from headwater.engine_core.executors.stage_relay import (
 from headwater.engine_core.parallel.stage_rings import create_stage_rings
 from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import host_address
-from headwater.kernels.stage_guesses import receive_guesses, send_guesses
 from headwater.kernels.stage_memory import LAST_TOKENS, NUM_LANES, StageMemory, StageSizes
-from headwater.kernels.stage_states import (
-    StateMemory,
-    StateSizes,
-    new_counts,
-    receive_states,
-    send_states,
-)
 from headwater.kernels.stage_stream import (
     receive_ends,
     receive_stream,
@@ -55,13 +45,9 @@ SIZES = StageSizes(
     most_rows=4,
     most_positions=9,
     num_messages=3,
-    num_guesses=2,
 )
 THREE = ParallelLayout(pipeline=3)
 PIECE_BYTES = -(-SIZES.num_bytes // 128) * 128
-STATES = StateSizes(num_channels=3, num_slots=2, slot_bytes=SIZES.stream_bytes)
-CHANNELS_OF = ((), (0, 1), (0, 1, 2))
-"""Channels that each stage relays: two of the middle one and one of the last."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,11 +75,6 @@ class Host:
             host=self._host,
         )
         self.pieces = [Piece(each.numpy(), SIZES, ROW_BYTES) for each in pieces]
-        states = mapped((STATES.num_bytes,), torch.uint8)
-        owner = LockedMemory(states) if DEVICE.type == "cuda" else states
-        address = host_address(states.data_ptr()) if DEVICE.type == "cuda" else states.data_ptr()
-        self.states = StateMemory(address=address, sizes=STATES, owner=owner, is_host=True)
-        self.state_piece = StatePiece(states.numpy(), STATES, ROW_BYTES)
 
 
 class Hosts:
@@ -107,32 +88,18 @@ class Hosts:
         for i, host in enumerate(self.all):
             before, own, behind = host.pieces
             sides = before if i > 0 else None, behind if i < 2 else None
-            relayed = {"states": host.state_piece, "channels": CHANNELS_OF[i]}
-            self.relays.append(StageRelay(own, *sides, self._links[i], **relayed))
-        self._counts = {ends: [new_counts(DEVICE) for _ in range(3)] for ends in ("shown", "read")}
+            self.relays.append(StageRelay(own, *sides, self._links[i]))
         for relay in self.relays:
             relay.start()
 
     def send(self, stage: int, stream: torch.Tensor) -> None:
         send_stream(self.memory[stage], stream)
-        self.relays[stage].note_layers(0)
+        self.relays[stage].note_layers()
 
     def receive(self, stage: int, num_tokens: int) -> torch.Tensor:
         stream = torch.zeros(num_tokens, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
         receive_stream(self.memory[stage], stream)
         return stream
-
-    def show(self, stage: int, states: dict[int, torch.Tensor]) -> None:
-        """Shows states of a stage by channel, after the stream that the stage has sent."""
-        for channel, each in states.items():
-            send_states(self.all[stage].states, channel, self._counts["shown"][channel], each)
-        self.relays[stage].note_layers(len(next(iter(states.values()))))
-
-    def shown(self, channel: int, num_tokens: int) -> torch.Tensor:
-        """What the first stage receives."""
-        states = torch.zeros(num_tokens, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
-        receive_states(self.all[0].states, channel, self._counts["read"][channel], states)
-        return states
 
     def close(self) -> None:
         """Closes what the first stage writes and what the last one does, so that all threads
@@ -211,93 +178,6 @@ def test_tokens_and_ends_of_the_last_stage_reach_every_other_host(hosts: Hosts) 
             assert torch.equal(theirs[2, 4:36], table[2, 4:36])
 
 
-def test_guesses_of_the_first_stage_pass_every_later_one(hosts: Hosts) -> None:
-    steps = torch.tensor(
-        [[1, -1], [0, 0], [2, 0], [1, 0], [-1, -1]], dtype=torch.int32, device=DEVICE
-    )
-    positions = torch.tensor([4, 5, 6], dtype=torch.int32, device=DEVICE)
-    known = torch.tensor([0, 5], dtype=torch.int32, device=DEVICE)
-    table = torch.randint(1, 500, (2, 9), dtype=torch.int32, device=DEVICE)
-    for number, stream in zip((1, 2, 3), streams_of([1, 1, 1]), strict=True):
-        send_guesses(hosts.memory[0], number, steps, known, positions, table)
-        hosts.relays[0].note_guesses(number, 1 + 2 * 2)
-        hosts.send(0, stream)
-        for stage in (1, 2):
-            theirs = torch.zeros_like(table)
-            receive_guesses(hosts.memory[stage], number, steps, known, positions, theirs)
-            hosts.relays[stage].note_guesses(number, 1 + 2 * 2)
-            assert torch.equal(theirs[1, 5:7], table[1, 5:7])
-            assert int((theirs != 0).sum()) == 2
-        assert torch.equal(hosts.receive(1, 1), stream)
-
-
-@pytest.mark.parametrize(
-    "lengths",
-    [
-        [1, 3, 2, 1, 5],
-        pytest.param([1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2], marks=LONG_INTERPRETED),
-    ],
-)
-def test_hidden_states_of_each_later_host_reach_the_first(hosts: Hosts, lengths: list[int]) -> None:
-    """One step behind, as where another is in flight, so that both slots are in use."""
-    late: list[list[torch.Tensor]] = []
-
-    def check_first() -> None:
-        for channel, sent in enumerate(late.pop(0)):
-            assert torch.equal(hosts.shown(channel, len(sent)), sent)
-
-    for stream in streams_of(lengths):
-        hosts.send(0, stream)
-        send_stream(hosts.memory[1], hosts.receive(1, len(stream)))
-        step = streams_of([len(stream)] * 3)
-        hosts.show(1, dict(enumerate(step[:2])))
-        assert torch.equal(hosts.receive(2, len(stream)), stream)
-        hosts.show(2, {2: step[2]})
-        late.append(step)
-        if len(late) == STATES.num_slots:
-            check_first()
-    check_first()
-
-
-def test_hidden_states_pass_a_stage_that_awaits_its_next_stream(hosts: Hosts) -> None:
-    """The first stage sends no further stream before it has them."""
-    [middle] = streams_of([2])
-    send_stream(hosts.memory[1], middle)
-    hosts.show(1, {0: middle, 1: middle})
-    hosts.receive(2, 2)
-    time.sleep(0.05)
-    hosts.show(2, {2: middle})
-    assert all(torch.equal(hosts.shown(channel, 2), middle) for channel in range(3))
-
-
-def test_a_channel_that_is_not_there_has_no_states() -> None:
-    states = RelayedStates(StatePiece(np.zeros(STATES.num_bytes, np.uint8), STATES, ROW_BYTES), [1])
-    with pytest.raises(ValueError, match="a channel of hidden states is 3; allowed: at most 2"):
-        states.put(3, bytes(ROW_BYTES))
-    with pytest.raises(ValueError, match="allowed: at most 260 rows of 32 bytes"):
-        states.put(0, bytes(ROW_BYTES + 1))
-    assert states.take(0, 1) is None
-
-
-@pytest.mark.parametrize("first", [0, 2**31 - 4], ids=["from the start", "over the end of int32"])
-def test_states_are_taken_in_the_slots_of_their_numbers(first: int) -> None:
-    relayed = RelayedStates(
-        StatePiece(np.zeros(STATES.num_bytes, np.uint8), STATES, ROW_BYTES), [1]
-    )
-    for counts in (relayed._put, relayed._taken, relayed._piece.arrived):
-        counts[:] = first
-    for length in (1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2, MOST_TOKENS, NUM_LANES.value, 1):
-        rows = rows_of(length).tobytes()
-        relayed.put(1, rows)
-        assert relayed.take(0, length) is None
-        assert relayed.take(1, length) == np.int32(-2).tobytes() + rows
-        assert relayed.take(1, 1) is None
-    relayed.put(1, rows)
-    relayed.put(1, rows)
-    with pytest.raises(AssertionError, match="a slot is not free"):
-        relayed.put(1, rows)
-
-
 def pieces() -> list[Piece]:
     return [Piece(np.zeros(PIECE_BYTES, np.uint8), SIZES, ROW_BYTES) for _ in range(2)]
 
@@ -328,8 +208,7 @@ class Kernels:
     def relay(self) -> int:
         num_streams = 0
         while (stream := self._out.take()) is not None:
-            assert stream[: len(STREAM)] == STREAM
-            self._in.put(stream[len(STREAM) :])
+            self._in.put(stream)
             num_streams += 1
         return num_streams
 
@@ -411,7 +290,7 @@ def test_what_a_launch_has_yet_to_write_holds_up_what_is_noted_behind_it() -> No
     own, behind = pieces()
     sent = Sent()
     sender = Sender()
-    words = behind.guesses(1)[:3]
+    words = behind.message(1)[:3]
     sender.note_message(1, words, [sent])
     sender.note(SentStreams(own, behind).take, [sent])
     threading.Thread(target=sender.run, daemon=True).start()
@@ -424,4 +303,4 @@ def test_what_a_launch_has_yet_to_write_holds_up_what_is_noted_behind_it() -> No
     words[1:] = 7, 8
     words[:1] = 1
     assert holds_within(lambda: len(sent.messages) == 2, 30)
-    assert sent.messages == [np.array([1, 7, 8], np.int32).tobytes(), STREAM + rows.tobytes()]
+    assert sent.messages == [np.array([1, 7, 8], np.int32).tobytes(), rows.tobytes()]

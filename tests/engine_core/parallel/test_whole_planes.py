@@ -35,17 +35,14 @@ class Rank:
             slots,
             BlockPart(num_planes=4, planes=range(4), num_heads=6, heads=heads),
             saves_whole_planes=group.index == 0,
-            settle=self._settle,
             meet=lambda: group.join(torch.zeros(1, 1)),
         )
-
-    def _settle(self) -> None:
-        self.may_save.wait()
 
     def swap(self, *, out: int | None = None, back: int | None = None) -> None:
         """Copies block `out` to slot 2, or slot 2 to block `back`."""
         slot = np.array([2], np.int32)
         if out is not None:
+            self.may_save.wait()
             self.swapper.swap(SwapPlan(out_blocks=np.array([out], np.int32), out_slots=slot))
         if back is not None:
             self.swapper.swap(SwapPlan(in_slots=slot, in_blocks=np.array([back], np.int32)))
