@@ -69,7 +69,6 @@ class Engine:
             sources=[*self._tiers.sources, *sources],
             prefill_seconds=lambda: executor.prefill_seconds,
             copies_blocks=executor.copies_blocks,
-            nearly_loaded=self._tiers.nearly_loaded,
         )
         self._prefetches = Prefetches.of(self._tiers.peers, self._scheduler, config, clock)
         self._report_masks = report_masks
@@ -419,15 +418,9 @@ class Engine:
     def _plan_step(self) -> PlannedStep | None:
         """A step, unless enough are in flight or it is better to wait."""
         self._plans_later = self._is_early
-        provisional = self._scheduler.provisional
-        if (
-            self._has_held_back
-            or self._plans_later
-            or not self._in_flight.has_room_for_step
-            or provisional.is_open
-        ):
+        if self._has_held_back or self._plans_later or not self._in_flight.has_room_for_step:
             return None
-        planned = provisional.plan() or self._scheduler.schedule()
+        planned = self._scheduler.schedule()
         # Blocks that the step overwrites may have to be copied first.
         self._scheduler.loads.launch()
         if planned is not None and planned.masks_wanted is not None:
@@ -449,7 +442,7 @@ class Engine:
         return retired
 
     def _is_retirement_due(self, *, has_step: bool) -> bool:
-        if len(self._in_flight) == 0 or self._scheduler.provisional.is_open:
+        if len(self._in_flight) == 0:
             return False
         if self._tiers.leases is not None:
             # While this engine waits for its device, messages of other engines would wait too.

@@ -91,9 +91,6 @@ class StepPlan:
     to."""
     shares: bool = True
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
-    awaits_copies: bool = False
-    """Whether it reads blocks that direct copies are still writing: it is computed when all copies
-    that were launched before it have ended. Only where `DirectCopies.precede_steps`."""
     prompt_logprob_rows: list[int] = field(default_factory=list)
     """Table rows whose log probabilities are wanted for the prompt positions computed in this
     step."""
@@ -233,11 +230,6 @@ class DirectCopy(Protocol):
     def is_done(self) -> bool:
         """Whether nothing is read or written for it any more."""
 
-    @property
-    def is_nearly_done(self) -> bool:
-        """Whether it will be done in about the time that a step takes to be planned and
-        launched."""
-
 
 class DirectCopies(Protocol):
     """Copies of whole KV blocks from the KV cache of another engine of this host into this one's,
@@ -251,14 +243,10 @@ class DirectCopies(Protocol):
     def seconds_per_block(self) -> float:
         """Time that a copied block is taken to need before one was measured."""
 
-    @property
-    def precede_steps(self) -> bool:
-        """Whether the executor can compute a plan behind copies that go on when it is submitted."""
-
     def copy(self, handle: bytes, sources: Int32Array, targets: Int32Array) -> DirectCopy:
         """Launches the copies of blocks `sources` [N] of the KV cache with that handle to blocks
-        `targets` [N] of this one, which no plan lists before they are done, unless it
-        `awaits_copies`. Raises `OSError` where the cache cannot be reached from here."""
+        `targets` [N] of this one, which no plan lists before they are done. Raises `OSError`
+        where the cache cannot be reached from here."""
 
     def close(self, handle: bytes) -> None:
         """Lets go of another engine's KV cache, of which nothing is being copied, if it is open. It

@@ -178,7 +178,7 @@ class CudaExecutor:
     def submit(self, plan: StepPlan) -> int:
         with torch.cuda.stream(self._stream):
             if self.swapper is not None:
-                self.swapper.precede(self._stream, plan, self._config.block_size)
+                self.swapper.protect(self._stream, plan.written_blocks(self._config.block_size))
             if plan.copied_blocks.size:
                 self._copy_blocks(plan.copied_blocks)
             if self._guesser is not None:

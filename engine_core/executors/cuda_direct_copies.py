@@ -20,9 +20,6 @@ from ..process_memory import host_id
 
 ASSUMED_BYTES_PER_SECOND = 100e9
 """Speed of a copy between GPUs before one was measured; other copies use the same links."""
-TAIL_BYTES = 640 << 20
-"""Bytes that are left of a copy when it is nearly done: some 1.8 ms of 369 GB/s, in which a core
-notices it, and plans and launches a step."""
 Protect = Callable[[torch.cuda.Stream, Int32Array], None]
 
 
@@ -30,17 +27,11 @@ Protect = Callable[[torch.cuda.Stream, Int32Array], None]
 class CudaDirectCopy:
     """See `DirectCopy`."""
 
-    nearly: torch.cuda.Event
-    """Passed when `TAIL_BYTES` are left."""
     event: torch.cuda.Event
 
     @property
     def is_done(self) -> bool:
         return bool(self.event.query())  # type: ignore[no-untyped-call]  # torch ships it so
-
-    @property
-    def is_nearly_done(self) -> bool:
-        return bool(self.nearly.query())  # type: ignore[no-untyped-call]  # torch ships it so
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +47,6 @@ class _Opened:
 class CudaDirectCopies:
     """See `DirectCopies`."""
 
-    precede_steps = True
-
     def __init__(self, planes: Sequence[torch.Tensor], protect: Protect) -> None:
         """planes int32 [layers x 2, num_blocks, words] of each model whose keys and values a block
         has. `protect` has a stream wait for whatever still reads blocks that it will write."""
@@ -69,7 +58,6 @@ class CudaDirectCopies:
         self._opened: dict[bytes, _Opened] = {}
         self.handle = _handle(planes)
         block_bytes = sum(4 * each[:, 0].numel() for each in planes)
-        self._num_tail_blocks = TAIL_BYTES // block_bytes
         self.seconds_per_block = block_bytes / ASSUMED_BYTES_PER_SECOND
 
     def rehearse(self) -> None:
@@ -88,22 +76,9 @@ class CudaDirectCopies:
         self._protect(self._stream, targets)
         with torch.cuda.stream(self._stream):
             pairs = upload(np.stack([sources, targets]), self._device)
-            num_first = max(0, len(sources) - self._num_tail_blocks)
-            nearly, done = (
-                self._pull(opened, part) for part in (pairs[:, :num_first], pairs[:, num_first:])
-            )
-            return CudaDirectCopy(nearly, done)
-
-    def let_wait(self, stream: torch.cuda.Stream) -> None:
-        """Lets `stream` wait for all copies that were launched so far."""
-        stream.wait_stream(self._stream)
-
-    def _pull(self, opened: _Opened, pairs: torch.Tensor) -> torch.cuda.Event:
-        """Launches the copy of blocks pairs[0] to pairs[1]; the event passes behind it."""
-        for planes, (address, num_blocks) in zip(self._planes, opened.caches, strict=True):
-            pull_blocks(address, num_blocks, planes, *pairs)
-        event: torch.cuda.Event = self._stream.record_event()
-        return event
+            for planes, (address, size) in zip(self._planes, opened.caches, strict=True):
+                pull_blocks(address, size, planes, *pairs)
+            return CudaDirectCopy(self._stream.record_event())
 
     def close(self, handle: bytes) -> None:
         """See `DirectCopies`. While the memory of an engine that died is mapped here, its GPU

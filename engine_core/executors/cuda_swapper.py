@@ -18,7 +18,7 @@ import torch
 from headwater.kernels.copy_blocks import as_planes, copy_blocks
 from headwater.kernels.device import upload
 
-from ..executor import Int32Array, StepPlan, SwapPlan, UInt8Array
+from ..executor import Int32Array, SwapPlan, UInt8Array
 from .cuda_direct_copies import CudaDirectCopies
 from .locked_slots import LockedSlots, OwnSlots
 from .save_queue import Launched, SavePart, SaveQueue
@@ -78,12 +78,6 @@ class CudaSwapper:
     @property
     def num_saved(self) -> int:
         return self._saves.num_saved
-
-    def precede(self, stream: torch.cuda.Stream, plan: StepPlan, block_size: int) -> None:
-        """Lets `stream` wait for the copies that have to come before the plan."""
-        self.protect(stream, plan.written_blocks(block_size))
-        if plan.awaits_copies and self.direct_copies is not None:
-            self.direct_copies.let_wait(stream)
 
     def protect(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
         """Lets `stream` wait until copies have read these blocks: later launches on it may write to

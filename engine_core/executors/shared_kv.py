@@ -27,10 +27,6 @@ ASSUMED_BYTES_PER_SECOND = 2e9
 """Speed of a copy before one was measured; steps use the same memory."""
 
 
-NEARLY = 0.5
-"""Share of the blocks of a copy that are left when it is nearly done."""
-
-
 class SharedMemory:
     """Pieces of memory, each with a descriptor. They end with the process, or with the last one
     that maps them."""
@@ -59,19 +55,15 @@ class SharedCopies:
         num_planes: Sequence[int],
         num_blocks: int,
         lane: Lane | None = None,
-        *,
-        precede_steps: bool = False,
     ) -> None:
-        """Each piece of the memory is a KV cache [planes, num_blocks, bytes of a block in a plane].
-        `precede_steps`: the executor computes plans that await copies when `are_done`."""
+        """Each piece of the memory is a KV cache [planes, num_blocks, bytes of a block in a
+        plane]."""
         self._caches = [
             found.reshape(planes, num_blocks, -1)
             for (_, _, found), planes in zip(memory.pieces, num_planes, strict=True)
         ]
         self._memory = memory
         self._lane = lane or ThreadLane("kv-direct")
-        self.precede_steps = precede_steps
-        self._going_on: list[SharedCopy] = []
         self.handle = _handle(memory, num_blocks)
         self.seconds_per_block = (
             sum(each[:, 0].size for each in self._caches) / ASSUMED_BYTES_PER_SECOND
@@ -86,15 +78,9 @@ class SharedCopies:
                 f"block {max(sources.tolist())} is not in a KV cache of {theirs[0].shape[1]} blocks"
             )
         copy = SharedCopy(len(sources))
-        self._going_on = [each for each in self._going_on if not each.is_done] + [copy]
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             self._lane.submit(partial(self._copy_block, copy, theirs, source, target))
         return copy
-
-    @property
-    def are_done(self) -> bool:
-        """Whether no copy goes on."""
-        return all(each.is_done for each in self._going_on)
 
     def close(self, handle: bytes) -> None:
         """Does nothing: no cache is open between copies."""
@@ -111,16 +97,12 @@ class SharedCopy:
     """See `DirectCopy`."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.num_left = self._num_blocks = num_blocks
+        self.num_left = num_blocks
         """Counted down by the thread that copies."""
 
     @property
     def is_done(self) -> bool:
         return self.num_left == 0
-
-    @property
-    def is_nearly_done(self) -> bool:
-        return self.num_left <= NEARLY * self._num_blocks
 
 
 def _handle(memory: SharedMemory, num_blocks: int) -> bytes:

@@ -29,8 +29,6 @@ from .simulated_model import SimulatedModel, eos_from_of, noise_of
 from .simulated_swapper import SimulatedSwapper
 
 DRAFT_SALT = np.uint64(0x9FB21C651E98DF25)
-COPY_SECONDS = 0.0001
-"""Between two looks at copies that a plan waits for."""
 NUM_SIMULATED_VALUES = 64
 """Number of values of an embedding."""
 
@@ -56,8 +54,6 @@ class SimulatedTiming:
 
 
 INSTANT = SimulatedTiming()
-NOT_YET = StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty(0, np.int32))
-"""Result of a plan that is not computed."""
 
 
 @dataclass(slots=True)
@@ -108,16 +104,14 @@ class SimulatedExecutor:
             self._kv = memory.bytes(self._kv.nbytes).view(np.uint64)
         self.prefill_seconds = timing.seconds_per_prefill_token
         self.swapper: Swapper | None = None
-        self._copies: SharedCopies | None = None
-        self._awaiting: StepPlan | None = None
-        """The youngest plan, where it is computed once copies have ended."""
         if config.num_swap_slots:
             blocks = self._kv.reshape(-1, config.block_size)
             late_polls = min(timing.late_polls, MOST_LATE_POLLS)
-            if config.shares_kv_cache:
-                self._copies = SharedCopies(memory, [1], config.num_blocks, precede_steps=True)
+            copies = (
+                SharedCopies(memory, [1], config.num_blocks) if config.shares_kv_cache else None
+            )
             self.swapper = SimulatedSwapper(
-                blocks, config.num_swap_slots, late_polls=late_polls, direct_copies=self._copies
+                blocks, config.num_swap_slots, late_polls=late_polls, direct_copies=copies
             )
         self._block_table: Int32Array = np.zeros(
             (num_rows, -(-config.max_model_len // config.block_size)), np.int32
@@ -139,20 +133,11 @@ class SimulatedExecutor:
         self._num_prompt_logprobs: dict[int, int] = {}
 
     def submit(self, plan: StepPlan) -> int:
-        self._compute_awaiting()
-        result = NOT_YET if plan.awaits_copies else self._compute(plan)
+        result = self._compute(plan)
         self._in_flight.append(
             _InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step))
         )
-        self._awaiting = plan if plan.awaits_copies else None
         return plan.step
-
-    def _compute_awaiting(self) -> None:
-        if self._awaiting is not None:
-            plan = self._awaiting
-            self._awaiting = None
-            self._in_flight[-1].result = self._compute(plan)
-            self._in_flight[-1].ready_at = self._busy_until
 
     def _compute(self, plan: StepPlan) -> StepResult:
         for row in plan.released:
@@ -169,8 +154,7 @@ class SimulatedExecutor:
         plan = with_own_drafts(plan, self._num_known, self._draft)
         self._write_drafts(plan)
         self._write_kv(plan)
-        # What a plan reads that awaits copies may be wrong: it is thrown away then.
-        if plan.step % self._verify_every == 0 and not plan.awaits_copies:
+        if plan.step % self._verify_every == 0:
             self._verify(plan)
         seconds = plan.num_steps * self._timing.seconds(plan)
         self._busy_until = max(self._busy_until, self._clock()) + seconds
@@ -184,7 +168,6 @@ class SimulatedExecutor:
         return result
 
     def draw(self, plan: DrawPlan) -> int:
-        self._compute_awaiting()
         num_positions = positions_of(plan.num_drafts, len(plan.rows))
         entries = np.concatenate([self._held.pop(row) for row in plan.rows.tolist()])
         rows = np.repeat(plan.rows, num_positions)
@@ -202,8 +185,6 @@ class SimulatedExecutor:
         return plan.step
 
     def retire(self, handle: int) -> StepResult:
-        while not self._are_copies_done(handle):
-            self._sleep(COPY_SECONDS)
         step = self._in_flight.popleft()
         assert step.handle == handle, "plans retire in order"
         if (remaining := step.ready_at - self._clock()) > 0:
@@ -211,21 +192,10 @@ class SimulatedExecutor:
         return step.result
 
     def is_ready(self, handle: int) -> bool:
-        if not self._are_copies_done(handle):
-            return False
         step = self._in_flight[0]
         assert step.handle == handle, "plans retire in order"
         step.polls_left -= 1
         return step.polls_left < 0 and step.ready_at <= self._clock()
-
-    def _are_copies_done(self, handle: int) -> bool:
-        """Whether a plan waits for no copies any more. One that did is computed now."""
-        if self._awaiting is None or self._awaiting.step != handle:
-            return True
-        assert self._copies is not None
-        if self._copies.are_done:
-            self._compute_awaiting()
-        return self._awaiting is None
 
     def warm_up(self) -> float:
         return 0.0

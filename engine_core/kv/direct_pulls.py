@@ -80,13 +80,6 @@ class _Pull:
         return self.copy is not None and self.copy.is_done
 
     @property
-    def is_nearly_copied(self) -> bool:
-        """Whether all of its blocks will soon be here, and are compared without another answer."""
-        if self.copy is None or self.check is None or self.answer is not None or self.is_cancelled:
-            return False
-        return self.num_copied == len(self.ticket.blocks) and self.copy.is_nearly_done
-
-    @property
     def has_ended(self) -> bool:
         """Whether the pull is over: nothing writes to the ticket's blocks any more, and no message
         about it follows."""
@@ -192,13 +185,6 @@ class DirectPulls:
         if (holder.address, holder.epoch) in self._engines:
             self._left.add((holder.address, holder.epoch))
             self._close_left()
-
-    def nearly_copied(self) -> list[Ticket]:
-        """Tickets whose blocks are all copied soon, of published blocks. Whether they count is
-        known afterwards."""
-        if not (self._pulls and self._copies.precede_steps):
-            return []
-        return [pull.ticket for pull in self._pulls.values() if pull.is_nearly_copied]
 
     def cancel(self, ticket: Ticket) -> None:
         """The pull ends once nothing is copied for it."""

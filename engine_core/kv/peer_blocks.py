@@ -222,13 +222,6 @@ class PeerBlocks:
         if self._direct is not None:
             self._direct.placed(message)
 
-    def nearly_loaded(self) -> list[Ticket]:
-        """Loads of requests whose blocks will soon be here, by copies behind which the executor can
-        compute."""
-        if self._direct is None:
-            return []
-        return [ticket for ticket in self._direct.nearly_copied() if ticket not in self._early]
-
     def holder_left(self, holder: Holder) -> None:
         """Ends the loads from an engine with which there is no session any more."""
         if self._direct is not None:

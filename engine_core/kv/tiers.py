@@ -13,7 +13,7 @@ from .block_files import BlockFiles
 from .block_leases import BlockLeases
 from .block_pool import BlockPool
 from .block_record import BlockSeal, kv_key
-from .block_source import BlockSource, Ticket
+from .block_source import BlockSource
 from .disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
 from .lending import Lender, Release, Steps
@@ -80,10 +80,6 @@ class Tiers:
         """In order of preference."""
         found: list[BlockSource | None] = [self.host, self.disk, self.peers]
         return [source for source in found if source is not None]
-
-    def nearly_loaded(self) -> list[Ticket]:
-        """See `PeerBlocks.nearly_loaded`."""
-        return [] if self.peers is None else self.peers.nearly_loaded()
 
     def take(self, message: FromLink) -> None:
         """Takes a message of the link to other engines."""

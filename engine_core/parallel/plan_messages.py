@@ -41,7 +41,6 @@ _DEFAULTS = SamplingParams()
 
 def encode_step(plan: StepPlan) -> bytes:
     # Engines of several ranks copy no blocks directly.
-    assert not plan.awaits_copies
     columns: list[Array | None] = [getattr(plan, name) for name in STEP_COLUMNS]
     columns += [np.array(getattr(plan, name), np.int32) for name in LISTS]
     facts = b""

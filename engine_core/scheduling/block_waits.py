@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..kv.block_loads import BlockLoads, Offer, SettledLoad
+from ..kv.block_loads import BlockLoads, Offer
 from ..kv.block_source import Loader, Ticket
 from ..kv.prefix_cache import PrefixCache
 from .prefix_hits import PrefixHits
@@ -54,15 +54,15 @@ class BlockWaits:
         blocks `hits`."""
         self._await(request, self._loads.load(offer, request.chain, hits))
 
-    def settle(self) -> list[SettledLoad]:
-        """Lets requests go on whose loads have ended. Returns these loads."""
+    def settle(self) -> bool:
+        """Lets requests go on whose loads have ended. Returns whether any load has."""
         settled = self._loads.poll()
         for load in settled:
             for request in self._waiting.load_ended(load.ticket):
                 self._hits.note_loaded(request, load.tier, load.num_loaded * self._block_size)
                 if load.failed_source is not None:
                     self._compute_instead(request, load.failed_source)
-        return settled
+        return bool(settled)
 
     def _await(self, request: RequestState, ticket: Ticket) -> None:
         self._hits.note_waits(request)

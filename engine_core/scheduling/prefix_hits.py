@@ -48,15 +48,10 @@ class PrefixHits:
         if tier != PeerBlocks.tier:
             request.load_seconds += self._clock() - request.load_began
 
-    def note_seated(self, request: RequestState, *, is_certain: bool = True) -> None:
-        """Notes that a request gets a row, with its first `num_computed` tokens cached. Where that
-        is not certain yet, `count` follows once it is."""
+    def note_seated(self, request: RequestState) -> None:
+        """Notes that a request gets a row, with its first `num_computed` tokens cached."""
+        num_hit_tokens = request.num_computed
         request.seated_at = self._clock()
-        if is_certain:
-            self.count(request, request.num_computed)
-
-    def count(self, request: RequestState, num_hit_tokens: int) -> None:
-        """Counts the leading tokens that a request found cached when it took its row."""
         if request.scheduled_at is None:
             request.scheduled_at = request.seated_at
             request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)

@@ -166,11 +166,8 @@ class RequestTable:
         if request.num_tokens < request.max_len:
             self.compute_end[row] = request.max_len - 1
             self.credit[row] -= 1
-        self.start_hashing(request)
-
-    def start_hashing(self, request: RequestState) -> None:
-        """The next block to be hashed is the one behind those that were offered to the cache."""
         if self._hashes_blocks:
+            # The next block to be hashed is the one behind those that were offered to the cache.
             self.hash_due[request.row] = (request.chain.num_cached + 1) * self.block_size
 
     def stop_decoding(self, row: int) -> None:

@@ -17,7 +17,7 @@ from ..executor import Int32Array
 from ..kv.block_leases import BlockLeases
 from ..kv.block_loads import BlockLoads
 from ..kv.block_pool import BlockPool
-from ..kv.block_source import BlockSource, Ticket
+from ..kv.block_source import BlockSource
 from ..kv.prefix_cache import PrefixCache
 from .block_waits import BlockWaits
 from .decode_ahead import DecodeAhead
@@ -29,7 +29,6 @@ from .preemption import Preemption
 from .prefetched_blocks import PrefetchedBlocks
 from .prefill_budget import PrefillBudget
 from .prefix_hits import PrefixHits
-from .provisional_steps import ProvisionalSteps
 from .request_state import NO_ROW, RequestState
 from .request_table import RequestTable
 from .seats import Seats
@@ -59,10 +58,9 @@ class Scheduler:
         sources: Sequence[BlockSource] = (),
         prefill_seconds: Callable[[], float] = lambda: 0.0,
         copies_blocks: bool = False,
-        nearly_loaded: Callable[[], Sequence[Ticket]] = tuple,
     ) -> None:
         """`masks` is int32 [positions, rows, words]; `prefill_seconds` says in which time a prompt
-        token is computed, 0 where it is not known. `nearly_loaded`: see `ProvisionalSteps`."""
+        token is computed, 0 where it is not known."""
         assert speculator is None or speculator.max_drafts <= config.max_draft_tokens
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache(self.pool)
@@ -86,7 +84,6 @@ class Scheduler:
         self._waits = BlockWaits(
             self.loads, self.cache, self.waiting, self.prefilling, self.hits, config.block_size
         )
-        self.provisional = ProvisionalSteps(self, self.hits, config, nearly_loaded)
         self._config = config
         self._clock = clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
@@ -137,9 +134,9 @@ class Scheduler:
             self._ahead.add_drafts(step, len(self.running))
         if self._config.decode_steps > 1 and not (step.chunks or is_short or self.num_waiting):
             self._ahead.plan_steps(step)
-        return self.compose(step)
+        return self._compose(step)
 
-    def compose(self, step: StepBuilder) -> PlannedStep:
+    def _compose(self, step: StepBuilder) -> PlannedStep:
         self._planned_step += 1
         self._counts.note(step.num_requests)
         released = self._released_rows
@@ -181,10 +178,9 @@ class Scheduler:
     def settle_loads(self) -> bool:
         """Lets requests go on whose blocks came from a source, or will not. Whether there were such
         loads. To be called between the last plan of a step and its cache events."""
-        if settled := self._waits.settle():
-            self.provisional.settle(settled)
+        if has_settled := self._waits.settle():
             self._yielding.note_released()
-        return bool(settled)
+        return has_settled
 
     def lend(self, leases: BlockLeases) -> bool:
         """Advances the leases of blocks that other engines copy from here, and that stay as they
@@ -210,7 +206,7 @@ class Scheduler:
             return
         self.table.is_alive[request.row] = False
         if request.key in self.running:
-            self.leave(request)
+            self._leave(request)
 
     def add_credit(self, request: RequestState, tokens: int) -> None:
         self._preemption.remove_stalled(request)
@@ -273,16 +269,15 @@ class Scheduler:
                 continue
             budget = min(step.budget_of(request), parts.get(request.tenant, step.prompt_budget))
             if budget > 0:
-                parts[request.tenant] = budget - self.add_chunk(step, request, budget)
+                parts[request.tenant] = budget - self._add_chunk(step, request, budget)
 
-    def add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int:
+    def _add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int:
         """The request's next known tokens, as many as the budget allows; how many these are."""
         start = request.num_computed
         count = min(request.num_tokens - start, budget, self._max_chunk)
         request.num_computed = end = start + count
         is_last = end == request.num_tokens
-        if not step.awaits_copies:
-            self.cache_full_blocks(request, step)
+        self._cache_full_blocks(request, step)
         step.add(
             Chunk(
                 request=request,
@@ -302,7 +297,7 @@ class Scheduler:
             self.forks.note_whole(request)
         return count
 
-    def cache_full_blocks(self, request: RequestState, step: StepBuilder | PlannedStep) -> None:
+    def _cache_full_blocks(self, request: RequestState, step: StepBuilder) -> None:
         """From now on others may hit what this step computes, followers first of all."""
         if not self._config.enable_prefix_caching:
             return
@@ -352,16 +347,16 @@ class Scheduler:
                 self._waits.load(request, offer, hits)
                 continue
             self.waiting.pop(request)
-            self.seat(
+            self._seat(
                 step,
                 request,
                 hits,
                 num_new,
                 self.forks.take(request, hits, num_wanted, self._planned_step + 1),
             )
-            self.add_chunk(step, request, step.budget_of(request))
+            self._add_chunk(step, request, step.budget_of(request))
 
-    def seat(
+    def _seat(
         self,
         step: StepBuilder,
         request: RequestState,
@@ -374,7 +369,7 @@ class Scheduler:
         request.chain.num_cached = len(hits)
         request.num_computed = len(hits) * self._config.block_size + partial.num_tokens
         self.prefill_budget.rank_begun(request, request.num_tokens - request.num_computed)
-        self.hits.note_seated(request, is_certain=not step.awaits_copies)
+        self.hits.note_seated(request)
         self._counts.begin(request)
         self.table.seat(request, blocks)
         self._groups.seat(request.row)
@@ -417,9 +412,9 @@ class Scheduler:
         request.has_yielded = yields
         self.num_preemptions += 1
         request.num_preemptions += 1
-        self.leave(request)
+        self._leave(request)
 
-    def leave(self, request: RequestState) -> None:
+    def _leave(self, request: RequestState) -> None:
         del self.running[request.key]
         self._groups.leave(request.row)
         self._preemption.remove_stalled(request)

@@ -92,9 +92,6 @@ class StepBuilder:
     """None: the executor drafts."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Blocks that are copied, from and to."""
-    awaits_copies: bool = False
-    """See `StepPlan.awaits_copies`: what the step fills is not cached before these blocks are known
-    to be good."""
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
     """Rows, indices and blocks of block-table entries."""
 
@@ -187,7 +184,6 @@ class StepBuilder:
             follows=follows,
             copied_blocks=np.array(self.copies, np.int32) if self.copies else NO_COPIES,
             shares=shares,
-            awaits_copies=self.awaits_copies,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],
             pooled_rows=[chunk.row for chunk in self.chunks if chunk.pools],
         )

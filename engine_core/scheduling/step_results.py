@@ -83,8 +83,6 @@ class ResultHandler:
 
     def settle(self, planned: PlannedStep, result: StepResult, output: StepOutput) -> None:
         """Steps are settled in the order in which they were planned."""
-        if self._scheduler.provisional.is_void(planned.plan.step):
-            return
         self._cache.announce(planned.stored)
         for chunk in planned.chunks:
             if not chunk.request.has_finished:

@@ -146,17 +146,6 @@ class WaitingQueue:
         self._unready(request)
         self._awaiting.setdefault(ticket, []).append(request)
 
-    def sole_awaiting(self, ticket: Ticket) -> RequestState | None:
-        """The request that is held until this load has ended, where it is one alone."""
-        held = self._held_for(ticket)
-        return held[0] if len(held) == 1 else None
-
-    def end_wait(self, ticket: Ticket, request: RequestState) -> None:
-        """Takes the only one that is held until this load has ended."""
-        assert self._held_for(ticket) == [request]
-        del self._awaiting[ticket]
-        self.remove(request)
-
     def awaits(self, ticket: Ticket) -> bool:
         """Whether a request is held until this load has ended."""
         return bool(self._held_for(ticket))

@@ -57,10 +57,8 @@ class MeasuredExecutor:
     def submit(self, plan: StepPlan) -> int:
         own = plan.counts if plan.num_drafts is None else plan.counts - plan.num_drafts
         decode_rows = int(plan.counts[own == 1].sum())
-        # How long a step waited for copies says nothing of its tokens.
-        num_tokens, decode_rows = (0, 0) if plan.awaits_copies else (plan.num_tokens, decode_rows)
         self._launched.append(
-            (self._clock(), num_tokens - decode_rows, decode_rows, plan.num_steps)
+            (self._clock(), plan.num_tokens - decode_rows, decode_rows, plan.num_steps)
         )
         return self._executor.submit(plan)
 

@@ -101,35 +101,6 @@ def test_blocks_of_another_process_come_as_they_are_and_others_stay(
         assert torch.equal(cache[:, :, [0, 3, 5]].cpu(), mine[:, :, [0, 3, 5]])
 
 
-@pytest.mark.parametrize("num_blocks", [1, 6])
-@pytest.mark.gpu
-def test_a_stream_that_waits_for_copies_reads_what_they_brought(
-    num_blocks: int, lender: Callable[[str], Owner], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headwater.engine_core.executors import cuda_direct_copies  # noqa: PLC0415
-
-    # The blocks of a copy are in two parts: all but the last two, and these.
-    block_bytes = sum(each[:, :, 0].nbytes for each in contents(OWN, 7))
-    monkeypatch.setattr(cuda_direct_copies, "TAIL_BYTES", 2 * block_bytes)
-    caches, copies = own("cuda")
-    assert isinstance(copies, cuda_direct_copies.CudaDirectCopies)
-    stream = torch.cuda.Stream()
-    sources = range(num_blocks)
-    targets = range(1, 1 + num_blocks)
-    # Work before the copy, which a step that did not wait would overtake.
-    with torch.cuda.stream(copies._stream):
-        torch.cuda._sleep(100_000_000)
-    copy = copies.copy(lender("cuda").handle, ints(sources), ints(targets))
-    copies.let_wait(stream)
-    with torch.cuda.stream(stream):
-        read = [cache.clone() for cache in caches]
-    stream.synchronize()
-    assert copy.is_nearly_done
-    assert copy.is_done
-    for cache, theirs in zip(read, contents(THEIRS), strict=True):
-        assert torch.equal(cache[:, :, list(targets)].cpu(), theirs[:, :, list(sources)])
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_process_that_is_killed_while_its_blocks_are_copied_kills_nobody(device: str) -> None:
     caches, copies = own(device)

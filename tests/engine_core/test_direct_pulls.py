@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
 
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.kv.block_record import BlockSeal
@@ -52,7 +49,7 @@ class View:
 
 
 class Copy:
-    is_done = is_nearly_done = False
+    is_done = False
 
 
 class Copies:
@@ -60,7 +57,6 @@ class Copies:
 
     handle = b"own"
     seconds_per_block = 0.0
-    precede_steps = True
 
     def __init__(self, *, is_reachable: bool = True) -> None:
         self._is_reachable = is_reachable
@@ -191,38 +187,6 @@ def test_what_an_engine_publishes_replaces_its_second_claim() -> None:
     assert here.view.compared.generations.tolist() == CLAIM.generations
     here.answer(Claim())
     assert here.pulls.poll() == []
-
-
-def test_blocks_that_need_no_second_claim_are_nearly_copied_before_they_are() -> None:
-    here = Setting()
-    here.pulls.placed(PUBLISHED)
-    assert here.pulls.nearly_copied() == []
-    here.copies.copy_.is_nearly_done = True
-    assert here.pulls.nearly_copied() == [here.ticket]
-    here.copies.precede_steps = False
-    assert here.pulls.nearly_copied() == []
-    here.copies.precede_steps = True
-    here.pulls.cancel(here.ticket)
-    assert here.pulls.nearly_copied() == []
-
-
-@pytest.mark.parametrize(
-    "message",
-    [PLACED, replace(PUBLISHED, before=Claim(key=KEY, hashes=HASHES[:2], generations=[1, 2]))],
-)
-def test_blocks_that_need_one_or_are_too_few_never_are(message: Placed) -> None:
-    here = Setting()
-    here.copies.copy_.is_nearly_done = True
-    here.pulls.placed(message)
-    assert here.pulls.nearly_copied() == []
-
-
-def test_nor_are_those_whose_lease_has_ended() -> None:
-    here = Setting()
-    here.copies.copy_.is_nearly_done = True
-    here.pulls.placed(PUBLISHED)
-    here.answer(Claim())
-    assert here.pulls.nearly_copied() == []
 
 
 def test_blocks_that_are_published_are_copied_while_their_lease_is_asked_for() -> None:

@@ -97,10 +97,9 @@ def test_a_request_that_is_removed_waits_for_no_load_any_more() -> None:
     queue = queue_of(removed, other)
     queue.await_load(removed, ticket)
     queue.await_load(other, ticket)
-    assert (queue.sole_awaiting(ticket), queue.awaits_begun) == (None, True)
+    assert queue.awaits_begun
     queue.remove(removed)
-    assert (queue.sole_awaiting(ticket), queue.awaits_begun) == (other, False)
-    assert queue.awaits(ticket)
+    assert (queue.awaits(ticket), queue.awaits_begun) == (True, False)
     queue.remove(other)
     assert (queue.awaits(ticket), queue.awaits_any_load) == (False, False)
     assert queue.load_ended(ticket) == []

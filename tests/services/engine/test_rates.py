@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import StepPlan, StepResult
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated_model import SimulatedModel
 from headwater.engine_core.request import NewRequest
@@ -61,45 +59,6 @@ def test_the_rates_of_a_known_executor_are_found(depth: int) -> None:
     assert rates.itl(10) == pytest.approx(0.005, rel=0.1)
     assert rates.itl(50) == pytest.approx(0.009, rel=0.1)
     assert rates.prefill_tps == pytest.approx(20_000, rel=0.15)
-
-
-class EndsAtOnce(SimulatedExecutor):
-    """An executor whose plans take no time."""
-
-    def submit(self, plan: StepPlan) -> int:
-        return plan.step
-
-    def retire(self, handle: int) -> StepResult:
-        return StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty(0, np.int32))
-
-
-@pytest.mark.parametrize(("awaits_copies", "num_tokens"), [(False, 64), (True, 0)])
-def test_the_time_of_a_step_that_waited_for_copies_tells_nothing(
-    awaits_copies: bool, num_tokens: int
-) -> None:
-    config = EngineConfig(num_blocks=99, max_model_len=1024)
-    executor = MeasuredExecutor(EndsAtOnce(config, SimulatedModel(vocab_size=1000)))
-    nothing = np.zeros(0, np.int32)
-    one = np.ones(1, np.int32)
-    flags = np.zeros(1, np.bool_)
-    plan = StepPlan(
-        step=1,
-        released=[],
-        admitted=[],
-        block_rows=nothing,
-        block_indices=nothing,
-        block_ids=nothing,
-        rows=one,
-        starts=one,
-        counts=64 * one,
-        samples=flags,
-        output_indices=one,
-        holds=flags,
-        awaits_copies=awaits_copies,
-    )
-    executor.retire(executor.submit(plan))
-    assert executor.take()[:2] == (num_tokens, 0)
-    assert (executor.prefill_seconds > 0) is not awaits_copies
 
 
 def test_nothing_is_known_before_the_first_step() -> None:
