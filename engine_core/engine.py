@@ -20,7 +20,6 @@ from .kv.tiers import Tiers
 from .prefetch import NewPrefetch
 from .request import FinishReason, Holder, NewRequest
 from .scheduling.in_flight import StepsInFlight
-from .scheduling.late_plans import LatePlans
 from .scheduling.prefetches import Prefetches
 from .scheduling.request_state import RequestState, finished_at_once
 from .scheduling.scheduler import Scheduler
@@ -78,10 +77,6 @@ class Engine:
         self._tiers.open_leases(
             self._scheduler.pool, self._scheduler.loads.release, self._in_flight
         )
-        # Stages of a pipeline begin a step as soon as it is planned; other engines wait in `step`
-        # for their device.
-        waits = self._tiers.leases is None or config.num_groups > 1
-        self._late_plans = None if waits else LatePlans(clock, lambda: executor.prefill_seconds)
         self._output = StepOutput(step=0)
         self._foreseen: list[tuple[int, int, int, list[int]]] = []
         """Tokens that grammars force, said since the last plan: row, ticket, output index,
@@ -99,8 +94,6 @@ class Engine:
         self._moves_blocks = False
         # The last step might have computed something, had it not been better to wait.
         self._has_held_back = False
-        # The last step planned nothing since prompts in flight still take a while.
-        self._plans_later = False
 
     def step(self) -> StepOutput | None:
         """Schedules and submits a step, retires and settles the oldest in flight when its time has
@@ -347,13 +340,9 @@ class Engine:
 
     @property
     def awaits_device_alone(self) -> bool:
-        """Whether the next step would do nothing until the device is done, or nearly, or the engine
-        is told something."""
-        if (
-            not self._awaits_device
-            or self._moves_blocks
-            or (self._plans_later and not self._is_early)
-        ):
+        """Whether the next step would do nothing until the device is done or the engine is told
+        something."""
+        if not self._awaits_device or self._moves_blocks:
             return False
         return not self._in_flight.is_oldest_ready
 
@@ -411,14 +400,11 @@ class Engine:
     def _submit(self, planned: PlannedStep | None) -> PlannedStep | None:
         if planned is not None:
             self._in_flight.submit(planned)
-            if self._late_plans is not None:
-                self._late_plans.note_launched(planned)
         return planned
 
     def _plan_step(self) -> PlannedStep | None:
         """A step, unless enough are in flight or it is better to wait."""
-        self._plans_later = self._is_early
-        if self._has_held_back or self._plans_later or not self._in_flight.has_room_for_step:
+        if self._has_held_back or not self._in_flight.has_room_for_step:
             return None
         planned = self._scheduler.schedule()
         # Blocks that the step overwrites may have to be copied first.
@@ -426,10 +412,6 @@ class Engine:
         if planned is not None and planned.masks_wanted is not None:
             self._report_masks(MaskReport(wanted=planned.masks_wanted))
         return planned
-
-    @property
-    def _is_early(self) -> bool:
-        return self._late_plans is not None and self._late_plans.is_early
 
     def _retire(self, planned: list[PlannedStep]) -> list[tuple[PlannedStep, StepResult]]:
         """The oldest in flight, if it is due; a draw that was launched right behind a step that
@@ -456,8 +438,6 @@ class Engine:
 
     def _close(self, planned: PlannedStep) -> None:
         """Gives back what was kept for a step that is settled."""
-        if self._late_plans is not None:
-            self._late_plans.note_retired(planned)
         self._scheduler.retire(planned.plan.step)
         self._output.step = planned.plan.step
 

@@ -53,11 +53,6 @@ class PlannedStep:
         return isinstance(self.plan, DrawPlan)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Number of tokens of all its chunks."""
-        return sum(chunk.count for chunk in self.chunks)
-
-    @property
     def is_silent(self) -> bool:
         """Whether its result says nothing: what it computed is drawn from later."""
         return not (self.chunks or self.sampled_rows.size)
