@@ -37,10 +37,10 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_num_batched_tokens": 512, "block_size": 64},
     {"max_num_batched_tokens": 8192, "block_size": 64},
     {"max_num_batched_tokens": 131, "block_size": 16, "async_depth": 4},
-    {"max_num_batched_tokens": 1024, "block_size": 64, "decode_steps": 4, "num_blocks": 150},
+    {"max_num_batched_tokens": 1024, "block_size": 64, "num_blocks": 150},
 )
-"""Settings of the engines that share a shape's requests: large and small chunks, preemption,
-several steps a plan."""
+"""Settings of the engines that share a shape's requests: large and small chunks,
+preemption."""
 SHOWN = 3
 """Number of differences that are printed for each engine."""
 
@@ -126,8 +126,6 @@ class Task:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
             options = {"num_blocks": 1500, "max_num_seqs": 64, "num_threads": 1} | self.options
-            if not is_gpu:
-                options["decode_steps"] = 1
             options |= {"load_format": "dummy", "device": "cuda" if is_gpu else "cpu"}
             executor, engine_config, _ = build_executor(
                 ExecutorOptions(model_folder=Path(folder), **options), silent

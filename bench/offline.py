@@ -35,7 +35,7 @@ TEMPERATURE = 0.6
 WHOLE = "whole"
 """Random weights of two bytes."""
 ENGINE_OPTIONS = (
-    "device", "block_size", "max_num_seqs", "max_num_batched_tokens", "async_depth", "decode_steps", "kv_cache_dtype",
+    "device", "block_size", "max_num_seqs", "max_num_batched_tokens", "async_depth", "kv_cache_dtype",
     "kv_cache_memory", "kv_swap_memory", "activation_dtype", "tensor_parallel_size", "peer_access", "numerics",
 )  # fmt: skip
 """Options of the benchmark that an engine has by the same names."""
@@ -174,7 +174,6 @@ def run(
     max_num_seqs: Annotated[int, typer.Option(help="requests that run at once")] = 512,
     max_num_batched_tokens: Annotated[int, typer.Option(help="token budget of a step")] = 8192,
     async_depth: Annotated[int, typer.Option(help="steps in flight")] = 2,
-    decode_steps: Annotated[int, typer.Option(help="decode steps of one plan, on a GPU")] = 1,
     load_format: Annotated[
         str, typer.Option(help="of workloads: dummy or dummy-uniform")
     ] = "dummy",

@@ -42,9 +42,6 @@ class EngineConfig:
     num_groups: int = 1
     """Disjoint groups of rows, one of which a step computes: one for each pipeline stage. At most
     `async_depth`."""
-    decode_steps: int = 1
-    """The most decode steps of one plan: an executor goes on by itself while nothing changes.
-    1…16."""
     max_draft_tokens: int = 0
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     enable_prefix_caching: bool = True
@@ -58,12 +55,6 @@ class EngineConfig:
         require(1 <= self.async_depth <= 4, "async_depth", self.async_depth, "1…4")
         if not 1 <= self.num_groups <= self.async_depth:
             raise ConfigError("num_groups", self.num_groups, f"1…async_depth ({self.async_depth})")
-        require(
-            1 <= self.decode_steps <= min(BLOCK_SIZES),
-            "decode_steps",
-            self.decode_steps,
-            f"1…{min(BLOCK_SIZES)}",
-        )
         if not 0 <= self.max_draft_tokens < min(MOST_DRAFTS + 1, self.block_size):
             allowed = (
                 f"0…{min(MOST_DRAFTS, self.block_size - 1)}, less than block_size "

@@ -69,10 +69,6 @@ class StepPlan:
     holds: BoolArray
     """[R] whether the logits that would be sampled from are kept for a `DrawPlan`; never of a row
     that samples."""
-    row_steps: Int32Array | None = None
-    """[R] decode steps of each row, unless a stop id ends them; None: one, or not a decode step.
-    With it every row decodes and is drawn plainly, and what each step samples is the next one's
-    token."""
     num_drafts: Int32Array | None = None
     """[R] how many of the tokens that a row computes, the last ones, are drafted; None: none are. A
     token is sampled after each of them and after the one before them, with that position's own
@@ -97,10 +93,6 @@ class StepPlan:
     pooled_rows: list[int] = field(default_factory=list)
     """Table rows whose hidden states are pooled; the vector is there with the step that computes
     the last of them."""
-
-    @property
-    def num_steps(self) -> int:
-        return 1 if self.row_steps is None else int(self.row_steps.max())
 
     @property
     def num_tokens(self) -> int:
@@ -157,8 +149,7 @@ class StepResult:
     token_ids: Int32Array
     """[S, n]; of entry j the first num_tokens[j] count, what stands behind them is arbitrary."""
     num_tokens: Int32Array
-    """[S] tokens that the row gained, 1…n: one, the steps of a plan of several, or what stands of
-    its drafts and one more. Of a plan of several steps the answer may have ended before."""
+    """[S] tokens that the row gained, 1…n: what stands of its drafts, and one more."""
     num_drafts: Int32Array | None = None
     """[S] tokens that the executor drafted by itself; None where it was not asked to."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)

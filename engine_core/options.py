@@ -66,7 +66,6 @@ class ExecutorOptions:
     max_num_batched_tokens: int = 2048
     long_prefill_chunk: int = 0
     async_depth: int = 2
-    decode_steps: int = 1
     max_draft_tokens: int = 0
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     draft_model: Path | None = None
@@ -206,5 +205,4 @@ def engine_config(
         async_depth=max(options.async_depth, options.pipeline_parallel_size),
         num_groups=options.pipeline_parallel_size,
         max_draft_tokens=options.max_draft_tokens,
-        decode_steps=options.decode_steps,
     )

@@ -47,21 +47,6 @@ class SamplingParams:
     cls (the first)."""
 
     @property
-    def is_plain(self) -> bool:
-        """Whether tokens are drawn from the logits as they are, and nothing is asked about them."""
-        return (
-            (self.top_k, self.top_p, self.min_p) == (0, 1.0, 0.0)
-            and not self.has_penalties
-            and not (
-                self.min_tokens_blocked_ids
-                or self.bad_words
-                or self.allowed_token_ids
-                or self.logit_bias
-            )
-            and self.num_logprobs is None
-        )
-
-    @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
 

@@ -13,13 +13,9 @@ import triton.language as tl
 from .filtered_sample import Filters
 from .sample import Draws
 
-NUM_STOPS = 8
-PARAM_WORDS = 20
+PARAM_WORDS = 8
 """Number of 32-bit words in a row's sampling state: seed (two), choice, temperature, top-k, top-p,
-min-p, the position at which decoding ends, the first one at which stop ids count, stop ids
-(negative: none), unused."""
-_END = 7
-_FIRST_STOP = 9
+min-p, unused."""
 _BLOCK = 256
 
 
@@ -79,42 +75,25 @@ def load_draws(params: torch.Tensor, rows: torch.Tensor, draws: Draws, filters: 
 def store_tokens(
     rows: torch.Tensor,
     positions: torch.Tensor,
-    output_indices: torch.Tensor,
     token_ids: torch.Tensor,
     token_table: torch.Tensor,
     results: torch.Tensor,
     first_result: torch.Tensor,
-    params: torch.Tensor | None = None,
-    seq_lens: torch.Tensor | None = None,
 ) -> None:
     """Writes each row's sampled token, int32 [S], behind its last position and to results.
 
-    results int32 [parts, steps, max rows], in pinned memory of the host, so that no copy has to
-    follow: from word first_result, int32 [1], on, at [output index mod steps, i].
-
-    With params int32 [rows, PARAM_WORDS], rows, positions, output indices and seq_lens int32 [S]
-    then become those of the next step. Rows that are done, by their length or a stop id, become
-    padding.
+    results int32 [parts, max rows], in pinned memory of the host, so that no copy has to follow:
+    from word first_result, int32 [1], on.
     """
     _store_tokens[(triton.cdiv(len(rows), _BLOCK),)](
         rows,
         positions,
-        output_indices,
         token_ids,
         token_table,
         results,
         first_result,
-        rows if params is None else params,
-        rows if seq_lens is None else seq_lens,
         token_table.stride(0),
-        results.stride(1),
         len(rows),
-        STEPS=results.shape[1],
-        WORDS=PARAM_WORDS,
-        END=_END,
-        FIRST_STOP=_FIRST_STOP,
-        NUM_STOPS=NUM_STOPS,
-        ADVANCE=params is not None,
         BLOCK=_BLOCK,
     )
 
@@ -152,7 +131,6 @@ def load_draws_twin(params: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Ten
 def store_tokens_twin(
     rows: torch.Tensor,
     positions: torch.Tensor,
-    output_indices: torch.Tensor,
     token_ids: torch.Tensor,
     token_table: torch.Tensor,
     results: torch.Tensor,
@@ -160,34 +138,7 @@ def store_tokens_twin(
 ) -> None:
     kept = torch.nonzero(rows >= 0)[:, 0]
     token_table[rows[kept].long(), positions[kept].long() + 1] = token_ids[kept]
-    at = (
-        int(first_result)
-        + output_indices[kept].long() % results.shape[1] * results.stride(1)
-        + kept
-    )
-    results.view(-1)[at] = token_ids[kept]
-
-
-def advance_twin(
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    output_indices: torch.Tensor,
-    token_ids: torch.Tensor,
-    params: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows, positions, output indices and lengths [S] of the next step; entries without a row keep
-    their values, lengths are 0."""
-    words = params[rows.long().clamp(min=0)]
-    following = positions + 1
-    stops = words[:, _FIRST_STOP : _FIRST_STOP + NUM_STOPS]
-    is_stopped = (stops == token_ids[:, None]).any(1) & (following >= words[:, _END + 1])
-    goes_on = (rows >= 0) & (following < words[:, _END]) & ~is_stopped
-    return (
-        torch.where(goes_on, rows, -1),
-        torch.where(goes_on, following, positions),
-        torch.where(goes_on, output_indices + 1, output_indices),
-        torch.where(goes_on, following + 1, 0),
-    )
+    results.view(-1)[int(first_result) + kept] = token_ids[kept]
 
 
 # One kernel serves any number of them, at any address.
@@ -269,22 +220,12 @@ def _load_draws(
 def _store_tokens(
     p_row,
     p_position,
-    p_output,
     p_token,
     p_table,
     p_result,
     p_first_result,
-    p_param,
-    p_seq_len,
     stride_table,
-    stride_result,
     num_rows,
-    STEPS: tl.constexpr,
-    WORDS: tl.constexpr,
-    END: tl.constexpr,
-    FIRST_STOP: tl.constexpr,
-    NUM_STOPS: tl.constexpr,
-    ADVANCE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -292,22 +233,6 @@ def _store_tokens(
     b_row = tl.load(p_row + o_r, mask=inside, other=-1)
     is_row = b_row >= 0
     b_next = tl.load(p_position + o_r, mask=is_row, other=0) + 1
-    b_output = tl.load(p_output + o_r, mask=is_row, other=0)
     b_token = tl.load(p_token + o_r, mask=is_row, other=0)
     tl.store(p_table + b_row.to(tl.int64) * stride_table + b_next, b_token, mask=is_row)
-    tl.store(
-        p_result + tl.load(p_first_result) + b_output % STEPS * stride_result + o_r,
-        b_token,
-        mask=is_row,
-    )
-    if ADVANCE:
-        p_words = p_param + b_row.to(tl.int64) * WORDS
-        is_early = b_next < tl.load(p_words + END + 1, mask=is_row, other=0)
-        goes_on = is_row & (b_next < tl.load(p_words + END, mask=is_row, other=0))
-        for i in tl.static_range(NUM_STOPS):
-            b_stop = tl.load(p_words + FIRST_STOP + i, mask=is_row, other=-1)
-            goes_on = goes_on & ((b_stop != b_token) | is_early)
-        tl.store(p_row + o_r, tl.where(goes_on, b_row, -1), mask=inside)
-        tl.store(p_position + o_r, b_next, mask=goes_on)
-        tl.store(p_output + o_r, b_output + 1, mask=goes_on)
-        tl.store(p_seq_len + o_r, tl.where(goes_on, b_next + 1, 0), mask=inside)
+    tl.store(p_result + tl.load(p_first_result) + o_r, b_token, mask=is_row)

@@ -43,7 +43,6 @@ capabilities = Capabilities(
     host_blocks=True,
     disk_blocks=True,
     graphs=True,
-    decode_steps=16,
     draft_models=True,
     draft_heads=True,
     parallel=True,

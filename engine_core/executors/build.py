@@ -78,11 +78,6 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     where = f"on the platform {device}"
     require(dtype in flags.dtypes, "dtype", dtype, f"{' or '.join(flags.dtypes)} {where}")
     _check_kv(options, flags, where)
-    if options.decode_steps > flags.decode_steps:
-        most = flags.decode_steps
-        raise ConfigError(
-            "decode_steps", options.decode_steps, f"1…{most} {where}" if most > 1 else f"1 {where}"
-        )
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
@@ -237,12 +232,6 @@ def _check_ranks(
     ):
         allowed = "1 with weights whose tokens are rounded to int8, each with one scale"
         raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
-    if options.decode_steps > 1 and options.pipeline_parallel_size > 1:
-        allowed = (
-            f"1 with pipeline_parallel_size {options.pipeline_parallel_size}, whose stages "
-            "each compute a step"
-        )
-        raise ConfigError("decode_steps", options.decode_steps, allowed)
     for name, size in sizes.items():
         for other in _refused_beside(name, flags) if size > 1 else ():
             if (folder := getattr(options, other)) is not None:

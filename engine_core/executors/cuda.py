@@ -97,9 +97,7 @@ class CudaExecutor:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._in_flight: deque[InFlightStep] = deque()
         self._draw_buffers = DrawBuffers(config, decoder.config.vocab_size, device)
-        self._results = torch.zeros(
-            num_parts, config.decode_steps, num_positions, dtype=torch.int32, pin_memory=True
-        )
+        self._results = torch.zeros(num_parts, num_positions, dtype=torch.int32, pin_memory=True)
         self._own_rows = OwnRows(config, self._table, self._buffers, num_parts)
         self._teller = None if stages is None else TokenTeller(stages, self._table)
         # A thread that waits for a step sleeps: the next step is in flight, so the device need not
@@ -150,7 +148,6 @@ class CudaExecutor:
                 self._model.try_out(replace(shape, num_ends=0))
             if shape.is_decode:
                 hidden = self._chosen[: shape.num_tokens]
-                self._draw_and_advance(shape, hidden)
                 self._draw(hidden)
                 self._draw_special(len(hidden), EVERYTHING, 0)
                 for needs in (PLAIN, EVERYTHING):
@@ -192,9 +189,7 @@ class CudaExecutor:
                 self._sampler.admit(admitted)
                 self._pools.admit(admitted)
                 self._prompt_scores.admit(admitted)
-            in_flight = self._in_flight_step(
-                plan.step, spread.output_indices[spread.samples], plan.row_steps
-            )
+            in_flight = self._in_flight_step(plan.step, int(spread.samples.sum()))
             if plan.num_drafts is not None and plan.draft_ids is not None:
                 self._held_drafts[
                     np.repeat(plan.rows, plan.num_drafts), places(plan.num_drafts)
@@ -221,7 +216,7 @@ class CudaExecutor:
     def draw(self, plan: DrawPlan) -> int:
         with torch.cuda.stream(self._stream):
             spread = spread_draw(plan)
-            in_flight = self._in_flight_step(plan.step, spread.output_indices)
+            in_flight = self._in_flight_step(plan.step, len(spread.rows))
             in_flight.is_draw = True
             if plan.num_drafts is not None:
                 in_flight.num_drafts = plan.num_drafts
@@ -252,20 +247,15 @@ class CudaExecutor:
         tokens = self._sampler.draw_special(
             self._held[held], table.params, table.token_ids, places, needs, masks
         )
-        where = places.rows, places.positions, places.output_indices
+        where = places.rows, places.positions
         store_tokens(*where, tokens, table.token_ids, self._results, first_result)
 
-    def _in_flight_step(
-        self, step: int, output_indices: Int32Array, row_steps: Int32Array | None = None
-    ) -> InFlightStep:
+    def _in_flight_step(self, step: int, num_sampled: int) -> InFlightStep:
         part = self._part(step)
-        num_steps = 1 if row_steps is None else int(row_steps.max())
-        steps = (output_indices[:, None] + np.arange(num_steps)) % self._config.decode_steps
         return InFlightStep(
             step=step,
             tokens=self._results[part],
-            steps=steps,
-            row_steps=row_steps,
+            num_sampled=num_sampled,
             done=self._done[part],
         )
 
@@ -311,7 +301,7 @@ class CudaExecutor:
         if shape.is_decode:
             if self._guesser is not None and not shape.shares:
                 self._guesser.prepare(shape)
-            self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
+            self._graphs.run_once((shape, "draw"), partial(self._draw, hidden))
             self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
             self._draw_buffers.clear(num_draws)
             self._graphs.run_once(
@@ -327,7 +317,7 @@ class CudaExecutor:
     def _own_columns(self, plan: StepPlan) -> Int32Array | None:
         """Columns of a plan's rows for the device where it drafts, alone knows the rows' positions,
         or tells a guesser how far they came; else None."""
-        is_told = knows_alone(plan) if self._model.shown is None else plan.row_steps is None
+        is_told = self._model.shown is not None or knows_alone(plan)
         return (
             self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows))) if is_told else None
         )
@@ -370,10 +360,10 @@ class CudaExecutor:
             in_flight.vectors = self._pools.take(plan, hidden)
         if plan.holds.any():
             self._hold(plan, shape, hidden)
-        if len(in_flight.steps):
+        if in_flight.num_sampled:
             self._sample(plan, in_flight, shape, hidden, num_own_rows)
             if self._teller is not None:
-                self._tell(self._teller, self._shapes.num_rows(len(in_flight.steps)), num_own_rows)
+                self._tell(self._teller, self._shapes.num_rows(in_flight.num_sampled), num_own_rows)
 
     def _tell(self, teller: TokenTeller, num_draws: int, num_own_rows: int) -> None:
         """Tells the other stages what was sampled last."""
@@ -402,7 +392,7 @@ class CudaExecutor:
         hidden: torch.Tensor,
         num_own_rows: int,
     ) -> None:
-        num_draws = len(in_flight.steps)
+        num_draws = in_flight.num_sampled
         padded_draws = self._shapes.num_rows(num_draws)
         samples_all = shape.is_decode and num_draws == len(plan.rows)
         needs = self._sampler.needs(plan.rows[plan.samples])
@@ -419,44 +409,19 @@ class CudaExecutor:
             key = shape if samples_all else padded_draws, "own", num_own_rows
             self._graphs.run_once(key, partial(self._draw_own, hidden, num_own_rows))
         elif samples_all:
-            self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
-            for _ in range(plan.num_steps - 1):
-                hidden = self._model.hidden(shape)
-                self._graphs.run_once(
-                    (shape, "draw"), partial(self._draw_and_advance, shape, hidden)
-                )
+            self._graphs.run_once((shape, "draw"), partial(self._draw, hidden))
         else:
             self._graphs.run_once(padded_draws, partial(self._draw, hidden))
 
     def _draw(self, hidden: torch.Tensor) -> None:
         rows, positions, outputs, _ = self._buffers.draws[:, : len(hidden)].unbind()
-        self._store(
-            rows, positions, outputs, self._sampler.draw(hidden, self._table.params, rows, outputs)
-        )
+        self._store(rows, positions, self._sampler.draw(hidden, self._table.params, rows, outputs))
 
     def _draw_own(self, hidden: torch.Tensor, num_rows: int) -> None:
         """Draws what a step samples in which the device drafts, and counts what stands."""
         rows, _, outputs, _ = self._buffers.draws[:, : len(hidden)].unbind()
         self._own_rows.store(
             self._sampler.draw(hidden, self._table.params, rows, outputs), num_rows, self._results
-        )
-
-    def _draw_and_advance(self, shape: StepShape, hidden: torch.Tensor) -> None:
-        """Leaves in the buffers the step that follows a decode step which samples every row."""
-        words = self._buffers.words(shape)
-        table = self._table
-        outputs = self._buffers.draws[2, : len(hidden)]
-        tokens = self._sampler.draw(hidden, table.params, words.rows, outputs)
-        store_tokens(
-            words.rows,
-            words.positions,
-            outputs,
-            tokens,
-            table.token_ids,
-            self._results,
-            self._buffers.first_result,
-            table.params,
-            words.seq_lens,
         )
 
     def _draw_special(self, num_draws: int, needs: Needs, num_own_rows: int) -> None:
@@ -468,7 +433,7 @@ class CudaExecutor:
         if num_own_rows:
             self._own_rows.store(tokens, num_own_rows, self._results)
         else:
-            self._store(places.rows, places.positions, places.output_indices, tokens)
+            self._store(places.rows, places.positions, tokens)
 
     def _rehearse(self) -> None:
         self._sampler.rehearse(self._table.params, self._table.token_ids)
@@ -477,13 +442,11 @@ class CudaExecutor:
         self,
         rows: torch.Tensor,
         positions: torch.Tensor,
-        outputs: torch.Tensor,
         tokens: torch.Tensor,
     ) -> None:
         store_tokens(
             rows,
             positions,
-            outputs,
             tokens,
             self._table.token_ids,
             self._results,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.kernels.step_rows import NUM_STOPS, PARAM_WORDS, scatter_words
+from headwater.kernels.step_rows import PARAM_WORDS, scatter_words
 
 from ..config import EngineConfig
 from ..executor import AdmittedRow, Int32Array, StepPlan
@@ -33,7 +33,6 @@ class DeviceTable:
         self.params = params.view(rows, -1)
         # How many tokens of a row are known, while only the device can say: see `draft_rows`.
         self.known = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._max_model_len = config.max_model_len
         # Changes nothing, so that no step compiles it.
         self.apply(torch.zeros(2, 1, dtype=torch.int32, device=device))
 
@@ -47,7 +46,7 @@ class DeviceTable:
             values.append(admitted.token_ids)
             first = self._first_param + admitted.row * PARAM_WORDS
             indices.append(np.arange(first, first + PARAM_WORDS, dtype=np.int32))
-            values.append(_param_words(admitted, self._max_model_len))
+            values.append(_param_words(admitted))
         if plan.block_rows.size:
             indices.append(
                 self._first_block + plan.block_rows * self._block_stride + plan.block_indices
@@ -74,7 +73,7 @@ class DeviceTable:
 NO_CHANGES: Int32Array = np.empty((2, 0), np.int32)
 
 
-def _param_words(admitted: AdmittedRow, max_model_len: int) -> Int32Array:
+def _param_words(admitted: AdmittedRow) -> Int32Array:
     params = admitted.sampling
     words = np.zeros(PARAM_WORDS, np.int32)
     words[:2] = np.array([params.seed], np.int64).view(np.int32)
@@ -83,10 +82,4 @@ def _param_words(admitted: AdmittedRow, max_model_len: int) -> Int32Array:
     words[[3, 5, 6]] = np.array(
         [0.0 if params.is_greedy else params.temperature, params.top_p, params.min_p], np.float32
     ).view(np.int32)
-    max_len = min(admitted.num_prompt_tokens + params.max_tokens, max_model_len)
-    first_stop = min(admitted.num_prompt_tokens + params.min_tokens, max_model_len)
-    stops = params.stop_token_ids[:NUM_STOPS]
-    words[7:9] = (max_len - 1, first_stop)
-    words[9 : 9 + NUM_STOPS] = -1
-    words[9 : 9 + len(stops)] = stops
     return words

@@ -26,18 +26,16 @@ class InFlightStep:
 
     step: int
     tokens: torch.Tensor
-    """[steps, rows], pinned; there when `done`."""
-    steps: Int32Array
-    """[S, n] in which step of `tokens` each sampled row's are."""
-    row_steps: Int32Array | None
-    """[S] of them that count; None: one each."""
+    """[positions], pinned; there when `done`."""
+    num_sampled: int
+    """S, of which it samples: rows, or with drafts positions, those of a row one after
+    another."""
     num_drafts: Int32Array | None = None
-    """Drafts of each row that is sampled; None: no row has any. With drafts S counts positions,
-    those of a row one after another."""
+    """Drafts of each row that is sampled; None: no row has any."""
     drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     """[S] see `drafts_in_place`."""
     own: OwnGains | None = None
-    """Gains of rows where the device drafts; S counts positions then, too."""
+    """Gains of rows where the device drafts."""
     done: torch.cuda.Event
     is_draw: bool = False
     scores: SampledScores | None = None
@@ -69,17 +67,16 @@ class InFlightStep:
     def _gained(self) -> tuple[Gained, Int32Array, Int32Array | None]:
         """Tokens that the step's rows gained, the number of positions of each, and the number of
         its drafts where the device drafted."""
+        # A later step writes to the same memory.
+        tokens: Int32Array = self.tokens.numpy()[: self.num_sampled].copy()
         if self.own is not None:
-            token_ids, num_tokens, num_drafts = self.own.read(
-                self.tokens.numpy()[0, : len(self.steps)]
-            )
+            token_ids, num_tokens, num_drafts = self.own.read(tokens)
             return Gained(token_ids, num_tokens), self.own.num_positions, num_drafts
-        tokens: Int32Array = self.tokens.numpy()[self.steps, np.arange(len(self.steps))[:, None]]
         if self.num_drafts is not None:
             num_positions = self.num_drafts + 1
-            return gained(tokens[:, 0], self.drafts, num_positions), num_positions, None
+            return gained(tokens, self.drafts, num_positions), num_positions, None
         ones = np.ones(len(tokens), np.int32)
-        return Gained(tokens, ones if self.row_steps is None else self.row_steps), ones, None
+        return Gained(tokens[:, None], ones), ones, None
 
     def _logprobs(self, found: Gained, num_positions: Int32Array) -> dict[int, TokenLogprobs]:
         """Log probabilities of tokens that count, as `StepResult` has them."""

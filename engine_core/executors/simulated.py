@@ -20,7 +20,7 @@ from ..config import EngineConfig
 from ..executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult, Swapper
 from ..ragged import places
 from ..request import TokenLogprobs
-from ..sampling.verification import NO_TOKEN, gained, positions_of
+from ..sampling.verification import gained, positions_of
 from .own_drafts import repeated, with_own_drafts
 from .shared_kv import SharedCopies, SharedMemory
 from .simulated_edits import SimulatedEdits
@@ -156,13 +156,8 @@ class SimulatedExecutor:
         self._write_kv(plan)
         if plan.step % self._verify_every == 0:
             self._verify(plan)
-        seconds = plan.num_steps * self._timing.seconds(plan)
-        self._busy_until = max(self._busy_until, self._clock()) + seconds
-        result = (
-            self._sample(plan)
-            if plan.row_steps is None
-            else self._sample_ahead(plan, plan.row_steps)
-        )
+        self._busy_until = max(self._busy_until, self._clock()) + self._timing.seconds(plan)
+        result = self._sample(plan)
         if drafts_itself and plan.num_drafts is not None:
             result = replace(result, num_drafts=plan.num_drafts[plan.samples])
         return result
@@ -348,25 +343,6 @@ class SimulatedExecutor:
             num_tokens=num_tokens,
             logprobs=self._logprobs(rows, columns, num_tokens),
         )
-
-    def _sample_ahead(self, plan: StepPlan, row_steps: Int32Array) -> StepResult:
-        """Every row to its last step; that its answer may have ended before is for others to
-        see."""
-        tokens = np.full((len(plan.rows), plan.num_steps), NO_TOKEN, np.int32)
-        for i_step in range(plan.num_steps):
-            goes_on = row_steps > i_step
-            rows = plan.rows[goes_on]
-            positions = plan.starts[goes_on] + i_step
-            if i_step:
-                self._write_tokens(rows, positions)
-            entries = self._kv[self._slots(rows, positions)]
-            outputs = plan.output_indices[goes_on] + i_step
-            tokens[goes_on, i_step] = self._model.tokens(
-                entries, self._noise[rows], outputs, self._eos_from[rows]
-            )
-            self._token_ids[rows, positions + 1] = tokens[goes_on, i_step]
-            self._num_known[rows] = positions + 2
-        return StepResult(token_ids=tokens, num_tokens=row_steps)
 
     def _logprobs(
         self, rows: Int32Array, tokens: Int32Array, num_tokens: Int32Array

@@ -26,7 +26,6 @@ STEP_COLUMNS: dict[str, type] = {
     "samples": np.bool_,
     "output_indices": np.int32,
     "holds": np.bool_,
-    "row_steps": np.int32,
     "num_drafts": np.int32,
     "draft_ids": np.int32,
     "follows": np.bool_,
@@ -40,7 +39,6 @@ _DEFAULTS = SamplingParams()
 
 
 def encode_step(plan: StepPlan) -> bytes:
-    # Engines of several ranks copy no blocks directly.
     columns: list[Array | None] = [getattr(plan, name) for name in STEP_COLUMNS]
     columns += [np.array(getattr(plan, name), np.int32) for name in LISTS]
     facts = b""

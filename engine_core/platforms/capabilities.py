@@ -39,8 +39,6 @@ class Capabilities:
     """KV blocks on a disk (`--kv-disk-dir`) and from other engines (`--kv-peer-memory`)."""
     graphs: bool = False
     """Launches can be captured and replayed; needs `capture`."""
-    decode_steps: int = 1
-    """The most decode steps of one plan."""
     draft_models: bool = False
     """A smaller model drafts tokens (`--draft-model`)."""
     draft_heads: bool = False

@@ -1,4 +1,4 @@
-"""More than one token for decode rows of a step: drafts, or several steps from one plan.
+"""More than one token for decode rows of a step: drafts.
 
 Uses what the step leaves of the budget and of free blocks; knows nothing about waiting requests.
 """
@@ -25,28 +25,7 @@ class DecodeAhead:
         self._table = table
         self._pool = pool
         self._speculator = speculator
-        self._decode_steps = config.decode_steps
         self._max_positions = config.max_positions
-
-    def plan_steps(self, step: StepBuilder) -> None:
-        """Several steps at once, if all rows decode plainly and their blocks are there. Nobody may
-        wait."""
-        table = self._table
-        rows = step.decode_rows
-        if (
-            step.num_drafts is not None
-            or not (table.is_plain[rows] & ~table.needs_result[rows]).all()
-        ):
-            return
-        if table.num_uncertain[rows].any():
-            return
-        row_steps = np.minimum(
-            table.compute_end[rows] - table.num_computed[rows], self._decode_steps
-        )
-        full_rows = rows[table.num_computed[rows] + row_steps > table.capacity[rows]]
-        if (table.credit[rows] >= row_steps).all() and full_rows.size <= self._pool.num_free:
-            step.grow(full_rows, table, self._pool)
-            step.row_steps = row_steps
 
     def add_drafts(self, step: StepBuilder, num_running: int) -> None:
         """Guesses for rows that decode, the speculator's or the executor's own, with the budget

@@ -57,8 +57,6 @@ class RequestTable:
     """Stop ids at positions before this do not stop."""
     many_stop_ids: dict[int, tuple[int, ...]]
     """By row, for the rare request whose stop ids do not fit the columns."""
-    is_plain: BoolArray
-    """Whether an executor may go on decoding the row by itself."""
     hash_due: Int32Array
     """With the KV of this many known tokens the row's next block is full and can be cached."""
 
@@ -95,7 +93,6 @@ class RequestTable:
         self.min_len = _counts(num_rows)
         self.max_len = _counts(num_rows)
         self.is_alive = _flags(num_rows)
-        self.is_plain = _flags(num_rows)
         self.stop_ids: Int32Array = np.full((NUM_STOP_COLUMNS, num_rows), NO_TOKEN, np.int32)
         self._num_stop_columns = 1
         """Columns of `stop_ids` that any request has needed so far; the others hold no token."""
@@ -127,7 +124,6 @@ class RequestTable:
         self.awaits_drafts[row] = False
         self.max_len[row] = request.max_len
         self.min_len[row] = min(request.num_prompt_tokens + request.min_tokens, NEVER)
-        self.is_plain[row] = request.sampling.is_plain and not request.has_grammar
         self.held.seat(row, has_grammar=request.has_grammar)
         self.stop_ids[:, row] = NO_TOKEN
         if len(stop_ids) <= NUM_STOP_COLUMNS:

@@ -132,8 +132,6 @@ class Scheduler:
             return None
         if not is_short:
             self._ahead.add_drafts(step, len(self.running))
-        if self._config.decode_steps > 1 and not (step.chunks or is_short or self.num_waiting):
-            self._ahead.plan_steps(step)
         return self._compose(step)
 
     def _compose(self, step: StepBuilder) -> PlannedStep:

@@ -79,8 +79,6 @@ class StepBuilder:
     admitted: list[AdmittedRow] = field(default_factory=list)
     stored: list[StoredChain] = field(default_factory=list)
     cached: list[bytes] = field(default_factory=list)
-    row_steps: Int32Array | None = None
-    """Steps of decode rows, where they are planned several steps ahead."""
     num_drafts: Int32Array | None = None
     """Drafts of decode rows, where they get any."""
     draft_ids: Int32Array | None = None
@@ -173,7 +171,6 @@ class StepBuilder:
             samples=samples,
             output_indices=output_indices,
             holds=holds,
-            row_steps=self.row_steps,
             num_drafts=num_drafts,
             draft_ids=self.draft_ids,
             follows=follows,
@@ -197,11 +194,9 @@ class StepBuilder:
         table."""
         rows = self.decode_rows
         counts = np.ones(rows.size, np.int32) if self.num_drafts is None else self.num_drafts + 1
-        advance = 1 if self.num_drafts is None else counts
-        advance = advance if self.row_steps is None else self.row_steps
         starts = table.num_computed[rows]
-        table.num_computed[rows] = starts + advance
-        table.credit[rows] -= advance
+        table.num_computed[rows] = starts + counts
+        table.credit[rows] -= counts
         follows = self._following(table)
         if self.num_drafts is not None:
             table.num_uncertain[rows] += self.num_drafts > 0

@@ -17,8 +17,7 @@ WEIGHT = 0.05
 
 class MeasuredExecutor:
     """An executor whose steps are timed. The time of a step runs from its launch, or from the
-    retirement of the step before where that was later, since steps overlap; of several steps from
-    one plan it is the mean."""
+    retirement of the step before where that was later, since steps overlap."""
 
     def __init__(
         self,
@@ -33,7 +32,7 @@ class MeasuredExecutor:
         self._clock = clock
         self._expected = prefill_seconds
         self._rates = Rates()
-        self._launched: deque[tuple[float, int, int, int]] = deque()
+        self._launched: deque[tuple[float, int, int]] = deque()
         self._last_retired = 0.0
         self.prefill_tokens = self.decode_rows = 0
         """Numbers of tokens and rows retired since the last call of `take`."""
@@ -57,23 +56,21 @@ class MeasuredExecutor:
     def submit(self, plan: StepPlan) -> int:
         own = plan.counts if plan.num_drafts is None else plan.counts - plan.num_drafts
         decode_rows = int(plan.counts[own == 1].sum())
-        self._launched.append(
-            (self._clock(), plan.num_tokens - decode_rows, decode_rows, plan.num_steps)
-        )
+        self._launched.append((self._clock(), plan.num_tokens - decode_rows, decode_rows))
         return self._executor.submit(plan)
 
     def draw(self, plan: DrawPlan) -> int:
-        self._launched.append((self._clock(), 0, 0, 1))
+        self._launched.append((self._clock(), 0, 0))
         return self._executor.draw(plan)
 
     def retire(self, handle: int) -> StepResult:
         result = self._executor.retire(handle)
-        launched, prefill_tokens, decode_rows, num_steps = self._launched.popleft()
+        launched, prefill_tokens, decode_rows = self._launched.popleft()
         now = self._clock()
         # A draw belongs to the step that was retired right before it.
         self.prefill_tokens += prefill_tokens
         self.decode_rows += decode_rows
-        seconds = (now - max(launched, self._last_retired)) / num_steps
+        seconds = now - max(launched, self._last_retired)
         self.seconds += seconds
         self._last_retired = now
         self._rates.observe(prefill_tokens, decode_rows, seconds)

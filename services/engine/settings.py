@@ -129,9 +129,6 @@ class EngineSettings(StageSecuritySettings):
         0, "the most prompt tokens one request gets a step; 0: the whole budget"
     )
     async_depth: int = setting(2, "steps in flight at once, 1…4")
-    decode_steps: int = setting(
-        1, "decode steps that a GPU runs from one plan while its batch does not change, 1…16"
-    )
     speculation: str = setting(
         "auto", "auto (drafts tokens where that is faster, with the same answers) or off"
     )

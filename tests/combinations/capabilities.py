@@ -30,7 +30,6 @@ TIGHT_BLOCKS = 25
 DISK_DIR = Path(tempfile.gettempdir()) / f"headwater-combinations-{os.getpid()}"
 """Each engine has a folder of its own in it."""
 atexit.register(shutil.rmtree, DISK_DIR, ignore_errors=True)
-DECODE_STEPS = 4
 WIDTH = 3
 BEAM_TOKENS = 16
 """A search asks all stages for each token of each beam."""
@@ -56,7 +55,6 @@ PACE = {"simulated_prefill_seconds": 0.003, "simulated_step_seconds": 0.008}
 """Slow enough for blocks to be pulled, and for answers to run while others are routed."""
 MOST_BLOCKS = "the source that has most of the prompt is asked"
 ONE_CHOICE = "a request with several choices stays where its prompt was computed"
-NO_PLAN = "a row that is not drawn plainly is planned a step at a time"
 
 
 def _stops_before_the_end(without: Answer) -> Fields:
@@ -275,26 +273,6 @@ RESUME = Capability(
     moves=frozenset({Move.LOSS}),
     took_place=lambda answer: answer.num_replicas > 1 and answer.num_tokens_before_loss > 0,
 )
-SEVERAL_STEPS = Capability(
-    name="several steps from one plan",
-    promise=Promise.SAME,
-    options={"decode_steps": DECODE_STEPS},
-    took_place=lambda answer: 0 < answer.num_steps < len(answer.token_ids),
-    refused_on_cpu=Refused(field="decode_steps", says="allowed: 1 on the platform cpu"),
-    beside={
-        **{
-            name: Aside(because=NO_PLAN)
-            for name in ("penalties", "log probabilities", "beams", "grammar", "tools")
-        },
-        "draft heads": Aside(
-            because="rows with drafts take a step at a time, and heads draft for every row",
-            of_all_requests=True,
-        ),
-        "pipeline parallel": Refused(
-            field="decode_steps", says="allowed: 1 with pipeline_parallel_size 2", is_on_gpu=True
-        ),
-    },
-)
 SPECULATION = Capability(
     name="speculation",
     promise=Promise.SAME,
@@ -426,7 +404,6 @@ CAPABILITIES = (
     GRAMMAR,
     TOOLS,
     RESUME,
-    SEVERAL_STEPS,
     SPECULATION,
     DRAFT_MODEL,
     DRAFT_HEADS,

@@ -53,7 +53,6 @@ class Answer:
     """Names and arguments of tool calls."""
     num_prompt_tokens: int = 0
     num_prefill_steps: int = 0
-    num_steps: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_swapped_in: int = 0
@@ -81,8 +80,6 @@ class Answer:
     """Kind of the weights in the folder that the engine serves."""
     numerics: str = ""
     """What the engine was told of its sums; one that cannot make them so does not start."""
-    company_ids: list[int] = field(default_factory=list)
-    num_company_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +104,6 @@ class Aside:
     the other alone."""
 
     because: str
-    of_all_requests: bool = False
-    """Nor does it apply to requests that run beside this one."""
 
     @property
     def promise(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.combinations.asked import Asked, asked
-from tests.combinations.capabilities import CAPABILITIES, SEVERAL_STEPS, TOO_FEW_GPUS
+from tests.combinations.capabilities import CAPABILITIES, TOO_FEW_GPUS
 from tests.combinations.capability import Answer, Capability, Fields, Move, Promise, Refused
 from tests.combinations.engine_world import Refusal
 
@@ -172,8 +172,7 @@ def check(cell: Cell, ledger: Ledger, refused: Refused | None, *, rounding: bool
     asides = {
         each.name: reason for each in cell.both if (reason := each.aside(cell.both)) is not None
     }
-    moves = frozenset({Move.COMPANY}) if SEVERAL_STEPS.name in asides else frozenset()
-    pair = ledger.ask(cell.both, cell.needs, moves)
+    pair = ledger.ask(cell.both, cell.needs)
     for each in cell.both:
         without = ledger.ask(_without(cell.both, each), cell.needs)
         if each.name in asides:
@@ -181,8 +180,6 @@ def check(cell: Cell, ledger: Ledger, refused: Refused | None, *, rounding: bool
         else:
             assert each.took_place(pair), f"{each.name} did not take place: {pair}"
             _check_promise(each, promises[each.name], pair, without)
-    if (aside := asides.get(SEVERAL_STEPS.name)) is not None and not aside.of_all_requests:
-        _check_company(pair)
     if all(promise is Promise.OWN for promise in promises.values()):
         beside = ledger.ask(cell.both, cell.needs, frozenset({Move.COMPANY}))
         _check_same(beside, pair)
@@ -225,17 +222,6 @@ def _check_same(pair: Answer, without: Answer) -> None:
         assert pair.others == without.others
     if pair.logprobs and without.logprobs:
         assert pair.logprobs == without.logprobs
-
-
-def _check_company(pair: Answer) -> None:
-    """Several steps come from one plan for the rows that are left when the request has ended, and
-    for it none do."""
-    assert not pair.num_steps or pair.num_steps >= len(pair.token_ids), (
-        "planned ahead for a row that needs its result"
-    )
-    assert 0 < pair.num_company_steps < len(pair.company_ids), (
-        f"{SEVERAL_STEPS.name} did not take place: {pair}"
-    )
 
 
 def _without(capabilities: tuple[Capability, ...], one: Capability) -> tuple[Capability, ...]:

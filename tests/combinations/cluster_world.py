@@ -266,7 +266,8 @@ class ClusterWorld:
             if Move.LOSS in asked.moves:
                 self._cluster.relays.arm(LOST_AFTER_BYTES)
             whole = self._chat(kind, QUESTION, fields)
-            beside = company.result() if company is not None else None
+            if company is not None:
+                company.result()
         after = [
             replica.counters_of_all_ranks(then)
             for replica, then in zip(replicas, before, strict=True)
@@ -275,7 +276,7 @@ class ClusterWorld:
             {key: now[key] - then.get(key, 0.0) for key in now}
             for then, now in zip(before, after, strict=True)
         ]
-        answer = self._answer(whole, grown, replicas, beside)
+        answer = self._answer(whole, grown, replicas)
         answer.weights = self._cluster.weights[kind.name]
         answer.numerics = str(kind.options.get("numerics", ""))
         return answer
@@ -350,7 +351,6 @@ class ClusterWorld:
         whole: dict[str, Any],
         grown: Sequence[Mapping[str, float]],
         replicas: Sequence[Replica],
-        beside: dict[str, Any] | None,
     ) -> Answer:
         choice, *others = whole["choices"]
         message = choice["message"]
@@ -363,7 +363,6 @@ class ClusterWorld:
         def total(name: str) -> int:
             return int(sum(each.get(name, 0.0) for each in grown))
 
-        steps = total(STEPS)
         cached_by_tier = explained["cached_by_tier"]
         num_hand_overs = sum(attempt["cause"] == "handed_over" for attempt in explained["attempts"])
         return Answer(
@@ -378,10 +377,7 @@ class ClusterWorld:
                 for call in message.get("tool_calls") or ()
             ],
             num_prompt_tokens=whole["usage"]["prompt_tokens"],
-            num_prefill_steps=steps - total("iteration_tokens_total_bucket 4.0"),
-            # An answer that a stop string ends has no last word from its engine, nor has a beam.
-            num_steps=explained["choices"][0].get("engine", {}).get("steps")
-            or (0 if beside else steps),
+            num_prefill_steps=total(STEPS) - total("iteration_tokens_total_bucket 4.0"),
             num_cached_tokens=explained["cached_tokens"] - cached_by_tier.get("peer", 0),
             num_preemptions=total("num_preemptions_total"),
             num_copied_blocks=total("kv_copied_blocks_total"),
@@ -406,9 +402,6 @@ class ClusterWorld:
                 if name.startswith(PLANS_OF_A_RANK)
             ),
             kv_format=replicas[0].kv_format(),
-            company_ids=beside["choices"][0]["token_ids"] if beside is not None else [],
-            # Draws under a mask are no steps.
-            num_company_steps=steps - total("mask_seconds_count"),
         )
 
     def _text(self, model: str, token_ids: list[int]) -> str:

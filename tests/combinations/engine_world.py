@@ -93,7 +93,6 @@ class Heard:
     cached_tokens: int = 0
     cached_by_tier: dict[str, int] = field(default_factory=dict)
     num_preemptions: int = 0
-    num_steps: int = 0
     num_accepted_tokens: int = 0
     has_finished: bool = False
 
@@ -207,7 +206,6 @@ class Replica:
             heard.has_finished = True
             if finished.work is not None:
                 heard.num_preemptions = finished.work.num_preemptions
-                heard.num_steps = finished.work.num_steps
                 heard.num_accepted_tokens = finished.work.num_accepted_tokens
 
     def holds(self, num_tokens: int) -> Holder:
@@ -317,11 +315,10 @@ class EngineWorld:
         asked = run.asked
         before = replica.engine.load()
         self._prepare(replica, asked, run.namespace)
-        company = None
         if asked.moves & {Move.CROWD, Move.COMPANY}:
             # Answers that were begun elsewhere go first, and so does their company then.
             begun = run.token_ids[:1]
-            _, company = replica.add(prompt(1, COMPANY_LEN), COMPANY, run.namespace, begun)
+            replica.add(prompt(1, COMPANY_LEN), COMPANY, run.namespace, begun)
         replica.prefills.clear()
         _, heard = replica.add(prompt(0), asked.fields, run.namespace, run.token_ids, holder)
         replica.run(heard)
@@ -335,7 +332,6 @@ class EngineWorld:
             finish_reason="length",
             num_prompt_tokens=PROMPT_LEN,
             num_prefill_steps=run.num_prefill_steps,
-            num_steps=heard.num_steps,
             num_cached_tokens=heard.cached_tokens - heard.cached_by_tier.get("peer", 0),
             num_preemptions=heard.num_preemptions,
             num_from_disk=heard.cached_by_tier.get("disk", 0),
@@ -350,8 +346,6 @@ class EngineWorld:
             kv_format=replica.facts.kv_format,
             weights=replica.weights,
             numerics=asked.options.get("numerics", ""),
-            company_ids=company.token_ids if company is not None else [],
-            num_company_steps=company.num_steps if company is not None else 0,
         )
 
     def _prepare(self, replica: Replica, asked: Asked, namespace: bytes) -> None:

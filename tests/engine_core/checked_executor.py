@@ -177,13 +177,6 @@ class CheckedExecutor:
                 own_drafts[row] = num_drafts
             else:
                 self._uncertain[row] = num_drafts
-        if plan.row_steps is not None:
-            assert (end, plan.samples[i]) == (start + 1, True), (
-                "several steps are of rows that decode"
-            )
-            for i_step in range(1, int(plan.row_steps[i])):
-                self._advance_row(row, end, end + 1, samples=True, output_idx=output_idx + i_step)
-                end += 1
         if plan.holds[i]:
             assert end - num_drafts == self._known[row]
             self._held[row] = end - num_drafts

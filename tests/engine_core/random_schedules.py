@@ -38,7 +38,6 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         spare_rows=max_num_seqs % 3,
         max_num_batched_tokens=draw(st.integers(max_num_seqs, 100)),
         long_prefill_chunk=draw(st.sampled_from([0, 0, 7, 16, 40])),
-        decode_steps=draw(st.sampled_from([1, 1, 2, 5])),
         async_depth=async_depth,
         num_groups=draw(st.sampled_from([1, 1, async_depth, (async_depth + 1) // 2])),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),

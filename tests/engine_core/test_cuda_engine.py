@@ -90,10 +90,9 @@ def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(
         {"max_num_batched_tokens": 67},
         {"async_depth": 4},
         {"num_blocks": 30},
-        {"decode_steps": 5},
     ],
 )
-def test_an_answer_does_not_depend_on_batch_chunks_depth_preemption_or_steps_ahead(
+def test_an_answer_does_not_depend_on_batch_chunks_depth_or_preemption(
     folder: Path, options: dict[str, int]
 ) -> None:
     asked = prompts(24)
@@ -209,17 +208,15 @@ def test_steps_wait_for_what_an_executor_is_made_of(
     one.close()
 
 
-def test_stop_ids_end_an_answer_where_they_would_alone_however_many_steps_are_planned(
-    folder: Path,
-) -> None:
+def test_stop_ids_end_an_answer_where_they_would_alone(folder: Path) -> None:
     asked = prompts(24)
     stopping = [
         replace(sampling, stop_token_ids=tuple(range(i, 512, 9)), min_tokens=i % 5)
         for i, sampling in enumerate(SEEDED)
     ]
-    ahead = engine(folder, decode_steps=5)
-    answers = ahead.tokens(asked, *stopping)
-    ahead.close()
+    together = engine(folder)
+    answers = together.tokens(asked, *stopping)
+    together.close()
     whole = alone(folder, asked, SEEDED)
     for sampling, answer, full in zip(stopping, answers, whole, strict=True):
         ends = [
@@ -260,7 +257,6 @@ def test_filters_penalties_and_log_probabilities_are_served(folder: Path) -> Non
     [
         {},
         {"max_num_batched_tokens": 67},
-        {"decode_steps": 5},
         {"kv_cache_dtype": "fp8"},
         {"block_size": 16},
     ],

@@ -49,7 +49,6 @@ def executor_and_engine(
         # Not a share of the memory: other tests of a suite hold some, this engine's own in a second
         # process among them.
         num_blocks=4000,
-        decode_steps=4,
     )
     executor, config, _ = build_executor(options, lambda phase, done, total: None)
     yield executor, Engine(config, executor)

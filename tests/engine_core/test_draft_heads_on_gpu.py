@@ -133,7 +133,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"async_depth": 4},
     {"max_num_batched_tokens": 260, "num_blocks": 100},
     {"async_depth": 1},
-    {"decode_steps": 5},
     {"kv_cache_dtype": "fp8"},
     {"num_blocks": 40, "kv_swap_memory": 64 << 20},
 ]

@@ -91,7 +91,6 @@ def test_ends_of_pages_and_of_splits_are_crossed(engine_of: EngineOf, folder_of:
     [
         {"async_depth": 1},
         {"async_depth": 4},
-        {"decode_steps": 5},
         {"block_size": 16, "num_blocks": 2800},
         {"max_num_batched_tokens": 260, "num_blocks": 100},
         {"kv_cache_dtype": "fp8"},

@@ -155,7 +155,6 @@ def test_one_row_alone_is_verified_at_every_number_of_drafts(
         {"async_depth": 1},
         {"async_depth": 2, "max_num_batched_tokens": 260},
         {"async_depth": 4},
-        {"decode_steps": 5},
         {"block_size": 16, "num_blocks": 2800},
     ],
     ids=str,

@@ -100,7 +100,6 @@ def test_edits_count_drafts_that_the_host_has_not_seen(num_rows: int, engine_of:
     [
         {"async_depth": 1},
         {"async_depth": 4},
-        {"decode_steps": 5},
         {"block_size": 16, "num_blocks": 2800},
         {"max_num_batched_tokens": 260, "num_blocks": 100},
         {"kv_cache_dtype": "fp8"},

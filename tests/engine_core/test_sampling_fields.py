@@ -35,15 +35,7 @@ EXECUTORS = {
 }
 """Files that read the fields for each executor. A new field is read by one of each list, or refused
 by name where the
-request is taken: add it there, and to `is_plain` if it changes what is drawn."""
-PLAIN = {
-    # Every way to draw has these.
-    *("temperature", "seed"),
-    # They end an answer, or are read where a prompt is computed.
-    *("max_tokens", "min_tokens", "stop_token_ids", "num_prompt_logprobs", "pooling"),
-}
-"""Fields that may differ from their defaults in a request whose tokens are drawn from the logits as
-they are."""
+request is taken: add it there."""
 SMALLEST = {
     "num_logprobs": 0,
     "num_prompt_logprobs": 0,
@@ -79,18 +71,6 @@ def test_every_field_of_sampling_is_read_where_tokens_are_drawn(executor: str) -
     unread = FIELDS - read
     assert not unread, (
         f"{unread} has no effect: read it as `params.NAME` in one of {EXECUTORS[executor][:4]}"
-    )
-
-
-@pytest.mark.parametrize("field", dataclasses.fields(SamplingParams), ids=lambda field: field.name)
-def test_a_field_that_changes_what_is_drawn_makes_a_request_one_that_is_not_plain(
-    field: dataclasses.Field[Any],
-) -> None:
-    params = dataclasses.replace(SamplingParams(), **{field.name: other_value(field)})
-    assert params != SamplingParams()
-    assert params.is_plain == (field.name in PLAIN), (
-        "name the field in SamplingParams.is_plain if the way plain tokens are drawn has no "
-        "place for it, else in PLAIN"
     )
 
 

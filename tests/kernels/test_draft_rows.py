@@ -183,9 +183,9 @@ def test_a_row_gains_up_to_the_first_draft_that_differs(
     sampled[2 : 2 + num_right] = step.table[3, 400 : 400 + num_right]
     sampled[2 + num_right + 1 : 18] = step.table[3, 400 + num_right + 1 : 416]
     table = step.table.clone()
-    results = torch.zeros(3, 4, 64, dtype=torch.int32, device=table.device)
+    results = torch.zeros(3, 64, dtype=torch.int32, device=table.device)
     gains = torch.zeros(3, 9, dtype=torch.int32, device=table.device)
-    first = torch.tensor([2 * 4 * 64, 9], dtype=torch.int32, device=table.device)
+    first = torch.tensor([2 * 64, 9], dtype=torch.int32, device=table.device)
     store_drafted(
         step.steps,
         step.known_words,
@@ -204,7 +204,7 @@ def test_a_row_gains_up_to_the_first_draft_that_differs(
     assert (step.known_words[3], step.known_words[5]) == (400 + num_gained, 61)
     assert gains[1, :2].tolist() == [num_gained + 256 * 15, 1 + 256 * 2]
     assert (gains[1, 2:] == 0).all()
-    assert torch.equal(results[2, 0, 2:21], sampled[2:21]), "of all that was sampled"
+    assert torch.equal(results[2, 2:21], sampled[2:21]), "of all that was sampled"
     assert (results[:2] == 0).all()
 
 

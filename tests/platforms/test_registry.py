@@ -159,7 +159,6 @@ def test_a_distribution_cannot_take_the_name_of_a_device_of_headwater(site: Path
             {"activation_dtype": "int8"},
             "allowed: auto or model, for a model whose weights are no packed integers",
         ),
-        ({"decode_steps": 4}, "decode_steps is 4; allowed: 1 on the platform cpu"),
         ({"load_format": "lazy"}, "load_format is 'lazy'; allowed: auto or dummy or dummy-uniform"),
         ({"max_model_len": 1 << 20}, "max_model_len is 1048576; allowed: at most"),
     ],

@@ -145,9 +145,7 @@ def test_drafts_beside_tree_numerics_change_no_bit_on_any_number_of_ranks(
         assert [answer.logprobs for answer in answers] == [answer.logprobs for answer in expected]
 
 
-@pytest.mark.parametrize(
-    "options", [{"async_depth": 4}, {"decode_steps": 4}, {"num_blocks": 14}], ids=str
-)
+@pytest.mark.parametrize("options", [{"async_depth": 4}, {"num_blocks": 14}], ids=str)
 def test_however_an_engine_is_set(options: dict[str, Any], folder: Path) -> None:
     with ranks_of(folder, draft_model=folder, **options) as engine:
         check_drafts(engine)

@@ -73,7 +73,6 @@ def test_a_step_arrives_as_it_was_sent() -> None:
         step(),
         step(
             shares=False,
-            row_steps=ints(1, 2, 3),
             released=[7, 8],
             prompt_logprob_rows=[1],
             pooled_rows=[2],

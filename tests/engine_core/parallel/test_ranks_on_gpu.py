@@ -180,15 +180,6 @@ def test_the_death_of_a_rank_ends_the_executor(qwen3: tuple[Any, Path], access: 
             two.tokens(PROMPTS, greedy(200))
 
 
-def test_several_steps_from_one_plan_change_no_token(qwen3: tuple[Any, Path]) -> None:
-    repeated = [(prompt * 40)[:120] for prompt in PROMPTS]
-    asked = [replace(SAMPLED, seed=seed, max_tokens=24) for seed in range(len(repeated))]
-    with engine(qwen3[1], tensor_parallel_size=2) as plain:
-        expected = plain.tokens(repeated, *asked)
-    with engine(qwen3[1], tensor_parallel_size=2, decode_steps=4, async_depth=3) as ahead:
-        assert ahead.tokens(repeated, *asked) == expected
-
-
 def test_a_family_whose_norms_stand_before_the_sum_answers_as_transformers(tmp_path: Path) -> None:
     model, folder = folder_of("gemma3 of 4 and 2 heads", tmp_path, "bfloat16")
     with engine(folder, tensor_parallel_size=2) as two:

@@ -17,7 +17,7 @@ from headwater.engine_core.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
 from tests.engine_core.parallel.test_pipeline_parallel import told
 from tests.engine_core.parallel.test_ranks_on_gpu import engine
-from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS, refused
+from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
 from tests.engine_core.small_models import greedy
 from tests.engine_core.test_drafts_on_gpu import MAX_DRAFTS, prompts_of
 from tests.engine_core.test_own_drafts_on_gpu import GREEDY, PLAIN, check_own_drafts
@@ -103,12 +103,3 @@ def test_the_death_of_a_stage_ends_the_executor(qwen3: tuple[Any, Path]) -> None
         os.kill(two.executor.ranks.pids[0], signal.SIGKILL)
         with pytest.raises(RankLost, match="rank 0 was ended by SIGKILL"):
             two.tokens(PROMPTS, greedy(200))
-
-
-def test_several_steps_of_one_plan_are_refused(qwen3: tuple[Any, Path]) -> None:
-    assert refused(
-        qwen3[1], device="cuda", block_size=64, pipeline_parallel_size=2, decode_steps=4
-    ) == (
-        "decode_steps is 4; allowed: 1 with pipeline_parallel_size 2, whose stages each "
-        "compute a step"
-    )

@@ -140,7 +140,7 @@ def test_shapes_of_a_real_model_give_the_same_bits(size: int, tmp_path: Path) ->
     "options",
     [
         {"kv_cache_dtype": "fp8"},
-        {"decode_steps": 4, "async_depth": 3},
+        {"async_depth": 3},
         {"max_num_batched_tokens": 67},
     ],
     ids=str,
@@ -148,9 +148,7 @@ def test_shapes_of_a_real_model_give_the_same_bits(size: int, tmp_path: Path) ->
 def test_other_settings_beside_it_change_no_bit_either(
     options: dict[str, Any], qwen3: tuple[Any, Path]
 ) -> None:
-    asked = [
-        replace(each, num_logprobs=None if "decode_steps" in options else 3) for each in SAMPLINGS
-    ]
+    asked = [replace(each, num_logprobs=3) for each in SAMPLINGS]
     one, two = (answered(qwen3[1], size, PROMPTS, *asked, **options) for size in (1, 2))
     assert one == two
 
