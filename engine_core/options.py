@@ -161,8 +161,8 @@ class ModelFacts:
     vocab_size: int
     numerics_id: str
     """Equal ids give equal bits."""
-    prompt_logprobs: bool = True
-    """Whether log probabilities of prompts are served."""
+    refused_fields: tuple[tuple[str, str], ...] = ()
+    """Fields that requests may not have, each with the reason."""
     most_own_drafts: int = 0
     """Drafts that heads guess for one row and step, at most; 0: as many as the engine drafts."""
 

@@ -368,6 +368,7 @@ class Member(_message.Message):
     WITHOUT_FIELD_NUMBER: _builtins.int
     REST_URL_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELDS_FIELD_NUMBER: _builtins.int
     kind: Global___Member.Kind.ValueType
     """which stage"""
     address: _builtins.str
@@ -400,6 +401,10 @@ class Member(_message.Message):
     def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of a gateway or an engine: what it goes without for now, as `redis`"""
 
+    @_builtins.property
+    def refused_fields(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedField]:
+        """of an engine: fields that its requests may not have"""
+
     def __init__(
         self,
         *,
@@ -415,16 +420,43 @@ class Member(_message.Message):
         without: _abc.Iterable[_builtins.str] | None = ...,
         rest_url: _builtins.str = ...,
         num_running: _builtins.int | None = ...,
+        refused_fields: _abc.Iterable[Global___RefusedField] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "incarnation", b"incarnation", "load", b"load", "model", b"model", "num_running", b"num_running"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "num_running", b"num_running", "numerics_id", b"numerics_id", "rest_url", b"rest_url", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "num_running", b"num_running", "numerics_id", b"numerics_id", "refused_fields", b"refused_fields", "rest_url", b"rest_url", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_running: _TypeAlias = _typing.Literal["num_running"]  # noqa: Y015
     _WhichOneofArgType__num_running: _TypeAlias = _typing.Literal["_num_running", b"_num_running"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_running) -> _WhichOneofReturnType__num_running | None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class RefusedField(_message.Message):
+    """A field of a request that an engine refuses."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """as in Sampling"""
+    why: _builtins.str
+    """what the engine lacks, or has beside which it is not served"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedField: _TypeAlias = RefusedField  # noqa: Y015
 
 @_typing.final
 class MemberList(_message.Message):

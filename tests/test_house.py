@@ -156,6 +156,7 @@ and in the table in CONTRIBUTING.md."""
 CIRCLE_FREE = ("gateway", "services", "engine_core", "kernels", "bench", "proto")
 """Rooms without a circle of imports."""
 TORCH_FREE_CORE = {
+    "headwater.engine_core.capabilities",
     "headwater.engine_core.kv.prefix_hash",
     "headwater.engine_core.sampling_params",
     "headwater.engine_core.platforms.registry",

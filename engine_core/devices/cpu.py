@@ -50,6 +50,7 @@ capabilities = Capabilities(
     copied_ranks=True,
     rank_slots=True,
     rank_drafts=True,
+    rank_draft_slots=True,
     stages=True,
     stage_hosts=True,
     tree_numerics=True,

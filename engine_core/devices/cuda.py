@@ -189,19 +189,6 @@ def _check_tree(request: BuildRequest) -> None:
         raise ConfigError("dtype", request.dtype, allowed)
 
 
-def _check_drafting_ranks(request: BuildRequest) -> None:
-    """Raises `ConfigError` for blocks outside the KV cache: ranks copy the parts of the served
-    model's planes alone."""
-    options = request.options
-    if request.draft is None and request.heads is None:
-        return
-    drafter = "draft_model" if request.heads is None else "draft_heads"
-    where = f"beside {drafter} with tensor_parallel_size {options.tensor_parallel_size}"
-    for tier, none in (("kv_swap_memory", "0"), ("kv_peer_memory", "0"), ("kv_disk_dir", "none")):
-        if value := getattr(options, tier):
-            raise ConfigError(tier, str(value), f"{none} {where} on the platform {name}")
-
-
 def _check_stage_hosts(request: BuildRequest) -> None:
     """Raises `ConfigError` where a processor may store the word that announces data before the
     data, see `stage_pieces`."""
@@ -229,7 +216,6 @@ def build_rank(
     request: BuildRequest, place: RankPlace, progress: Progress
 ) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
-    _check_drafting_ranks(request)
     _check_stage_hosts(request)
     from headwater.kernels import compilers_ahead  # noqa: PLC0415
 

@@ -4,11 +4,19 @@ The flags of the device say which options it serves; the device builds its execu
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
+from ..capabilities import (
+    INT8_ACTIVATIONS,
+    ROUNDED_ACTIVATIONS,
+    W8A8,
+    Asked,
+    asked_of_options,
+    refusals_of_engine,
+    refused_fields,
+)
 from ..config import ConfigError, EngineConfig, require
 from ..executor import Executor
 from ..heads.registry import read_heads
@@ -52,12 +60,15 @@ def build_executor(
     _tell_activations(request)
     if options.layout.num_ranks > 1:
         check_num_ranks(options, loaded.device)
+    flags = loaded.device.capabilities
     facts = ModelFacts(
         dtype=request.dtype,
         kv_format=request.kv_format,
         vocab_size=request.model.vocab_size,
         numerics_id=_numerics_id(request, loaded),
-        prompt_logprobs=loaded.device.capabilities.prompt_logprobs,
+        refused_fields=refused_fields(
+            _asked(options, request.model, request.activations, flags), flags
+        ),
         most_own_drafts=0 if request.heads is None else request.heads.most,
     )
     if options.layout.num_ranks == 1:
@@ -77,12 +88,19 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     check_quantization(options.quantization, _method(options, model), "the model folder")
     where = f"on the platform {device}"
     require(dtype in flags.dtypes, "dtype", dtype, f"{' or '.join(flags.dtypes)} {where}")
-    _check_kv(options, flags, where)
+    _check_words(options)
+    if options.block_size not in flags.block_sizes:
+        raise ConfigError(
+            "block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}"
+        )
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
-    _check_ranks(options, model, flags, where)
-    _check_numerics(options, model, flags, activations, where)
+    asked = _asked(options, model, activations, flags)
+    for refused in refusals_of_engine(asked, flags, device):
+        raise ConfigError(*refused)
+    check_layout(options.layout, model, size_multiple=flags.size_multiple)
+    _check_sizes_of_ranks(options)
     draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
     heads = None if options.draft_heads is None else _checked_heads(options, model, device, flags)
     return BuildRequest(
@@ -98,47 +116,12 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     )
 
 
-def _check_kv(options: ExecutorOptions, flags: Capabilities, where: str) -> None:
-    """Checks the KV cache's places and format. Raises `ConfigError`."""
-    require(
-        not options.kv_swap_memory or flags.host_blocks,
-        "kv_swap_memory",
-        options.kv_swap_memory,
-        f"0 {where}",
-    )
-    require(
-        options.kv_disk_dir is None or flags.disk_blocks,
-        "kv_disk_dir",
-        str(options.kv_disk_dir),
-        f"none {where}",
-    )
-    require(
-        not options.kv_peer_memory or flags.disk_blocks,
-        "kv_peer_memory",
-        options.kv_peer_memory,
-        f"0 {where}",
-    )
-    if options.kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise ConfigError("kv_cache_dtype", options.kv_cache_dtype, " or ".join(KV_CACHE_DTYPES))
-    require(
-        options.kv_cache_dtype != "fp8" or flags.fp8_kv,
-        "kv_cache_dtype",
-        options.kv_cache_dtype,
-        f"auto {where}",
-    )
-    if options.block_size not in flags.block_sizes:
-        raise ConfigError(
-            "block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}"
-        )
-
-
 def _checked_draft(
     options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
 ) -> BuildRequest:
     """The model that drafts, beside the one whose tokens it guesses. Raises `ConfigError` naming
     `draft_model`."""
     folder = options.draft_model
-    require(flags.draft_models, "draft_model", str(folder), f"none on the platform {device}")
     require(options.max_draft_tokens, "draft_model", str(folder), "none where nothing is drafted")
     # Random weights have the served model's type; stored ones have their own.
     dtype = "auto" if options.load_format == "auto" else options.dtype
@@ -189,9 +172,7 @@ def _checked_heads(
     naming `draft_heads`."""
     folder = options.draft_heads
     assert folder is not None
-    require(flags.draft_heads, "draft_heads", str(folder), f"none on the platform {device}")
     require(options.max_draft_tokens, "draft_heads", str(folder), "none where nothing is drafted")
-    require(options.draft_model is None, "draft_heads", str(folder), "none beside draft_model")
     try:
         heads = read_heads(folder, model)
         if heads.layer is not None:
@@ -203,97 +184,49 @@ def _checked_heads(
     return heads
 
 
-def _check_ranks(
-    options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
-) -> None:
-    require(
-        options.peer_access in PEER_ACCESS,
-        "peer_access",
-        options.peer_access,
-        " or ".join(PEER_ACCESS),
-    )
-    if options.stage_hosts and not flags.stage_hosts:
-        raise ConfigError(
-            "stage_hosts", options.stage_hosts, f"0 {where}, which has no stages on other hosts"
-        )
-    sizes = {
-        name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")
-    }
-    for name, allows in (
-        ("tensor_parallel_size", flags.parallel),
-        ("pipeline_parallel_size", flags.stages),
+def _check_words(options: ExecutorOptions) -> None:
+    for name, words in (
+        ("kv_cache_dtype", KV_CACHE_DTYPES),
+        ("numerics", NUMERICS),
+        ("peer_access", PEER_ACCESS),
     ):
-        require(sizes[name] == 1 or allows, name, sizes[name], f"1 {where}")
-    check_layout(options.layout, model, size_multiple=flags.size_multiple)
-    if (
-        options.tensor_parallel_size > 1
-        and model.quantization is not None
-        and model.quantization.rounds_whole_tokens
-    ):
-        allowed = "1 with weights whose tokens are rounded to int8, each with one scale"
-        raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
-    for name, size in sizes.items():
-        for other in _refused_beside(name, flags) if size > 1 else ():
-            if (folder := getattr(options, other)) is not None:
-                raise ConfigError(other, str(folder), f"none with {name} {size}")
-        for other in () if flags.rank_slots else ("kv_swap_memory", "kv_peer_memory"):
-            if size > 1 and (num_bytes := getattr(options, other)):
-                raise ConfigError(other, num_bytes, f"0 with {name} {size}")
-    _check_stage_hosts(options)
+        value = getattr(options, name)
+        require(value in words, name, value, " or ".join(words))
 
 
-def _refused_beside(size: str, flags: Capabilities) -> Iterator[str]:
-    """Folders that an engine of several ranks may not have, divided by this size."""
-    if size == "pipeline_parallel_size" or not flags.rank_drafts:
-        yield from ("draft_model", "draft_heads")
-    if not flags.rank_slots:
-        yield "kv_disk_dir"
-
-
-def _check_stage_hosts(options: ExecutorOptions) -> None:
-    num_hosts = options.stage_hosts
+def _check_sizes_of_ranks(options: ExecutorOptions) -> None:
     most = options.pipeline_parallel_size - 1
-    if not 0 <= num_hosts <= most:
+    if not 0 <= options.stage_hosts <= most:
         allowed = (
             f"0…{most}, fewer than pipeline_parallel_size"
             if most
             else "0 with pipeline_parallel_size 1"
         )
-        raise ConfigError("stage_hosts", num_hosts, allowed)
-    # Blocks pass through memory that all ranks share.
-    if num_hosts and options.kv_disk_dir is not None:
+        raise ConfigError("stage_hosts", options.stage_hosts, allowed)
+    if options.numerics == TREE and NUM_LEAVES % options.tensor_parallel_size:
         raise ConfigError(
-            "kv_disk_dir", str(options.kv_disk_dir), f"none with stage_hosts {num_hosts}"
+            "tensor_parallel_size",
+            options.tensor_parallel_size,
+            "1 or 2 or 4 or 8 with numerics tree",
         )
-    for name in ("kv_swap_memory", "kv_peer_memory"):
-        if num_hosts and (num_bytes := getattr(options, name)):
-            raise ConfigError(name, num_bytes, f"0 with stage_hosts {num_hosts}")
 
 
-def _check_numerics(
-    options: ExecutorOptions, model: ModelConfig, flags: Capabilities, activations: str, where: str
-) -> None:
-    require(options.numerics in NUMERICS, "numerics", options.numerics, " or ".join(NUMERICS))
-    if options.numerics != TREE:
-        return
-    require(flags.tree_numerics, "numerics", options.numerics, f"default {where}")
+def _asked(
+    options: ExecutorOptions, model: ModelConfig, activations: str, flags: Capabilities
+) -> dict[str, Asked]:
+    """Capabilities that the options ask for, and those that the model has."""
+    asked = asked_of_options(options)
+    if model.quantization is not None and model.quantization.rounds_whole_tokens:
+        shown = "weights whose tokens are rounded to int8, each with one scale"
+        asked[W8A8] = Asked("quantization", model.quantization.method, shown)
+    chosen = options.activation_dtype
     if activations == INT8:
-        raise ConfigError(
-            "numerics",
-            options.numerics,
-            "default beside activations in int8, which activation_dtype says",
-        )
+        shown = "activations in int8, which activation_dtype says"
+        asked[INT8_ACTIVATIONS] = Asked("activation_dtype", chosen, shown)
     if rounded := _rounded_tokens(options, model, flags):
-        raise ConfigError(
-            "numerics",
-            options.numerics,
-            f"default beside activations in {rounded}, which activation_dtype says",
-        )
-    if NUM_LEAVES % options.tensor_parallel_size:
-        sizes = "1 or 2 or 4 or 8"
-        raise ConfigError(
-            "tensor_parallel_size", options.tensor_parallel_size, f"{sizes} with numerics tree"
-        )
+        shown = f"activations in {rounded}, which activation_dtype says"
+        asked[ROUNDED_ACTIVATIONS] = Asked("activation_dtype", chosen, shown)
+    return asked
 
 
 def _rounded_tokens(options: ExecutorOptions, model: ModelConfig, flags: Capabilities) -> str:

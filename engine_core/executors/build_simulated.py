@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..capabilities import asked_of_options, refusals_of_engine
 from ..config import ConfigError, EngineConfig
 from ..executor import Executor
 from ..models import registry
@@ -32,18 +33,8 @@ def build_executor(
         step_seconds=options.simulated_step_seconds,
         seconds_per_prefill_token=options.simulated_prefill_seconds,
     )
-    if options.draft_model is not None:
-        allowed = (
-            "none with the simulated executor, which pretends to have one by "
-            "simulated_draft_acceptance"
-        )
-        raise ConfigError("draft_model", str(options.draft_model), allowed)
-    if options.draft_heads is not None:
-        raise ConfigError(
-            "draft_heads",
-            str(options.draft_heads),
-            "none with the simulated executor, which has no model",
-        )
+    for refused in refusals_of_engine(asked_of_options(options)):
+        raise ConfigError(*refused)
     acceptance = options.simulated_draft_acceptance
     executor = SimulatedExecutor(
         config, simulated_model(vocab_size), timing, draft_acceptance=acceptance

@@ -55,6 +55,9 @@ class Capabilities:
     rank_drafts: bool = False
     """Ranks build what drafts as well: `--draft-model` and `--draft-heads` need it where
     ranks divide layers."""
+    rank_draft_slots: bool = False
+    """Ranks that draft keep blocks in host memory too: needed for `rank_slots` and `rank_drafts`
+    together."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
     stage_hosts: bool = False

@@ -12,6 +12,7 @@ from ..stages.stream_context import StreamNotKept
 from .choice import Choice
 from .cluster import Cluster
 from .generation import Generation
+from .served_fields import check_fields
 
 
 async def prepare(cluster: Cluster, generation: Generation) -> None:
@@ -22,6 +23,7 @@ async def prepare(cluster: Cluster, generation: Generation) -> None:
     tier = request.caller.tier
     await cluster.cold_starts.text_stages(request.model, tenant=tenant.key, tier=tier)
     generation.model = cluster.model(request.model)
+    check_fields(cluster.router.engines(generation.model.key), request.sampling)
     generation.namespace = cluster.namespaces.of(
         tenant.key, generation.model, cache_salt=request.cache_salt, shared=tenant.shared_cache
     )

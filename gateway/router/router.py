@@ -22,7 +22,7 @@ from headwater.services.index.feed import IndexFeed
 from headwater.services.index.kv_index import Column
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unavailable
-from headwater.services.runtime.member import new_epoch
+from headwater.services.runtime.member import Member, new_epoch
 from headwater.services.runtime.membership import Members
 
 from . import policy, rendezvous
@@ -123,6 +123,10 @@ class Router:
     def has_replica(self, model_key: str) -> bool:
         """An engine serves the model and is not leaving."""
         return any(not replica.is_draining for replica in self._fleet.of(model_key).values())
+
+    def engines(self, model_key: str) -> list[Member]:
+        """The engines that serve a model."""
+        return [replica.member for replica in self._fleet.of(model_key).values()]
 
     @property
     def model_keys(self) -> list[str]:

@@ -76,7 +76,7 @@ WAITING_SECONDS = 1.0
 """Between two reports of a core that waits for blocks."""
 REPEAT_SECONDS = 10.0
 """Between two words about a start that has come no further."""
-FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "prompt_logprobs")
+FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "refused_fields")
 SIZES = ("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens")
 """Facts of the model and limits of the engine that the server is told as they are."""
 QUIET_SECONDS = 0.05

@@ -76,7 +76,7 @@ class EngineServer:
         self.limits = Limits(
             vocab_size=ready.vocab_size,
             max_model_len=ready.max_model_len,
-            prompt_logprobs=ready.prompt_logprobs,
+            refused_fields=ready.refused_fields,
             drafters=ready.drafters,
         )
         self.keys: Iterator[int] = itertools.count(1)

@@ -149,8 +149,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     longest_step: float
     """Seconds that a step of the whole budget may take, as far as one can tell beforehand; 0: no
     word."""
-    prompt_logprobs: bool = True
-    """Whether log probabilities of prompts are served."""
+    refused_fields: tuple[tuple[str, str], ...] = ()
+    """Fields that requests may not have, each with the reason."""
     drafters: tuple[str, ...] = ()
     """Drafters that requests may ask for."""
     max_draft_tokens: int = 0

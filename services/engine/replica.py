@@ -25,6 +25,7 @@ class Replica:
         self.address = ""
         """Set once the server listens."""
         self.numerics_id = ready.numerics_id
+        self.refused_fields = ready.refused_fields
         self.model = _served_model(settings, ready)
 
     @property
@@ -43,6 +44,7 @@ class Replica:
             draining=load.draining,
             load=load,
             without=without,
+            refused_fields=self.refused_fields,
         )
 
 

@@ -41,8 +41,9 @@ class Limits:
 
     vocab_size: int
     max_model_len: int
-    prompt_logprobs: bool = True
-    """Whether the platform serves log probabilities of prompts."""
+    refused_fields: tuple[tuple[str, str], ...] = ()
+    """Fields of sampling that requests may not have, each with the reason. Gateways refuse them
+    before a request comes here, as far as they know this replica."""
     drafters: tuple[str, ...] = DRAFTERS
     """Drafters that the engine has."""
 
@@ -167,10 +168,10 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
         raise BadRequest.of(
             "pooling", add.pooling, "last, mean or cls, with max_tokens 0 and one stream"
         )
-    if add.sampling.HasField("prompt_logprobs") and not limits.prompt_logprobs:
-        raise UnsupportedField(
-            "prompt_logprobs", "the platform of this engine has no log probabilities of prompts"
-        )
+    asked = {field.name for field, _ in add.sampling.ListFields()}
+    for name, why in limits.refused_fields:
+        if name in asked:
+            raise UnsupportedField(name, why)
     if add.lora:
         raise UnsupportedField("lora", "this engine has no adapters")
     _check_ids("prompt_ids", pending.prompt_ids, limits)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.engine_core import quantization as methods
+from headwater.engine_core.capabilities import asked_of_options, refusals_of_engine
 from headwater.engine_core.config import BLOCK_SIZES
 
 from ..runtime.advertise import check_host
@@ -39,18 +40,23 @@ NEVER_NEGATIVE = dict.fromkeys(_NUMBERS, "0 or more") | dict.fromkeys(_BYTES, "0
 NEVER_NEGATIVE |= dict.fromkeys(_SECONDS, "0 or more seconds")
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 MAX_INDEX_SHARDS = 64
-ONE_IF_SIMULATED = "1 with --executor simulated"
 STAGE_SECRET_FILE = (
     "file of mode 0600 with a secret of 32 bytes or more, by which an engine and "
     "stages on other hosts know each other"
 )
 NO_DRAFTS = "none with --speculation off, where nothing is drafted"
-BESIDE_DRAFT_MODEL = "none beside --draft-model"
 
 
 def check_memory_share(share: float) -> None:
     """Raises `SettingError` for what is no share of a GPU's memory."""
     require(0 < share <= 1, "gpu_memory_utilization", share, "more than 0, at most 1")
+
+
+def check_pairs(settings: object) -> None:
+    """Raises `SettingError` for the first capability that another one excludes, of settings that
+    are called as an engine's are."""
+    for refused in refusals_of_engine(asked_of_options(settings)):
+        raise SettingError(*refused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +239,7 @@ class EngineSettings(StageSecuritySettings):
             require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
         self._check_ranks()
         self._check_speculation()
+        check_pairs(self)
 
     @property
     def speculates(self) -> bool:
@@ -242,7 +249,6 @@ class EngineSettings(StageSecuritySettings):
         for name in PARALLEL_SIZES:
             size = getattr(self, name)
             require(size >= 1, name, size, "1 or more")
-            require(size <= 1 or self.executor != "simulated", name, size, ONE_IF_SIMULATED)
         if not 0 <= self.stage_hosts < self.pipeline_parallel_size:
             most = self.pipeline_parallel_size - 1
             allowed = (
@@ -289,7 +295,5 @@ class EngineSettings(StageSecuritySettings):
             str(self.draft_heads),
             NO_DRAFTS,
         )
-        if self.draft_heads is not None and self.draft_model is not None:
-            raise SettingError("draft_heads", str(self.draft_heads), BESIDE_DRAFT_MODEL)
         if not 0 <= self.simulated_draft_acceptance <= 1:
             raise SettingError("simulated_draft_acceptance", self.simulated_draft_acceptance, "0…1")

@@ -7,6 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from headwater.engine_core.capabilities import (
+    BEAMS,
+    IGNORE_EOS,
+    TOOLS,
+    Asked,
+    refusals_of_request,
+)
 from headwater.proto.common_pb2 import AnswerFormat, CustomInput, Sampling, StructuredOutput, Tool
 from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest
 
@@ -60,15 +67,10 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
             )
     else:
         calls = calls_due(conversation, tool_format)
-    if calls is not None and sampling.use_beam_search:
-        raise _beside_beam_search(conversation)
     if calls is not None:
+        _check_calls(conversation, sampling)
         grammars = _or_calls(grammars, structural_tag_grammar("tools", {"format": calls}, special))
     grammars = _behind_thoughts(model, reply.answer_format, sampling, grammars)
-    if grammars and sampling.ignore_eos:
-        # A grammar ends where the model draws its end, and matches no token behind it.
-        told = "ignore_eos is true beside enforced calls or thinking_token_budget; allowed: false"
-        raise BadRequest("ignore_eos", told)
     if not grammars:
         return ""
     text = json.dumps({"grammars": grammars}, ensure_ascii=False)
@@ -106,6 +108,17 @@ def _refuse_choices_read_as_thoughts(asked: StructuredOutput, form: AnswerFormat
             )
 
 
+def _check_calls(conversation: Conversation, sampling: Sampling) -> None:
+    """Raises `BadRequest` for what enforced calls, or calls that are held to schemas, exclude."""
+    asked = {TOOLS: Asked("tool_choice" if _is_due(conversation) else "tools", True)}
+    if sampling.use_beam_search:
+        asked[BEAMS] = Asked("use_beam_search", True)
+    if sampling.ignore_eos:
+        asked[IGNORE_EOS] = Asked("ignore_eos", True)
+    for name, sentence in refusals_of_request(asked):
+        raise BadRequest(name, sentence)
+
+
 def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
     """Grammar of an answer of calls alone, or of content that matches its grammar, where there is
     one."""
@@ -117,17 +130,6 @@ def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
         *content,
         *calls,
     ]
-
-
-def _beside_beam_search(conversation: Conversation) -> BadRequest:
-    """Error for a grammar beside beam search: a beam goes on as the prompt does, and no grammar
-    follows it."""
-    param, what = (
-        ("tool_choice", "enforces calls")
-        if _is_due(conversation)
-        else ("tools", "are held to schemas")
-    )
-    return BadRequest(param, f"{param} {what} beside use_beam_search; allowed: one of them")
 
 
 def calls_due(conversation: Conversation, tool_format: str) -> Form | None:

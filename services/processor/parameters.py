@@ -11,6 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headwater.engine_core.capabilities import (
+    BEST_OF,
+    BY_FIELD,
+    STREAM,
+    Asked,
+    refusals_of_request,
+)
 from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
 from headwater.proto import common_pb2
 
@@ -81,28 +88,6 @@ NEUTRAL: Mapping[str, Any] = {
     "use_beam_search": False,
     "length_penalty": 1.0,
 }
-BESIDE_BEAMS = {
-    *(
-        "n",
-        "best_of",
-        "use_beam_search",
-        "length_penalty",
-        "max_tokens",
-        "ignore_eos",
-        "stop",
-        "stop_token_ids",
-    ),
-    *(
-        "truncate_prompt_tokens",
-        "truncation_side",
-        "echo",
-        "skip_special_tokens",
-        "include_stop_str_in_output",
-    ),
-    # These have no effect: beams are ranked, not drawn.
-    *("temperature", "top_p", "top_k", "min_p", "seed", "speculative"),
-}
-"""Fields that a request for beam search may have; any other is refused beside it."""
 
 
 def check_sampling(
@@ -161,27 +146,30 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
         BadRequest.unless(
             checked.best_of >= checked.n, "best_of", checked.best_of, f"at least n ({checked.n})"
         )
-        if checked.best_of > checked.n and stream and not checked.use_beam_search:
-            raise BadRequest(
-                "best_of",
-                f"best_of is {checked.best_of} with stream; allowed: n, which is {checked.n}",
-            )
+    for name, sentence in refusals_of_request(_asked(checked, stream=stream)):
+        raise BadRequest(name, sentence)
     if _has(checked, "top_logprobs") and not checked.logprobs:
         raise BadRequest(
             "top_logprobs",
             f"top_logprobs is {checked.top_logprobs} without logprobs; allowed: with logprobs",
         )
-    if _has(checked, "structured_output") and checked.ignore_eos:
-        raise BadRequest(
-            "ignore_eos",
-            "ignore_eos is true with structured output; allowed: false, a match has an end",
-        )
-    if _has(checked, "prompt_logprobs") and stream:
-        raise BadRequest("prompt_logprobs", "prompt_logprobs with stream; allowed: without stream")
     if _has(checked, "truncate_prompt_tokens") and checked.truncate_prompt_tokens == 0:
         raise BadRequest.of("truncate_prompt_tokens", 0, "at least 1")
     if _has(checked, "truncation_side") and checked.truncation_side not in SIDES:
         raise BadRequest.of("truncation_side", checked.truncation_side, " or ".join(SIDES))
+
+
+def _asked(checked: common_pb2.Sampling, *, stream: bool) -> dict[str, Asked]:
+    """Capabilities that a request asks for, by fields that differ from what asks for nothing."""
+    asked = {STREAM: Asked("stream", True)} if stream else {}
+    for field, value in checked.ListFields():
+        row = BY_FIELD.get(field.name)
+        if row is not None and value != NEUTRAL.get(field.name):
+            asked.setdefault(row.name, Asked(field.name, value))
+    if checked.use_beam_search or checked.best_of <= checked.n:
+        # The width of a search, or no more candidates than choices.
+        asked.pop(BEST_OF, None)
+    return asked
 
 
 def _check_max_tokens(checked: common_pb2.Sampling, is_chat: bool) -> None:
@@ -192,16 +180,12 @@ def _check_max_tokens(checked: common_pb2.Sampling, is_chat: bool) -> None:
 
 
 def _check_beam_search(checked: common_pb2.Sampling) -> None:
-    """Raises `BadRequest` for fields that change the distribution: beams are ranked by the model's
-    own log probabilities."""
+    """Raises `BadRequest` for what no beam search may have."""
     width = max(checked.n, checked.best_of)
     if width > MAX_BEAMS:
         raise BadRequest(
             "use_beam_search", f"use_beam_search with {width} beams; allowed: at most {MAX_BEAMS}"
         )
-    for field, value in checked.ListFields():
-        if field.name not in BESIDE_BEAMS and value != NEUTRAL.get(field.name):
-            raise BadRequest(field.name, f"{field.name} with use_beam_search; allowed: without")
     if not checked.max_tokens and _has(checked, "max_tokens"):
         raise BadRequest.of("max_tokens", 0, "at least 1 with use_beam_search")
 

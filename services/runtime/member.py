@@ -94,6 +94,8 @@ class Member:
     """Names of what a gateway or an engine does without for now."""
     rest_url: str = field(default="", compare=False)
     """Base address of a gateway's REST API."""
+    refused_fields: tuple[tuple[str, str], ...] = ()
+    """Fields that requests of an engine may not have, each with the reason."""
     num_running: int | None = field(default=None, compare=False)
     """Requests that a processor or an output processor works on; None: it does not say."""
 
@@ -109,6 +111,9 @@ class Member:
             model_key=self.model_key,
             load=self.load.to_pb(self.replica_id, self.epoch) if self.load is not None else None,
             without=self.without,
+            refused_fields=[
+                events_pb2.RefusedField(name=name, why=why) for name, why in self.refused_fields
+            ],
             num_running=self.num_running,
             **{name: getattr(self, name) for name in _SAME},
         )
@@ -125,6 +130,7 @@ class Member:
             model=ServedModel.from_pb(message.model) if message.HasField("model") else None,
             load=ReplicaLoad.from_pb(message.load) if message.HasField("load") else None,
             without=tuple(message.without),
+            refused_fields=tuple((each.name, each.why) for each in message.refused_fields),
             num_running=message.num_running if message.HasField("num_running") else None,
             **{name: getattr(message, name) for name in _SAME},
         )

@@ -15,16 +15,15 @@ from headwater.engine_core.usable_cores import usable_cores
 
 from ..engine.settings import (
     ACTIVATION_DTYPES,
-    BESIDE_DRAFT_MODEL,
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
     NO_DRAFTS,
     NUMERICS,
-    ONE_IF_SIMULATED,
     PARALLEL_SIZES,
     QUANTIZATIONS,
     EngineSettings,
     check_memory_share,
+    check_pairs,
 )
 from ..models.calibration import BESIDE_KINDS, CALIBRATED_KINDS
 from ..models.demo_model import DEMO_NAME
@@ -270,9 +269,7 @@ class StackSettings:
             check_model_name("served_model_name", self.served_model_name)
         check_log_level(self.log_level)
         check_memory_share(self.gpu_memory_utilization)
-        for name in PARALLEL_SIZES:
-            if (size := getattr(self, name)) > 1 and self.executor == "simulated":
-                raise SettingError(name, size, ONE_IF_SIMULATED)
+        check_pairs(self)
         check_device(self.device)
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise SettingError(
@@ -344,7 +341,6 @@ class StackSettings:
         )
         if (folder := self.draft_heads) is not None:
             require(self.speculation != "off", "draft_heads", str(folder), NO_DRAFTS)
-            require(self.draft_model is None, "draft_heads", str(folder), BESIDE_DRAFT_MODEL)
             require(folder.is_dir(), "draft_heads", str(folder), "an existing folder")
 
     @property

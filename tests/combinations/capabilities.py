@@ -263,7 +263,7 @@ TOOLS = Capability(
     beside={
         "beams": Refused(
             field="tool_choice",
-            says="tool_choice enforces calls beside use_beam_search; allowed: one of them",
+            says="tool_choice with use_beam_search; allowed: without use_beam_search",
         ),
     },
 )
@@ -316,7 +316,7 @@ DRAFT_HEADS = Capability(
         "beams": Aside(because="a search asks for one token at a time"),
         "grammar": Aside(because=BY_LOOK_UP),
         "tools": Aside(because=BY_LOOK_UP),
-        "draft model": Refused(field="draft_heads", says="none beside draft_model"),
+        "draft model": Refused(field="draft_heads", says="none with draft_model"),
     },
 )
 
@@ -372,15 +372,15 @@ TREE_NUMERICS = Capability(
     beside={
         **{
             name: Refused(
-                field="numerics", says="allowed: default beside activations in int8", is_on_cpu=True
+                field="numerics", says="allowed: default with activations in int8", is_on_cpu=True
             )
             for name in ("int4 weights", "GGUF weights")
         },
         W8A8_WEIGHTS.name: Refused(
-            field="numerics", says="allowed: default beside activations in int8"
+            field="numerics", says="allowed: default with activations in int8"
         ),
         FP8_BLOCK_WEIGHTS.name: Refused(
-            field="numerics", says="allowed: default beside activations in fp8", is_on_gpu=True
+            field="numerics", says="allowed: default with activations in fp8", is_on_gpu=True
         ),
     },
 )

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 HEAT = 5.0
 """A few letters of a pattern are drawn by lot then, and no seed gives another's answer."""
 REFUSALS = {
-    "tree numerics": Refused(field="numerics", says="allowed: default beside activations in int8")
+    "tree numerics": Refused(field="numerics", says="allowed: default with activations in int8")
 }
 """The model's weights are packed integers, which a CPU multiplies with such."""
 NOT_COMPARED = {f"{name} × tree numerics" for name in ("fp8 weights", "FP8 block weights")}

@@ -411,7 +411,7 @@ def test_a_file_that_would_run_code_is_refused(folder: Path, tmp_path: Path) -> 
     ("options", "sentence"),
     [
         ({"max_draft_tokens": 0}, "none where nothing is drafted"),
-        ({"draft_model": "folder"}, "none beside draft_model"),
+        ({"draft_model": "folder"}, "none with draft_model"),
     ],
     ids=str,
 )

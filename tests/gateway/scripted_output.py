@@ -20,7 +20,7 @@ from headwater.proto import (
 )
 from headwater.proto.common_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH, LossCause
 from headwater.proto.engine_pb2 import KvSnapshotPart, Start, Work
-from headwater.proto.events_pb2 import Incarnation, KvEventBatch, Member
+from headwater.proto.events_pb2 import Incarnation, KvEventBatch, Member, RefusedField
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
 from headwater.services.runtime.member import Kind
 from headwater.services.runtime.prober import SERVICES
@@ -112,13 +112,20 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
 class NamedEngine(engine_pb2_grpc.EngineServicer):
     """Says who it is; whatever is sent there goes to the scripted output processor."""
 
-    def __init__(self, replica_id: str, address: str, model: events_pb2.ServedModel) -> None:
+    def __init__(
+        self,
+        replica_id: str,
+        address: str,
+        model: events_pb2.ServedModel,
+        refused_fields: Sequence[RefusedField] = (),
+    ) -> None:
         self._member = Member(
             kind=Member.KIND_ENGINE,
             incarnation=Incarnation(replica_id=replica_id, epoch=7),
             address=address,
             model=model,
             numerics_id="n",
+            refused_fields=refused_fields,
         )
 
     async def Info(self, request: Any, context: Any) -> Member:
@@ -134,9 +141,10 @@ class NamedEngine(engine_pb2_grpc.EngineServicer):
 
 @contextlib.asynccontextmanager
 async def scripted_stages(
-    processor: str, num_engines: int
+    processor: str, num_engines: int, refused_fields: Sequence[RefusedField] = ()
 ) -> AsyncIterator[tuple[ScriptedOutputProcessor, str, list[str]]]:
-    """The output processor, its address, and those of engines of the processor's model."""
+    """The output processor, its address, and those of engines of the processor's model, which
+    refuse these fields."""
     async with grpc.aio.insecure_channel(processor) as channel:
         stub: Any = processor_pb2_grpc.ProcessorStub(channel)
         (model,) = (
@@ -154,7 +162,7 @@ async def scripted_stages(
         servers.append(grpc.aio.server())
         engines.append(f"127.0.0.1:{servers[-1].add_insecure_port('127.0.0.1:0')}")
         engine_pb2_grpc.add_EngineServicer_to_server(
-            NamedEngine(f"e{number}", engines[-1], model), servers[-1]
+            NamedEngine(f"e{number}", engines[-1], model, refused_fields), servers[-1]
         )
     for server in servers:
         await server.start()

@@ -237,9 +237,7 @@ def test_a_platform_that_has_no_stages_on_other_hosts_is_named(qwen3: Path, tmp_
     flags = replace(cpu.capabilities, stage_hosts=False)
     with pytest.raises(ConfigError) as refusal:
         checked(options, "cuda", flags)
-    sentence = (
-        "stage_hosts is 1; allowed: 0 on the platform cuda, which has no stages on other hosts"
-    )
+    sentence = "stage_hosts is 1; allowed: 0 on the platform cuda"
     assert str(refusal.value) == sentence
 
 

@@ -160,6 +160,6 @@ def test_tokens_that_a_checkpoint_rounds_are_refused_by_name(
     )
     with pytest.raises(ConfigError) as caught:
         checked(options, "cuda", cuda.capabilities)
-    allowed = f"default beside activations in {rounds_to}, which activation_dtype says"
+    allowed = f"default with activations in {rounds_to}, which activation_dtype says"
     assert str(caught.value) == f"numerics is 'tree'; allowed: {allowed}"
     assert checked(replace(options, activation_dtype="model"), "cuda", cuda.capabilities).is_tree

@@ -105,7 +105,7 @@ def test_what_has_no_leaves_is_refused_by_name(tmp_path: Path) -> None:
     test_int4_weights.write(tmp_path / "int4", "gptq", "float32")
     packed = convert(tmp_path / "int4" / "packed", tmp_path / "int4" / "ours", "float32")
     with pytest.raises(
-        ConfigError, match="numerics is 'tree'; allowed: default beside activations in int8"
+        ConfigError, match="numerics is 'tree'; allowed: default with activations in int8"
     ):
         checked(ExecutorOptions(model_folder=packed, numerics="tree"), "cpu", cpu.capabilities)
     plain = ExecutorOptions(model_folder=packed, numerics="tree", activation_dtype="model")

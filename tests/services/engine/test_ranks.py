@@ -130,7 +130,7 @@ async def test_engines_of_two_ranks_pull_blocks_from_each_other(folder: Path) ->
         (("--tensor-parallel-size=0",), "tensor-parallel-size is 0; allowed: 1 or more"),
         (
             ("--tensor-parallel-size=2", "--executor=simulated"),
-            "allowed: 1 with --executor simulated",
+            "allowed: 1 with executor simulated",
         ),
     ],
     ids=["heads", "none", "simulated"],

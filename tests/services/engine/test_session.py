@@ -189,7 +189,8 @@ async def test_only_the_first_choice_scores_the_prompt() -> None:
 
 async def test_an_engine_whose_platform_scores_no_prompts_refuses_to_by_name() -> None:
     host = Recorder()
-    host.limits = Limits(vocab_size=1000, max_model_len=100, prompt_logprobs=False)
+    refused = (("prompt_logprobs", "the platform of this engine lacks it"),)
+    host.limits = Limits(vocab_size=1000, max_model_len=100, refused_fields=refused)
     session = EngineSession(host)
     request = add(1, [1, 2, 3])
     request.sampling.prompt_logprobs = 2
@@ -198,8 +199,8 @@ async def test_an_engine_whose_platform_scores_no_prompts_refuses_to_by_name() -
         command.request.prompt_ids for command in host.commands if isinstance(command, Add)
     ] == [[1, 2, 3]]
     session.end()
-    (refused,) = [each for frame in left_to_send(session) for each in frame.finishes]
-    assert "prompt_logprobs is not supported: the platform of this engine" in str(refused)
+    (finish,) = [each for frame in left_to_send(session) for each in frame.finishes]
+    assert "prompt_logprobs is not supported: the platform of this engine lacks it" in str(finish)
 
 
 async def test_a_request_says_whether_and_how_its_tokens_may_be_drafted() -> None:

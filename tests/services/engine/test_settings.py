@@ -102,8 +102,8 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
             "--draft-heads is '/h'; allowed: none with --speculation off, where nothing is drafted",
         ),
         (
-            ["--executor=simulated", "--draft-heads=/h", "--draft-model=/d"],
-            "--draft-heads is '/h'; allowed: none beside --draft-model",
+            ["--model-folder=/m", "--draft-heads=/h", "--draft-model=/d"],
+            "--draft-heads is '/h'; allowed: none with draft_model",
         ),
         (
             ["--executor=simulated", "--simulated-draft-acceptance=1.5"],

@@ -471,9 +471,9 @@ def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: Text
             thinking,
             request(TIME, choice="required", sampling=endless),
             "ignore_eos",
-            "enforced calls",
+            "with tool_choice",
         ),
-        (thinking, request(WEATHER, sampling=endless), "ignore_eos", "enforced calls"),
+        (thinking, request(WEATHER, sampling=endless), "ignore_eos", "with tools"),
         (
             thinking,
             request(sampling=Sampling(ignore_eos=True, thinking_token_budget=4)),
@@ -574,9 +574,9 @@ def test_objects_of_an_answer_are_closed_where_the_deployment_or_the_request_say
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"choice": "required"}, "tool_choice enforces calls beside use_beam_search"),
-        ({"choice": "time"}, "tool_choice enforces calls beside use_beam_search"),
-        ({"choice": "auto"}, "tools are held to schemas beside use_beam_search"),
+        ({"choice": "required"}, "tool_choice with use_beam_search"),
+        ({"choice": "time"}, "tool_choice with use_beam_search"),
+        ({"choice": "auto"}, "tools with use_beam_search"),
     ],
 )
 def test_calls_that_a_grammar_holds_are_refused_with_a_beam_search(

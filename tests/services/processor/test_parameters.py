@@ -169,18 +169,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"use_beam_search": True, "logprobs": True},
         "logprobs",
-        "logprobs with use_beam_search; allowed: without",
+        "logprobs with use_beam_search; allowed: without use_beam_search",
     ),
     (
         {"use_beam_search": True, "bad_words": ["a"]},
         "bad_words",
-        "bad_words with use_beam_search; allowed: without",
+        "bad_words with use_beam_search; allowed: without use_beam_search",
     ),
     ({"length_penalty": 2000.0}, "length_penalty", "length_penalty is 2000.0; allowed: -10…10"),
     ({"length_penalty": -2000.0}, "length_penalty", "length_penalty is -2000.0; allowed: -10…10"),
     ({"length_penalty": INF}, "length_penalty", "length_penalty is inf; allowed: -10…10"),
     ({"best_of": 129}, "best_of", "best_of is 129; allowed: 1…128"),
-    ({"best_of": 4, "stream": True}, "best_of", "best_of is 4 with stream; allowed: n, which is 1"),
+    ({"best_of": 4, "stream": True}, "best_of", "best_of with stream; allowed: without stream"),
     (
         {"best_of": 2, "temperature": 0},
         "best_of",

@@ -1,0 +1,346 @@
+"""Capabilities of an engine and of a request, and the pairs of them that are refused.
+
+Each capability lists the capabilities before it in the table that it works beside; every other pair
+is refused by the name of the later one. A platform may lack a capability, or a pair, by a flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SIMULATED = "simulated executor"
+W8A8 = "W8A8 weights"
+INT8_ACTIVATIONS = "int8 activations"
+ROUNDED_ACTIVATIONS = "rounded activations"
+TENSOR_PARALLEL = "tensor parallel"
+PIPELINE_PARALLEL = "pipeline parallel"
+STAGE_HOSTS = "stage hosts"
+TREE = "tree numerics"
+FP8_KV = "fp8 KV"
+HOST_MEMORY = "host memory"
+DISK = "disk"
+PULL = "pull"
+SPECULATION = "speculation"
+DRAFT_MODEL = "draft model"
+DRAFT_HEADS = "draft heads"
+
+STREAM = "stream"
+BEAMS = "beams"
+SEEDS = "seeds"
+CHOICES = "n > 1"
+BEST_OF = "best of"
+STOP_STRINGS = "stop strings"
+PENALTIES = "penalties"
+EDITED_LOGITS = "edited logits"
+LOG_PROBABILITIES = "log probabilities"
+PROMPT_LOG_PROBABILITIES = "prompt log probabilities"
+GRAMMAR = "grammar"
+THINKING_BUDGET = "thinking budget"
+TOOLS = "tools"
+IGNORE_EOS = "ignore_eos"
+
+QUANTIZED = frozenset({W8A8, INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS})
+RANKS = frozenset({TENSOR_PARALLEL, PIPELINE_PARALLEL})
+TIERS = frozenset({HOST_MEMORY, DISK, PULL})
+NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """A row of the table."""
+
+    name: str
+    fields: tuple[str, ...] = ()
+    """Options of an engine, or fields of a request, that ask for it; empty: the model has it."""
+    off: str = "none"
+    """Value of an option that does not ask for it, as an error shows it."""
+    beside: frozenset[str] = NONE
+    """Names of the capabilities that it works beside. Those before it in the table count."""
+    beside_if: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Names of more of them, by the flag of the platform that the pair needs."""
+    flag: str = ""
+    """Flag of the platform that it needs; empty: none."""
+
+    def works_beside(self, earlier: str, flags: object | None) -> bool:
+        """Whether it works beside a capability before it, on a platform with these flags; None: on
+        some platform."""
+        return earlier in self.beside or any(
+            earlier in names and _has(flags, flag) for flag, names in self.beside_if.items()
+        )
+
+
+ENGINE = (
+    Capability(name=SIMULATED, fields=("executor",), off="single"),
+    Capability(name=W8A8, beside=frozenset({SIMULATED})),
+    Capability(
+        name=INT8_ACTIVATIONS,
+        fields=("activation_dtype",),
+        beside=frozenset({SIMULATED, W8A8}),
+    ),
+    Capability(
+        name=ROUNDED_ACTIVATIONS,
+        fields=("activation_dtype",),
+        beside=frozenset({SIMULATED, W8A8, INT8_ACTIVATIONS}),
+    ),
+    Capability(
+        name=TENSOR_PARALLEL,
+        fields=("tensor_parallel_size",),
+        off="1",
+        beside=frozenset({INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS}),
+        flag="parallel",
+    ),
+    Capability(
+        name=PIPELINE_PARALLEL,
+        fields=("pipeline_parallel_size",),
+        off="1",
+        beside=QUANTIZED | {TENSOR_PARALLEL},
+        flag="stages",
+    ),
+    Capability(
+        name=STAGE_HOSTS,
+        fields=("stage_hosts",),
+        off="0",
+        beside=QUANTIZED | RANKS,
+        flag="stage_hosts",
+    ),
+    Capability(
+        name=TREE,
+        fields=("numerics",),
+        off="default",
+        beside=RANKS | {W8A8, STAGE_HOSTS},
+        flag="tree_numerics",
+    ),
+    Capability(
+        name=FP8_KV,
+        fields=("kv_cache_dtype",),
+        off="auto",
+        beside=QUANTIZED | RANKS | {STAGE_HOSTS, TREE},
+        flag="fp8_kv",
+    ),
+    Capability(
+        name=HOST_MEMORY,
+        fields=("kv_swap_memory",),
+        off="0",
+        beside=QUANTIZED | {SIMULATED, TREE, FP8_KV},
+        beside_if={"rank_slots": RANKS},
+        flag="host_blocks",
+    ),
+    Capability(
+        name=DISK,
+        fields=("kv_disk_dir",),
+        beside=QUANTIZED | {SIMULATED, TREE, FP8_KV, HOST_MEMORY},
+        beside_if={"rank_slots": RANKS},
+        flag="disk_blocks",
+    ),
+    Capability(
+        name=PULL,
+        fields=("kv_peer_memory",),
+        off="0",
+        beside=QUANTIZED | {SIMULATED, TREE, FP8_KV, HOST_MEMORY, DISK},
+        beside_if={"rank_slots": RANKS},
+        flag="disk_blocks",
+    ),
+    Capability(
+        name=SPECULATION,
+        fields=("max_draft_tokens",),
+        off="0",
+        beside=QUANTIZED | RANKS | TIERS | {SIMULATED, STAGE_HOSTS, TREE, FP8_KV},
+    ),
+    Capability(
+        name=DRAFT_MODEL,
+        fields=("draft_model",),
+        beside=QUANTIZED | TIERS | {TREE, FP8_KV, SPECULATION},
+        beside_if={"rank_drafts": frozenset({TENSOR_PARALLEL})},
+        flag="draft_models",
+    ),
+    Capability(
+        name=DRAFT_HEADS,
+        fields=("draft_heads",),
+        beside=QUANTIZED | TIERS | {TREE, FP8_KV, SPECULATION},
+        beside_if={"rank_drafts": frozenset({TENSOR_PARALLEL})},
+        flag="draft_heads",
+    ),
+)
+"""Capabilities of an engine, which its options and its model ask for when it starts."""
+EVERY_ENGINE = frozenset(each.name for each in ENGINE)
+
+EVERY_DRAW = (
+    EVERY_ENGINE
+    | {STREAM, SEEDS, CHOICES, BEST_OF, STOP_STRINGS, PENALTIES, EDITED_LOGITS}
+    | {LOG_PROBABILITIES, PROMPT_LOG_PROBABILITIES}
+)
+"""All but beams, which draw nothing and follow no grammar, and what grammars are made of."""
+REQUEST = (
+    Capability(name=STREAM, fields=("stream",), beside=EVERY_ENGINE),
+    Capability(name=BEAMS, fields=("use_beam_search",), beside=EVERY_ENGINE | {STREAM}),
+    Capability(
+        name=SEEDS,
+        fields=("temperature", "top_p", "top_k", "min_p", "seed"),
+        beside=EVERY_DRAW | {BEAMS},
+    ),
+    Capability(name=CHOICES, fields=("n",), beside=EVERY_DRAW | {BEAMS}),
+    Capability(name=BEST_OF, fields=("best_of",), beside=EVERY_DRAW - {STREAM}),
+    Capability(
+        name=STOP_STRINGS,
+        fields=("stop", "include_stop_str_in_output"),
+        beside=EVERY_DRAW | {BEAMS},
+    ),
+    Capability(
+        name=PENALTIES,
+        fields=("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        beside=EVERY_DRAW,
+    ),
+    Capability(
+        name=EDITED_LOGITS,
+        fields=("min_tokens", "bad_words", "allowed_token_ids", "logit_bias"),
+        beside=EVERY_DRAW,
+    ),
+    Capability(name=LOG_PROBABILITIES, fields=("logprobs", "top_logprobs"), beside=EVERY_DRAW),
+    Capability(
+        name=PROMPT_LOG_PROBABILITIES,
+        fields=("prompt_logprobs",),
+        beside=EVERY_DRAW - {STREAM},
+        flag="prompt_logprobs",
+    ),
+    Capability(name=GRAMMAR, fields=("structured_output",), beside=EVERY_DRAW),
+    Capability(
+        name=THINKING_BUDGET, fields=("thinking_token_budget",), beside=EVERY_DRAW | {GRAMMAR}
+    ),
+    Capability(
+        name=TOOLS, fields=("tool_choice", "tools"), beside=EVERY_DRAW | {GRAMMAR, THINKING_BUDGET}
+    ),
+    Capability(name=IGNORE_EOS, fields=("ignore_eos",), beside=EVERY_DRAW | {BEAMS}),
+)
+"""Capabilities of a request, which its fields ask for."""
+TABLE = (*ENGINE, *REQUEST)
+BY_FIELD = {name: each for each in REQUEST for name in each.fields}
+"""Capabilities of a request by the field that asks for them."""
+EVERYWHERE = frozenset(
+    {
+        *("max_tokens", "stop_token_ids", "truncate_prompt_tokens", "truncation_side"),
+        *("echo", "skip_special_tokens", "speculative", "length_penalty"),
+    }
+)
+"""Fields of a request that work beside everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trio:
+    """Three capabilities that are refused together on a platform without the flag, though each two
+    of them work."""
+
+    first: str
+    second: frozenset[str]
+    third: frozenset[str]
+    """The refused one is among these."""
+    flag: str
+
+
+TRIOS = (
+    Trio(
+        first=TENSOR_PARALLEL,
+        second=frozenset({DRAFT_MODEL, DRAFT_HEADS}),
+        third=TIERS,
+        flag="rank_draft_slots",
+    ),
+)
+
+
+class Asked(NamedTuple):
+    """A capability that is asked for: by which field, and with which value."""
+
+    field: str
+    value: object
+    shown: str = ""
+    """How an error about another capability names it; empty: the field, and a number or a word that
+    it has."""
+
+    def __str__(self) -> str:
+        if self.shown:
+            return self.shown
+        is_word = isinstance(self.value, str) and self.value.isalnum()
+        return f"{self.field} {self.value}" if is_word or type(self.value) is int else self.field
+
+
+class Refusal(NamedTuple):
+    """A capability that is refused: the value of its field, and what is allowed."""
+
+    field: str
+    value: object
+    allowed: str
+
+
+Asks = Mapping[str, Asked]
+"""By name of a capability."""
+
+
+def asked_of_options(options: object) -> dict[str, Asked]:
+    """Capabilities that options ask for, or settings of the same names. What a model asks for is
+    not among them."""
+    found = {}
+    for each in ENGINE:
+        for name in each.fields if each.name not in QUANTIZED else ():
+            value = getattr(options, name, None)
+            if value is not None and (each.off == "none" or str(value) != each.off):
+                found[each.name] = Asked(name, value)
+    return found
+
+
+def refusals_of_engine(
+    asked: Asks, flags: object | None = None, platform: str = ""
+) -> Iterator[Refusal]:
+    """Refused capabilities of an engine, in the order of the table. `flags`: those of its platform,
+    whose name is `platform`; None: the platform is not known yet."""
+    where = f"on the platform {platform}"
+    for row in ENGINE:
+        if row.name not in asked:
+            continue
+        if not _has(flags, row.flag):
+            yield _refusal(row, asked, where)
+        for other in _refused_beside(row, asked, flags):
+            yield _refusal(row, asked, f"with {other}")
+        for trio in TRIOS:
+            if row.name in trio.third and trio.first in asked and not _has(flags, trio.flag):
+                for second in sorted(trio.second & asked.keys()):
+                    others = f"with {asked[second]} and {asked[trio.first]}"
+                    yield _refusal(row, asked, f"{others} {where}")
+
+
+def _refusal(row: Capability, asked: Asks, where: str) -> Refusal:
+    name, value, _ = asked[row.name]
+    return Refusal(name, value if isinstance(value, int) else str(value), f"{row.off} {where}")
+
+
+def refusals_of_request(asked: Asks) -> Iterator[tuple[str, str]]:
+    """Refused fields of a request, in the order of the table, each with the sentence about it:
+    whatever engine answers it."""
+    for row in REQUEST:
+        for other in _refused_beside(row, asked, None) if row.name in asked else ():
+            name = asked[row.name].field
+            yield name, f"{name} with {other.field}; allowed: without {other.field}"
+
+
+def refused_fields(asked: Asks, flags: object) -> tuple[tuple[str, str], ...]:
+    """Fields that requests of an engine may not have, each with the reason. `asked`: the engine's
+    capabilities; `flags`: those of its platform."""
+    found = []
+    for each in REQUEST:
+        for name in each.fields:
+            if not _has(flags, each.flag):
+                found.append((name, "the platform of this engine lacks it"))
+            for other in _refused_beside(each, asked, flags):
+                found.append((name, f"this engine has {other}"))
+    return tuple(found)
+
+
+def _refused_beside(row: Capability, asked: Asks, flags: object | None) -> Iterator[Asked]:
+    """The asked capabilities before this one that it does not work beside."""
+    for earlier in TABLE[: TABLE.index(row)]:
+        if earlier.name in asked and not row.works_beside(earlier.name, flags):
+            yield asked[earlier.name]
+
+
+def _has(flags: object | None, flag: str) -> bool:
+    return flags is None or not flag or bool(getattr(flags, flag))
