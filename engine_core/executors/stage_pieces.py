@@ -35,7 +35,6 @@ class LaneSlots:
     def __init__(self, memory: UInt8Array, num_slots: int, row_bytes: int) -> None:
         """memory: [num_slots * bytes of a slot]."""
         slots = memory.reshape(num_slots, -1)
-        self.num_slots = num_slots
         self.row_bytes = row_bytes
         self.most_rows = slots.shape[1] // row_bytes
         """Rows that a slot holds."""
