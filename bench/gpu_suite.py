@@ -56,9 +56,6 @@ MOST_RESTARTS = 1000
 """Number of workers that may end before xdist gives up; time is what limits the tests."""
 TESTS_AT_ONCE = max(1, (os.cpu_count() or 2) - 1)
 """Compilers take most of the time of tests, a core each."""
-TEST_SECONDS = Path(__file__).with_name("gpu_test_seconds.json")
-"""Seconds of each test, as of a run on 16 cores; those under four are left out and count as
-none."""
 # Seconds that a part may take; the sum exceeds the total, since few parts need all of theirs.
 TESTS_LIMIT = 240.0
 MODEL_LIMIT = 200.0
@@ -107,9 +104,7 @@ class Suite:
         ):
             # Compilers take most of the time. A plugin for benchmarks, where there is one, warns of
             # workers.
-            selected += ["-n", str(num_processes), "--dist", "load", "--maxschedchunk", "1"]
-            selected += ["-p", "no:benchmark", "-p", "headwater.bench.pytest_order"]
-            selected += [f"--seconds-file={TEST_SECONDS}"]
+            selected += ["-n", str(num_processes), "--dist", "worksteal", "-p", "no:benchmark"]
             selected += [f"--max-worker-restart={MOST_RESTARTS}"]
         limit = self._left(self._limit if is_alone else TESTS_LIMIT)
         tests = IsolatedTests(selected, limit, num_processes=num_processes)
