@@ -25,8 +25,9 @@ from rich.table import Table
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu, cuda
-from headwater.engine_core.executors.build import checked
-from headwater.engine_core.executors.build_single import KV_DTYPES, engine_config_of
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.build.single import engine_config_of
+from headwater.engine_core.executors.model.block_bytes import KV_DTYPES
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.models.model import Model, model_class

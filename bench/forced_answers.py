@@ -18,8 +18,8 @@ import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.engine_core.executors import cuda, runner
-from headwater.engine_core.executors.device_sampler import DeviceSampler, Needs, Places
-from headwater.engine_core.executors.head_part import HeadPart
+from headwater.engine_core.executors.exit.device_sampler import DeviceSampler, Needs, Places
+from headwater.engine_core.executors.exit.head_part import HeadPart
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.sampler import Known, Sampler, Whole
 from headwater.kernels.device import upload

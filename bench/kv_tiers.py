@@ -26,7 +26,7 @@ import torch
 import typer
 
 from headwater.engine_core.executor import Int32Array, Swapper, SwapPlan
-from headwater.engine_core.executors.memory_swapper import MemorySwapper
+from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.kv.block_files import BlockFiles
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.block_source import Outcome, Owner
@@ -108,7 +108,7 @@ def swapper_of(cache: torch.Tensor, num_slots: int) -> Swapper:
     if cache.device.type == "cpu":
         return MemorySwapper.of([cache], num_slots)
     # It imports kernels, which a machine without a GPU may not have.
-    swapper = import_module("headwater.engine_core.executors.cuda_swapper").CudaSwapper(
+    swapper = import_module("headwater.engine_core.executors.tiers.cuda_swapper").CudaSwapper(
         [cache], num_slots
     )
     swapper.measure()

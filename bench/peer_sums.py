@@ -23,7 +23,7 @@ import torch
 import typer
 from torch import distributed
 
-from headwater.engine_core.executors.host_exchange import ExchangeSizes, HostExchange
+from headwater.engine_core.executors.ranks.host_exchange import ExchangeSizes, HostExchange
 from headwater.engine_core.options import OFF, PEER_ACCESS
 from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import OwnMemory, PeerMemory, reaches, slot_bytes_of

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-LOCKED_MEMORY = "headwater.engine_core.executors.locked_memory"
+LOCKED_MEMORY = "headwater.engine_core.executors.device.locked_memory"
 MAPS = Path("/proc/self/maps")
 _MEMORY_TYPE = 2
 """CU_POINTER_ATTRIBUTE_MEMORY_TYPE."""

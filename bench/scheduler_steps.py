@@ -21,8 +21,8 @@ from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator

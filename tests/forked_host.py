@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors.rank_devices import SHARE, VISIBLE
+from headwater.engine_core.executors.ranks.rank_devices import SHARE, VISIBLE
 from headwater.engine_core.parallel.host_join import JoinRefused
 from tests import forked_stage  # noqa: F401 (names what the server of forks imports)
 from tests.free_ports import HOST, free_port
@@ -54,7 +54,7 @@ class ForkedHost(ForkServerProcess):
         signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"\0"))
         if self._prepare is not None:
             self._prepare()
-        from headwater.engine_core.executors.stage_host import StageHost  # noqa: PLC0415 (as its program does)
+        from headwater.engine_core.executors.ranks.stage_host import StageHost  # noqa: PLC0415 (as its program does)
 
         try:
             StageHost(*self._asked, 1, [stopped]).run()

@@ -90,6 +90,28 @@ CORE_ROOMS_SEEN = {
 }
 """Rooms of the engine core; its other files are contracts, which every room sees and which see no
 room."""
+EXECUTORS_ORDER = (
+    "rank_process",
+    "build",
+    "cuda",
+    "cuda_stage",
+    "single",
+    "stage_runner",
+    "runner",
+    "ranks",
+    "simulated",
+    "drafter",
+    "tiers",
+    "exit",
+    "model",
+    "entry",
+    "table",
+    "device",
+)
+"""Folders and files of engine_core/executors: each imports only those below it. A new one gets a row
+here and in the table in CONTRIBUTING.md."""
+MOST_FILES = 25
+"""Files in one folder of engine_core/executors."""
 SERVICE_ROOMS_SEEN = {
     "cli": {"stack", "engine", "models", "runtime"},
     "stack": {"engine", "models", "runtime"},
@@ -289,6 +311,25 @@ def test_a_room_of_the_engine_core_imports_only_the_rooms_below_it() -> None:
     assert breaches_inside("engine_core", CORE_ROOMS_SEEN) == set()
 
 
+def test_a_part_of_the_executors_imports_only_parts_below_it() -> None:
+    room = ROOT / "engine_core" / "executors"
+    parts = {path.relative_to(room).parts[0].removesuffix(".py") for path in room.rglob("*.py")}
+    assert parts == set(EXECUTORS_ORDER)
+    below = {part: set(EXECUTORS_ORDER[i + 1 :]) for i, part in enumerate(EXECUTORS_ORDER)}
+    prefix = f"{module_of(room)}."
+    breaches = {
+        f"{path.relative_to(room)}: {name}"
+        for path in room.rglob("*.py")
+        for name in imports_of(path)
+        if name.startswith(prefix)
+        and (imported := name.removeprefix(prefix).split(".")[0])
+        != (part := path.relative_to(room).parts[0].removesuffix(".py"))
+        and imported not in below[part]
+    }
+    assert breaches == set()
+    assert all(len(list(folder.glob("*.py"))) <= MOST_FILES for folder in room.iterdir())
+
+
 def test_a_room_of_the_gateway_imports_only_the_rooms_below_it() -> None:
     assert breaches_inside("gateway", GATEWAY_ROOMS_SEEN) == set()
     assert len(list((ROOT / "gateway").glob("*.py"))) < 10
@@ -456,7 +497,7 @@ def test_a_front_stage_starts_without_torch(module: str) -> None:
 
 def test_a_simulated_engine_starts_without_torch() -> None:
     """The core's process, its executor and its drafters."""
-    modules = ("services.engine.core_process", "engine_core.executors.build_simulated")
+    modules = ("services.engine.core_process", "engine_core.executors.build.simulated")
     probe = "import sys; sys.modules['torch'] = None; sys.modules['triton'] = None"
     probe += "".join(f"; import headwater.{module}" for module in modules)
     done = subprocess.run(

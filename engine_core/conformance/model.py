@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..engine import Engine
-from ..executors.build import build_executor
+from ..executors.build.request import build_executor
 from ..layers.batch import ForwardBatch
 from ..layers.kinds import load_weights
 from ..model_config import ModelConfig

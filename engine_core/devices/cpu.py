@@ -12,18 +12,15 @@ from headwater.kernels.environment import Environment
 
 from ..config import EngineConfig
 from ..executor import Executor
-from ..executors.build_single import (
+from ..executors.build.rank import load_rank_weights, rank_executor
+from ..executors.build.rank_drafts import HEAD, load_draft_weights
+from ..executors.build.single import (
     engine_config_of,
     load_heads_weights,
     load_weights,
     single_executor,
 )
-from ..executors.rank_drafts import HEAD, load_draft_weights
-from ..executors.rank_place import (
-    RankPlace,
-    load_rank_weights,
-    rank_executor,
-)
+from ..executors.ranks.rank_place import RankPlace
 from ..layers.kinds import Weights
 from ..layers.packed import pack_linears
 from ..options import INT8, MODEL, BuildRequest, ExecutorOptions, Progress

@@ -16,9 +16,10 @@ from headwater.kernels.environment import Environment
 
 from ..config import ConfigError, EngineConfig
 from ..executor import Executor
-from ..executors import rank_devices
-from ..executors.build_single import KV_DTYPES, engine_config_of, load_heads_weights, load_weights
-from ..executors.rank_place import RankPlace
+from ..executors.build.single import engine_config_of, load_heads_weights, load_weights
+from ..executors.model.block_bytes import KV_DTYPES
+from ..executors.ranks import rank_devices
+from ..executors.ranks.rank_place import RankPlace
 from ..layers.kinds import Weights
 from ..layers.leaf_matrix import keep_leaves
 from ..layers.linear import Linear
@@ -85,7 +86,7 @@ def prepare_products(platform: Any, linear: Linear, row_counts: Sequence[int]) -
 def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """Runs the launch once, then as a CUDA graph; a replay writes its result anew, in the same
     place."""
-    from ..executors.cuda_graphs import Graphs  # noqa: PLC0415
+    from ..executors.device.cuda_graphs import Graphs  # noqa: PLC0415
 
     graphs = Graphs()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch ships it so
@@ -154,8 +155,8 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
     _check_tree(request)
     from headwater.kernels import compilers_ahead  # noqa: PLC0415
 
-    from ..executors.build_cuda import build_cuda_executor  # noqa: PLC0415
-    from ..executors.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
+    from ..executors.build.cuda import build_cuda_executor  # noqa: PLC0415
+    from ..executors.build.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
 
     device = torch.device("cuda")
     options = request.options
@@ -219,7 +220,7 @@ def build_rank(
     _check_stage_hosts(request)
     from headwater.kernels import compilers_ahead  # noqa: PLC0415
 
-    from ..executors.build_cuda_rank import build_cuda_rank  # noqa: PLC0415
+    from ..executors.build.cuda_rank import build_cuda_rank  # noqa: PLC0415
 
     compilers_ahead.hash_triton()
     return build_cuda_rank(request, place, progress, partial(_keeps, request, torch.device("cuda")))

@@ -23,23 +23,23 @@ from ..platforms.cuda import CudaPlatform
 from ..ragged import places, run_lengths
 from ..sampling.pooling import Pools
 from ..sampling.verification import NO_TOKEN, drafts_in_place
-from .cuda_guesser import CudaGuesser
-from .cuda_guessers import Drafted, Make
-from .cuda_prompt_scores import CudaPromptScores
-from .cuda_swapper import CudaSwapper
-from .device_model import DeviceModel
-from .device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places
-from .device_table import DeviceTable
-from .draw_buffers import DrawBuffers, held_at
-from .gpu_stage import TokenTeller, parts_of
-from .head_part import HeadPart
-from .in_flight_step import InFlightStep
-from .own_rows import OwnRows, knows_alone
-from .spread import spread_drafts, spread_draw
-from .stage_relay import StageRelay
-from .step_buffers import StepBuffers
-from .step_sender import StepSender
-from .step_shapes import StepShape, StepShapes
+from .device.step_shapes import StepShape, StepShapes
+from .drafter.cuda_drafter import CudaDrafter
+from .drafter.cuda_drafters import Drafted, Make
+from .entry.device_rows import DeviceRows, knows_alone
+from .entry.step_buffers import StepBuffers
+from .entry.step_sender import StepSender
+from .exit.cuda_prompt_scores import CudaPromptScores
+from .exit.device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places
+from .exit.draw_buffers import DrawBuffers, held_at
+from .exit.head_part import HeadPart
+from .exit.in_flight_step import InFlightStep
+from .model.device_model import DeviceModel
+from .ranks.gpu_stage import TokenTeller, parts_of
+from .ranks.stage_relay import StageRelay
+from .table.device_table import DeviceTable
+from .table.drafted_rows import spread_drafts, spread_draw
+from .tiers.cuda_swapper import CudaSwapper
 
 
 class CudaExecutor:
@@ -98,7 +98,7 @@ class CudaExecutor:
         self._in_flight: deque[InFlightStep] = deque()
         self._draw_buffers = DrawBuffers(config, decoder.config.vocab_size, device)
         self._results = torch.zeros(num_parts, num_positions, dtype=torch.int32, pin_memory=True)
-        self._own_rows = OwnRows(config, self._table, self._buffers, num_parts)
+        self._device_rows = DeviceRows(config, self._table, self._buffers, num_parts)
         self._teller = None if stages is None else TokenTeller(stages, self._table)
         # A thread that waits for a step sleeps: the next step is in flight, so the device need not
         # wait for it.
@@ -115,7 +115,7 @@ class CudaExecutor:
         # Drafts of each table row, in the places of the tokens drawn from these states; NO_TOKEN
         # behind the last.
         self._held_drafts = np.full((num_rows, config.max_draft_tokens + 1), NO_TOKEN, np.int32)
-        self._guesser: CudaGuesser | None = None
+        self._drafter: CudaDrafter | None = None
         # Weights, cache, tables and workspaces are made on the stream that is current here.
         self._stream.wait_stream(torch.cuda.current_stream(device))
         self._unprepared = deque(partial(self._capture, shape) for shape in self._shapes.likely())
@@ -124,9 +124,9 @@ class CudaExecutor:
     def draft_by(self, make: Make) -> None:
         """Has a model or heads guess tokens in place of look-up; to be called before anything is
         launched."""
-        self._guesser = make(Drafted(self._model, self._sampler, self._table, len(self._done)))
-        self._model.shown = self._guesser.shown
-        self._own_rows.are_guessed = True
+        self._drafter = make(Drafted(self._model, self._sampler, self._table, len(self._done)))
+        self._model.shown = self._drafter.shown
+        self._device_rows.are_guessed = True
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def relay_by(self, relay: StageRelay) -> None:
@@ -153,13 +153,13 @@ class CudaExecutor:
                 for needs in (PLAIN, EVERYTHING):
                     self._draw_masked(len(hidden), needs)
             if self.can_draft:
-                self._own_rows.draft(shape, 1)
-                self._own_rows.store(self._sampler.tokens, 1, self._results)
+                self._device_rows.draft(shape, 1)
+                self._device_rows.store(self._sampler.tokens, 1, self._results)
         self._rehearse()
         # No request holds block 0.
         self._copy_blocks(np.zeros((1, 2), np.int32))
-        if self._guesser is not None:
-            self._guesser.launch_likely()
+        if self._drafter is not None:
+            self._drafter.launch_likely()
         if self._teller is not None:
             self._teller.rehearse()
         if self.swapper is not None:
@@ -178,9 +178,9 @@ class CudaExecutor:
                 self.swapper.protect(self._stream, plan.written_blocks(self._config.block_size))
             if plan.copied_blocks.size:
                 self._copy_blocks(plan.copied_blocks)
-            if self._guesser is not None:
+            if self._drafter is not None:
                 for admitted in plan.admitted:
-                    self._guesser.seat(admitted.row)
+                    self._drafter.seat(admitted.row)
             spread = spread_drafts(plan)
             own = self._own_columns(plan)
             shape, hidden = self._launch(plan, spread, own)
@@ -195,7 +195,7 @@ class CudaExecutor:
                     np.repeat(plan.rows, plan.num_drafts), places(plan.num_drafts)
                 ] = plan.draft_ids
             if own is not None:
-                in_flight.own = self._own_rows.gains(plan, self._part(plan.step))
+                in_flight.own = self._device_rows.gains(plan, self._part(plan.step))
             elif plan.num_drafts is not None and plan.draft_ids is not None:
                 in_flight.num_drafts = plan.num_drafts[plan.samples]
                 sampled = np.repeat(plan.samples, plan.num_drafts)
@@ -203,12 +203,12 @@ class CudaExecutor:
             self._take(
                 spread, in_flight, shape, hidden, num_own_rows=0 if own is None else own.shape[1]
             )
-            if self._guesser is not None and own is not None:
-                self._guesser.see(shape, self._buffers.steps[:, : own.shape[1]])
+            if self._drafter is not None and own is not None:
+                self._drafter.see(shape, self._buffers.steps[:, : own.shape[1]])
             in_flight.done.record(self._stream)
             self._graphs.capture_due()
-            if self._guesser is not None:
-                self._guesser.capture_due()
+            if self._drafter is not None:
+                self._drafter.capture_due()
         self._in_flight.append(in_flight)
         return plan.step
 
@@ -299,8 +299,8 @@ class CudaExecutor:
         self._buffers.clear(shape, num_draws)
         hidden = self._model.prepare(shape)
         if shape.is_decode:
-            if self._guesser is not None and not shape.shares:
-                self._guesser.prepare(shape)
+            if self._drafter is not None and not shape.shares:
+                self._drafter.prepare(shape)
             self._graphs.run_once((shape, "draw"), partial(self._draw, hidden))
             self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
             self._draw_buffers.clear(num_draws)
@@ -316,10 +316,12 @@ class CudaExecutor:
 
     def _own_columns(self, plan: StepPlan) -> Int32Array | None:
         """Columns of a plan's rows for the device where it drafts, alone knows the rows' positions,
-        or tells a guesser how far they came; else None."""
+        or tells a drafter how far they came; else None."""
         is_told = self._model.shown is not None or knows_alone(plan)
         return (
-            self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows))) if is_told else None
+            self._device_rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
+            if is_told
+            else None
         )
 
     def _launch(
@@ -329,17 +331,17 @@ class CudaExecutor:
         hidden states. `plan`: the whole one with its drafts spread."""
         first_results = (
             self._first_result(plan.step),
-            self._own_rows.first_gain(self._part(plan.step)),
+            self._device_rows.first_gain(self._part(plan.step)),
         )
         shape, _ = self._sender.send(whole, plan, own, first_results)
         num_rows = 0 if own is None else own.shape[1]
-        if self._guesser is not None:
-            self._guesser.follow(
+        if self._drafter is not None:
+            self._drafter.follow(
                 whole, self._buffers.steps[:, :num_rows], self._buffers.words(shape).positions
             )
         if own is not None:
             self._graphs.run_once(
-                (shape, "drafts", num_rows), partial(self._own_rows.draft, shape, num_rows)
+                (shape, "drafts", num_rows), partial(self._device_rows.draft, shape, num_rows)
             )
         return shape, self._model.hidden(shape)
 
@@ -420,7 +422,7 @@ class CudaExecutor:
     def _draw_own(self, hidden: torch.Tensor, num_rows: int) -> None:
         """Draws what a step samples in which the device drafts, and counts what stands."""
         rows, _, outputs, _ = self._buffers.draws[:, : len(hidden)].unbind()
-        self._own_rows.store(
+        self._device_rows.store(
             self._sampler.draw(hidden, self._table.params, rows, outputs), num_rows, self._results
         )
 
@@ -431,7 +433,7 @@ class CudaExecutor:
         hidden = self._chosen[:num_draws]
         tokens = self._sampler.draw_special(hidden, table.params, table.token_ids, places, needs)
         if num_own_rows:
-            self._own_rows.store(tokens, num_own_rows, self._results)
+            self._device_rows.store(tokens, num_own_rows, self._results)
         else:
             self._store(places.rows, places.positions, tokens)
 

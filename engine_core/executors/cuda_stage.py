@@ -21,17 +21,17 @@ from ..config import EngineConfig
 from ..executor import DrawPlan, Int32Array, StepPlan, StepResult
 from ..models.model import Model
 from ..platforms.cuda import CudaPlatform
-from .cuda_swapper import CudaSwapper
-from .device_model import DeviceModel
-from .device_table import DeviceTable
-from .gpu_stage import MessageNumbers, parts_of
-from .own_rows import OwnRows, knows_alone
+from .device.step_shapes import StepShape, StepShapes
+from .entry.device_rows import DeviceRows, knows_alone
+from .entry.step_buffers import StepBuffers
+from .entry.step_sender import StepSender
+from .model.device_model import DeviceModel
+from .ranks.gpu_stage import MessageNumbers, parts_of
+from .ranks.stage_relay import StageRelay
 from .runner import NOTHING
-from .spread import spread_drafts, spread_draw
-from .stage_relay import StageRelay
-from .step_buffers import StepBuffers
-from .step_sender import StepSender
-from .step_shapes import StepShape, StepShapes
+from .table.device_table import DeviceTable
+from .table.drafted_rows import spread_drafts, spread_draw
+from .tiers.cuda_swapper import CudaSwapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class CudaStageExecutor:
         self._model = DeviceModel(
             decoder, platform, config, kv_cache, self._table, self._buffers, self._shapes
         )
-        self._own_rows = OwnRows(config, self._table, self._buffers, parts)
+        self._device_rows = DeviceRows(config, self._table, self._buffers, parts)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._done = [torch.cuda.Event(blocking=True) for _ in range(parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         self._memory = memory
@@ -104,7 +104,7 @@ class CudaStageExecutor:
         for shape in self._shapes.for_each_kernel():
             self._model.try_out(shape)
             if self.can_draft:
-                self._own_rows.draft(shape, 1)
+                self._device_rows.draft(shape, 1)
         self._copy_blocks(np.zeros((1, 2), np.int32))
         for are_ends in (False, True):
             self._receive(AwaitedTokens(1, np.zeros(0, np.int32), 1, are_ends))
@@ -138,11 +138,11 @@ class CudaStageExecutor:
         device alone knows, and its draws, both padded."""
         own = None
         if knows_alone(plan):
-            own = self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
+            own = self._device_rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
         shape, num_draws = self._sender.send(plan, spread_drafts(plan), own)
         num_own = 0 if own is None else own.shape[1]
         if num_own:
-            launch = partial(self._own_rows.draft, shape, num_own)
+            launch = partial(self._device_rows.draft, shape, num_own)
             self._model.graphs.run_once((shape, "drafts", num_own), launch)
         self._model.hidden(shape)
         return num_own, num_draws

@@ -39,11 +39,11 @@ from ..parallel.result_messages import (
 )
 from ..platforms import loading as platforms
 from ..ring import PeerGone, RingEnd, RingReader, RingWriter
-from .build import checked
-from .later_copies import LaterCopies
-from .later_results import LaterResults
-from .rank_place import ParallelDevice, RankPlace, stages_of
-from .stage_link import Receiver, StageLinks
+from .build.request import checked
+from .ranks.rank_place import ParallelDevice, RankPlace, stages_of
+from .ranks.result_thread import ResultThread
+from .ranks.stage_link import Receiver, StageLinks
+from .tiers.copy_thread import CopyThread
 
 
 class RankProcess:
@@ -57,7 +57,7 @@ class RankProcess:
         self._receivers: list[Receiver] = []
         self._masks: Int32Array | None = None
         """As the last draw had them."""
-        self._later_copies: LaterCopies | None = None
+        self._later_copies: CopyThread | None = None
         """Copies that end after `swap` has returned; None where none do."""
         self._is_counting = threading.Lock()
         self._is_reporting = threading.Lock()
@@ -65,9 +65,9 @@ class RankProcess:
     def run(self) -> None:
         """Runs plans until the executor closes their ring, or another rank is gone."""
         executor, launches = self._built()
-        later = LaterResults(executor, self._take) if launches else None
+        later = ResultThread(executor, self._take) if launches else None
         if launches and executor.swapper is not None:
-            self._later_copies = LaterCopies(executor.swapper, self._note_copies)
+            self._later_copies = CopyThread(executor.swapper, self._note_copies)
         while True:
             self._plans.wait()
             for message in self._plans.read():

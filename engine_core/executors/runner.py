@@ -20,11 +20,11 @@ from ..request import TokenLogprobs
 from ..sampling.pooling import Pools
 from ..sampling.sampler import Sampler
 from ..sampling.verification import by_entry, gained, positions_of
-from .batch import make_batch, num_sampled
-from .new_cache import NewCache, private_cache
-from .own_drafts import at_known_positions, with_at_most
-from .own_guesser import Computed, OwnGuesser
-from .warmup_plans import warmup_plans
+from .device.warmup_plans import warmup_plans
+from .drafter.device_drafter import Computed, DeviceDrafter
+from .model.new_cache import NewCache, private_cache
+from .table.batch import make_batch, num_sampled
+from .table.known_positions import at_known_positions, with_at_most
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
@@ -78,7 +78,7 @@ class Runner:
             model.head_dim,
         )
         self._kv_cache = new_cache(shape, kv_dtype, self._device)
-        self._guesser: OwnGuesser | None = None
+        self._drafter: DeviceDrafter | None = None
 
     @property
     def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,16 +89,16 @@ class Runner:
     def kv_caches(self) -> list[torch.Tensor]:
         """[layers, 2, num_blocks, Hk, block_size, D] each: of the served model, and of what
         drafts."""
-        return [self._kv_cache, *(self._guesser.kv_caches if self._guesser is not None else ())]
+        return [self._kv_cache, *(self._drafter.kv_caches if self._drafter is not None else ())]
 
-    def draft_by(self, guesser: OwnGuesser) -> None:
-        """Has tokens guessed from now on; to be called before the first plan. The guesser is over
+    def draft_by(self, drafter: DeviceDrafter) -> None:
+        """Has tokens guessed from now on; to be called before the first plan. The drafter is over
         `tables`."""
-        self._guesser = guesser
+        self._drafter = drafter
 
     @property
     def can_draft(self) -> bool:
-        return self._guesser is not None
+        return self._drafter is not None
 
     def rehearse(self) -> float:
         """Computes a few plans for what they touch, and forgets them. Returns the seconds of a step
@@ -120,20 +120,20 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         plan = at_known_positions(plan, self._num_known)
-        guesser = self._guesser
+        drafter = self._drafter
         self._prepare_rows(plan)
-        if guesser is not None:
-            plan = with_at_most(plan, guesser.most)
-            self._guess(plan, guesser)
+        if drafter is not None:
+            plan = with_at_most(plan, drafter.most)
+            self._guess(plan, drafter)
         batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(
             self._device
         )
         ends = self._ends(plan, batch)
-        inputs = LayerInputs(guesser.layers) if guesser is not None and guesser.layers else None
+        inputs = LayerInputs(drafter.layers) if drafter is not None and drafter.layers else None
         hidden = self._forward(batch, self._kv_cache, ends=ends, inputs=inputs)
-        if guesser is not None:
-            final = hidden if ends is not None or guesser.looks_at_all else hidden[batch.sampled]
-            guesser.see(_computed(plan, final, inputs))
+        if drafter is not None:
+            final = hidden if ends is not None or drafter.looks_at_all else hidden[batch.sampled]
+            drafter.see(_computed(plan, final, inputs))
         prompt_logprobs = {
             row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows
         }
@@ -164,14 +164,14 @@ class Runner:
             logits, plan.rows, plan.positions, num_positions, plan.output_indices, masks
         )
 
-    def _guess(self, plan: StepPlan, guesser: OwnGuesser) -> None:
+    def _guess(self, plan: StepPlan, drafter: DeviceDrafter) -> None:
         """Writes guesses into the table where the plan leaves them to the executor. They are drawn
         as the row's own tokens are, with the same noise, which makes them equal oftener than two
         draws of their own would be."""
         num_drafts = _num_drafts(plan)
         ends = plan.starts + plan.counts - num_drafts
         wanted = num_drafts if plan.draft_ids is None else np.zeros_like(num_drafts)
-        guesser.follow(plan.rows, plan.starts, ends, wanted, self._draw_guesses)
+        drafter.follow(plan.rows, plan.starts, ends, wanted, self._draw_guesses)
 
     def _draw_guesses(self, logits: torch.Tensor, rows: Int32Array, at: Int32Array) -> Int32Array:
         outputs = at - self._num_prompt[rows]
@@ -182,7 +182,7 @@ class Runner:
     def _ends(self, plan: StepPlan, batch: ForwardBatch) -> LastTokens | None:
         """Where nobody looks at every token of the plan."""
         looks_at_all = plan.looks_at_all or (
-            self._guesser is not None and self._guesser.looks_at_all
+            self._drafter is not None and self._drafter.looks_at_all
         )
         if looks_at_all or len(batch.sampled) == plan.num_tokens:
             return None
@@ -243,8 +243,8 @@ class Runner:
             self._num_known[admitted.row] = len(admitted.token_ids)
             self._sampler.admit(admitted)
             self._pools.admit(admitted)
-            if self._guesser is not None:
-                self._guesser.seat(admitted.row)
+            if self._drafter is not None:
+                self._drafter.seat(admitted.row)
         self._block_ids.numpy()[plan.block_rows, plan.block_indices] = plan.block_ids
         if plan.num_drafts is not None and plan.draft_ids is not None:
             count = plan.num_drafts

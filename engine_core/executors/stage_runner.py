@@ -15,9 +15,9 @@ from ..layers.platform import Platform
 from ..models.model import Model
 from ..ragged import places
 from ..sampling.sampler import Sampler
-from .batch import make_batch, num_sampled
+from .ranks.stage_link import Receiver, Writer, received_tokens, send_stream, send_tokens
 from .runner import NOTHING, Runner
-from .stage_link import Receiver, Writer, received_tokens, send_stream, send_tokens
+from .table.batch import make_batch, num_sampled
 
 
 class LastStageRunner(Runner):

@@ -21,7 +21,7 @@ import msgspec
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.registry import build_executor
+from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.options import ExecutorOptions, ModelFacts

@@ -57,7 +57,7 @@ def serve(settings: StageSettings) -> None:
     stops = [_signalled(), *([int(os.environ[PARENT_FD])] if PARENT_FD in os.environ else [])]
     # Libraries read it when they are imported.
     os.environ |= core_environment(settings.threads)
-    from headwater.engine_core.executors.stage_host import StageHost  # noqa: PLC0415
+    from headwater.engine_core.executors.ranks.stage_host import StageHost  # noqa: PLC0415
 
     StageHost(
         settings.join, settings.stage_secret_file, settings.model_folder, settings.threads, stops

@@ -56,7 +56,7 @@ def compile_shown(phases: Callable[[], Iterable[tuple[str, int, int]]], variable
 
 
 def _phases(settings: EngineSettings) -> Iterable[tuple[str, int, int]]:
-    from headwater.engine_core.executors.warmup import warm_up  # noqa: PLC0415
+    from headwater.engine_core.executors.build.warmup import warm_up  # noqa: PLC0415
 
     from .core_process import executor_options  # noqa: PLC0415
 

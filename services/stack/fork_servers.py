@@ -60,7 +60,7 @@ STAGE_MODULES = (
 in every stage."""
 _OF_ALL_CORES = (
     "torch",
-    "headwater.engine_core.executors.build",
+    "headwater.engine_core.executors.build.request",
     "headwater.engine_core.models.decoder",
     "headwater.services.engine.core_process",
 )
@@ -73,7 +73,7 @@ CORE_MODULES = {
     "cuda": (
         "headwater.kernels.triton_hash",
         *_OF_ALL_CORES,
-        "headwater.engine_core.executors.build_cuda",
+        "headwater.engine_core.executors.build.cuda",
         "headwater.engine_core.layers.ordered",
         "headwater.kernels.compilers_ahead",
         "triton.backends.nvidia.compiler",

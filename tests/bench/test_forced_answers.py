@@ -24,8 +24,8 @@ from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.executor import AdmittedRow, Executor
-from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.device_sampler import DeviceSampler
+from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.exit.device_sampler import DeviceSampler
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling.sampler import Sampler
 from headwater.engine_core.sampling_params import SamplingParams

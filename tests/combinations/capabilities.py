@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from headwater.engine_core.executors.rank_devices import most_ranks
+from headwater.engine_core.executors.ranks.rank_devices import most_ranks
 from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
 from tests.combinations.fitted_options import FEWEST_RANKS, OWN_MODEL, RANDOM_HEADS
 from tests.combinations.weight_capabilities import (

@@ -15,8 +15,8 @@ import numpy as np
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.simulated_hashes import UInt64Array
-from headwater.engine_core.executors.simulated_model import expected_tokens
+from headwater.engine_core.executors.simulated.hashes import UInt64Array
+from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator

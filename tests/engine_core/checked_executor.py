@@ -8,9 +8,9 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult, Swapper
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.executors.simulated_hashes import UInt64Array
-from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated.hashes import UInt64Array
+from headwater.engine_core.executors.simulated.model import SimulatedModel
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 128

@@ -8,9 +8,9 @@ import sys
 
 import torch
 
-from headwater.engine_core.executors.memory_swapper import MemorySwapper
-from headwater.engine_core.executors.new_cache import cache_in
-from headwater.engine_core.executors.shared_kv import SharedMemory
+from headwater.engine_core.executors.model.new_cache import cache_in
+from headwater.engine_core.executors.model.shared_kv import SharedMemory
+from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.kernels.copy_blocks import as_planes
 
 SHAPES = ((3, 2, 12, 2, 16, 64), (1, 2, 12, 1, 16, 64))
@@ -37,7 +37,7 @@ def main() -> None:
             mine.copy_(each)
         copies = MemorySwapper.of(shared, 1, memory).direct_copies
     else:
-        from headwater.engine_core.executors.cuda_direct_copies import CudaDirectCopies  # noqa: PLC0415
+        from headwater.engine_core.executors.tiers.cuda_direct_copies import CudaDirectCopies  # noqa: PLC0415
 
         # The last of the GPUs that this process sees.
         number = torch.cuda.device_count() - 1

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headwater.engine_core.executors.simulated_hashes import UInt64Array
-from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
+from headwater.engine_core.executors.simulated.hashes import UInt64Array
+from headwater.engine_core.executors.simulated.swapper import SimulatedSwapper
 from headwater.engine_core.kv.block_files import PAGE_BYTES, BlockFiles
 from headwater.engine_core.kv.block_loads import BlockLoads
 from headwater.engine_core.kv.block_pool import BlockPool

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from headwater.engine_core.executors.simulated_hashes import UInt64Array
+from headwater.engine_core.executors.simulated.hashes import UInt64Array
 from headwater.engine_core.kv.block_source import (
     NOT_OURS,
     LoadEnd,

@@ -9,7 +9,7 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.kv.block_record import BlockSeal, kv_key
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.lanes import Job

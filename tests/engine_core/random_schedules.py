@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.simulated_model import expected_tokens
+from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator

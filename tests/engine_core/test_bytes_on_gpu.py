@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from headwater.engine_core.devices import cuda
-from headwater.engine_core.executors.build import checked
-from headwater.engine_core.executors.build_single import load_weights
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.build.single import load_weights
 from headwater.engine_core.layers.ordered import order_linears
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms import cuda as cuda_platform

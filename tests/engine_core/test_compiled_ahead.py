@@ -25,12 +25,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan, Int32Array
-from headwater.engine_core.executors.build_cuda_rank import LoadedRank
+from headwater.engine_core.executors.build.cuda_drafting import LoadedModel
+from headwater.engine_core.executors.build.cuda_rank import LoadedRank
 from headwater.engine_core.executors.cuda import CudaExecutor
-from headwater.engine_core.executors.cuda_drafting import LoadedModel
-from headwater.engine_core.executors.own_rows import OwnGains
-from headwater.engine_core.executors.rank_place import RankPlace
-from headwater.engine_core.executors.stage_link import StageLinks
+from headwater.engine_core.executors.entry.device_rows import DeviceGains
+from headwater.engine_core.executors.ranks.rank_place import RankPlace
+from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.layers.leaf_matrix import keep_leaves
@@ -273,7 +273,9 @@ def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> Load
     )
 
 
-def nothing_gained(own: OwnGains, sampled: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
+def nothing_gained(
+    own: DeviceGains, sampled: Int32Array
+) -> tuple[Int32Array, Int32Array, Int32Array]:
     """A device that computes nothing finds no drafts either."""
     found: Int32Array = np.zeros((len(own.num_positions), 1), np.int32)
     return found, np.ones(len(found), np.int32), np.zeros(len(found), np.int32)
@@ -324,7 +326,7 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     assert ("_tree_gemm" in {name for _, name, *_ in ahead}) == is_tree
     device.prepare_first()
     assert device.can_draft == drafts
-    monkeypatch.setattr(OwnGains, "read", nothing_gained)
+    monkeypatch.setattr(DeviceGains, "read", nothing_gained)
     serve_at_random(device, config)
     new = launches.seen - ahead
     assert not new, "\n".join(sorted(str(x)[:400] for x in new))

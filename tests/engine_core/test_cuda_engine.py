@@ -9,7 +9,7 @@ import torch
 
 from headwater.engine_core.executors import cuda
 from headwater.engine_core.executors.cuda import CudaExecutor
-from headwater.engine_core.executors.own_rows import OwnRows
+from headwater.engine_core.executors.entry.device_rows import DeviceRows
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.hopper_attention import is_hopper
 from tests.engine_core.small_models import (
@@ -194,13 +194,13 @@ def test_steps_wait_for_what_an_executor_is_made_of(
     assert isinstance(made, CudaExecutor)
     model = made._model
 
-    def slowly(*given: Any) -> OwnRows:
-        rows = OwnRows(*given)
+    def slowly(*given: Any) -> DeviceRows:
+        rows = DeviceRows(*given)
         # Memory that is locked before may wait for the device.
         torch.cuda._sleep(4_000_000_000)
         return rows
 
-    monkeypatch.setattr(cuda, "OwnRows", slowly)
+    monkeypatch.setattr(cuda, "DeviceRows", slowly)
     another = CudaExecutor(model.decoder, model.platform, one.config, [model.kv_cache])
     assert not another._stream.query()
     torch.cuda.synchronize()

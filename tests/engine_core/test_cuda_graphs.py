@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from headwater.engine_core.executors.cuda_graphs import Graphs
+from headwater.engine_core.executors.device.cuda_graphs import Graphs
 
 
 def test_what_recurs_is_captured_when_all_is_launched_a_second_time(

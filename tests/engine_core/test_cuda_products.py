@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.engine_core.executors.step_shapes import probed_rows
+from headwater.engine_core.executors.device.step_shapes import probed_rows
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.linear import Product

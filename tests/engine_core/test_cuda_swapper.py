@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import Int32Array, SwapPlan
-from headwater.engine_core.executors import cuda_swapper
-from headwater.engine_core.executors.block_part import BlockPart
-from headwater.engine_core.executors.cuda_swapper import CudaSwapper, staged_blocks
-from headwater.engine_core.executors.locked_slots import RankSlots
-from headwater.engine_core.executors.save_queue import MOST_ON_WAY
+from headwater.engine_core.executors.tiers import cuda_swapper
+from headwater.engine_core.executors.tiers.block_part import BlockPart
+from headwater.engine_core.executors.tiers.cuda_swapper import CudaSwapper, staged_blocks
+from headwater.engine_core.executors.tiers.locked_slots import RankSlots
+from headwater.engine_core.executors.tiers.save_queue import MOST_ON_WAY
 from headwater.engine_core.ring import anonymous_memory
 from tests.polling import holds_within
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
-from headwater.engine_core.executors.build import checked
+from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.json_object import read_object
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file

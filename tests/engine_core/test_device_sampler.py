@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
-from headwater.engine_core.executors.device_sampler import PLAIN, DeviceSampler, Needs, Places
+from headwater.engine_core.executors.exit.device_sampler import PLAIN, DeviceSampler, Needs, Places
 from headwater.engine_core.layers.lm_head import LMHead
 from headwater.engine_core.platforms.cpu_sampling import CpuSampling
 from headwater.engine_core.platforms.cuda_sampling import CudaSampling

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import DirectCopies, DirectCopy
-from headwater.engine_core.executors.memory_swapper import MemorySwapper
-from headwater.engine_core.executors.new_cache import cache_in
-from headwater.engine_core.executors.shared_kv import SharedMemory
+from headwater.engine_core.executors.model.new_cache import cache_in
+from headwater.engine_core.executors.model.shared_kv import SharedMemory
+from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.kernels.copy_blocks import as_planes
 from tests.engine_core.direct_copy_owner import SHAPES, contents
 from tests.polling import holds_within
@@ -72,7 +72,7 @@ def own(device: str, num_blocks: int = 7) -> tuple[list[torch.Tensor], DirectCop
         caches = shared
         copies = MemorySwapper.of(shared, 1, memory).direct_copies
     else:
-        from headwater.engine_core.executors.cuda_direct_copies import CudaDirectCopies  # noqa: PLC0415
+        from headwater.engine_core.executors.tiers.cuda_direct_copies import CudaDirectCopies  # noqa: PLC0415
 
         caches = [each.cuda() for each in caches]
         copies = CudaDirectCopies([as_planes(each) for each in caches], lambda stream, blocks: None)

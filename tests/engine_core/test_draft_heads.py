@@ -17,9 +17,9 @@ from headwater.bench.forced_answers import ForcedAnswers
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.build import checked
-from headwater.engine_core.executors.kept_positions import CATCH_UP
-from headwater.engine_core.executors.own_guesser import Draw, OwnGuesser
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.drafter.computed_positions import CATCH_UP
+from headwater.engine_core.executors.drafter.device_drafter import DeviceDrafter, Draw
 from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.heads.checkpoint import HeadsFile
@@ -90,17 +90,17 @@ def engines(
 
 
 class Recorder:
-    """Stands before the guesser of a runner and notes what it guesses behind which tokens."""
+    """Stands before the drafter of a runner and notes what it guesses behind which tokens."""
 
     def __init__(self, runner: Runner) -> None:
-        assert runner._guesser is not None
-        self._guesser: OwnGuesser = runner._guesser
+        assert runner._drafter is not None
+        self._drafter: DeviceDrafter = runner._drafter
         self._tokens = runner.tables[0]
         self.noted: list[tuple[list[int], list[int]]] = []
-        runner._guesser = self
+        runner._drafter = self
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._guesser, name)
+        return getattr(self._drafter, name)
 
     def follow(
         self,
@@ -110,7 +110,7 @@ class Recorder:
         num_drafts: Int32Array,
         draw: Draw,
     ) -> None:
-        self._guesser.follow(rows, starts, ends, num_drafts, draw)
+        self._drafter.follow(rows, starts, ends, num_drafts, draw)
         for row, end, count in zip(rows.tolist(), ends.tolist(), num_drafts.tolist(), strict=True):
             tokens = self._tokens[row, : end + count].tolist()
             if count:

@@ -15,7 +15,7 @@ from headwater.bench.forced_answers import ForcedAnswers
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.cuda import CudaExecutor
-from headwater.engine_core.executors.cuda_guesser import CudaGuesser
+from headwater.engine_core.executors.drafter.cuda_drafter import CudaDrafter
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.heads_twin import HeadsTwin
 from tests.engine_core.many_requests import check_equality
@@ -40,21 +40,21 @@ SIZES = {
 
 
 class Recorder:
-    """Stands before the guesser of an executor and notes what it guesses behind which tokens."""
+    """Stands before the drafter of an executor and notes what it guesses behind which tokens."""
 
     def __init__(self, small: SmallEngine) -> None:
         assert isinstance(small.executor, CudaExecutor)
-        assert small.executor._guesser is not None
-        self._guesser: CudaGuesser = small.executor._guesser
+        assert small.executor._drafter is not None
+        self._drafter: CudaDrafter = small.executor._drafter
         self._tokens = small.executor._table.token_ids
         self.noted: list[tuple[list[int], list[int]]] = []
-        small.executor._guesser = self
+        small.executor._drafter = self
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._guesser, name)
+        return getattr(self._drafter, name)
 
     def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        self._guesser.follow(plan, steps, positions)
+        self._drafter.follow(plan, steps, positions)
         if plan.num_drafts is None:
             return
         assert plan.follows is None

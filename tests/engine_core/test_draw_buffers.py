@@ -6,8 +6,8 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan
-from headwater.engine_core.executors.draw_buffers import DrawBuffers
-from headwater.engine_core.executors.spread import spread_draw
+from headwater.engine_core.executors.exit.draw_buffers import DrawBuffers
+from headwater.engine_core.executors.table.drafted_rows import spread_draw
 from headwater.engine_core.ragged import places, run_lengths
 
 VOCAB_SIZE = 96

@@ -8,7 +8,7 @@ import torch
 
 from headwater.bench.workloads import TINY
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.batch import make_batch
+from headwater.engine_core.executors.table.batch import make_batch
 from headwater.engine_core.layers.kinds import load_weights
 from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.models import registry

@@ -11,8 +11,8 @@ import pytest
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated import SimulatedExecutor
-from headwater.engine_core.executors.simulated_model import expected_tokens
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
+from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

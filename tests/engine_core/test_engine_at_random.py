@@ -16,7 +16,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.simulated_hashes import UInt64Array
+from headwater.engine_core.executors.simulated.hashes import UInt64Array
 from headwater.engine_core.kv.prefix_hash import expected_cached_tokens
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

@@ -12,8 +12,8 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated import SimulatedExecutor
-from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
+from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

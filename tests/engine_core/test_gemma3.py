@@ -17,7 +17,7 @@ import transformers
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
-from headwater.engine_core.executors.build import checked
+from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.gemma3_config import Gemma3Config
 from headwater.engine_core.options import ExecutorOptions

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.executors.build_cuda import check_cache
-from headwater.engine_core.executors.gpu_memory import SPARE_BYTES, Memory
+from headwater.engine_core.executors.build.cuda import check_cache
+from headwater.engine_core.executors.build.gpu_memory import SPARE_BYTES, Memory
 
 GB = 10**9
 MEMORY = Memory(total=140 * GB, others=1 * GB, weights=16 * GB, step=2 * GB)

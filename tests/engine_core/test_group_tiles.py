@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headwater.engine_core.devices import cpu, cuda
-from headwater.engine_core.executors.build import checked
+from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.layers.group_tiles import TileLayout, TileLinear
 from headwater.engine_core.layers.kinds import load_weights
 from headwater.engine_core.layers.packed import pack_linears

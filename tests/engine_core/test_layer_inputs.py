@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core.executors.batch import ragged_batch
+from headwater.engine_core.executors.table.batch import ragged_batch
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.kinds import load_weights
 from headwater.engine_core.models import registry

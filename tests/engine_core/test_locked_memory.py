@@ -14,14 +14,14 @@ import torch
 
 from headwater.bench.pytest_locks import MAPS, covers, mappings
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors import locked_memory
-from headwater.engine_core.executors.draw_buffers import DrawBuffers
-from headwater.engine_core.executors.locked_memory import (
+from headwater.engine_core.executors.device import locked_memory
+from headwater.engine_core.executors.device.locked_memory import (
     LockedMemory,
     has_own_pages,
     is_mapped,
     mapped,
 )
+from headwater.engine_core.executors.exit.draw_buffers import DrawBuffers
 from headwater.services.engine.mask_table import Int32Array, create_mask_memory, map_masks
 
 CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=4)

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated_model import expected_tokens
+from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.recorded_engine import (
     CONFIG,

@@ -11,8 +11,8 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.measured_costs import HOST_SECONDS, MOST_SECONDS, measured_costs
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.executor import StepPlan, StepResult
-from headwater.engine_core.executors.simulated import SimulatedExecutor
-from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
+from headwater.engine_core.executors.simulated.model import SimulatedModel
 
 
 class TimedExecutor(SimulatedExecutor):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from headwater.engine_core.executors.new_cache import private_cache
+from headwater.engine_core.executors.model.new_cache import private_cache
 
 SHAPE = (4, 2, 512, 4, 16, 64)
 NUM_BYTES = 2 * 4 * 2 * 512 * 4 * 16 * 64

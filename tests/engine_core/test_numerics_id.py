@@ -33,7 +33,7 @@ KINDS = {
     "platforms": ("engine_core/platforms/cuda.py", "engine_core/platforms/cpu.py"),
     "sampling": (
         "engine_core/sampling/sampler.py",
-        "engine_core/executors/device_sampler.py",
+        "engine_core/executors/exit/device_sampler.py",
         "engine_core/sampling/pooling.py",
     ),
     "weights": (
@@ -43,15 +43,15 @@ KINDS = {
     ),
     "executors": (
         "engine_core/executors/cuda.py",
-        "engine_core/executors/build.py",
+        "engine_core/executors/build/request.py",
         "engine_core/executors/runner.py",
     ),
     "shapes": (
-        "engine_core/executors/step_shapes.py",
-        "engine_core/executors/batch.py",
-        "engine_core/executors/cuda_graphs.py",
+        "engine_core/executors/device/step_shapes.py",
+        "engine_core/executors/table/batch.py",
+        "engine_core/executors/device/cuda_graphs.py",
     ),
-    "host memory": ("engine_core/executors/cuda_swapper.py", "engine_core/kv/host_blocks.py"),
+    "host memory": ("engine_core/executors/tiers/cuda_swapper.py", "engine_core/kv/host_blocks.py"),
 }
 
 
@@ -151,7 +151,7 @@ BUILD = """
 import json, sys
 from pathlib import Path
 from headwater.engine_core.sampling import sampler
-from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.executors.build.request import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.kernels.cpu.compiled import Kernel
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from headwater.engine_core.devices import cuda
-from headwater.engine_core.executors.build import checked
-from headwater.engine_core.executors.build_single import load_weights
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.build.single import load_weights
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.planes import PlanesTable
 from headwater.engine_core.options import ExecutorOptions

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from headwater.engine_core.executors import shared_kv
+from headwater.engine_core.executors.model import shared_kv
 from headwater.engine_core.kv import block_leases, peer_blocks
 from headwater.engine_core.kv.peer_link import PullRequest, ToLink
 from headwater.engine_core.prefetch import NewPrefetch

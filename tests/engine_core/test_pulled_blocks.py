@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
+from headwater.engine_core.executors.simulated.swapper import SimulatedSwapper
 from headwater.engine_core.kv import block_leases, peer_blocks
 from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal
 from headwater.engine_core.kv.block_source import Outcome, Owner

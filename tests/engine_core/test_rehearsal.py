@@ -10,7 +10,7 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.warmup_plans import warmup_plans
+from headwater.engine_core.executors.device.warmup_plans import warmup_plans
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.engine_core.executors import replayed_steps
-from headwater.engine_core.executors.replayed_steps import ReplayedSteps
+from headwater.engine_core.executors.device import replayed_steps
+from headwater.engine_core.executors.device.replayed_steps import ReplayedSteps
 from headwater.engine_core.models import conversion
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.cpu import replay

@@ -26,9 +26,9 @@ ABOVE_EXECUTORS = [
 EXECUTORS = {
     "cpu": ["sampling/sampler.py", "sampling/edits.py", *ABOVE_EXECUTORS],
     "gpu": [
-        "executors/device_table.py",
-        "executors/device_sampler.py",
-        "executors/row_settings.py",
+        "executors/table/device_table.py",
+        "executors/exit/device_sampler.py",
+        "executors/table/row_settings.py",
         "sampling/edits.py",
         *ABOVE_EXECUTORS,
     ],

@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.engine_core.executors.save_queue import MOST_ON_WAY, Launched, SavePart, SaveQueue
+from headwater.engine_core.executors.tiers.save_queue import (
+    MOST_ON_WAY,
+    Launched,
+    SavePart,
+    SaveQueue,
+)
 from tests.polling import holds_within
 
 NUM_BLOCKS = 30
@@ -23,7 +28,7 @@ NUM_SLOTS = 50
 BROKEN = """
 import time
 import numpy as np
-from headwater.engine_core.executors.save_queue import SavePart, SaveQueue
+from headwater.engine_core.executors.tiers.save_queue import SavePart, SaveQueue
 
 one = np.ones(1, np.int32)
 SaveQueue(4, 4).add([SavePart(one, one, lambda: 1 // 0)])

@@ -13,7 +13,7 @@ import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
-from headwater.engine_core.executors.build import checked
+from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.layers.linear import Linear
 from headwater.engine_core.layers.packed import pack_linears

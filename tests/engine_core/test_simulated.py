@@ -7,8 +7,8 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import AdmittedRow, StepPlan
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 
 CONFIG = EngineConfig(num_blocks=9, max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64)

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headwater.engine_core.executors.simulated import SimulatedExecutor
-from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
+from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.test_simulated import CONFIG, MODEL, PROMPT, admit, plan, sampled
 

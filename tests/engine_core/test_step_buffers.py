@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.step_buffers import NUM_UPDATES, StepBuffers
-from headwater.engine_core.executors.step_shapes import FEW, NO_TILES, StepShapes
+from headwater.engine_core.executors.device.step_shapes import FEW, NO_TILES, StepShapes
+from headwater.engine_core.executors.entry.step_buffers import NUM_UPDATES, StepBuffers
 
 CONFIG = EngineConfig(
     num_blocks=600, max_model_len=4096, max_num_seqs=100, max_num_batched_tokens=4096

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors import locked_slots
-from headwater.engine_core.executors.cuda_swapper import _runs
-from headwater.engine_core.executors.locked_slots import OwnSlots, _container_limit, check_room
+from headwater.engine_core.executors.tiers import locked_slots
+from headwater.engine_core.executors.tiers.cuda_swapper import _runs
+from headwater.engine_core.executors.tiers.locked_slots import (
+    OwnSlots,
+    _container_limit,
+    check_room,
+)
 
 
 def places(*numbers: int) -> Any:

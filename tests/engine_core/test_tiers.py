@@ -13,7 +13,7 @@ import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executor import SwapPlan
-from headwater.engine_core.executors.memory_swapper import MemorySwapper
+from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import Answer, SmallEngine, convert, greedy, random_checkpoint
 from tests.long_values import long_but

@@ -16,7 +16,7 @@ time.sleep(60)
 """
 STAGE_RELAY = """
 import time
-from headwater.engine_core.executors.stage_relay import _run_thread
+from headwater.engine_core.executors.ranks.stage_relay import _run_thread
 
 _run_thread(lambda: 1 // 0)
 time.sleep(60)

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.executors.locked_memory import LockedMemory
+from headwater.engine_core.executors.device.locked_memory import LockedMemory
 from headwater.kernels.peer_memory import (
     OwnMemory,
     PeerMemory,

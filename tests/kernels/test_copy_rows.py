@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
+from headwater.engine_core.executors.device.locked_memory import LockedMemory, mapped
 from headwater.kernels import copy_rows as module
 from headwater.kernels.copy_rows import _Copy, copy_rows
 from tests.kernels.row_driver import copied_by_hand

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
+from headwater.engine_core.executors.device.locked_memory import LockedMemory, mapped
 from headwater.kernels.peer_memory import host_address
 from headwater.kernels.stage_memory import NUM_LANES, StageMemory, StageSizes
 from headwater.kernels.stage_stream import (

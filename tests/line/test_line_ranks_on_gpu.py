@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from headwater.engine_core.executors.rank_devices import SHARE
+from headwater.engine_core.executors.ranks.rank_devices import SHARE
 from tests.chatting_model import make_chatting_model
 from tests.line.conftest import Line
 from tests.line.test_line_ranks import FLAGS, NAME, kill_a_rank, print_pauses

@@ -11,8 +11,8 @@ import pytest
 from headwater.bench.workloads import TINY
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
-from headwater.engine_core.executors.build import build_executor, checked
-from headwater.engine_core.executors.registry import build_executor as build_by_name
+from headwater.engine_core.executors.build.registry import build_executor as build_by_name
+from headwater.engine_core.executors.build.request import build_executor, checked
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms import loading, registry
 from headwater.services.runtime.settings import SettingError

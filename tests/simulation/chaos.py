@@ -23,7 +23,7 @@ import typer
 
 from headwater.bench.program import run_program
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
+from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.index.slots import SlotTable
 from headwater.services.runtime.member import Kind, Member

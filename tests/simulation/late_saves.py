@@ -9,8 +9,8 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DirectCopies, StepPlan, Swapper, SwapPlan, UInt8Array
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated.model import SimulatedModel
 
 
 class LateSaves:

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from headwater.engine_core.executor import UInt8Array
-from headwater.engine_core.executors.shared_kv import SharedCopies, SharedCopy
+from headwater.engine_core.executors.model.shared_kv import SharedCopies, SharedCopy
 from headwater.engine_core.kv import direct_pulls
 from headwater.engine_core.kv.direct_leases import DirectLeases, _Lease
 from headwater.engine_core.kv.direct_pulls import DirectEnd, DirectPulls, _Pull

@@ -22,9 +22,9 @@ import typer
 from headwater.bench.program import run_program
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated import SimulatedTiming
-from headwater.engine_core.executors.simulated_hashes import UInt64Array
-from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
+from headwater.engine_core.executors.simulated.executor import SimulatedTiming
+from headwater.engine_core.executors.simulated.hashes import UInt64Array
+from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.kv import disk_blocks
 from headwater.engine_core.kv.disk_blocks import DiskBlocks
 from headwater.engine_core.lanes import Job

@@ -18,8 +18,8 @@ import transformers
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu, cuda
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.build import checked
-from headwater.engine_core.executors.multi import PATIENCE, MultiExecutor
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.ranks.multi import PATIENCE, MultiExecutor
 from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms.cpu_sampling import CpuSampling

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import AdmittedRow
-from headwater.engine_core.executors.device_sampler import PLAIN, DeviceSampler, Needs, Places
-from headwater.engine_core.executors.head_part import HeadPart
+from headwater.engine_core.executors.exit.device_sampler import PLAIN, DeviceSampler, Needs, Places
+from headwater.engine_core.executors.exit.head_part import HeadPart
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.layers.lm_head import LMHead

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors import host_exchange, rank_channels
-from headwater.engine_core.executors.host_exchange import ExchangeSizes, HostExchange
-from headwater.engine_core.executors.rank_channels import _host_exchange
-from headwater.engine_core.executors.stage_link import StageLinks
+from headwater.engine_core.executors.ranks import host_exchange, rank_channels
+from headwater.engine_core.executors.ranks.host_exchange import ExchangeSizes, HostExchange
+from headwater.engine_core.executors.ranks.rank_channels import _host_exchange
+from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.parallel.stage_rings import create_stage_rings
 from headwater.engine_core.ring import anonymous_memory

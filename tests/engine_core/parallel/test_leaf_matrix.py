@@ -14,7 +14,7 @@ import torch
 from headwater.bench.workloads import PACKINGS, TINY
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cuda
-from headwater.engine_core.executors.build import checked
+from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.group import Alone, Group
 from headwater.engine_core.layers.int4 import Int4Linear

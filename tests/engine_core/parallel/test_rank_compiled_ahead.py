@@ -11,15 +11,16 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors import build_cuda, cuda_drafting
-from headwater.engine_core.executors.build_cuda import build_cuda_executor
-from headwater.engine_core.executors.build_cuda_rank import LoadedRank, LoadedRankDraft
-from headwater.engine_core.executors.cuda_drafting import LoadedHeads
-from headwater.engine_core.executors.gpu_memory import Memory
-from headwater.engine_core.executors.own_rows import OwnGains
-from headwater.engine_core.executors.rank_drafts import draft_layout
-from headwater.engine_core.executors.rank_place import RankPlace
-from headwater.engine_core.executors.stage_link import StageLinks
+from headwater.engine_core.executors.build import cuda as build_cuda
+from headwater.engine_core.executors.build import cuda_drafting
+from headwater.engine_core.executors.build.cuda import build_cuda_executor
+from headwater.engine_core.executors.build.cuda_drafting import LoadedHeads
+from headwater.engine_core.executors.build.cuda_rank import LoadedRank, LoadedRankDraft
+from headwater.engine_core.executors.build.gpu_memory import Memory
+from headwater.engine_core.executors.build.rank_drafts import draft_layout
+from headwater.engine_core.executors.entry.device_rows import DeviceGains
+from headwater.engine_core.executors.ranks.rank_place import RankPlace
+from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.heads.checkpoint import HeadsFile
 from headwater.engine_core.heads.registry import CLASSES
 from headwater.engine_core.heads_config import HeadsConfig
@@ -95,7 +96,7 @@ def _no_gpu(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
         return cls(model, config.block_size, **sizes, device=CPU)  # type: ignore[arg-type]
 
     monkeypatch.setattr(CudaPlatform, "of", classmethod(on_cpu))
-    monkeypatch.setattr(OwnGains, "read", nothing_gained)
+    monkeypatch.setattr(DeviceGains, "read", nothing_gained)
     for module in (build_cuda, cuda_drafting):
         monkeypatch.setattr(module, "measure", lambda *given, **more: ROOM)
 
@@ -218,15 +219,15 @@ def run_rank(
     )
     ahead = set(launches.seen)
     num_guessed = 0
-    assert device._guesser is not None
-    follow = device._guesser.follow
+    assert device._drafter is not None
+    follow = device._drafter.follow
 
     def counted(plan: StepPlan, *words: torch.Tensor) -> None:
         nonlocal num_guessed
         num_guessed += plan.num_drafts is not None and bool(plan.num_drafts.any())
         follow(plan, *words)
 
-    device._guesser.follow = counted  # type: ignore[method-assign]
+    device._drafter.follow = counted  # type: ignore[method-assign]
     serve_at_random(device, config)
     late = launches.seen - ahead
     assert not late, "\n".join(sorted(str(each)[:400] for each in late))

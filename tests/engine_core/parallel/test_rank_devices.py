@@ -5,7 +5,7 @@ import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cuda
-from headwater.engine_core.executors.rank_devices import (
+from headwater.engine_core.executors.ranks.rank_devices import (
     MOST_SHARING,
     SHARE,
     VISIBLE,

@@ -18,9 +18,9 @@ import pytest
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executor import Executor, StepPlan, StepResult
-from headwater.engine_core.executors import multi
+from headwater.engine_core.executors.device.warmup_plans import warmup_plans
 from headwater.engine_core.executors.rank_process import RankProcess
-from headwater.engine_core.executors.warmup_plans import warmup_plans
+from headwater.engine_core.executors.ranks import multi
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel import rank_processes
 from headwater.engine_core.parallel.copied_process import CopiedProcess

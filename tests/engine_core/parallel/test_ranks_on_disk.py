@@ -15,10 +15,10 @@ import torch
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.executor import Int32Array, Swapper, SwapPlan
-from headwater.engine_core.executors.block_part import BlockPart
-from headwater.engine_core.executors.build import checked
-from headwater.engine_core.executors.memory_swapper import MemorySwapper
-from headwater.engine_core.executors.multi import MultiExecutor
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.ranks.multi import MultiExecutor
+from headwater.engine_core.executors.tiers.block_part import BlockPart
+from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of

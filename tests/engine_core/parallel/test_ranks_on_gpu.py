@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core.executors.multi import MultiExecutor
-from headwater.engine_core.executors.rank_devices import SHARE
+from headwater.engine_core.executors.ranks.multi import MultiExecutor
+from headwater.engine_core.executors.ranks.rank_devices import SHARE
 from headwater.engine_core.rank_facts import RankLost
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.block_formats import Q4_K, Q6_K, Q8_0

@@ -14,15 +14,15 @@ import torch
 
 from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
 from headwater.engine_core.executors import cuda_stage
-from headwater.engine_core.executors.build_cuda import build_cuda_executor
-from headwater.engine_core.executors.build_cuda_rank import LoadedRank
+from headwater.engine_core.executors.build.cuda import build_cuda_executor
+from headwater.engine_core.executors.build.cuda_rank import LoadedRank
 from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.executors.cuda_stage import CudaStageExecutor
-from headwater.engine_core.executors.device_model import DeviceModel
-from headwater.engine_core.executors.gpu_stage import MessageNumbers, parts_of, sizes_of
-from headwater.engine_core.executors.rank_place import RankPlace
-from headwater.engine_core.executors.stage_link import StageLinks
-from headwater.engine_core.executors.step_shapes import StepShape
+from headwater.engine_core.executors.device.step_shapes import StepShape
+from headwater.engine_core.executors.model.device_model import DeviceModel
+from headwater.engine_core.executors.ranks.gpu_stage import MessageNumbers, parts_of, sizes_of
+from headwater.engine_core.executors.ranks.rank_place import RankPlace
+from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.staged import stage_weights
 from headwater.engine_core.models.decoder import Decoder

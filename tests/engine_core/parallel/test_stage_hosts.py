@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.multi import MultiExecutor
+from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.rank_facts import RankLost
 from tests.engine_core.parallel.cable import Cable

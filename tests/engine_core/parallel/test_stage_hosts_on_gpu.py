@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.engine_core.executors.rank_devices import SHARE
+from headwater.engine_core.executors.ranks.rank_devices import SHARE
 from headwater.engine_core.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
 from tests.engine_core.parallel.test_pipeline_parallel import told
@@ -26,8 +26,8 @@ from tests.engine_core.parallel.test_stage_hosts import PROMPT, Loss
 from tests.engine_core.parallel.test_stages_on_gpu import SCORED
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
 from tests.engine_core.small_models import SmallEngine, greedy
+from tests.engine_core.test_device_drafts_on_gpu import PLAIN, check_own_drafts
 from tests.engine_core.test_drafts_on_gpu import MAX_DRAFTS, prompts_of
-from tests.engine_core.test_own_drafts_on_gpu import PLAIN, check_own_drafts
 from tests.forked_host import ForkedHost, forked_host, free_address, use_gpus, write_secret
 from tests.polling import holds_within
 from tests.services.engine.engine_process import wait_for_end

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
-from headwater.engine_core.executors.stage_pieces import Piece
-from headwater.engine_core.executors.stage_relay import (
+from headwater.engine_core.executors.device.locked_memory import LockedMemory, mapped
+from headwater.engine_core.executors.ranks.stage_pieces import Piece
+from headwater.engine_core.executors.ranks.stage_relay import (
     ReceivedStreams,
     Sender,
     SentStreams,

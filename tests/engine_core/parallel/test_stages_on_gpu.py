@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.engine_core.executors.multi import MultiExecutor
-from headwater.engine_core.executors.rank_devices import SHARE
+from headwater.engine_core.executors.ranks.multi import MultiExecutor
+from headwater.engine_core.executors.ranks.rank_devices import SHARE
 from headwater.engine_core.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
 from tests.engine_core.parallel.test_pipeline_parallel import told
 from tests.engine_core.parallel.test_ranks_on_gpu import engine
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
 from tests.engine_core.small_models import greedy
+from tests.engine_core.test_device_drafts_on_gpu import GREEDY, PLAIN, check_own_drafts
 from tests.engine_core.test_drafts_on_gpu import MAX_DRAFTS, prompts_of
-from tests.engine_core.test_own_drafts_on_gpu import GREEDY, PLAIN, check_own_drafts
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.multi import MultiExecutor
+from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.models.demo_model import DEMO_NAME

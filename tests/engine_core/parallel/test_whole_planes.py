@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import Int32Array, SwapPlan
-from headwater.engine_core.executors.block_part import BlockPart
-from headwater.engine_core.executors.memory_swapper import MemorySwapper
+from headwater.engine_core.executors.tiers.block_part import BlockPart
+from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
 
 NUM_RANKS = 2

@@ -13,11 +13,11 @@ import torch
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
-from headwater.engine_core.executors.build import checked
-from headwater.engine_core.executors.rank_place import RankPlace, stages_of
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.ranks.rank_place import RankPlace, stages_of
+from headwater.engine_core.executors.ranks.stage_link import Receiver, StageLinks
 from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.executors.single import SingleExecutor
-from headwater.engine_core.executors.stage_link import Receiver, StageLinks
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
 from headwater.engine_core.parallel.stage_rings import StageRings, create_stage_rings

@@ -12,9 +12,9 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig, require
 from headwater.engine_core.executor import AdmittedRow, Executor, Int32Array, StepPlan
-from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.simulated import SimulatedExecutor
-from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
+from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.models import conversion
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.own_drafts import repeated
+from headwater.engine_core.executors.table.known_positions import repeated
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build_single import (
+from headwater.engine_core.executors.build.single import (
     engine_config_of,
     load_weights,
     single_executor,

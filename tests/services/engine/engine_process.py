@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
+from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import engine_pb2 as pb
 from headwater.proto import engine_pb2_grpc

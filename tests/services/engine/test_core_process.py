@@ -14,8 +14,8 @@ import pytest
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.ring import RingReader, RingWriter, create_ring

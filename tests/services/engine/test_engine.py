@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from headwater.engine_core.executors.simulated_model import expected_tokens
+from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.kv.prefix_hash import expected_cached_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2

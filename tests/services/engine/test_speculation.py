@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.options import ModelFacts
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.engine.speculation import build_speculator, drafters_of

@@ -9,8 +9,8 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.simulated import SimulatedExecutor
-from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
+from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.request import FinishReason
 from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
 from headwater.services.engine.grammars import GrammarCompiler

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.engine_core.executors.build_simulated import simulated_model
-from headwater.engine_core.executors.simulated_model import expected_tokens
+from headwater.engine_core.executors.build.simulated import simulated_model
+from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.text.tokenizer import Tokenizer
 from tests.simulation.routing_traces import BLOCK_SIZE, Arrival

@@ -1,0 +1,184 @@
+"""An executor on the first GPU: weights, the memory that is left as KV blocks, graphs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from headwater.kernels.compile_ahead import CompileAhead
+
+from ...config import ConfigError, EngineConfig, require
+from ...layers.kinds import Weights
+from ...models.model import LayerInputs, Model
+from ...platforms.cuda import CudaPlatform
+from ...platforms.cuda_packed import has_rounded
+from ...usable_cores import usable_cores
+from ..cuda import CudaExecutor
+from ..cuda_stage import CudaStageExecutor
+from ..device.step_shapes import probed_rows
+from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
+from ..tiers.cuda_swapper import CudaSwapper, staged_blocks
+from .cuda_drafting import Drafting, HeadsDrafting, LoadedHeads, LoadedModel, ModelDrafting
+from .gpu_memory import GB, SPARE_BYTES, Memory, measure
+
+log = logging.getLogger(__name__)
+
+
+def build_cuda_executor(
+    served: LoadedModel,
+    config: EngineConfig,
+    device: torch.device,
+    *,
+    draft: LoadedModel | None,
+    heads: LoadedHeads | None,
+    kv_cache_memory: int,
+    gpu_memory_utilization: float,
+    is_sized: bool,
+) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
+    """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises
+    `ConfigError` with what would fit."""
+    block_size = config.block_size
+    weights = served.weights
+    platform = served.platform(config)
+    decoder = served.on(platform, config.max_model_len)
+    planes = [served.planes]
+    drafting = _drafting(served, draft, heads, decoder, platform, config)
+    if drafting is not None:
+        planes += drafting.planes
+    block_bytes = sum(each.block_bytes(block_size) for each in planes)
+    with CompileAhead(device, usable_cores()) as ahead:
+        if platform.probes(weights):
+            ahead.note(partial(platform.launch_probe, weights))
+        inputs = LayerInputs(() if heads is None else heads.config.input_layers)
+        memory = measure(
+            decoder, platform, served.planes, config, ahead, inputs, has_head=served.has_head
+        )
+        if drafting is not None:
+            # One computes after the other.
+            memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
+        if config.num_swap_slots:
+            memory = replace(
+                memory, weights=memory.weights + 2 * staged_blocks(block_bytes) * block_bytes
+            )
+        log.info("gpu memory: %s", memory)
+        num_blocks = config.num_blocks
+        if not is_sized:
+            free = kv_cache_memory or memory.left(gpu_memory_utilization)
+            num_blocks = served.agreed(max(free, 0) // block_bytes)
+        check_cache(num_blocks, config, memory, block_bytes, gpu_memory_utilization)
+        config = replace(config, num_blocks=num_blocks)
+        num_bytes = num_blocks * block_bytes
+        num_tokens = num_blocks * block_size
+        dtype = served.kv_dtype
+        log.info(
+            "kv cache: %d blocks, %d tokens of %s, %.1f GB",
+            num_blocks,
+            num_tokens,
+            dtype,
+            num_bytes / GB,
+        )
+        kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
+        swapper = _swapper(served, kv_caches, config) if config.num_swap_slots else None
+        looks_at_all = drafting is not None and drafting.looks_at_all
+        executor = served.executor(
+            decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all
+        )
+        if drafting is not None:
+            assert isinstance(executor, CudaExecutor)
+            executor.draft_by(drafting.make(config, kv_caches[1:]))
+        ahead.note(executor.launch_likely)
+    _choose_products(platform, weights, config, device)
+    served.begin(executor)
+    executor.prepare_first()
+    return executor, config
+
+
+def _drafting(
+    served: LoadedModel,
+    draft: LoadedModel | None,
+    heads: LoadedHeads | None,
+    decoder: Model,
+    platform: CudaPlatform,
+    config: EngineConfig,
+) -> Drafting | None:
+    """The draft model or the heads beside the served model, of which `decoder` is the part here;
+    None: neither."""
+    if draft is not None:
+        return ModelDrafting(draft, config)
+    if heads is not None:
+        return HeadsDrafting(heads, served.for_heads(decoder, platform), decoder, config)
+    return None
+
+
+def _choose_products(
+    platform: CudaPlatform, weights: Weights, config: EngineConfig, device: torch.device
+) -> None:
+    """Times the products of the weights, whose kernels have been compiled side by side, and
+    compiles the chosen ones."""
+    most_rows = config.max_positions
+    step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
+    platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
+    if platform.own_products or has_rounded(weights):
+        with CompileAhead(device, usable_cores()) as ahead:
+            ahead.note(partial(platform.launch_own_products, weights))
+
+
+def check_cache(
+    num_blocks: int, config: EngineConfig, memory: Memory, block_bytes: int, utilization: float
+) -> None:
+    """Whether a cache of so many blocks serves the config and fits. Raises `ConfigError`."""
+    needed = -(-config.max_model_len // config.block_size) + 1
+    if num_blocks < needed:
+        most_len = max(num_blocks - 1, 0) * config.block_size
+        share = (
+            math.ceil(1000 * (utilization + (needed - num_blocks) * block_bytes / memory.total))
+            / 1000
+        )
+        raise ConfigError(
+            "max_model_len",
+            config.max_model_len,
+            f"at most {most_len} in a KV cache of {num_blocks * block_bytes / GB:.1f} GB"
+            + (f", or gpu_memory_utilization from {share} on" if share < 1 else "")
+            + f", or more beside a max_num_seqs below {config.max_num_seqs}"
+            + f" ({memory})",
+        )
+    most = (
+        memory.total - memory.others - memory.weights - 2 * memory.step - SPARE_BYTES
+    ) // block_bytes
+    require(
+        num_blocks <= most,
+        "num_blocks",
+        num_blocks,
+        f"at most {most} blocks of {block_bytes} bytes ({memory})",
+    )
+
+
+def _swapper(
+    served: LoadedModel, kv_caches: Sequence[torch.Tensor], config: EngineConfig
+) -> CudaSwapper:
+    begin = time.perf_counter()
+    num_slots = config.num_swap_slots
+    swapper = served.swapper(kv_caches, config)
+    num_tokens = num_slots * kv_caches[0].shape[4]
+    seconds = time.perf_counter() - begin
+    # Ranks copy at the same time, and share the host's memory: so they measure at the same time.
+    # The slowest counts.
+    served.agreed(0)
+    swapper.measure()
+    # Blocks in a million seconds: the least of whole numbers is agreed upon.
+    rate = served.agreed(max(1, round(1e6 / max(swapper.seconds_per_block, 1e-9))))
+    swapper.seconds_per_block = 1e6 / rate
+    if config.shares_kv_cache:
+        swapper.copy_directly()
+    said = (
+        "kv cache in host memory: %d blocks, %d tokens, locked in %.1f s, a block comes back "
+        "in %.0f µs"
+    )
+    log.info(said, num_slots, num_tokens, seconds, 1e6 * swapper.seconds_per_block)
+    return swapper

@@ -1,0 +1,175 @@
+"""Draft model or draft heads on a GPU, before there is an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from headwater.kernels.compile_ahead import CompileAhead
+
+from ...config import ConfigError, EngineConfig
+from ...heads.medusa import Medusa
+from ...heads.registry import ChainHeads, chain_heads
+from ...heads.served import Served
+from ...heads_config import HeadsConfig
+from ...layers.kinds import Weights
+from ...model_config import ModelConfig
+from ...models.model import Model, model_class
+from ...platforms.cuda import CudaPlatform
+from ...platforms.cuda_tree import TreePlatform
+from ...shards import WHOLE, Shard
+from ..cuda import CudaExecutor
+from ..cuda_stage import CudaStageExecutor
+from ..drafter.cuda_draft_model import drafting_config
+from ..drafter.cuda_drafters import Make, by_chain, by_model, by_places
+from ..exit.head_part import HeadPart
+from ..tiers.cuda_swapper import CudaSwapper
+from .gpu_memory import Planes, measure
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and its weights on the GPU."""
+
+    config: ModelConfig
+    weights: Weights
+    kv_dtype: torch.dtype
+    is_tree: bool
+    """Whether bits are those of `numerics` tree."""
+
+    def platform(self, config: EngineConfig) -> CudaPlatform:
+        return (TreePlatform if self.is_tree else CudaPlatform).of(self.config, config)
+
+    def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
+        return model_class(self.config)(self.config, self.weights, platform, max_model_len)
+
+    @property
+    def planes(self) -> Planes:
+        return Planes(self.config, self.kv_dtype)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the vocabulary head is here, or a part of it."""
+        return True
+
+    def executor(
+        self,
+        decoder: Model,
+        platform: CudaPlatform,
+        config: EngineConfig,
+        kv_caches: Sequence[torch.Tensor],
+        *,
+        swapper: CudaSwapper | None,
+        looks_at_all: bool,
+    ) -> CudaExecutor | CudaStageExecutor:
+        """Builds the executor that computes plans with the model."""
+        return CudaExecutor(
+            decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all
+        )
+
+    def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
+        """Copies blocks of these caches to the config's slots and back. Raises `ConfigError` where
+        there is no memory for the slots."""
+        return CudaSwapper(kv_caches, config.num_swap_slots)
+
+    def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
+        """The model's embedding and head, as draft heads read them."""
+        return decoder
+
+    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
+        """This rank's part of the vocabulary head; None: ranks do not divide it."""
+        return None
+
+    def agreed(self, number: int) -> int:
+        """The least of the numbers of all ranks; returns when each has come here."""
+        return number
+
+    def begin(self, executor: CudaExecutor | CudaStageExecutor) -> None:
+        """Returns when every rank has compiled what it launches: from now on launches of one wait
+        for those of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHeads:
+    """Draft heads and their weights on the GPU, of the served model's dtype."""
+
+    config: HeadsConfig
+    weights: Weights
+    shard: Shard = WHOLE
+    """The part of the vocabulary that the weights have."""
+
+
+class Drafting(Protocol):
+    """Draft model or draft heads, before there is an executor."""
+
+    planes: list[Planes]
+    looks_at_all: bool
+    """Whether it is shown the hidden states of all tokens."""
+
+    def measure(self, ahead: CompileAhead) -> int:
+        """Bytes of the activations of its largest step."""
+
+    def make(self, config: EngineConfig, kv_caches: Sequence[torch.Tensor]) -> Make:
+        """With the caches of its planes."""
+
+
+class ModelDrafting:
+    """See `Drafting`."""
+
+    looks_at_all = False
+
+    def __init__(self, draft: LoadedModel, config: EngineConfig) -> None:
+        self.planes = [draft.planes]
+        self._config = drafting_config(config)
+        self._platform = draft.platform(config)
+        self._decoder = draft.on(self._platform, config.max_model_len)
+        self._head_part = draft.head_part(self._platform)
+
+    def measure(self, ahead: CompileAhead) -> int:
+        return measure(self._decoder, self._platform, self.planes[0], self._config, ahead).step
+
+    def make(self, config: EngineConfig, kv_caches: Sequence[torch.Tensor]) -> Make:
+        return by_model(self._decoder, self._platform, config, kv_caches[0], self._head_part)
+
+
+class HeadsDrafting:
+    """See `Drafting`. They are small beside the served model, so their steps take less memory than
+    its steps."""
+
+    def __init__(
+        self, heads: LoadedHeads, served: Served, decoder: Model, config: EngineConfig
+    ) -> None:
+        """`served`: what the heads read of the decoder. Raises `ConfigError` where its work list
+        does not serve them."""
+        layer = heads.config.layer
+        self._decoder = decoder
+        self.planes = [] if layer is None else [Planes(layer, decoder.dtype)]
+        self._platform = CudaPlatform.of(layer or served.config, config)
+        self._medusa: Medusa | None = None
+        self._chain: ChainHeads | None = None
+        what = heads.config, heads.weights, self._platform, served, config.max_model_len
+        if layer is None:
+            self._medusa = Medusa(*what)
+            self.looks_at_all = True
+            return
+        ours, theirs = (model.num_heads // model.num_kv_heads for model in (layer, served.config))
+        if ours != theirs:
+            allowed = (
+                f"heads with {theirs} query heads a key head, as the served model; these "
+                f"have {ours}"
+            )
+            raise ConfigError("draft_heads", heads.config.kind, allowed)
+        self._chain = chain_heads(*what, heads.shard)
+        self.looks_at_all = self._chain.looks_at_all
+
+    def measure(self, ahead: CompileAhead) -> int:
+        return 0
+
+    def make(self, config: EngineConfig, kv_caches: Sequence[torch.Tensor]) -> Make:
+        if self._medusa is not None:
+            return by_places(self._medusa, self._decoder, self._platform, config)
+        assert self._chain is not None
+        return by_chain(self._chain, self._decoder, self._platform, config, kv_caches[0])

@@ -1,0 +1,116 @@
+"""A model's share of a GPU's memory: planes of keys and values, and the activations of its largest
+step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headwater.kernels.compile_ahead import CompileAhead
+
+from ...config import EngineConfig
+from ...layers.batch import ForwardBatch
+from ...model_config import ModelConfig
+from ...models.model import LayerInputs, Model
+from ...platforms.cuda import CudaPlatform
+
+SPARE_BYTES = 2 << 30
+"""Bytes that are left to graphs, kernels and libraries."""
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of a GPU and who has them before there is a KV cache."""
+
+    total: int
+    others: int
+    """Other processes, and what CUDA itself takes."""
+    weights: int
+    """With the request table, workspaces and what is staged for host memory."""
+    step: int
+    """Activations of the largest step; twice, since a graph has memory of its own."""
+
+    def left(self, utilization: float) -> int:
+        return (
+            int(self.total * utilization) - self.others - self.weights - 2 * self.step - SPARE_BYTES
+        )
+
+    def __str__(self) -> str:
+        parts = {
+            "weights and tables": self.weights,
+            "largest step": 2 * self.step,
+            "others": self.others,
+        }
+        said = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items())
+        return f"{self.total / GB:.1f} GB in all: {said}, kept for graphs {SPARE_BYTES / GB:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """Keys and values that a block has for one model, or for heads."""
+
+    model: ModelConfig
+    dtype: torch.dtype
+
+    def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
+        shape = (
+            self.model.num_layers,
+            2,
+            num_blocks,
+            self.model.num_kv_heads,
+            block_size,
+            self.model.head_dim,
+        )
+        return torch.zeros(shape, dtype=self.dtype, device=device)
+
+    def block_bytes(self, block_size: int) -> int:
+        return self.model.kv_elements_per_token * block_size * self.dtype.itemsize
+
+
+@torch.inference_mode()
+def measure(
+    decoder: Model,
+    platform: CudaPlatform,
+    planes: Planes,
+    config: EngineConfig,
+    ahead: CompileAhead,
+    inputs: LayerInputs | None = None,
+    *,
+    has_head: bool = True,
+) -> Memory:
+    """Measures the largest step, over a cache of one block; nothing is computed. `has_head`: logits
+    are made."""
+    device = platform.device
+    num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
+    cache = planes.allocate(1, config.block_size, device)
+    zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
+    batch = ForwardBatch(
+        token_ids=zeros.long(),
+        positions=zeros,
+        slots=zeros - 1,
+        starts=np.zeros(1, np.int32),
+        counts=np.array([num_tokens], np.int32),
+        block_tables=zeros[None, :],
+        sampled=zeros[:0],
+    )
+    attention_plan = platform.plan_attention(batch)
+    before = torch.cuda.memory_allocated(device)
+
+    def most_allocated() -> int:
+        torch.cuda.reset_peak_memory_stats(device)
+        hidden = decoder.forward(batch, cache, attention_plan, inputs=inputs)
+        if has_head:
+            decoder.logits(hidden[: config.max_positions]).float()
+        return torch.cuda.max_memory_allocated(device)
+
+    step = ahead.note(most_allocated) - before
+    free, total = torch.cuda.mem_get_info(device)
+    return Memory(
+        total=total,
+        others=total - free - torch.cuda.memory_reserved(device),
+        weights=before,
+        step=step,
+    )

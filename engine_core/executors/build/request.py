@@ -1,0 +1,366 @@
+"""From options to an executor that computes a model, with the facts that the outside needs of it.
+The flags of the device say which options it serves; the device builds its executor itself."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from ...capabilities import (
+    INT8_ACTIVATIONS,
+    ROUNDED_ACTIVATIONS,
+    W8A8,
+    Asked,
+    asked_of_options,
+    refusals_of_engine,
+    refused_fields,
+)
+from ...config import ConfigError, EngineConfig, require
+from ...executor import Executor
+from ...heads.registry import read_heads
+from ...heads_config import HeadsConfig
+from ...model_config import ModelConfig
+from ...models import registry as models
+from ...numerics_id import ROOMS, numerics_id
+from ...options import (
+    ACTIVATION_DTYPES,
+    INT8,
+    MODEL,
+    NUMERICS,
+    PEER_ACCESS,
+    TREE,
+    BuildRequest,
+    ExecutorOptions,
+    ModelFacts,
+    Progress,
+)
+from ...platforms import loading as platforms
+from ...platforms.capabilities import Capabilities
+from ...platforms.loading import LoadedDevice
+from ...quantization import GGUF, NONE, check_quantization
+from ...shards import NUM_LEAVES, check_layout
+from ...weights.dummy import DUMMIES
+from ...weights.model_file import has_blocks, has_integers, stored_dtype
+from ..ranks.multi import build_ranks, check_num_ranks
+
+KV_CACHE_DTYPES = ("auto", "fp8")
+log = logging.getLogger(__name__)
+
+
+def build_executor(
+    options: ExecutorOptions, progress: Progress
+) -> tuple[Executor, EngineConfig, ModelFacts]:
+    """Raises `ConfigError` naming what cannot be served."""
+    if options.num_threads:
+        torch.set_num_threads(options.num_threads)
+    loaded = platforms.load(options.device)
+    request = checked(options, loaded.device.name, loaded.device.capabilities)
+    _tell_activations(request)
+    if options.layout.num_ranks > 1:
+        check_num_ranks(options, loaded.device)
+    flags = loaded.device.capabilities
+    facts = ModelFacts(
+        dtype=request.dtype,
+        kv_format=request.kv_format,
+        vocab_size=request.model.vocab_size,
+        numerics_id=_numerics_id(request, loaded),
+        refused_fields=refused_fields(
+            _asked(options, request.model, request.activations, flags), flags
+        ),
+        most_own_drafts=0 if request.heads is None else request.heads.most,
+    )
+    if options.layout.num_ranks == 1:
+        return *loaded.device.build_executor(request, progress), facts
+    return *build_ranks(request, loaded, progress), facts
+
+
+def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> BuildRequest:
+    """The options beside a model and a device's flags. Raises `ConfigError` for the first that they
+    exclude."""
+    assert options.model_folder is not None
+    if options.load_format not in ("auto", *DUMMIES):
+        raise ConfigError("load_format", options.load_format, " or ".join(("auto", *DUMMIES)))
+    model = models.read_config(options.model_folder)
+    dtype = _dtype(options)
+    model.check_dtype(dtype)
+    check_quantization(options.quantization, _method(options, model), "the model folder")
+    where = f"on the platform {device}"
+    require(dtype in flags.dtypes, "dtype", dtype, f"{' or '.join(flags.dtypes)} {where}")
+    _check_words(options)
+    if options.block_size not in flags.block_sizes:
+        raise ConfigError(
+            "block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}"
+        )
+    _check_sizes(options, model, flags, where)
+    kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
+    asked = _asked(options, model, activations, flags)
+    for refused in refusals_of_engine(asked, flags, device):
+        raise ConfigError(*refused)
+    check_layout(options.layout, model, size_multiple=flags.size_multiple)
+    _check_sizes_of_ranks(options)
+    draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
+    heads = None if options.draft_heads is None else _checked_heads(options, model, device, flags)
+    return BuildRequest(
+        options=options,
+        model=model,
+        dtype=dtype,
+        kv_format=kv_format,
+        activations=activations,
+        rounds_tokens=flags.rounded_tokens and options.activation_dtype != MODEL,
+        is_tree=options.numerics == TREE,
+        draft=draft,
+        heads=heads,
+    )
+
+
+def _checked_draft(
+    options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
+) -> BuildRequest:
+    """The model that drafts, beside the one whose tokens it guesses. Raises `ConfigError` naming
+    `draft_model`."""
+    folder = options.draft_model
+    require(options.max_draft_tokens, "draft_model", str(folder), "none where nothing is drafted")
+    # Random weights have the served model's type; stored ones have their own.
+    dtype = "auto" if options.load_format == "auto" else options.dtype
+    alone = replace(
+        options,
+        model_folder=folder,
+        draft_model=None,
+        draft_heads=None,
+        dtype=dtype,
+        kv_cache_dtype="auto",
+        quantization="auto",
+        # It only guesses: what it guesses may have other bits where there are other ranks.
+        numerics="default",
+        # Ranks divide its vocabulary alone, which is that of the served model.
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        stage_hosts=0,
+        # Weights that are not packed leave nothing else to choose.
+        activation_dtype="auto" if options.activation_dtype == INT8 else options.activation_dtype,
+        max_model_len=0,
+    )
+    try:
+        draft = checked(alone, device, flags)
+    except ConfigError as error:
+        raise ConfigError(
+            "draft_model", str(folder), f"a model that is served by itself; of this one {error}"
+        ) from None
+    if draft.model.vocab_size != model.vocab_size:
+        allowed = (
+            f"a model of {model.vocab_size} tokens, as the served one; this one has "
+            f"{draft.model.vocab_size}"
+        )
+        raise ConfigError("draft_model", str(folder), allowed)
+    max_model_len = options.max_model_len or model.max_position_embeddings
+    if draft.model.max_position_embeddings < max_model_len:
+        allowed = (
+            f"a model of {max_model_len} positions (max_model_len); this one has "
+            f"{draft.model.max_position_embeddings}"
+        )
+        raise ConfigError("draft_model", str(folder), allowed)
+    return draft
+
+
+def _checked_heads(
+    options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
+) -> HeadsConfig:
+    """The heads that draft, beside the model whose hidden states they read. Raises `ConfigError`
+    naming `draft_heads`."""
+    folder = options.draft_heads
+    assert folder is not None
+    require(options.max_draft_tokens, "draft_heads", str(folder), "none where nothing is drafted")
+    try:
+        heads = read_heads(folder, model)
+        if heads.layer is not None:
+            _check_shapes(heads.layer, flags, f"on the platform {device}")
+    except ConfigError as error:
+        raise ConfigError(
+            "draft_heads", str(folder), f"heads for the served model; of these {error}"
+        ) from None
+    return heads
+
+
+def _check_words(options: ExecutorOptions) -> None:
+    for name, words in (
+        ("kv_cache_dtype", KV_CACHE_DTYPES),
+        ("numerics", NUMERICS),
+        ("peer_access", PEER_ACCESS),
+    ):
+        value = getattr(options, name)
+        require(value in words, name, value, " or ".join(words))
+
+
+def _check_sizes_of_ranks(options: ExecutorOptions) -> None:
+    most = options.pipeline_parallel_size - 1
+    if not 0 <= options.stage_hosts <= most:
+        allowed = (
+            f"0…{most}, fewer than pipeline_parallel_size"
+            if most
+            else "0 with pipeline_parallel_size 1"
+        )
+        raise ConfigError("stage_hosts", options.stage_hosts, allowed)
+    if options.numerics == TREE and NUM_LEAVES % options.tensor_parallel_size:
+        raise ConfigError(
+            "tensor_parallel_size",
+            options.tensor_parallel_size,
+            "1 or 2 or 4 or 8 with numerics tree",
+        )
+
+
+def _asked(
+    options: ExecutorOptions, model: ModelConfig, activations: str, flags: Capabilities
+) -> dict[str, Asked]:
+    """Capabilities that the options ask for, and those that the model has."""
+    asked = asked_of_options(options)
+    if model.quantization is not None and model.quantization.rounds_whole_tokens:
+        shown = "weights whose tokens are rounded to int8, each with one scale"
+        asked[W8A8] = Asked("quantization", model.quantization.method, shown)
+    chosen = options.activation_dtype
+    if activations == INT8:
+        shown = "activations in int8, which activation_dtype says"
+        asked[INT8_ACTIVATIONS] = Asked("activation_dtype", chosen, shown)
+    if rounded := _rounded_tokens(options, model, flags):
+        shown = f"activations in {rounded}, which activation_dtype says"
+        asked[ROUNDED_ACTIVATIONS] = Asked("activation_dtype", chosen, shown)
+    return asked
+
+
+def _rounded_tokens(options: ExecutorOptions, model: ModelConfig, flags: Capabilities) -> str:
+    """Number formats that a checkpoint made for tokens of 8 bits has them rounded to, where the
+    platform does so."""
+    if not flags.rounded_tokens or options.activation_dtype == MODEL or model.quantization is None:
+        return ""
+    quantization = model.quantization
+    return " and ".join(
+        sorted(quantization.rounded_activations - quantization.unrounded_activations)
+    )
+
+
+def _check_sizes(
+    options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
+) -> None:
+    _check_shapes(model, flags, where)
+    require(
+        not model.sliding_window or flags.windows,
+        "sliding_window",
+        model.sliding_window,
+        f"no window {where}",
+    )
+    if options.max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            "max_model_len", options.max_model_len, f"at most {model.max_position_embeddings}"
+        )
+
+
+def _check_shapes(model: ModelConfig, flags: Capabilities, where: str) -> None:
+    for name in ("head_dim", "hidden_size", "intermediate_size"):
+        if getattr(model, name) % flags.size_multiple:
+            raise ConfigError(
+                name, getattr(model, name), f"multiples of {flags.size_multiple} {where}"
+            )
+    require(
+        model.head_dim <= flags.max_head_dim,
+        "head_dim",
+        model.head_dim,
+        f"at most {flags.max_head_dim} {where}",
+    )
+
+
+def _dtype(options: ExecutorOptions) -> str:
+    """The dtype of the folder's weights, which was chosen when they were converted, or that of
+    random weights."""
+    if options.load_format != "auto":
+        return "bfloat16" if options.dtype == "auto" else options.dtype
+    assert options.model_folder is not None
+    stored = stored_dtype(options.model_folder)
+    require(
+        options.dtype in ("auto", stored),
+        "dtype",
+        options.dtype,
+        f"{stored}, as the model folder was converted",
+    )
+    return stored
+
+
+def _method(options: ExecutorOptions, model: ModelConfig) -> str:
+    """The one by which the folder's weights are packed."""
+    if model.quantization is not None:
+        return model.quantization.method
+    assert options.model_folder is not None
+    return GGUF if options.load_format == "auto" and has_blocks(options.model_folder) else NONE
+
+
+def _has_int8_activations(
+    options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
+) -> bool:
+    """Raises `ConfigError` where they are asked for and mean nothing."""
+    chosen = options.activation_dtype
+    folder = options.model_folder
+    assert folder is not None
+    require(chosen in ACTIVATION_DTYPES, "activation_dtype", chosen, " or ".join(ACTIVATION_DTYPES))
+    require(
+        flags.int8_activations or chosen != INT8,
+        "activation_dtype",
+        chosen,
+        f"auto or model {where}",
+    )
+    if options.load_format == "auto":
+        is_packed = has_integers(folder)
+    else:
+        is_packed = model.quantization is not None and model.quantization.has_integers
+    if chosen == INT8 and not is_packed:
+        raise ConfigError(
+            "activation_dtype",
+            chosen,
+            "auto or model, for a model whose weights are no packed integers",
+        )
+    return is_packed and flags.int8_activations and chosen != MODEL
+
+
+def _tell_activations(request: BuildRequest) -> None:
+    """Logs where a checkpoint was made for activations of 8 bits and is served with others."""
+    quantization = request.model.quantization
+    if quantization is None:
+        return
+    # Tokens of 8 bits are multiplied in bfloat16 models alone.
+    follows = request.rounds_tokens and request.dtype == "bfloat16"
+    rounded = quantization.unrounded_activations if follows else quantization.rounded_activations
+    rounded = rounded - ({INT8} if request.activations == INT8 else set())
+    if rounded:
+        log.warning(
+            "this %s checkpoint was made for activations in %s; they stay in %s, which is more "
+            "exact and not the same",
+            *(quantization.method, " and ".join(sorted(rounded)), request.dtype),
+        )
+
+
+def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
+    """The id of what computes. Files and version of another distribution's platform count as
+    Headwater's do."""
+    options = request.options
+    origin = loaded.registration
+    assert options.model_folder is not None
+    source = options.model_folder.name if options.load_format == "auto" else options.load_format
+    what = [
+        source,
+        request.model,
+        request.dtype,
+        request.kv_format,
+        request.activations,
+        request.rounds_tokens,
+    ]
+    if request.model.quantization is not None and not request.model.quantization.is_of_integers:
+        # CPUs multiply numbers of eight bits as they are, unless they are expanded.
+        what.append(options.activation_dtype == MODEL)
+    if not origin.is_built_in:
+        what += [origin.name, origin.distribution, origin.version]
+    if request.is_tree:
+        # Whatever the layout is.
+        what.append(TREE)
+    elif options.layout.num_ranks > 1:
+        what.append(options.layout)
+    return numerics_id(loaded.device.environment(), *what, rooms=(*ROOMS, *loaded.sources))

@@ -1,0 +1,50 @@
+"""The executor that computes nothing, from options. A core that has it starts without torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...capabilities import asked_of_options, refusals_of_engine
+from ...config import ConfigError, EngineConfig
+from ...executor import Executor
+from ...models import registry
+from ...options import ExecutorOptions, ModelFacts, Progress, engine_config
+from ..simulated.executor import SimulatedExecutor, SimulatedTiming
+from ..simulated.model import SimulatedModel
+
+ENTRY_BYTES = 8
+"""Bytes that stand for a token's keys and values."""
+
+
+def build_executor(
+    options: ExecutorOptions, progress: Progress
+) -> tuple[Executor, EngineConfig, ModelFacts]:
+    vocab_size = 49_152
+    max_model_len = options.max_model_len or 8_192
+    if options.model_folder is not None:
+        model = registry.read_config(options.model_folder)
+        vocab_size = model.vocab_size
+        max_model_len = options.max_model_len or model.max_position_embeddings
+    options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)
+    config = engine_config(
+        options, max_model_len, options.num_blocks, block_bytes=ENTRY_BYTES * options.block_size
+    )
+    timing = SimulatedTiming(
+        step_seconds=options.simulated_step_seconds,
+        seconds_per_prefill_token=options.simulated_prefill_seconds,
+    )
+    for refused in refusals_of_engine(asked_of_options(options)):
+        raise ConfigError(*refused)
+    acceptance = options.simulated_draft_acceptance
+    executor = SimulatedExecutor(
+        config, simulated_model(vocab_size), timing, draft_acceptance=acceptance
+    )
+    facts = ModelFacts(
+        dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated"
+    )
+    return executor, config, facts
+
+
+def simulated_model(vocab_size: int) -> SimulatedModel:
+    """Model of such an engine: it samples no id of the lowest ones, where special tokens lie."""
+    return SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))

@@ -1,0 +1,171 @@
+"""EAGLE's layer over rows of a request table. It reads pairs, the hidden state of a position and
+the token behind it, at the place of the former.
+
+Keys and values of pairs lie in planes of their own of the same KV blocks, so a cached prefix has
+them but for its last pair, whose token differs from request to request. Where they are missing
+guesses are worse; verification sees to the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ...config import EngineConfig
+from ...executor import Int32Array
+from ...heads.registry import ChainHeads
+from ...ragged import places
+from ..model.new_cache import NewCache, private_cache
+from ..table.batch import ragged_batch
+from .computed_positions import CATCH_UP, UNKNOWN
+from .device_drafter import Computed, Draw
+from .recent_states import RecentStates
+
+
+class ChainedHeads:
+    """See `DeviceDrafter`."""
+
+    def __init__(
+        self,
+        heads: ChainHeads,
+        config: EngineConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        token_table: torch.Tensor,
+        block_table: torch.Tensor,
+        new_cache: NewCache = private_cache,
+    ) -> None:
+        layer = heads.config
+        num_rows = config.num_rows
+        self.most = config.max_draft_tokens
+        self.layers = heads.layers
+        self.looks_at_all = heads.looks_at_all
+        self._heads = heads
+        self._block_size = config.block_size
+        self._device = device
+        self._token_table = token_table
+        self._block_table = block_table
+        shape = (1, 2, config.num_blocks, layer.num_kv_heads, config.block_size, layer.head_dim)
+        self._kv_cache = new_cache(shape, dtype, device)
+        self.kv_caches = (self._kv_cache,)
+        # States that wait to be caught up, and states of the last step.
+        width = CATCH_UP + config.max_draft_tokens + 1
+        self._states = RecentStates(num_rows, width, layer.hidden_size, dtype, device)
+        self._num_kept: Int32Array = np.full(num_rows, UNKNOWN, np.int32)
+        """Pairs of each row, from the first on, whose keys and values are there; of a row that has
+        just been taken they are taken to be there as far as the served model's are."""
+
+    def seat(self, row: int) -> None:
+        self._num_kept[row] = UNKNOWN
+
+    def follow(
+        self,
+        rows: Int32Array,
+        starts: Int32Array,
+        ends: Int32Array,
+        num_drafts: Int32Array,
+        draw: Draw,
+    ) -> None:
+        kept = self._kept(rows, starts)
+        is_drafted = num_drafts > 0
+        # Where no state of a row was seen, its guesses begin from what another request left.
+        kept = np.where(is_drafted, np.maximum(np.minimum(kept, starts - 1), 0), kept)
+        lag = np.maximum(starts - kept, is_drafted)
+        is_computed = lag > 0 if (lag >= CATCH_UP).any() else is_drafted
+        self._num_kept[rows] = np.where(is_computed, starts, kept)
+        if not is_computed.any():
+            return
+        computed = rows[is_computed], kept[is_computed], lag[is_computed]
+        hidden = self._read(
+            *computed, self._waiting(*computed), is_drafted[is_computed].astype(np.int32)
+        )
+        rows = rows[is_drafted]
+        at = ends[is_drafted]
+        num_left = num_drafts[is_drafted]
+        while rows.size:
+            tokens = draw(self._heads.logits(hidden), rows, at)
+            self._token_table[torch.from_numpy(rows).long(), torch.from_numpy(at).long()] = (
+                torch.from_numpy(tokens)
+            )
+            goes_on = num_left > 1
+            hidden = hidden[torch.from_numpy(goes_on).to(self._device)]
+            rows = rows[goes_on]
+            at = at[goes_on] + 1
+            num_left = num_left[goes_on] - 1
+            if rows.size:
+                # The token guessed last stands behind the position before it.
+                ones = np.ones_like(rows)
+                hidden = self._read(rows, at - 2, ones, hidden, ones)
+
+    def see(self, computed: Computed) -> None:
+        """Reads the pairs of prompt chunks at once, so that they are cached with the blocks; a
+        chunk's last pair, and those of decode rows, wait until the token behind them is known."""
+        rows = computed.rows
+        starts = computed.starts
+        counts = computed.counts
+        features = self._heads.features(computed.final, computed.inputs)
+        kept = self._kept(rows, starts)
+        num_certain = counts - computed.num_drafts
+        self._num_kept[rows] = kept
+        is_read = num_certain > 1
+        if is_read.any():
+            num_old = (starts - kept)[is_read]
+            num_new = num_certain[is_read] - 1
+            first = (np.cumsum(counts) - counts)[is_read]
+            old = self._waiting(rows[is_read], kept[is_read], num_old)
+            new = features[
+                torch.from_numpy(np.repeat(first, num_new) + places(num_new))
+                .long()
+                .to(self._device)
+            ]
+            pairs = _interleaved(old, num_old, new, num_new)
+            nothing = np.zeros_like(num_new)
+            self._read(rows[is_read], kept[is_read], num_old + num_new, pairs, nothing)
+            self._num_kept[rows[is_read]] = starts[is_read] + num_new
+        self._states.put(rows, starts, counts, features)
+
+    def _kept(self, rows: Int32Array, starts: Int32Array) -> Int32Array:
+        kept = self._num_kept[rows]
+        # Behind `starts` stand guesses that were dropped.
+        found: Int32Array = np.where(kept == UNKNOWN, starts, np.minimum(kept, starts)).astype(
+            np.int32
+        )
+        return found
+
+    def _waiting(self, rows: Int32Array, starts: Int32Array, counts: Int32Array) -> torch.Tensor:
+        """Features of positions starts[i] … starts[i] + counts[i] − 1 of rows[i], seen in earlier
+        steps."""
+        return self._states.get(np.repeat(rows, counts), np.repeat(starts, counts) + places(counts))
+
+    def _read(
+        self,
+        rows: Int32Array,
+        starts: Int32Array,
+        counts: Int32Array,
+        features: torch.Tensor,
+        num_wanted: Int32Array,
+    ) -> torch.Tensor:
+        """Hidden states behind the last num_wanted[i] pairs of each row, [sum of num_wanted, H]."""
+        tables = self._token_table, self._block_table
+        batch = ragged_batch(rows, starts, counts, num_wanted, *tables, self._block_size)
+        table_rows = torch.from_numpy(np.repeat(rows, counts)).long()
+        batch = replace(batch, token_ids=self._token_table[table_rows, batch.positions + 1].long())
+        batch = batch.to(self._device)
+        ends = self._heads.ends(batch, num_wanted)
+        return self._heads.forward(batch, features, self._kv_cache, ends=ends)
+
+
+def _interleaved(
+    old: torch.Tensor, num_old: Int32Array, new: torch.Tensor, num_new: Int32Array
+) -> torch.Tensor:
+    """The old ones of each row before its new ones."""
+    if not len(old):
+        return new
+    counts = num_old + num_new
+    is_old = torch.from_numpy(places(counts) < np.repeat(num_old, counts)).to(new.device)
+    pairs = new.new_empty(len(is_old), new.shape[1])
+    pairs[is_old] = old
+    pairs[~is_old] = new
+    return pairs

@@ -1,0 +1,104 @@
+"""Builds an executor's drafter on a GPU: a smaller model, or heads of one of the published
+kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ...config import EngineConfig
+from ...heads.medusa import Medusa
+from ...heads.registry import ChainHeads
+from ...models.model import Model
+from ...platforms.cuda import CudaPlatform
+from ..device.step_shapes import StepShapes
+from ..entry.step_buffers import StepBuffers
+from ..exit.device_sampler import DeviceSampler
+from ..exit.head_part import HeadPart
+from ..model.device_model import DeviceModel
+from ..table.device_table import DeviceTable
+from .cuda_draft_model import CudaDraftModel, drafting_config
+from .cuda_drafter import CudaDrafter, DraftingSteps
+from .cuda_heads import CudaChainHeads, CudaParallelHeads, PairedModel, Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Parts of an executor that its drafter uses."""
+
+    served: DeviceModel
+    sampler: DeviceSampler
+    table: DeviceTable
+    num_parts: int
+    """Steps that may be in flight."""
+
+
+Make = Callable[[Drafted], CudaDrafter]
+
+
+def by_model(
+    decoder: Model,
+    platform: CudaPlatform,
+    config: EngineConfig,
+    kv_cache: torch.Tensor,
+    head_part: HeadPart | None = None,
+) -> Make:
+    """`head_part`: what this rank has of the draft model's vocabulary head, if ranks divide it."""
+
+    def make(drafted: Drafted) -> CudaDrafter:
+        table = drafted.table
+        limits = drafting_config(config)
+        sampler = drafted.sampler.beside(decoder.lm_head, decoder.dtype, head_part)
+        steps = DraftingSteps(
+            limits, StepShapes(limits, platform), sampler, table, drafted.num_parts
+        )
+        model = DeviceModel(decoder, platform, limits, kv_cache, table, steps.buffers, steps.shapes)
+        return CudaDraftModel(model, steps, sampler, config, table, decoder.config.hidden_size)
+
+    return make
+
+
+def by_chain(
+    heads: ChainHeads,
+    served: Model,
+    platform: CudaPlatform,
+    config: EngineConfig,
+    kv_cache: torch.Tensor,
+) -> Make:
+    def make(drafted: Drafted) -> CudaDrafter:
+        table = drafted.table
+        model = drafted.served
+        sampler = drafted.sampler.beside(served.lm_head, served.dtype)
+        steps = DraftingSteps(
+            config, StepShapes(config, platform), sampler, table, drafted.num_parts
+        )
+
+        def pairs(num_tokens: int, buffers: StepBuffers, shapes: StepShapes) -> Pairs:
+            size = num_tokens, heads.config.hidden_size
+            features = torch.zeros(size, dtype=served.dtype, device=platform.device)
+            given = platform, config, kv_cache, table, buffers, shapes
+            return Pairs(
+                DeviceModel(PairedModel(heads, features), *given, is_paired=True), features
+            )
+
+        read = pairs(
+            max(model.shapes.most_tokens, config.max_positions), model.buffers, model.shapes
+        )
+        guess = pairs(config.max_positions, steps.buffers, steps.shapes)
+        return CudaChainHeads(heads, read, guess, steps, sampler, config, table)
+
+    return make
+
+
+def by_places(heads: Medusa, served: Model, platform: CudaPlatform, config: EngineConfig) -> Make:
+    def make(drafted: Drafted) -> CudaDrafter:
+        table = drafted.table
+        sampler = drafted.sampler.beside(served.lm_head, served.dtype)
+        steps = DraftingSteps(
+            config, StepShapes(config, platform), sampler, table, drafted.num_parts
+        )
+        return CudaParallelHeads(heads, drafted.served, steps, sampler, config, table)
+
+    return make

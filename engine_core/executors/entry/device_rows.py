@@ -1,0 +1,122 @@
+"""Steps of a GPU in which it drafts by itself, or in which rows go on from where it alone knows
+that they are: what it is told of their rows, its launches, and what the host reads of what rows
+gained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headwater.kernels.draft_rows import StepWords, draft_rows, match_scratch, store_drafted
+
+from ...config import EngineConfig
+from ...executor import BoolArray, Int32Array, StepPlan
+from ...sampling.verification import NO_TOKEN, positions_of
+from ..device.step_shapes import StepShape
+from ..table.device_table import DeviceTable
+from .step_buffers import StepBuffers
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGains:
+    """Tokens and drafts that rows of a launched step gain; readable when the step is done."""
+
+    packed: torch.Tensor
+    """[R] by row of the plan, pinned: tokens, and 256 times the number of drafts."""
+    samples: BoolArray
+    """[R]"""
+    num_positions: Int32Array
+    """[S] of each row that samples, drafts that were not found included."""
+
+    def read(self, sampled: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Sorts the tokens of all positions [P] by row. Returns them [S, n], how many of them each
+        row gained, and how many drafts it had."""
+        packed: Int32Array = self.packed.numpy()[: len(self.samples)][self.samples]
+        # A step of prompt chunks alone samples for no row.
+        is_own = np.arange(self.num_positions.max(initial=1)) < self.num_positions[:, None]
+        token_ids = np.full(is_own.shape, NO_TOKEN, np.int32)
+        token_ids[is_own] = sampled
+        return token_ids, packed % 256, packed // 256
+
+
+def knows_alone(plan: StepPlan) -> bool:
+    """Whether the device alone knows where rows of the plan are, or drafts for them."""
+    return plan.follows is not None or (plan.num_drafts is not None and plan.draft_ids is None)
+
+
+class DeviceRows:
+    def __init__(
+        self, config: EngineConfig, table: DeviceTable, buffers: StepBuffers, num_parts: int
+    ) -> None:
+        """`num_parts`: steps whose results may be unread at the same time."""
+        self.are_guessed = False
+        """Whether a model has written the drafts before; otherwise they are looked up."""
+        device = buffers.steps.device
+        self._table = table
+        self._buffers = buffers
+        self._most_rows = config.max_num_seqs
+        self._scratch = match_scratch(config.max_num_seqs, device)
+        self._num_drafts = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
+        self._gains = torch.zeros(
+            num_parts, config.max_num_seqs, dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
+
+    def first_gain(self, part: int) -> int:
+        """Where the gains of that part begin."""
+        return part * self._gains.stride(0)
+
+    def gains(self, plan: StepPlan, part: int) -> DeviceGains:
+        num_positions = positions_of(plan.num_drafts, len(plan.rows))[plan.samples]
+        return DeviceGains(self._gains[part], plan.samples, num_positions)
+
+    def columns(self, plan: StepPlan, num_rows: int) -> Int32Array:
+        """The rows of a plan as `draft_rows` reads them, [5, padded]."""
+        columns = np.zeros((5, min(num_rows, self._most_rows)), np.int32)
+        columns[[0, 4]] = -1
+        count = len(plan.rows)
+        most = positions_of(plan.num_drafts, len(plan.rows)) - 1
+        # Tokens stand row by row: one of a row that decodes, those of a chunk, and drafts.
+        num_sampled = (most + 1) * plan.samples
+        columns[0, :count] = plan.rows
+        columns[2, :count] = most
+        columns[1, :count] = np.cumsum(plan.counts) - plan.counts
+        if plan.follows is not None:
+            columns[3, :count] = plan.follows
+        columns[4, :count] = np.where(plan.samples, np.cumsum(num_sampled) - num_sampled, -1)
+        return columns
+
+    def draft(self, shape: StepShape, num_rows: int) -> None:
+        """Launches what comes before the step of this shape that the buffers hold."""
+        words = self._buffers.words(shape)
+        draft_rows(
+            self._buffers.steps[:, :num_rows],
+            self._table.known,
+            self._table.token_ids,
+            StepWords(
+                words.rows,
+                words.positions,
+                words.seq_lens,
+                words.end_lens if shape.num_ends else None,
+                self._buffers.draws,
+            ),
+            self._scratch,
+            self._num_drafts,
+            are_there=self.are_guessed,
+        )
+
+    def store(self, token_ids: torch.Tensor, num_rows: int, results: torch.Tensor) -> None:
+        """Launches what comes behind its draws."""
+        store_drafted(
+            self._buffers.steps[:, :num_rows],
+            self._table.known,
+            self._table.token_ids,
+            self._buffers.draws,
+            self._num_drafts,
+            token_ids,
+            results,
+            self._gains,
+            self._buffers.first_results,
+        )

@@ -1,0 +1,283 @@
+"""From hidden states to tokens on a GPU, in the order of `sampler`: launches only, a constant
+number of them, so that a graph can hold each way to draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headwater.kernels.filtered_sample import Filters, filtered_sample
+from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
+from headwater.kernels.logprobs import logprobs_of
+from headwater.kernels.sample import Candidates, Draws, sample
+from headwater.kernels.step_rows import load_draws
+from headwater.kernels.token_mask import mask_tokens
+from headwater.kernels.vocabulary_slice import VocabularySlice
+
+from ...executor import AdmittedRow, Int32Array
+from ...layers.dense import DenseLinear
+from ...layers.lm_head import LMHead
+from ..table.row_settings import RowSettings
+from .head_part import HeadPart
+from .score_table import SampledScores, ScoreTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Log probabilities on the device: of the chosen tokens [N], and of the likeliest [N, top] with
+    their ids."""
+
+    chosen: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Whether some row of a draw needs more than a token of its logits as they are."""
+
+    edits: bool = False
+    filters: bool = False
+    scores: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The positions of a draw on the device, int32 [S] each; those of padding are of row -1."""
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    """Where the last token before each draw stands."""
+    output_indices: torch.Tensor
+
+
+PLAIN = Needs()
+EVERYTHING = Needs(edits=True, filters=True, scores=True)
+REHEARSED_ROWS = (32, 16, 2, 1)
+"""Numbers of rows for each of which another product makes the logits."""
+
+
+class DeviceSampler:
+    """Holds the workspace of sampling and, on the host, what is special about each row of the
+    request table."""
+
+    def __init__(
+        self,
+        lm_head: LMHead,
+        num_rows: int,
+        num_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_parts: int,
+        part: HeadPart | None = None,
+    ) -> None:
+        """Sizes: a table of `num_rows` rows, up to `num_positions` that are sampled at once, and up
+        to `num_parts` draws in flight; dtype is that of hidden states. `part`: what this rank has
+        of the head, if ranks divide it."""
+        self._part = part
+        self._num_positions = num_positions
+        self._lm_head = lm_head
+        self.dtype = dtype
+        self._device = device
+        head = lm_head.linear
+        self.vocab_size = head.out_features
+        self._dense_head = head.weight if isinstance(head, DenseLinear) else None
+        """[V, H], where one launch makes logits and samples."""
+        self._candidates = Candidates.allocate(num_positions, head.out_features, device)
+        self.tokens = torch.zeros(num_positions, dtype=torch.int32, device=device)
+        self._draws = Draws(
+            temperatures=torch.zeros(num_positions, device=device),
+            seeds=torch.zeros(num_positions, dtype=torch.int64, device=device),
+            choice_indices=torch.zeros(num_positions, dtype=torch.int32, device=device),
+            output_indices=torch.zeros(num_positions, dtype=torch.int32, device=device),
+        )
+        self._filters = Filters(
+            top_ks=torch.zeros(num_positions, dtype=torch.int32, device=device),
+            top_ps=torch.ones(num_positions, device=device),
+            min_ps=torch.zeros(num_positions, device=device),
+        )
+        self._settings = RowSettings(num_rows, head.out_features, device)
+        self._scores = ScoreTable(num_parts, num_positions, device)
+        self._is_filtered = np.zeros(num_rows, np.bool_)
+
+    def beside(
+        self, lm_head: LMHead, dtype: torch.dtype, part: HeadPart | None = None
+    ) -> DeviceSampler:
+        """Returns one for another model's logits of the same rows; this one admits them. `part`:
+        what this rank has of that model's head; None: what it has of this one's."""
+        other = DeviceSampler(
+            lm_head, 1, self._num_positions, dtype, self._device, 1, part or self._part
+        )
+        other._settings = self._settings
+        other._is_filtered = self._is_filtered
+        return other
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        row = admitted.row
+        params = admitted.sampling
+        filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        self._is_filtered[row] = filters and not params.is_greedy
+        self._settings.admit(admitted)
+
+    def needs(self, rows: Int32Array) -> Needs:
+        return Needs(
+            edits=bool(self._settings.is_edited[rows].any()),
+            filters=bool(self._is_filtered[rows].any()),
+            scores=bool((self._settings.num_logprobs[rows] >= 0).any()),
+        )
+
+    def draw(
+        self,
+        hidden: torch.Tensor,
+        table_params: torch.Tensor,
+        rows: torch.Tensor,
+        output_indices: torch.Tensor,
+    ) -> torch.Tensor:
+        """One token for each row of hidden [S, H], int32 [S]; launches only, so that a graph can
+        hold it."""
+        draws, _ = self._load(table_params, rows, output_indices)
+        tokens = self.tokens[: len(rows)]
+        if self._part is not None:
+            self._part.draw(hidden, draws, self._candidates, tokens)
+        elif len(rows) <= MAX_ROWS and self._dense_head is not None:
+            lm_head_sample(hidden, self._dense_head, draws, self._candidates, tokens)
+        else:
+            sample(self._lm_head(hidden), draws, self._candidates, tokens)
+        return tokens
+
+    def draw_special(
+        self,
+        hidden: torch.Tensor,
+        table_params: torch.Tensor,
+        token_table: torch.Tensor,
+        places: Places,
+        needs: Needs,
+        masks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `draw`, under masks int32 [S, words] if given, with what the rows need. token_table:
+        int32 [rows, …]."""
+        raw = (
+            self._lm_head(hidden)
+            if self._part is None or needs.edits
+            else self._part.product(hidden)
+        )
+        return self.draw_from(raw, table_params, token_table, places, needs, masks)
+
+    def draw_from(
+        self,
+        raw: torch.Tensor,
+        table_params: torch.Tensor,
+        token_table: torch.Tensor,
+        places: Places,
+        needs: Needs,
+        masks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `draw_special`, from logits [S, V], or [S, N] of the tokens that this rank has."""
+        draws, filters = self._load(table_params, places.rows, places.output_indices)
+        tokens = self.tokens[: len(places.rows)]
+        if self._part is not None and raw.shape[1] < self.vocab_size:
+            if not needs.edits:
+                return self._draw_part(
+                    self._part, raw, draws, filters, tokens, places, needs, masks
+                )
+            raw = self._part.whole(raw)
+        logits = raw
+        if needs.edits or (needs.filters and masks is not None):
+            logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
+        if needs.edits:
+            self._settings.edit(
+                raw, places.rows, places.positions, places.output_indices, token_table, logits
+            )
+        if needs.filters and masks is not None:
+            # Filters look at the same logits again.
+            mask_tokens(logits if needs.edits else raw, masks, logits)
+            masks = None
+        sample(logits, draws, self._candidates, tokens, masks)
+        if needs.filters:
+            filtered_sample(logits, draws, filters, tokens)
+        if needs.scores:
+            self._scores.fill(raw, tokens, self._settings.num_logprobs_of(places.rows))
+        return tokens
+
+    def _draw_part(
+        self,
+        part: HeadPart,
+        raw: torch.Tensor,
+        draws: Draws,
+        filters: Filters,
+        tokens: torch.Tensor,
+        places: Places,
+        needs: Needs,
+        masks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As `draw_from`, where nothing edits the logits [S, N] of this rank's tokens: they are not
+        gathered."""
+        logits = raw
+        if masks is not None:
+            logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
+            mask_tokens(raw, part.masks(masks), logits)
+        part.draw_from(logits, draws, self._candidates, tokens)
+        if needs.filters:
+            part.draw_filtered(logits, draws, filters, tokens)
+        if needs.scores:
+            self._scores.fill(raw, tokens, self._settings.num_logprobs_of(places.rows), part.tokens)
+        return tokens
+
+    def scores(self, step: int, rows: Int32Array) -> SampledScores:
+        """Returns the scores of the rows [S] that were drawn last; they are there once the step is
+        done."""
+        return self._scores.copy(step, self._settings.num_logprobs[rows])
+
+    def rehearse(self, table_params: torch.Tensor, token_table: torch.Tensor) -> None:
+        """Launches once what `draw_special` does, for a row of padding, so that no step compiles
+        it."""
+        head = self._lm_head.linear
+        device = self._device
+        for num_rows in REHEARSED_ROWS:
+            raw = self._lm_head(
+                torch.zeros(num_rows, head.in_features, dtype=self.dtype, device=device)
+            )[:1]
+        # Apart as far as in buffers: kernels are compiled for how pointers are aligned.
+        padding = torch.zeros(3, 4, dtype=torch.int32, device=device)
+        padding[0].fill_(-1)
+        places = Places(*padding[:, :1])
+        masks = torch.full((1, -(-head.out_features // 32)), -1, dtype=torch.int32, device=device)
+        for needs in (
+            Needs(edits, filters, scores=True)
+            for edits in (True, False)
+            for filters in (True, False)
+        ):
+            for given in (None, masks):
+                hidden = torch.zeros(1, head.in_features, dtype=self.dtype, device=device)
+                self.draw_special(hidden, table_params, token_table, places, needs, given)
+        if self._part is None:
+            score(raw, self.tokens[:1], 1)
+        else:
+            score(self._part.product(hidden), self.tokens[:1], 1, self._part.tokens)
+
+    def _load(
+        self, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
+    ) -> tuple[Draws, Filters]:
+        n = len(rows)
+        every = self._draws
+        filters = self._filters
+        draws = Draws(
+            temperatures=every.temperatures[:n],
+            seeds=every.seeds[:n],
+            choice_indices=every.choice_indices[:n],
+            output_indices=output_indices,
+        )
+        some = Filters(
+            top_ks=filters.top_ks[:n], top_ps=filters.top_ps[:n], min_ps=filters.min_ps[:n]
+        )
+        load_draws(table_params, rows, draws, some)
+        return draws, some
+
+
+def score(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, part: VocabularySlice | None = None
+) -> Scores:
+    chosen, top_ids, top_logprobs = logprobs_of(logits, token_ids, num_top, part)
+    return Scores(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)

@@ -1,0 +1,168 @@
+"""A model on a GPU, with its KV cache and the step that its buffers hold. Knows the launches of a
+step's layers; knows nothing about what is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from headwater.kernels.hopper_attention import serves_cache
+from headwater.kernels.step_rows import load_tokens
+
+from ...config import EngineConfig
+from ...executor import Int32Array
+from ...layers.batch import ForwardBatch
+from ...models.model import LastTokens, LayerInputs
+from ...platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
+from ..device.cuda_graphs import Graphs
+from ..device.step_shapes import StepShape, StepShapes
+from ..entry.step_buffers import StepBuffers
+from ..table.device_table import DeviceTable
+
+_UNUSED: Int32Array = np.empty(0, np.int32)
+"""Stands for arrays of a batch that only a CPU reads."""
+
+
+class Shown(Protocol):
+    """Reader of a model's hidden states."""
+
+    layers: tuple[int, ...]
+    """Layers whose inputs it is shown."""
+
+    def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
+        """Launches only. Normed hidden states, of all tokens or of the ends, and the layers' inputs
+        [T, H]."""
+
+
+class Forward(Protocol):
+    """The pass of a `Model`, or of what computes as one does."""
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: torch.Tensor,
+        attention_plan: Any = None,
+        *,
+        ends: LastTokens | None = None,
+        num_layers: int | None = None,
+        inputs: LayerInputs | None = None,
+    ) -> torch.Tensor:
+        """See `Model`."""
+
+
+class DeviceModel:
+    def __init__(
+        self,
+        decoder: Forward,
+        platform: CudaPlatform,
+        config: EngineConfig,
+        kv_cache: torch.Tensor,
+        table: DeviceTable,
+        buffers: StepBuffers,
+        shapes: StepShapes,
+        *,
+        is_paired: bool = False,
+    ) -> None:
+        """`is_paired`: the token of a position is the one behind it."""
+        self.decoder = decoder
+        self.platform = platform
+        self.kv_cache = kv_cache
+        self.graphs = Graphs()
+        self.buffers = buffers
+        self.shapes = shapes
+        self._table = table
+        self._block_size = config.block_size
+        # Folds are measured with the caches that the kernels for Hopper serve; with fp8 and blocks
+        # of 16 their state does not fit in registers.
+        self._can_fold = serves_cache(kv_cache[0, 0])
+        self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
+        self.shown: Shown | None = None
+        """Is given, within each forward pass, the layers' inputs that it names and the result."""
+        self.launched: Callable[[], None] = _nothing
+        """Is called behind each launch of layers, of a step or a trial."""
+
+    def hidden(self, shape: StepShape) -> torch.Tensor:
+        """Launches the step of this shape that the buffers hold. Returns its hidden states,
+        [num_tokens, H] or [num_ends, H]."""
+        launch = partial(self.forward, shape)
+        if shape.is_decode:
+            hidden = self.graphs.replay(shape, launch, partial(self.try_out, shape))
+        else:
+            hidden = self.graphs.run(shape, launch) if self.shapes.recurs(shape) else launch()
+        self.launched()
+        return hidden
+
+    def prepare(self, shape: StepShape) -> torch.Tensor:
+        """Captures the shape; see `Graphs.prepare`."""
+        return self.graphs.prepare(
+            shape, partial(self.forward, shape), partial(self.try_out, shape)
+        )
+
+    def try_out(self, shape: StepShape) -> None:
+        """Layers are alike but for the last, so two of them launch all there is."""
+        self.forward(shape, num_layers=2)
+        self.launched()
+
+    def forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
+        """As `hidden`, without a graph."""
+        words = self.buffers.words(shape)
+        table = self._table
+        device = self.platform.device
+        token_ids = torch.empty(shape.num_tokens, dtype=torch.int64, device=device)
+        slots = torch.empty(shape.num_tokens, dtype=torch.int32, device=device)
+        load_tokens(
+            words.rows,
+            words.positions,
+            self._token_ids,
+            table.block_ids,
+            self._block_size,
+            token_ids,
+            slots,
+        )
+        attention = AttentionPlan(
+            num_decodes=shape.num_decodes,
+            seq_lens=words.seq_lens,
+            table_rows=words.table_rows,
+            block_tables=table.block_ids,
+            decode=self.platform.decode_plan(shape.num_decodes, folds=self._folds(shape)),
+            windowed=self.platform.windowed_plan(shape.num_decodes),
+            shares=shape.shares,
+            chunk_lens=words.chunk_lens,
+            chunk_rows=words.chunk_rows,
+            query_starts=words.query_starts,
+            tiles=words.tiles.view(-1, 2),
+            dependent=shape.num_tokens <= DEPENDENT_ROWS,
+        )
+        self.platform.refresh(attention)
+        ends = None
+        if shape.num_ends:
+            where = words.end_lens, words.end_rows, table.block_ids
+            plan = self.platform.plan_ends(*where, shares=shape.shares, folds=self._folds(shape))
+            ends = LastTokens(words.end_tokens, plan)
+        batch = ForwardBatch(
+            token_ids=token_ids,
+            positions=words.positions,
+            slots=slots,
+            starts=_UNUSED,
+            counts=_UNUSED,
+            block_tables=table.block_ids,
+            sampled=slots[:0],
+        )
+        given = batch, self.kv_cache, attention
+        if self.shown is None or num_layers is not None:
+            return self.decoder.forward(*given, ends=ends, num_layers=num_layers)
+        inputs = LayerInputs(self.shown.layers)
+        hidden = self.decoder.forward(*given, ends=ends, inputs=inputs)
+        self.shown.show(hidden, inputs.states)
+        return hidden
+
+    def _folds(self, shape: StepShape) -> bool:
+        return self._can_fold and not shape.shares
+
+
+def _nothing() -> None:
+    pass

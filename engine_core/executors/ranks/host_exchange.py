@@ -1,0 +1,178 @@
+"""Host memory through which the ranks of an engine exchange tensors where their GPUs do not reach
+one another's memory.
+
+Every rank of a host maps the whole memory and locks it for its own GPU. It has a piece for each
+rank that divides layers with others (`peer_memory`), and behind these a piece for each rank of a
+stage (`stage_memory`). Stages on other hosts have pieces here where they are next to a stage of
+this host: what lies there is relayed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from headwater.kernels.peer_memory import (
+    PeerError,
+    PeerMemory,
+    host_address,
+    in_host_memory,
+    memory_bytes,
+    reaches,
+    slot_bytes_of,
+)
+from headwater.kernels.stage_memory import StageMemory, StageSizes, stages_in_host_memory
+
+from ...options import ExecutorOptions
+from ...platforms.peer_group import LEAST_SLOT
+from ...ring import map_at_least
+from ...shards import ParallelLayout
+from ..device.locked_memory import LockedMemory
+from .rank_devices import local_devices
+from .stage_link import StageLinks
+from .stage_pieces import Piece
+from .stage_relay import StageRelay
+
+ALIGNMENT = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSizes:
+    """Sizes of the messages between ranks, the same on all of them."""
+
+    layout: ParallelLayout
+    row_bytes: int
+    """Bytes of a row of the residual stream, in the model's dtype."""
+    stages: StageSizes | None
+    """None: there is one stage."""
+    here: range
+    """Stages of this host."""
+    has_peers: bool = True
+    """Whether ranks that divide layers exchange here; False: their GPUs reach one another's
+    memory."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """A row in flagged words, or in float32, takes twice its bytes. Rows go one by one: the bus
+        is full of them."""
+        return slot_bytes_of(max(2 * self.row_bytes, LEAST_SLOT))
+
+    @property
+    def peer_bytes(self) -> int:
+        """Bytes of the piece of a rank that divides layers; 0: there is none."""
+        divides = self.has_peers and self.layout.tensor > 1
+        return _aligned(memory_bytes(self.layout.tensor, self.slot_bytes)) if divides else 0
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of the piece of a stage."""
+        return 0 if self.stages is None else _aligned(self.stages.num_bytes)
+
+    @property
+    def with_pieces(self) -> range:
+        """Stages that have pieces: those of this host, the one before and the one behind."""
+        return range(max(self.here.start - 1, 0), min(self.here.stop + 1, self.layout.pipeline))
+
+    @property
+    def stage_offset(self) -> int:
+        """Bytes from the beginning of the memory to the pieces of stages."""
+        return len(self.here) * self.layout.tensor * self.peer_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self.stage_offset + len(self.with_pieces) * self.layout.tensor * self.stage_bytes
+
+
+class HostExchange:
+    """The memory as the GPU of one rank reaches it."""
+
+    def __init__(self, memory: int, sizes: ExchangeSizes, rank: int) -> None:
+        """`memory`: a descriptor that all ranks have; the first one to map it sets its size. Raises
+        `RuntimeError` where the host does not let it be locked, and `OSError` where it has not so
+        much."""
+        # All ranks of a host find the same size: none of them shortens what another one has mapped.
+        pages = map_at_least(memory, sizes.num_bytes)
+        self._locked = LockedMemory(torch.frombuffer(pages, dtype=torch.uint8))
+        self._address = host_address(self._locked.memory.data_ptr())
+        self._sizes = sizes
+        layout = sizes.layout
+        self._stage = layout.stage_index(rank)
+        self._shard = layout.shard(rank).index
+
+    @property
+    def has_peers(self) -> bool:
+        return self._sizes.has_peers
+
+    def peers(self) -> PeerMemory:
+        """The pieces of the ranks that divide this rank's layers."""
+        sizes = self._sizes
+        layout = self._sizes.layout
+        first = (self._stage - sizes.here.start) * layout.tensor
+        return in_host_memory(
+            self._shard,
+            self._address + first * sizes.peer_bytes,
+            sizes.peer_bytes,
+            layout.tensor,
+            sizes.slot_bytes,
+            sizes.row_bytes // 2,
+            self._locked,
+        )
+
+    def stages(self) -> StageMemory:
+        """The pieces of stages, of the ranks that have the same share of their layers."""
+        sizes = self._sizes
+        assert sizes.stages is not None
+        addresses = {stage: self._address + self._offset(stage) for stage in sizes.with_pieces}
+        return stages_in_host_memory(
+            self._stage, sizes.layout.pipeline, addresses, sizes.stages, self._locked
+        )
+
+    def relay(self, links: StageLinks) -> StageRelay:
+        """The relay between pieces of stages on other hosts and the rank's links."""
+        stage = self._stage
+        before, behind = (
+            self._piece(each) if self._is_elsewhere(each) else None
+            for each in (stage - 1, stage + 1)
+        )
+        return StageRelay(self._piece(stage), before, behind, links)
+
+    def _is_elsewhere(self, stage: int) -> bool:
+        return stage in self._sizes.with_pieces and stage not in self._sizes.here
+
+    def _piece(self, stage: int) -> Piece:
+        """The piece of a stage, of the rank that has this rank's share of its layers."""
+        first = self._offset(stage)
+        sizes = self._sizes
+        assert sizes.stages is not None
+        memory = self._locked.memory[first : first + sizes.stage_bytes].numpy()
+        return Piece(memory, sizes.stages, sizes.row_bytes)
+
+    def _offset(self, stage: int) -> int:
+        sizes = self._sizes
+        number = (stage - sizes.with_pieces.start) * sizes.layout.tensor + self._shard
+        return sizes.stage_offset + number * sizes.stage_bytes
+
+
+def open_exchange(memory: int, sizes: ExchangeSizes, rank: int) -> HostExchange | None:
+    """None where the host does not give or lock so much memory."""
+    try:
+        return HostExchange(memory, sizes, rank)
+    except (RuntimeError, PeerError, OSError):
+        return None
+
+
+def first_unreached(options: ExecutorOptions, own: int) -> int | None:
+    """The first rank whose GPU's memory this rank's GPU does not reach; None: it reaches all of
+    them. Where stages are on other hosts, the ranks of this rank's stage alone have to be reached:
+    stages exchange through host memory."""
+    here = options.ranks_beside(own)
+    stage = options.layout.ranks_of(options.layout.stage_index(own))
+    devices = local_devices(os.environ, own - here.start, len(here))
+    asked = stage if options.stage_hosts else here
+    return next((rank for rank in asked if not reaches(0, devices[rank - here.start])), None)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

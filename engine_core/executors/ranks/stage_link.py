@@ -1,0 +1,139 @@
+"""Links between pipeline stages: hidden states to the next one, sampled tokens to earlier ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ...executor import Int32Array
+from ...layers.embedding import Embedding
+from ...models.model import LastNorm
+from ...ring import RingReader, RingWriter
+
+
+class Writer(Protocol):
+    """Sends messages to another rank, in their order."""
+
+    def write(self, message: bytes) -> None:
+        """Raises `PeerGone`."""
+
+
+class Receiver:
+    """Messages of another rank, in their order."""
+
+    def __init__(self, reader: RingReader, say_waits: Callable[[bool], None]) -> None:
+        self._reader = reader
+        self._say_waits = say_waits
+        self._messages: list[bytes] = []
+        self.seconds_waited = 0.0
+
+    def has_message(self) -> bool:
+        """Whether `receive` would return at once. Raises `PeerGone`."""
+        if not self._messages:
+            self._messages += self._reader.read()
+        return bool(self._messages)
+
+    def wait(self) -> None:
+        """Returns when a message is there, and says nothing of the wait. Raises `PeerGone`."""
+        while not self.has_message():
+            self._reader.wait()
+
+    def receive(self) -> bytes:
+        """Waits for the next message. Raises `PeerGone`."""
+        if not self.has_message():
+            start = time.perf_counter()
+            self._say_waits(True)
+            self.wait()
+            self._say_waits(False)
+            self.seconds_waited += time.perf_counter() - start
+        return self._messages.pop(0)
+
+
+class ReceivedStream(Embedding):
+    """In the place of an embedding: the residual stream as the stage before has left it."""
+
+    def __init__(self, receiver: Receiver, hidden_size: int, dtype: torch.dtype) -> None:
+        self._receiver = receiver
+        self._hidden_size = hidden_size
+        self.dtype = dtype
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        message = bytearray(self._receiver.receive())
+        stream = torch.frombuffer(message, dtype=self.dtype).view(-1, self._hidden_size)
+        assert len(stream) == len(token_ids)
+        return stream
+
+
+class StageEnd:
+    """In the place of a model's last norm: the residual stream, which the next stage goes on
+    with."""
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The sum [T, H], rounded as the norm that adds would round it."""
+        return residual + x
+
+
+class StageEnds(Protocol):
+    """Layers at the ends of a stage, in the place of layers that other stages have."""
+
+    def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
+        """The layer that stands for the embedding in a stage that is not the first."""
+
+    def end(self) -> LastNorm:
+        """The layer that stands for the last norm in a stage that is not the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLinks:
+    """See `StageEnds`. What this rank hears from the same shard of other stages and says to it; all
+    of it is missing where there is one stage."""
+
+    stream_in: Receiver | None = None
+    stream_out: RingWriter | None = None
+    tokens_in: Receiver | None = None
+    tokens_out: Sequence[RingWriter] = ()
+
+    def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
+        assert self.stream_in is not None
+        return ReceivedStream(self.stream_in, hidden_size, dtype)
+
+    def end(self) -> LastNorm:
+        return StageEnd()
+
+    def of_all_stages(self, own: bytes) -> list[bytes]:
+        """Bytes of each stage, in their order; all give equally many. Returns when the last stage
+        has come here. Before the first plan only: it takes the way of streams and tokens. Raises
+        `PeerGone`."""
+        given = own if self.stream_in is None else self.stream_in.receive() + own
+        if self.stream_out is not None:
+            self.stream_out.write(given)
+            assert self.tokens_in is not None
+            given = self.tokens_in.receive()
+        for writer in self.tokens_out:
+            writer.write(given)
+        return [given[at : at + len(own)] for at in range(0, len(given), len(own))]
+
+
+def send_stream(writer: Writer, stream: torch.Tensor) -> None:
+    """Sends the residual stream [T, H]. A ring waits while the other stage has no room. Raises
+    `PeerGone`."""
+    writer.write(stream.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+
+
+def send_tokens(writers: Sequence[Writer], token_ids: Int32Array, num_tokens: Int32Array) -> None:
+    """token_ids [S, n] of which the first num_tokens[j] of row j count."""
+    message = np.concatenate([num_tokens, token_ids.ravel()]).astype(np.int32).tobytes()
+    for writer in writers:
+        writer.write(np.int32(len(num_tokens)).tobytes() + message)
+
+
+def received_tokens(message: bytes) -> tuple[Int32Array, Int32Array]:
+    """token_ids and num_tokens, as they were sent."""
+    values = np.frombuffer(message, np.int32)
+    count = int(values[0])
+    return values[1 + count :].reshape(count, -1), values[1 : 1 + count]
