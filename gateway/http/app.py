@@ -151,11 +151,9 @@ class _Endpoint:
 
     async def _refuse(self, exchange: Exchange, error: errors.HeadwaterError) -> None:
         """Refuses a request, which counts as one of its tenant's minute."""
-        if exchange.known is None:
-            headers = exchange.headers
-            error = await self._cluster.after_refusal(
-                headers, exchange.standing, error, exchange.tenants
-            )
+        error = await self._cluster.after_refusal(
+            exchange.headers, exchange.standing, error, exchange.tenants
+        )
         self._cluster.metrics.refused.add(error.code)
         await exchange.refuse(error)
 
@@ -414,8 +412,7 @@ class RestSurface:
         exchange.tenant = caller.tenant.key
         if exchange.known is None:
             return caller
-        # It was counted when its client asked for it.
-        return msgspec.structs.replace(caller, request_id=exchange.known.id, is_counted=True)
+        return msgspec.structs.replace(caller, request_id=exchange.known.id)
 
     async def counted(self, exchange: Exchange) -> Caller:
         """The caller of something that no engine computes. Raises `LimitExceeded` where the minute
@@ -440,6 +437,6 @@ class RestSurface:
             raise shutting_down()
         caller = self._cluster.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")
         exchange.request_id = caller.shown_id
-        if not caller.is_counted:
+        if not caller.standing.is_counted:
             self._cluster.accounts.exhausted.reject_early(caller.tenant, caller.standing)
         return caller

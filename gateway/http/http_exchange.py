@@ -95,7 +95,8 @@ class Exchange:
         self.request_id = ""
         """Answered as `x-request-id`. Where none is set, the client's own is answered, or a new
         one."""
-        self.standing = Standing()
+        # A request of the gateway's own was counted when its client sent it.
+        self.standing = Standing(is_counted=self.known is not None)
         """Answered as `x-ratelimit-…`."""
         self.stream: SseStream | None = None
         self.status = 499

@@ -1,4 +1,7 @@
-"""Prompts to tokens, by a processor: what a generation is before it waits for its turn."""
+"""Prompts to tokens, by a processor: what a generation is before it waits for its turn.
+
+A request takes its place in its tenant's minute first.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,29 @@ from .served_fields import check_fields
 
 
 async def prepare(cluster: Cluster, generation: Generation) -> None:
-    """Prepares a generation. Raises `BadRequest`, `NotFound`, `Unavailable`, and `StreamNotKept`
-    for a resumed one that has changed."""
+    """Counts the request of a generation and prepares it. Raises `LimitExceeded`, `BadRequest`,
+    `NotFound`, `Unavailable`, and `StreamNotKept` for a resumed one that has changed."""
+    await _count(cluster, generation)
+    await _prepare(cluster, generation)
+
+
+async def prepare_all(cluster: Cluster, generations: Sequence[Generation]) -> None:
+    """Counts a request and prepares its prompts. The first error ends the others. Raises as
+    `prepare` does."""
+    await _count(cluster, generations[0])
+    await for_each_prompt(cluster, generations, lambda generation: _prepare(cluster, generation))
+
+
+async def _count(cluster: Cluster, generation: Generation) -> None:
+    """Takes the request's place in its tenant's minute. A resumed stream that no gateway has
+    charged yet has its place."""
+    request = generation.request
+    caller = request.caller
+    if generation.found is None or generation.found.prompt_tokens:
+        await cluster.accounts.count(caller.tenant, caller.standing, request.model)
+
+
+async def _prepare(cluster: Cluster, generation: Generation) -> None:
     request = generation.request
     tenant = request.caller.tenant
     tier = request.caller.tier
@@ -56,11 +80,6 @@ async def prepare(cluster: Cluster, generation: Generation) -> None:
         generation.attempt = found.attempt
         if num_choices != len(found.granted):
             raise StreamNotKept(found.request_id)
-
-
-async def prepare_all(cluster: Cluster, generations: Sequence[Generation]) -> None:
-    """Prepares the prompts of one request. The first error ends the others."""
-    await for_each_prompt(cluster, generations, lambda generation: prepare(cluster, generation))
 
 
 async def for_each_prompt(

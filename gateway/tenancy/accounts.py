@@ -1,5 +1,5 @@
-"""Charges tenants: reserves before a request runs, renews while it does, settles when it ends,
-records what it used.
+"""Charges tenants: counts a request before anything is prepared for it, reserves its tokens before
+it runs, renews while it does, settles when it ends, records what it used.
 
 One for a gateway. Without Redis the local share of the limits counts; nothing fails for want of it
 otherwise.
@@ -77,8 +77,9 @@ class Accounts:
     def paid(
         self, caller: Caller, model: str, need: TokenNeed, use: Callable[[], TokenUse]
     ) -> AbstractAsyncContextManager[Grant]:
-        """Scope of the run of a request; `use` is called at its end. Raises `LimitExceeded` where
-        limits leave less than the request needs, `Unavailable` where limits cannot be checked."""
+        """Scope of the run of a counted request; `use` is called at its end. Raises
+        `LimitExceeded` where limits leave less than the request needs, `Unavailable` where limits
+        cannot be checked."""
         return self._charged(caller, model, self._reserve(caller, model, need), use)
 
     @contextlib.asynccontextmanager
@@ -121,15 +122,14 @@ class Accounts:
                 await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
 
     async def count(self, tenant: Tenant, standing: Standing, model: str = "") -> None:
-        """Counts a request that computes nothing among those of the minute. Raises as `paid`
-        does."""
+        """Takes a request's place among those of its tenant's minute, once, before anything is
+        prepared for it. The place is not given back, whatever becomes of the request. Raises as
+        `paid` does."""
+        if standing.is_counted:
+            return
         standing.is_counted = True
-        scopes = [
-            each
-            for each in self._scopes_of(tenant, model)
-            if each.limits.requests_per_minute is not None
-        ]
-        if not scopes:
+        scopes = self._scopes_of(tenant, model)
+        if all(each.limits.requests_per_minute is None for each in scopes):
             return
         try:
             verdict = await self._limiter.count(tenant.key, scopes)
@@ -142,6 +142,7 @@ class Accounts:
                 ) from None
             verdict = self._local.count(tenant.key, scopes)
         standing.requests = verdict.requests
+        standing.tokens = verdict.tokens
         if verdict.refusal is not None:
             self.exhausted.note(tenant, verdict)
             raise refused(verdict.refusal, tenant.id)
@@ -176,20 +177,15 @@ class Accounts:
             return verdict
         except StoreUnavailable as failure:
             self._without_redis(failure)
-            return self._local.reserve(
-                tenant, scopes, most=tokens, least=1, requests=0, choices=NO_CHOICE
-            )
+            return self._local.reserve(tenant, scopes, most=tokens, least=1, choices=NO_CHOICE)
 
     async def _reserve(self, caller: Caller, model: str, need: TokenNeed) -> Grant:
         tenant = caller.tenant
-        standing = caller.standing
-        standing.is_counted = True
         scopes = self._scopes_of(tenant, model)
         grant = Grant(
             tenant=tenant,
             request_id=caller.request_id,
             scopes=scopes,
-            num_requests=0 if caller.is_counted else 1,
             num_prompts=need.num_prompts,
         )
         if not scopes:
@@ -202,10 +198,8 @@ class Accounts:
             used=prompts,
             choices=Choices(need.num_seats, need.num_first_seats),
         )
-        standing.requests = verdict.requests
-        standing.tokens = verdict.tokens
+        caller.standing.tokens = verdict.tokens
         if verdict.refusal is not None:
-            self.exhausted.note(tenant, verdict)
             raise refused(verdict.refusal, tenant.id)
         grant.granted = verdict.granted
         grant.more = self
@@ -221,7 +215,6 @@ class Accounts:
     async def _take_over(self, caller: Caller, model: str, request: ResumedRequest) -> Grant:
         """Continues the reservation of a gateway that charged nothing, because it died. Otherwise
         reserves the tokens that may still come anew."""
-        caller.standing.is_counted = True
         scopes = self._scopes_of(caller.tenant, model)
         is_charged = bool(request.charged_prompt_tokens)
         grant = Grant(
@@ -242,7 +235,6 @@ class Accounts:
             verdict = await self._request_or_cancel(
                 grant, most=outstanding, least=outstanding, choices=choices
             )
-            caller.standing.requests = verdict.requests
             caller.standing.tokens = verdict.tokens
             if verdict.refusal is not None:
                 raise refused(verdict.refusal, grant.tenant.id)
@@ -320,7 +312,6 @@ class Accounts:
                     least=least,
                     used=used,
                     choices=choices,
-                    requests=grant.num_requests,
                 )
                 refusal = verdict.refusal
                 if refusal is None or refusal.limit != "unknown":
@@ -335,9 +326,7 @@ class Accounts:
         if not self._is_open:
             raise errors.Unavailable("limits cannot be checked", code="limits_unavailable")
         grant.is_local = True
-        return self._local.reserve(
-            tenant, scopes, most=most, least=least, choices=choices, requests=grant.num_requests
-        )
+        return self._local.reserve(tenant, scopes, most=most, least=least, choices=choices)
 
     async def _settle(self, grant: Grant, record: UsageRecord) -> None:
         seq = await self._usage.stored(record, grant.recorded)

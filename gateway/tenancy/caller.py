@@ -46,10 +46,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     tracestate: str = ""
     span: Span = UNTRACED
     wants_receipt: bool = False
-    is_counted: bool = False
-    """Whether it was counted among the requests of its tenant's minute before it came here."""
     standing: Standing = msgspec.field(default_factory=Standing)
-    """State of the tenant's limits; set when the request is charged."""
+    """State of the tenant's limits; set when the request is counted and charged."""
 
     @classmethod
     def of(

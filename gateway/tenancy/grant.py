@@ -94,8 +94,6 @@ class Grant:
     granted: int = 0
     is_local: bool = False
     """Whether it was given without Redis."""
-    num_requests: int = 1
-    """Number of requests that it takes of the minute's. 0: it was counted before."""
     num_choices: int = 1
     """Largest number of choices that may run at once."""
     first_credit: int = LEASE_TOKENS

@@ -4,10 +4,9 @@ see `limiter`.
 KEYS are the packed counters, the open reservations and their leases. ARGV are the operation
 (reserve, count, extend, settle, lapse, rebuild, rebuilt), the reservation's id, its lease in ms,
 most, least, used, seq, the packed scopes, the milliseconds for which the keys are kept without a
-request, the largest and the least number of choices that the request runs, 1 where it counts among
-the requests of the minute, and the time at which a rebuild began. Returns the tokens granted or the
-time at which a rebuild begins, the limit that refuses, the tightest limits, and the number of
-choices that may run.
+request, the largest and the least number of choices that the request runs, and the time at which a
+rebuild began. Returns the tokens granted or the time at which a rebuild begins, the limit that
+refuses, the tightest limits, and the number of choices that may run.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ local REBUILD = 10000
 local op, id, lease, KEEP = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[9])
 local most, least, used, seq = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local scopes = cmsgpack.unpack(ARGV[8])
-local most_choices, least_choices, requests = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local began = tonumber(ARGV[13])
+local most_choices, least_choices, began = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local slot = math.floor(now / SLOT)
@@ -168,7 +166,7 @@ local is_over = own and own.settled
 
 -- The first scope that stands in the way: { name, limit, ms until it does not }; else how many tokens there are, and
 -- how many choices may run.
-local function fit(most, least, requests, choices)
+local function fit(most, least, choices)
   for _, scope in ipairs(scopes) do
     local c = counter(scope.name)
     if scope.budget then
@@ -180,9 +178,6 @@ local function fit(most, least, requests, choices)
     if scope.tpm then
       if least > scope.tpm then return nil, { scope.name, 'tokens', -1 } end
       most = math.min(most, scope.tpm)
-    end
-    if requests > 0 and scope.rpm and in_window(c, 1) + requests > scope.rpm then
-      return nil, { scope.name, 'requests', wait_for(c, 1, in_window(c, 1) + requests - scope.rpm) }
     end
     if choices > 0 and scope.running then
       if least_choices > scope.running then return nil, { scope.name, 'concurrency', -1 } end
@@ -198,6 +193,15 @@ local function fit(most, least, requests, choices)
     end
   end
   return most, nil, choices
+end
+
+-- The first scope whose requests of the minute are used up: { name, limit, ms until they are not }.
+local function used_up()
+  for _, scope in ipairs(scopes) do
+    local c = counter(scope.name)
+    local excess = scope.rpm and in_window(c, 1) + 1 - scope.rpm
+    if excess and excess > 0 then return { scope.name, 'requests', wait_for(c, 1, excess) } end
+  end
 end
 
 -- The tightest limits of requests and tokens: { limit, left, ms until all of it is there again }, twice.
@@ -216,11 +220,11 @@ local function standing()
 end
 
 -- A reservation that holds so many tokens, and the seats of so many choices, in every scope.
-local function reserve(tokens, requests, choices)
+local function reserve(tokens, choices)
   local r = { tokens = tokens, used = used, choices = choices, taken = { { slot, tokens } }, scopes = {}, periods = {} }
   for i, scope in ipairs(scopes) do
     r.scopes[i] = scope.name
-    take(r, scope.name, tokens, requests)
+    take(r, scope.name, tokens, 0)
     counter(scope.name).running = counter(scope.name).running + choices
   end
   return r
@@ -228,19 +232,18 @@ end
 
 local granted, refused, choices = 0, nil, 0
 if op == 'reserve' then
-  granted, refused, choices = fit(most, least, requests, most_choices)
-  if granted then keep(id, reserve(granted, requests, choices), lease) end
+  granted, refused, choices = fit(most, least, most_choices)
+  if granted then keep(id, reserve(granted, choices), lease) end
 elseif op == 'count' then
-  -- A request that computes nothing.
-  granted, refused = fit(0, 0, 1, 0)
-  if granted then
+  refused = used_up()
+  if not refused then
     for _, scope in ipairs(scopes) do take({ periods = {} }, scope.name, 0, 1) end
   end
 elseif op == 'extend' and not is_over then
   local r = own
   if not r then
     -- Redis has lost it: it holds what its gateway says. `least` is that in this call.
-    r = reserve(least, 0, most_choices)
+    r = reserve(least, most_choices)
   elseif r.lapsed then
     local missing = math.max(0, least - r.tokens)
     for _, name in ipairs(r.scopes) do
@@ -251,7 +254,7 @@ elseif op == 'extend' and not is_over then
   end
   r.used = used
   if most > 0 then
-    granted, refused = fit(most, 1, 0, 0)
+    granted, refused = fit(most, 1, 0)
     if granted then
       for _, name in ipairs(r.scopes) do take(r, name, granted, 0) end
       r.tokens = r.tokens + granted

@@ -21,7 +21,7 @@ import msgspec
 from headwater.services.runtime.store import Store
 
 from .limit_script import CHANGE
-from .records import Limits, Scope
+from .records import Scope
 
 LEASE_MS = 20_000
 KEEP_MS = 86_400_000
@@ -99,11 +99,9 @@ class Limiter:
         least: int,
         used: int = 0,
         choices: Choices = ONE_CHOICE,
-        requests: int = 1,
     ) -> Verdict:
-        """Reserves for a request between `least` and `most` tokens, of which `used` are used in any
-        case, and as many of its choices as the limits have room for. `requests` is 0 for one that
-        was counted before."""
+        """Reserves for a counted request between `least` and `most` tokens, of which `used` are
+        used in any case, and as many of its choices as the limits have room for."""
         return await self._change(
             "reserve",
             tenant,
@@ -113,12 +111,11 @@ class Limiter:
             least=least,
             used=used,
             choices=choices,
-            requests=requests,
         )
 
     async def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
-        """Counts a request that computes nothing: it takes only one of the minute's requests."""
-        return await self._change("count", tenant, "", [requests_alone(scope) for scope in scopes])
+        """Counts a request: it takes one of the minute's requests and nothing else."""
+        return await self._change("count", tenant, "", scopes)
 
     async def extend(
         self,
@@ -173,7 +170,6 @@ class Limiter:
         used: int = 0,
         seq: int = 0,
         choices: Choices = ONE_CHOICE,
-        requests: int = 1,
         began: int = 0,
     ) -> Verdict:
         tag = f"{{tenant:{tenant}}}"
@@ -191,7 +187,6 @@ class Limiter:
             KEEP_MS,
             choices.most,
             choices.least,
-            requests,
             began,
         ]
         async with self._turn:
@@ -206,11 +201,6 @@ class Limiter:
         return Verdict(
             int(granted), refusal, _left(requests_left), _left(tokens_left), int(num_choices)
         )
-
-
-def requests_alone(scope: Scope) -> Scope:
-    """The scope with its limit of requests and no other."""
-    return Scope(scope.name, Limits(requests_per_minute=scope.limits.requests_per_minute))
 
 
 def _plain(scope: Scope) -> dict[str, Any]:

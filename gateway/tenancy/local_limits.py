@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from .limiter import NEVER, NO_CHOICE, ONE_CHOICE, Choices, Left, Refusal, Verdict, requests_alone
+from .limiter import NEVER, ONE_CHOICE, Choices, Left, Refusal, Verdict
 from .records import Scope
 
 SLOT_SECONDS = 5.0
@@ -73,9 +73,23 @@ class LocalLimits:
 
     def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
         """See `Limiter.count`."""
-        return self.reserve(
-            tenant, [requests_alone(each) for each in scopes], most=0, least=0, choices=NO_CHOICE
-        )
+        now = self._clock()
+        slot = int(now // SLOT_SECONDS)
+        requests_left: Left | None = None
+        for scope in scopes:
+            counts = self._of(tenant, scope)
+            counts.forget_before(slot)
+            if scope.limits.requests_per_minute is None:
+                continue
+            limit = self._part(scope.limits.requests_per_minute)
+            left = limit - counts.in_window(REQUESTS)
+            requests_left = Left(limit, max(0, left - 1), WINDOW_SECONDS)
+            if left < 1:
+                wait = counts.wait_for(REQUESTS, 1 - left, now)
+                return Verdict(0, Refusal(scope.name, "requests", wait), requests=requests_left)
+        for scope in scopes:
+            self._of(tenant, scope).take(slot, 1, 0)
+        return Verdict(0, requests=requests_left)
 
     def reserve(
         self,
@@ -84,14 +98,12 @@ class LocalLimits:
         *,
         most: int,
         least: int,
-        requests: int = 1,
         choices: Choices = ONE_CHOICE,
     ) -> Verdict:
-        """See `Limiter.reserve`. More tokens for a running request take no requests and choices."""
+        """See `Limiter.reserve`. More tokens for a running request take no choices."""
         now = self._clock()
         num_choices = choices.most
         slot = int(now // SLOT_SECONDS)
-        requests_left: Left | None = None
         for scope in scopes:
             counts = self._of(tenant, scope)
             limits = scope.limits
@@ -116,14 +128,6 @@ class LocalLimits:
                     return Verdict(
                         0, Refusal(scope.name, "tokens", counts.wait_for(TOKENS, excess, now))
                     )
-            if requests and limits.requests_per_minute is not None:
-                limit = self._part(limits.requests_per_minute)
-                left = limit - counts.in_window(REQUESTS)
-                requests_left = Left(limit, max(0, left - 1), WINDOW_SECONDS)
-                if left < 1:
-                    return Verdict(
-                        0, Refusal(scope.name, "requests", counts.wait_for(REQUESTS, 1 - left, now))
-                    )
             if num_choices and limits.concurrency is not None:
                 limit = self._part(limits.concurrency)
                 num_choices = min(num_choices, limit - counts.running)
@@ -132,10 +136,10 @@ class LocalLimits:
                     return Verdict(0, Refusal(scope.name, "concurrency", wait))
         for scope in scopes:
             counts = self._of(tenant, scope)
-            counts.take(slot, requests, most)
+            counts.take(slot, 0, most)
             counts.spent += most
             counts.running += num_choices
-        return Verdict(most, requests=requests_left, num_choices=num_choices)
+        return Verdict(most, num_choices=num_choices)
 
     def settle(
         self, tenant: str, scopes: Sequence[Scope], *, unused: int, num_choices: int = 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +15,7 @@ import pytest
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, Behind, Gateway, chat_body
+from tests.gateway.processes import MODEL, Behind, Gateway, chat_body, processor_stage, started
 
 ADMIN = "admin-key-of-the-house"
 Call = Callable[["Customer"], httpx.Response]
@@ -167,6 +169,59 @@ def test_a_refused_call_over_grpc_is_a_request_of_the_minute(house: Gateway) -> 
     assert (
         codes == [grpc.StatusCode.INVALID_ARGUMENT] * 2 + [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
     )
+
+
+def ask_over_grpc(ada: Customer) -> None:
+    conversation = processor_pb2.Conversation(
+        messages=[common_pb2.ChatMessage(role="user", content="Hello")]
+    )
+    with grpc.insecure_channel(ada.gateway.grpc) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        call = stub.Chat.future(
+            inference_pb2.ChatRequest(model=MODEL, conversation=conversation),
+            metadata=(("authorization", f"Bearer {ada.key}"),),
+        )
+        assert call.code() in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+PREPARED: dict[str, tuple[Callable[[Customer], object], int]] = {
+    "chat": (asking("/v1/chat/completions", max_tokens=1), 1),
+    "prompts": (
+        lambda ada: ada.call(
+            "POST", "/v1/completions", json={"model": MODEL, "prompt": ["a"] * 5, "max_tokens": 1}
+        ),
+        5,
+    ),
+    "a response": (lambda ada: ada.call("POST", "/v1/responses", json=RESPONSE), 1),
+    "over gRPC": (ask_over_grpc, 1),
+}
+"""Calls by name, each with the number of prompts that one of them prepares."""
+
+
+def test_no_more_is_prepared_at_once_than_the_minute_has_requests(
+    behind: Behind,
+    text_folder: Path,
+    start_gateway: GatewayStarter,
+    nats_url: str,
+    shared_redis_url: str,
+) -> None:
+    processor = processor_stage(text_folder, "--metrics-port=0")
+    flags = (f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}", f"--admin-key={ADMIN}")
+    with started(processor):
+        own = Behind(processor.address, behind.output_processor, behind.replicas)
+
+        def num_prepared() -> float:
+            page = httpx.get(f"http://{processor.addresses['metrics']}/metrics").text
+            name = 'headwater_processor_seconds_count{method="Prepare"}'
+            lines = [line for line in page.splitlines() if line.startswith(name)]
+            return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+        with start_gateway(own, *flags) as gateway, ThreadPoolExecutor(16) as threads:
+            for name, (call, num_prompts) in PREPARED.items():
+                before = num_prepared()
+                ada = Customer(gateway, requests_per_minute=2)
+                list(threads.map(call, [ada] * 16))
+                assert num_prepared() - before == 2 * num_prompts, name
 
 
 def test_a_background_response_is_one_request_and_not_another_when_it_is_computed(

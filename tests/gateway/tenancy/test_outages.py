@@ -40,10 +40,13 @@ def test_alone_a_gateway_grants_its_share_and_no_more() -> None:
             Limits(requests_per_minute=4, concurrency=10, tokens_per_minute=1000, budget=1000),
         )
     ]
-    grants = [local.reserve("ada", scopes, most=100, least=1) for _ in range(3)]
-    assert [each.granted for each in grants] == [100, 100, 0]
-    assert grants[2].refusal is not None
-    assert (grants[2].refusal.limit, grants[2].refusal.seconds) == ("requests", 65.0)
+    counted = [local.count("ada", scopes) for _ in range(3)]
+    assert [each.refusal is None for each in counted] == [True, True, False]
+    assert counted[2].refusal is not None
+    assert (counted[2].refusal.limit, counted[2].refusal.seconds) == ("requests", 65.0)
+    assert [each.requests.remaining for each in counted if each.requests] == [1, 0, 0]
+    grants = [local.reserve("ada", scopes, most=100, least=1) for _ in range(2)]
+    assert [each.granted for each in grants] == [100, 100]
     now = 65.0
     assert local.reserve("ada", scopes, most=400, least=1).granted == 300, (
         "what half the budget has left"
@@ -59,7 +62,7 @@ def test_alone_a_gateway_grants_its_share_and_no_more() -> None:
     assert refusal is not None
     assert (refusal.limit, refusal.seconds) == ("budget", NEVER)
     local.settle("ada", scopes, unused=250)
-    assert local.reserve("ada", scopes, most=400, least=1, requests=0).granted == 250
+    assert local.reserve("ada", scopes, most=400, least=1).granted == 250
 
 
 def test_alone_a_gateway_keeps_thirteen_slots_however_many_grants_it_makes() -> None:
@@ -68,6 +71,7 @@ def test_alone_a_gateway_keeps_thirteen_slots_however_many_grants_it_makes() -> 
     scopes = [Scope("tenant", Limits(requests_per_minute=100_000, tokens_per_minute=100_000))]
     for i in range(1400):
         now = i / 10
+        assert local.count("ada", scopes).refusal is None
         assert local.reserve("ada", scopes, most=20, least=1).granted == 20
         local.settle("ada", scopes, unused=10)
     [counts] = local._counts.values()
