@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.fair_threads import SWITCH_SECONDS
 from headwater.services.runtime.heartbeat import Heartbeat
 from headwater.services.runtime.member import Kind, Member, new_epoch
 from headwater.services.runtime.membership import Members
@@ -53,7 +54,6 @@ from .jobs.storage_bounds import StorageBounds
 from .jobs.tenant_storage import TenantStorage
 from .live.cluster_view import ClusterView
 from .live.live_feed import LiveFeed
-from .long_work import SWITCH_SECONDS
 from .public_grpc.listener import GrpcListener
 from .request.admission import Admission
 from .request.backlogs import Backlogs

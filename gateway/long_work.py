@@ -12,9 +12,6 @@ from typing import ParamSpec, TypeVar
 from headwater.services.runtime.fair_queue import QueueLimits
 from headwater.services.runtime.fair_threads import FairThreads
 
-SWITCH_SECONDS = 0.001
-"""Seconds after which a thread lets another one run: the event loop waits so long for each pass
-beside long work."""
 LONG_BODY_BYTES = 64 * 1024
 """From this size on a body costs milliseconds, which other requests spend beside it and not behind
 it."""

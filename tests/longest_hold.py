@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from headwater.gateway.long_work import SWITCH_SECONDS
+from headwater.services.runtime.fair_threads import SWITCH_SECONDS
 
 BEAT_SECONDS = 0.0002
 

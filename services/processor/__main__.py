@@ -36,7 +36,7 @@ from ..grammars.structured_output import param_of
 from ..models.manifest import ModelFolderError
 from ..runtime.errors import BadRequest, HeadwaterError, NotFound, Unavailable
 from ..runtime.fair_queue import QueueLimits
-from ..runtime.fair_threads import FairThreads
+from ..runtime.fair_threads import SWITCH_SECONDS, FairThreads
 from ..runtime.member import Kind
 from ..runtime.process import configure_logging, in_one_line, run_stage
 from ..runtime.settings import SettingError, read_settings, setting
@@ -120,13 +120,29 @@ class ProcessorSettings(TextStageSettings):
         return ServingChoices(**{name: getattr(self, name) for name in names})
 
 
+class WorkThreads:
+    """Threads for long texts: as many as one tenant may have, and one for another tenant. One
+    thread for constraints, since work on these holds the interpreter: several such threads would
+    take it from the event loop in turns."""
+
+    def __init__(self, num_threads: int = 0) -> None:
+        num_texts = (num_threads or usable_cores()) + 1
+        self.texts = FairThreads("a thread of the processor", num_texts, TEXT_LIMITS)
+        self.constraints = FairThreads("the processor's thread for constraints", 1, TEXT_LIMITS)
+
+    def close(self) -> None:
+        """Ends the threads. Work that has not begun is not done."""
+        self.texts.close()
+        self.constraints.close()
+
+
 class Processor(processor_pb2_grpc.ProcessorServicer):
     """Answers calls; no call depends on an earlier one."""
 
     def __init__(
         self,
         models: Sequence[TextModel],
-        threads: FairThreads,
+        threads: WorkThreads,
         checker: GrammarChecker,
         tracing: Tracing = NO_TRACING,
     ) -> None:
@@ -183,7 +199,11 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
 
     async def _prepare(self, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
         model = self._model(request.model)
-        reply = await self._work("Prepare", request, functools.partial(prepare, model, request))
+        work = functools.partial(prepare, model, request)
+        if _may_be_held(request):
+            reply = await self._in_thread("Prepare", request, work)
+        else:
+            reply = await self._work("Prepare", request, work)
         reply.grammar = await self._grammar(model, request, reply)
         PROMPT_TOKENS.labels(model.name).inc(len(reply.prompt_ids))
         return reply
@@ -234,7 +254,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         if not _may_be_held(request):
             return b""
         derive = functools.partial(answer_grammar, model, request, reply)
-        grammar = await self._in_thread("Grammar", request, derive)
+        grammar = await self._derived(request, derive)
         if not grammar:
             return b""
         try:
@@ -252,7 +272,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         """Name of the field that cannot be compiled: of tools and structured output, the one that
         fails alone too."""
         derive = functools.partial(_grammars_by_field, model, request, tool_format)
-        grammars = await self._in_thread("Grammar", request, derive)
+        grammars = await self._derived(request, derive)
         if grammars and not request.prompt.conversation.tools:
             return grammars[0][0]
         for param, grammar in grammars:
@@ -277,17 +297,29 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         return reply
 
     async def _in_thread(self, method: str, request: Request, work: Callable[[], ReplyT]) -> ReplyT:
-        started = time.perf_counter()
-        num_bytes = request.ByteSize()
-        whole = functools.partial(_and_trim, work) if num_bytes >= LARGE_REQUEST_BYTES else work
-        reply = await self._threads.run(request.tenant, num_bytes, whole)
-        PREPARE_SECONDS.labels(method).observe(time.perf_counter() - started)
-        return reply
+        return await _timed(self._threads.texts, method, request, work)
+
+    async def _derived(
+        self, request: processor_pb2.PrepareRequest, work: Callable[[], ReplyT]
+    ) -> ReplyT:
+        return await _timed(self._threads.constraints, "Grammar", request, work)
+
+
+async def _timed(
+    threads: FairThreads, method: str, request: Request, work: Callable[[], ReplyT]
+) -> ReplyT:
+    """Returns what `work` on the request returns, from one of the threads."""
+    started = time.perf_counter()
+    num_bytes = request.ByteSize()
+    whole = functools.partial(_and_trim, work) if num_bytes >= LARGE_REQUEST_BYTES else work
+    reply = await threads.run(request.tenant, num_bytes, whole)
+    PREPARE_SECONDS.labels(method).observe(time.perf_counter() - started)
+    return reply
 
 
 def _may_be_held(request: processor_pb2.PrepareRequest) -> bool:
     """Whether a grammar may hold the answer. To derive one takes up to seconds, of a short request
-    too."""
+    too, and to write its tools into the prompt takes milliseconds."""
     sampling = request.sampling
     return (
         sampling.HasField("structured_output")
@@ -353,7 +385,7 @@ async def serve(settings: ProcessorSettings) -> None:
         _check_own_defaults(model, settings.generation_config)
     with (
         tracing_to(settings.otlp_endpoint, "processor", settings.replica_id) as tracing,
-        contextlib.closing(_text_threads(settings.threads)) as threads,
+        contextlib.closing(WorkThreads(settings.threads)) as threads,
     ):
         async with GrammarChecker() as checker:
             servicer = Processor(models, threads, checker, tracing)
@@ -368,13 +400,6 @@ async def serve(settings: ProcessorSettings) -> None:
                 tracing,
                 num_running=servicer.num_running,
             )
-
-
-def _text_threads(num_threads: int) -> FairThreads:
-    """Threads for long texts: as many as one tenant may have, and one for another tenant."""
-    return FairThreads(
-        "a thread of the processor", (num_threads or usable_cores()) + 1, TEXT_LIMITS
-    )
 
 
 def _check_own_defaults(model: TextModel, choice: str) -> None:
@@ -394,6 +419,7 @@ def main() -> None:
         settings = read_settings(ProcessorSettings, sys.argv[1:], prog="headwater serve processor")
         configure_logging("processor", settings.log_level)
         warn_of_unread_variables()
+        sys.setswitchinterval(SWITCH_SECONDS)
         with stages_secured(settings):
             run_stage(serve(settings))
 

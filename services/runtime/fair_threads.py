@@ -17,6 +17,9 @@ from .fair_queue import FairQueue, QueueLimits
 
 STAGE_BUSY = "stage_busy"
 """Code of the error of work that waited too long."""
+SWITCH_SECONDS = 0.001
+"""Seconds after which a thread of a stage lets another one run: the event loop waits so long for
+each pass beside work that holds the interpreter. Python's own default is 5 ms."""
 ResultT = TypeVar("ResultT")
 _Turn = asyncio.Future[None]
 

@@ -22,9 +22,8 @@ from headwater.proto.processor_pb2 import (
 )
 from headwater.services.grammars.checker import GrammarChecker
 from headwater.services.models.demo_model import DEMO_NAME
-from headwater.services.processor.__main__ import Processor
+from headwater.services.processor.__main__ import Processor, WorkThreads
 from headwater.services.runtime import errors
-from headwater.services.runtime.fair_threads import FairThreads
 from headwater.services.runtime.listener import Listener
 from headwater.services.runtime.tracing import NoSpan
 from headwater.services.text.model import TextModel
@@ -121,7 +120,7 @@ class Stage:
 @pytest.fixture
 async def stages(demo_model: TextModel) -> AsyncIterator[tuple[Stage, Stage]]:
     """One with sessions and one without."""
-    with contextlib.closing(FairThreads("a thread", 2)) as threads:
+    with contextlib.closing(WorkThreads(1)) as threads:
         async with GrammarChecker() as checker:
             both = (
                 Stage(Counted([demo_model], threads, checker)),
@@ -176,7 +175,7 @@ async def test_a_processor_that_was_restarted_at_its_address_may_serve_another_m
 ) -> None:
     """A new container may get the address of an earlier one."""
     port = free_port()
-    with contextlib.closing(FairThreads("a thread", 2)) as threads:
+    with contextlib.closing(WorkThreads(1)) as threads:
         async with GrammarChecker() as checker:
             for kind, name in ((Counted, DEMO_NAME), (Renamed, "renamed")):
                 stage = Stage(kind([demo_model], threads, checker), port)
