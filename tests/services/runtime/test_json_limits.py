@@ -57,6 +57,41 @@ def test_json_is_refused_one_above_each_limit(name: str) -> None:
     assert (refused.value.param, refused.value.code) == ("field", "json_too_costly")
 
 
+CLIENTS: dict[str, Any] = {
+    "inputs": {"input": ["a text"] * 2048},
+    "prompts of ids": {"prompt": [[1, 2, 3] * 100] * 1024},
+    "a history": {"messages": [{"role": "user", "content": "Hello", "name": "ada"}] * 5000},
+    "tools": {
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "f",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {
+                            f"p{i}": {"type": "string", "description": "a part"} for i in range(40)
+                        },
+                    },
+                },
+            }
+        ]
+        * 256
+    },
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_what_clients_send_stays_below_the_limits(name: str) -> None:
+    check_json(json.dumps(CLIENTS[name]).encode())
+
+
+def test_an_object_of_a_quarter_million_names_is_refused() -> None:
+    """Four of them held up a gateway's long bodies for seconds."""
+    with pytest.raises(BadRequest, match="strings"):
+        check_json(json.dumps(dict.fromkeys(map(str, range(250_000)), 1)).encode())
+
+
 @pytest.mark.parametrize(
     "text", ["1e308," * 1000, "[" * 1000, '\\" 1e5 \\\\' * 1000, "9" * 100_000, "\\u00e9" * 70_000]
 )
