@@ -1,19 +1,25 @@
-"""The process that tries to compile grammars; a grammar that takes too much time or memory ends it.
+"""The process that tries to compile grammars, each in a fork of itself; a grammar that takes too
+much time or memory ends the fork.
 
 Reads lines of JSON from standard input, `{"folder", "grammar"}` with the model's folder, and
-answers each with `{"error"}`, null where the grammar is good. Ends with its input.
+answers each with `{"error"}`, null where the grammar is good, or with `{"died"}`, the signal that
+ended the fork. Ends with its input.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
+import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -26,6 +32,7 @@ MAX_BYTES = 4 << 30
 """Largest address space in bytes."""
 TOO_LONG = f"compiling it takes more than {COMPILE_SECONDS:g} seconds"
 TOO_LARGE = "compiling it takes too much memory"
+PR_SET_PDEATHSIG = 1
 NUM_TRIED = 16
 """Number of tokens that are taken as a trial: a grammar that explodes mostly does so at once."""
 TRIED_SHARES = (0.0, 0.5, 0.999)
@@ -70,6 +77,37 @@ def verdict_on(grammars: Grammars, grammar: str) -> str | None:
     return None
 
 
+def in_fork(work: Callable[[], str | None]) -> dict[str, Any]:
+    """The answer that `work` in a fork of this process leads to. What this process has read stays
+    ready for the next one, whatever becomes of the fork. NOTE: this process has one thread, and
+    compiles nothing itself."""
+    answer, written = os.pipe()
+    if not (pid := os.fork()):
+        _answer(written, work)
+    os.close(written)
+    with os.fdopen(answer, "rb") as reader:
+        reply = reader.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status == -signal.SIGPROF:
+        return {"error": TOO_LONG}
+    if status:
+        return {"died": -status}
+    found: dict[str, Any] = json.loads(reply)
+    return found
+
+
+def _answer(written: int, work: Callable[[], str | None]) -> NoReturn:
+    """Writes the verdict and ends the fork, which also ends when its parent does."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.write(written, json.dumps({"error": in_yielding_thread(work)}).encode())
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     grammars: dict[str, Grammars] = {}
@@ -79,7 +117,7 @@ def main() -> None:
         if folder not in grammars:
             grammars[folder] = Grammars(Path(folder))
         work = functools.partial(verdict_on, grammars[folder], asked["grammar"])
-        print(json.dumps({"error": in_yielding_thread(work)}), flush=True)
+        print(json.dumps(in_fork(work)), flush=True)
 
 
 if __name__ == "__main__":

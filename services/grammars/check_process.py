@@ -1,4 +1,5 @@
-"""The stage's side of one process that compiles grammars: requests and replies, a line each.
+"""The stage's side of one process that checks grammars in forks of itself: requests and replies, a
+line each.
 
 All methods block, so they are for threads. The process ends with its input, and so with the stage.
 """
@@ -11,17 +12,16 @@ import signal
 import subprocess
 import sys
 
-from .check import TOO_LONG
-
 Verdict = str | None
 """Reason against a grammar; None for a good one."""
 
 
 class CheckDied(Exception):
-    """A process that ended instead of answering, and not because it had computed for too long."""
+    """A process, or its fork for a grammar, that ended instead of answering, and not because it had
+    computed for too long."""
 
     def __init__(self, returncode: int) -> None:
-        super().__init__(f"the process that compiles grammars ended with status {returncode}")
+        super().__init__(f"the process that compiles a grammar ended with status {returncode}")
         self.returncode = returncode
 
     @property
@@ -64,11 +64,12 @@ class CheckProcess:
         except BrokenPipeError:
             raise CheckDied(self._process.wait()) from None
         if line := self._process.stdout.readline():
-            verdict: Verdict = json.loads(line)["error"]
+            answer = json.loads(line)
+            if "died" in answer:
+                raise CheckDied(-answer["died"])
+            verdict: Verdict = answer["error"]
             return verdict
-        if (returncode := self._process.wait()) == -signal.SIGPROF:
-            return TOO_LONG
-        raise CheckDied(returncode)
+        raise CheckDied(self._process.wait())
 
     def kill(self) -> None:
         """Kills the process; a waiting caller gets `CheckDied`."""

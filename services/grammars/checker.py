@@ -24,7 +24,7 @@ from ..runtime.fair_queue import QueueLimits
 from ..runtime.fair_threads import FairThreads
 from ..runtime.tenant_cache import TenantCache
 from .asker import Asker
-from .check import TOO_LARGE, TOO_LONG
+from .check import TOO_LARGE
 from .check_process import CheckDied, CheckProcess, Verdict
 from .grammars import GrammarError
 
@@ -110,20 +110,11 @@ class _Processes:
         self._spares = ThreadPoolExecutor(1, "spare")
         self._is_closed = False
 
-    def check(self, question: dict[str, str], *, fresh: bool) -> Verdict:
+    def check(self, question: dict[str, str]) -> Verdict:
         """Checks a grammar in an idle or a new process. Raises `CheckDied`, `Unavailable`."""
-        process = None if fresh else self._take()
-        if process is None:
-            process = self._start()
-        if not fresh:
-            self._keep_spare(question)
-        try:
-            verdict = process.check(question)
-        finally:
-            self._give_back(process)
-        if verdict == TOO_LONG:
-            self._replace(question)
-        return verdict
+        process = self._take() or self._start()
+        self._keep_spare(question)
+        return self._checked(process, question)
 
     def _keep_spare(self, question: dict[str, str]) -> None:
         """While several grammars are checked, a process is ready for another tenant."""
@@ -135,16 +126,18 @@ class _Processes:
         with self._lock:
             is_needed = self._needs_spare()
         if is_needed:
-            self._replace(question)
+            # It has read the tokenizer when a grammar comes.
+            with contextlib.suppress(CheckDied, Unavailable):
+                self._checked(self._start(), question | {"grammar": ANYTHING})
 
     def _needs_spare(self) -> bool:
         return not self._idle and 1 < len(self._busy) < MAX_PROCESSES and not self._is_closed
 
-    def _replace(self, question: dict[str, str]) -> None:
-        """Starts a process that is ready when a grammar comes: it has read the tokenizer. Where a
-        grammar has ended a process, that grammar's tenant spends the time."""
-        with contextlib.suppress(CheckDied, Unavailable):
-            self.check(question | {"grammar": ANYTHING}, fresh=True)
+    def _checked(self, process: CheckProcess, question: dict[str, str]) -> Verdict:
+        try:
+            return process.check(question)
+        finally:
+            self._give_back(process)
 
     def close(self) -> None:
         """Ends all processes; waiting callers get `CheckDied`."""
@@ -191,14 +184,14 @@ class _Processes:
 
 
 def _judged(processes: _Processes, question: dict[str, str]) -> Verdict:
-    """Verdict on a grammar. A death counts against it only when a fresh process dies of it too, and
-    of memory: the first process may have been killed."""
+    """Verdict on a grammar. A death counts against it only when a second process dies of it too,
+    and of memory: the first process may have been killed."""
     try:
-        return processes.check(question, fresh=False)
+        return processes.check(question)
     except CheckDied as death:
         structlog.get_logger().warning("grammar checker died", returncode=death.returncode)
     try:
-        return processes.check(question, fresh=True)
+        return processes.check(question)
     except CheckDied as death:
         structlog.get_logger().warning("grammar checker died again", returncode=death.returncode)
         if death.is_of_memory:

@@ -54,6 +54,15 @@ def children(pid: int | str = "self") -> set[int]:
             }
 
 
+def forks_of(pids: set[int]) -> set[int]:
+    """Processes that try a grammar now."""
+    found = set[int]()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found |= children(pid)
+    return found
+
+
 def priorities(pids: set[int]) -> set[int]:
     """Nice values of the threads of processes."""
     found = set()
@@ -121,6 +130,27 @@ async def test_a_process_that_is_killed_says_nothing_about_the_grammar(
         assert await verdict(checker, demo_folder, GOOD + " ") == "good"
 
 
+@pytest.mark.parametrize("how", ["it is killed", "it computes for too long"])
+async def test_a_process_stays_ready_when_a_grammar_ends_its_fork(
+    demo_folder: Path, others: set[int], how: str
+) -> None:
+    """A new process reads the tokenizer again, which took others' checks seconds on a busy
+    machine."""
+    async with GrammarChecker() as checker:
+        assert await verdict(checker, demo_folder, GOOD) == "good"
+        ready = children() - others
+        trying = asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING))
+        if how == "it is killed":
+            async with asyncio.timeout(30):
+                while not (forks := forks_of(ready)):  # noqa: ASYNC110 (processes)
+                    await asyncio.sleep(0.001)
+            for pid in forks:
+                os.kill(pid, signal.SIGKILL)
+        assert await trying == TOO_LONG
+        assert await verdict(checker, demo_folder, GOOD + " ") == "good"
+        assert children() - others == ready
+
+
 async def test_two_that_end_themselves_for_want_of_memory_say_that_it_takes_too_much(
     demo_folder: Path, others: set[int]
 ) -> None:
@@ -165,7 +195,7 @@ async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
         # In the order of arrival all of them were checked before.
         assert sum(each.done() for each in flood) < MAX_PROCESSES
         async with asyncio.timeout(30):
-            while LOWERED not in priorities(children() - others):  # noqa: ASYNC110 (processes)
+            while LOWERED not in priorities(forks_of(children() - others)):  # noqa: ASYNC110 (processes)
                 await asyncio.sleep(0.01)
         for each in flood:
             each.cancel()
