@@ -33,8 +33,13 @@ PING_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 )
 MAX_HEAD_BYTES = 16 * 1024
-"""Bytes of a call's metadata. A reference of one byte stands for a header of 4 kB, so that a head is
-short on the wire and long here."""
+"""Bytes of a call's metadata."""
+HEAD_TABLE_BYTES = 256
+"""Bytes of the headers that a connection keeps, 32 more for each: a later head refers to one of them
+in one byte. At HTTP/2's default of 4 kB a head that is short on the wire was 60 MB here."""
+SETTINGS_SECONDS = 5
+"""Seconds within which a client has to acknowledge these settings. Until then HTTP/2's defaults hold
+for it."""
 MAX_STREAMS = 128
 """Number of calls that a connection carries at once. A client keeps further ones back, or opens
 another connection. NOTE: gRPC (1.85) keeps up to 0.8 MB of a head that it refuses until the
@@ -45,6 +50,8 @@ further ones. NOTE: from a thousand on it would cancel some at random, of any cl
 SIZE_OPTIONS = (
     ("grpc.max_metadata_size", MAX_HEAD_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
+    ("grpc.http2.hpack_table_size.decoder", HEAD_TABLE_BYTES),
+    ("grpc.http2.settings_timeout", SETTINGS_SECONDS * 1000),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.server.max_pending_requests", MAX_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),

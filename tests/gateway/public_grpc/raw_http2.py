@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADERS = 1
 SETTINGS = 4
+ACK = 1
+HEADER_TABLE_SIZE = 1
 MAX_CONCURRENT_STREAMS = 3
 MAX_HEADER_LIST_SIZE = 6
 END_HEADERS = 4
@@ -64,7 +67,17 @@ class RawConnection:
         self._socket.sendall(data)
 
     def read(self) -> tuple[int, int, bytes]:
-        """Kind, stream and payload of the next frame."""
+        """Kind, stream and payload of the next frame. Raises `EOFError` at the connection's end."""
         head = self._bytes.read(9)
+        if len(head) < 9:
+            raise EOFError
         num_bytes = int.from_bytes(head[:3], "big")
         return head[3], int.from_bytes(head[5:], "big"), self._bytes.read(num_bytes)
+
+    def read_to_end(self) -> set[int]:
+        """Reads until the server ends the connection. Returns the streams of the frames."""
+        streams = set[int]()
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                streams.add(self.read()[1])
+        return streams

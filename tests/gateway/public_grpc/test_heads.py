@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from headwater.gateway.public_grpc.listener import MAX_HEAD_BYTES, MAX_STREAMS
+from headwater.gateway.public_grpc.listener import (
+    HEAD_TABLE_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_STREAMS,
+    SETTINGS_SECONDS,
+)
 from tests.gateway.processes import Behind, Gateway, Stage, launched, started
 from tests.gateway.public_grpc.raw_http2 import (
+    ACK,
     END_HEADERS,
     FIRST_ENTRY,
+    HEADER_TABLE_SIZE,
     HEADERS,
     MAX_CONCURRENT_STREAMS,
     MAX_HEADER_LIST_SIZE,
@@ -35,6 +43,26 @@ def test_a_connection_says_how_many_calls_it_carries_and_how_long_a_head_may_be(
     settings = dict(struct.iter_unpack(">HI", payload))
     assert settings[MAX_CONCURRENT_STREAMS] == MAX_STREAMS == 128
     assert settings[MAX_HEADER_LIST_SIZE] == MAX_HEAD_BYTES == 16384
+    assert settings[HEADER_TABLE_SIZE] == HEAD_TABLE_BYTES == 256
+
+
+def test_a_header_of_4_kb_is_not_kept_for_references_of_one_byte(gateway: Gateway) -> None:
+    """80 heads of 12,000 references took 290 MiB."""
+    with RawConnection(gateway.grpc) as connection:
+        connection.send(frame(SETTINGS, ACK, 0, b""))
+        kept = literal(b"x-pad", b"v" * 3900, is_kept=True)
+        connection.send(frame(HEADERS, END_HEADERS, 1, call_head(LIST_MODELS) + kept))
+        head = call_head(LIST_MODELS) + FIRST_ENTRY * 12_000
+        connection.send(frame(HEADERS, END_HEADERS, 3, head))
+        # The connection ends at the first reference to what is not kept.
+        assert 3 not in connection.read_to_end()
+
+
+def test_a_client_that_acknowledges_no_settings_is_left(gateway: Gateway) -> None:
+    began = time.monotonic()
+    with RawConnection(gateway.grpc) as connection:
+        connection.read_to_end()
+    assert SETTINGS_SECONDS - 1 < time.monotonic() - began < SETTINGS_SECONDS + 20
 
 
 @pytest.fixture
