@@ -271,10 +271,11 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     ) -> str:
         """Name of the field that cannot be compiled: of tools and structured output, the one that
         fails alone too."""
+        sampling = request.sampling
+        if sampling.HasField("structured_output") and not request.prompt.conversation.tools:
+            return param_of(sampling.structured_output)
         derive = functools.partial(_grammars_by_field, model, request, tool_format)
         grammars = await self._derived(request, derive)
-        if grammars and not request.prompt.conversation.tools:
-            return grammars[0][0]
         for param, grammar in grammars:
             try:
                 await self._checker.check(model.folder, grammar, _asker(request))
