@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TypeVar
 
-QUICK_SECONDS = 0.1
+QUICK_SECONDS = 0.04
 """Seconds on a processor after which work counts as slow."""
 LOWERED = 10
 """Nice value of slow work: a tenth of the weight of work that is not nice."""
