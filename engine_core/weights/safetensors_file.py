@@ -76,4 +76,6 @@ def _damage(path: Path, error: SafetensorError) -> ConfigError:
 
 def without_quotes(error: Exception) -> str:
     """The words of a library about a file, without what they quote of it."""
+    if isinstance(error, UnicodeDecodeError):
+        return "a name in it is not UTF-8"
     return _QUOTED.sub("…", str(error))
