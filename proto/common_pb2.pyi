@@ -806,14 +806,15 @@ class AnswerFormat(_message.Message):
     STARTS_IN_REASONING_FIELD_NUMBER: _builtins.int
     OMIT_REASONING_FIELD_NUMBER: _builtins.int
     CUSTOM_NAMES_FIELD_NUMBER: _builtins.int
+    TOOL_TYPES_FIELD_NUMBER: _builtins.int
     tool_parser: _builtins.str
-    """hermes, llama3_json, mistral or pythonic; empty: calls are not looked for"""
+    """name of a format of calls; empty: calls are not looked for"""
     single_call: _builtins.bool
     """the answer ends with its first call"""
     named_call: _builtins.bool
     """the client chose the function: the answer ends with "stop" """
     reasoning_parser: _builtins.str
-    """think, qwen3 or deepseek_r1; empty: thoughts are not looked for"""
+    """name of a format of thoughts; empty: thoughts are not looked for"""
     starts_in_reasoning: _builtins.bool
     """the prompt has opened the thoughts"""
     omit_reasoning: _builtins.bool
@@ -826,6 +827,10 @@ class AnswerFormat(_message.Message):
     def custom_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the tools that were offered, those that take text"""
 
+    @_builtins.property
+    def tool_types(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolTypes]:
+        """of the tools that were offered; for formats that write strings without quotes"""
+
     def __init__(
         self,
         *,
@@ -837,14 +842,88 @@ class AnswerFormat(_message.Message):
         starts_in_reasoning: _builtins.bool = ...,
         omit_reasoning: _builtins.bool = ...,
         custom_names: _abc.Iterable[_builtins.str] | None = ...,
+        tool_types: _abc.Iterable[Global___ToolTypes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_names", b"custom_names", "named_call", b"named_call", "omit_reasoning", b"omit_reasoning", "reasoning_parser", b"reasoning_parser", "single_call", b"single_call", "starts_in_reasoning", b"starts_in_reasoning", "tool_names", b"tool_names", "tool_parser", b"tool_parser"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_names", b"custom_names", "named_call", b"named_call", "omit_reasoning", b"omit_reasoning", "reasoning_parser", b"reasoning_parser", "single_call", b"single_call", "starts_in_reasoning", b"starts_in_reasoning", "tool_names", b"tool_names", "tool_parser", b"tool_parser", "tool_types", b"tool_types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AnswerFormat: _TypeAlias = AnswerFormat  # noqa: Y015
+
+@_typing.final
+class ToolTypes(_message.Message):
+    """Types of a tool's arguments by its schema."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ArgumentsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ArgumentTypes: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ArgumentTypes | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOOL_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    tool: _builtins.str
+    """name of the tool"""
+    @_builtins.property
+    def arguments(self) -> _containers.MessageMap[_builtins.str, Global___ArgumentTypes]:
+        """by name; absent: any type"""
+
+    def __init__(
+        self,
+        *,
+        tool: _builtins.str = ...,
+        arguments: _abc.Mapping[_builtins.str, Global___ArgumentTypes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolTypes: _TypeAlias = ToolTypes  # noqa: Y015
+
+@_typing.final
+class ArgumentTypes(_message.Message):
+    """Types that an argument may have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of JSON Schema: string, integer and so on"""
+
+    def __init__(
+        self,
+        *,
+        types: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["types", b"types"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArgumentTypes: _TypeAlias = ArgumentTypes  # noqa: Y015
 
 @_typing.final
 class Embedding(_message.Message):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.processor_pb2 import Conversation
 
+from .argument_types import tool_types
+from .marked_formats import MARKED_FORMATS
 from .reasoning_parser import REASONING_FORMATS
 
 ENFORCING = "required"
@@ -38,6 +40,10 @@ def answer_format(
         form.custom_names.extend(
             tool.name for tool in conversation.tools if tool.HasField("custom_input")
         )
+        if (
+            marked := MARKED_FORMATS.get(tool_format)
+        ) is not None and marked.parameters is not None:
+            form.tool_types.extend(map(tool_types, conversation.tools))
         # A client that chose one function wants one call.
         form.named_call = chosen is not None
         form.single_call = form.named_call or not _is_parallel(conversation)
@@ -76,6 +82,8 @@ def reasoning_format_of(template: str | None) -> str:
     source = template or ""
     if "[THINK]" in source:
         return "magistral"
+    if "<seed:think>" in source:
+        return "seed_oss"
     if "</think>" not in source:
         return ""
     if "enable_thinking" in source:

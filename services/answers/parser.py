@@ -9,6 +9,9 @@ from typing import ClassVar, Protocol
 
 from headwater.proto.common_pb2 import AnswerFormat
 
+from .argument_types import types_by_tool
+from .marked_formats import MARKED_FORMATS
+from .marked_parser import MarkedParser
 from .parts import CallDelta, Parts
 from .pythonic_parser import PythonicParser
 from .reasoning_parser import REASONING_FORMATS, ReasoningParser
@@ -18,11 +21,6 @@ from .tool_parsers import HermesParser, LlamaJsonParser, MistralParser
 
 class ToolParser(Protocol):
     """Reads the calls of one answer: a `PartsParser` that knows calls."""
-
-    markers: ClassVar[tuple[str, ...]]
-    """Tokens that must become text for the parser, also where special tokens are skipped."""
-
-    def __init__(self, tool_names: Collection[str]) -> None: ...
 
     @property
     def num_done(self) -> int:
@@ -36,13 +34,25 @@ class ToolParser(Protocol):
     def flush(self) -> Parts: ...
 
 
-TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
+class NamedParser(ToolParser, Protocol):
+    """Parser of a format that has a class of its own."""
+
+    markers: ClassVar[tuple[str, ...]]
+    """Tokens that must become text for the parser, also where special tokens are skipped."""
+
+    def __init__(self, tool_names: Collection[str]) -> None: ...
+
+
+TOOL_PARSERS: Mapping[str, type[NamedParser]] = {
     "hermes": HermesParser,
     "llama3_json": LlamaJsonParser,
     "mistral": MistralParser,
+    "mistral_tekken": MistralParser,
     "pythonic": PythonicParser,
 }
-"""Parsers of the formats in `tool_formats`, under the same names."""
+"""Parsers of the formats that are no rows of `marked_formats`."""
+TOOL_PARSER_NAMES = frozenset({*TOOL_PARSERS, *MARKED_FORMATS})
+"""Names of all formats of calls, as in `tool_formats`."""
 
 
 class AnswerParser:
@@ -60,8 +70,7 @@ class AnswerParser:
             if form.reasoning_parser
             else None
         )
-        make = TOOL_PARSERS.get(form.tool_parser)
-        self._tools = make(frozenset(form.tool_names)) if make is not None else None
+        self._tools = _tool_parser(form)
         self._custom_names = frozenset(form.custom_names)
         self._inputs: dict[int, TextInputReader] = {}
         """Readers of the arguments of calls of custom tools."""
@@ -132,10 +141,18 @@ class AnswerParser:
         return CallDelta(call.index, call.name, reader.push(call.arguments), is_text=True)
 
 
+def _tool_parser(form: AnswerFormat) -> ToolParser | None:
+    names = frozenset(form.tool_names)
+    if (marked := MARKED_FORMATS.get(form.tool_parser)) is not None:
+        return MarkedParser(marked, names, types_by_tool(form))
+    make = TOOL_PARSERS.get(form.tool_parser)
+    return make(names) if make is not None else None
+
+
 def unknown_parser(answer_format: AnswerFormat) -> str | None:
     """Name of a requested parser that does not exist; None where all exist."""
     for name, known in (
-        (answer_format.tool_parser, TOOL_PARSERS),
+        (answer_format.tool_parser, TOOL_PARSER_NAMES),
         (answer_format.reasoning_parser, REASONING_FORMATS),
     ):
         if name and name not in known:
@@ -145,12 +162,17 @@ def unknown_parser(answer_format: AnswerFormat) -> str | None:
 
 def markers_of(answer_format: AnswerFormat) -> tuple[str, ...]:
     """Tokens that must become text for the parsers, also where special tokens are skipped."""
-    parser = TOOL_PARSERS.get(answer_format.tool_parser)
-    tools = () if parser is None else parser.markers
+    tools = _tool_markers(answer_format.tool_parser)
     if not answer_format.reasoning_parser:
         return tools
     marks = REASONING_FORMATS[answer_format.reasoning_parser]
     return (*tools, marks.start, marks.end)
+
+
+def _tool_markers(name: str) -> tuple[str, ...]:
+    if name in MARKED_FORMATS:
+        return MARKED_FORMATS[name].markers
+    return TOOL_PARSERS[name].markers if name in TOOL_PARSERS else ()
 
 
 def call_id(
@@ -162,4 +184,5 @@ def call_id(
         f"{request_id}|{choice_index}|{call_index}".encode(), digest_size=12
     ).hexdigest()
     # Mistral's template takes ids of nine letters and digits only.
-    return digest[:9] if answer_format.tool_parser == "mistral" else f"call_{digest}"
+    is_mistral = TOOL_PARSERS.get(answer_format.tool_parser) is MistralParser
+    return digest[:9] if is_mistral else f"call_{digest}"

@@ -24,6 +24,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "qwen3": ReasoningFormat(),
     "deepseek_r1": ReasoningFormat(is_implied=True),
     "magistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
+    "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
 }
 
 

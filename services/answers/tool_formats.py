@@ -1,6 +1,7 @@
 """Formats in which families of models write calls, as grammars, and the family of a chat template.
 
-Their parsers are in `tool_parsers` and `pythonic_parser`.
+Formats that are regular are rows of `marked_formats`; the parsers of the others are in
+`tool_parsers` and `pythonic_parser`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from .forms import Form, OfferedTool, const, in_order, inside, one_of, or_text, separated, sequence
+from .marked_formats import MARKED_FORMATS, MarkedFormat
+from .marked_grammar import marked_calls, marked_free
 from .text_input import KEY
 
-Form = dict[str, Any]
-"""A format in structural tags."""
-ANY_ARGUMENTS: Form = {"type": "object"}
-NO_ARGUMENTS: Form = {"type": "object", "properties": {}}
 _ANY_NAME = r"""[^ \t\r\n,=()\[\]{}"']+"""
 _ANY_VALUES = r"""([^()"']|"([^"\\]|\\.)*"|'([^'\\]|\\.)*')*"""
 _ANY_PYTHON = f"({_ANY_NAME}={_ANY_VALUES})?"
@@ -24,34 +25,19 @@ name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedTool:
-    """A function that the answer may call, or a custom tool."""
-
-    name: str
-    parameters: dict[str, Any]
-    """JSON Schema of its arguments."""
-    input: Form | None = None
-    """JSON string of a custom tool's text, its one argument."""
-
-    @property
-    def arguments(self) -> Form:
-        """JSON Schema of the object of its arguments."""
-        if self.input is None:
-            return {"type": "json_schema", "json_schema": self.parameters}
-        return _sequence(_const(f'{{"{KEY}": '), self.input, _const("}"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     """Format in which one family writes calls."""
 
-    signs: tuple[str, ...]
-    """Texts of which at least one occurs in the chat templates of the family."""
+    signs: tuple[tuple[str, ...], ...]
+    """Sets of texts; all texts of at least one of them occur in the chat templates of the
+    family."""
     calls: Callable[[Sequence[OfferedTool], bool], Form]
     """Grammar of an answer of nothing but calls; of exactly one call where the second argument says
     so."""
     free: Callable[[Sequence[OfferedTool], bool], Form]
     """Grammar of an answer that may call, and whose calls match their schemas."""
+    opening: str = ""
+    """Text with which calls begin anywhere in an answer; empty where they begin otherwise."""
     is_json: bool = False
     """Whether a call is JSON from its first character, as other answers may be."""
 
@@ -66,7 +52,7 @@ def format_of_template(template: str | None) -> str:
     found = (
         name
         for name, form in TOOL_FORMATS.items()
-        if any(sign in (template or "") for sign in form.signs)
+        if any(all(text in (template or "") for text in sign) for sign in form.signs)
     )
     return next(found, "hermes")
 
@@ -76,28 +62,12 @@ def _tag(tool: OfferedTool, begin: str, end: str, key: str = "arguments") -> For
     return {"type": "tag", "begin": opening, "content": tool.arguments, "end": f"}}{end}"}
 
 
-def _list(tags: list[Form], separator: str, single: bool) -> Form:
-    return {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": separator,
-        "at_least_one": True,
-        "stop_after_first": single,
-    }
-
-
-def _or_text(calls: Form, openings: str) -> Form:
-    """Grammar of calls, or of an answer that begins otherwise."""
-    text = {"type": "regex", "pattern": rf"([^\s{openings}](?s:.*))?"}
-    return {"type": "or", "elements": [calls, text]}
-
-
 def _hermes_tags(tools: Sequence[OfferedTool]) -> list[Form]:
     return [_tag(tool, "<tool_call>\n", "\n</tool_call>") for tool in tools]
 
 
 def _hermes_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return _list(_hermes_tags(tools), "\n", single)
+    return separated(_hermes_tags(tools), "\n", single)
 
 
 def _hermes_free(tools: Sequence[OfferedTool], single: bool) -> Form:
@@ -110,13 +80,13 @@ def _hermes_free(tools: Sequence[OfferedTool], single: bool) -> Form:
 
 
 def _llama_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return _list([_tag(tool, "", "", "parameters") for tool in tools], "; ", single)
+    return separated([_tag(tool, "", "", "parameters") for tool in tools], "; ", single)
 
 
 def _json_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
     """Grammar of calls that is read as JSON: a fixed text from `{` on leaves no way back to another
     object."""
-    return _list([_json_call(tool) for tool in tools], "; ", single)
+    return separated([_json_call(tool) for tool in tools], "; ", single)
 
 
 def _json_call(tool: OfferedTool) -> Form:
@@ -139,99 +109,79 @@ def _json_call(tool: OfferedTool) -> Form:
 
 
 def _llama_free(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return _or_text(_llama_calls(tools, single), "{")
+    return or_text(_llama_calls(tools, single), "{")
 
 
 def _mistral_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
-    calls = _list([_tag(tool, "", "") for tool in tools], ", ", single)
-    return _sequence(_const("[TOOL_CALLS]["), calls, _const("]"))
+    calls = separated([_tag(tool, "", "") for tool in tools], ", ", single)
+    return sequence(const("[TOOL_CALLS]["), calls, const("]"))
 
 
 def _mistral_free(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return _or_text(_mistral_calls(tools, single), r"\[")
+    return or_text(_mistral_calls(tools, single), r"\[")
 
 
 def _pythonic_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
-    one = _one_of([_pythonic_call(tool) for tool in tools])
+    one = one_of([_pythonic_call(tool) for tool in tools])
     more = {"type": "tag", "begin": ", ", "content": one, "end": ""}
     others = {"type": "tags_with_separator", "tags": [more], "separator": "", "at_least_one": False}
-    elements = [_const("["), one, *([] if single else [others]), _const("]")]
-    return _sequence(*elements)
+    elements = [const("["), one, *([] if single else [others]), const("]")]
+    return sequence(*elements)
 
 
 def _pythonic_free(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return _or_text(_pythonic_calls(tools, single), r"\[")
+    return or_text(_pythonic_calls(tools, single), r"\[")
 
 
 def _pythonic_call(tool: OfferedTool) -> Form:
     """Grammar of a call with arguments by name, in the schema's order: the required ones, then any
     of the others."""
     if tool.input is not None:
-        return _sequence(_const(f"{tool.name}({KEY}="), tool.input, _const(")"))
+        return sequence(const(f"{tool.name}({KEY}="), tool.input, const(")"))
     if "properties" not in tool.parameters:
-        return _sequence(
-            _const(f"{tool.name}("), {"type": "regex", "pattern": _ANY_PYTHON}, _const(")")
+        return sequence(
+            const(f"{tool.name}("), {"type": "regex", "pattern": _ANY_PYTHON}, const(")")
         )
     properties: Mapping[str, Any] = tool.parameters["properties"]
-    required = [name for name in properties if name in tool.parameters.get("required", [])]
-    optional = [name for name in properties if name not in required]
     values = {
-        name: _sequence(
-            _const(f"{name}="),
-            {"type": "json_schema", "json_schema": _inside(properties[name], tool.parameters)},
+        name: sequence(
+            const(f"{name}="),
+            {"type": "json_schema", "json_schema": inside(properties[name], tool.parameters)},
         )
         for name in properties
     }
-    fixed: list[Form] = []
-    for name in required:
-        fixed += [*([_const(", ")] if fixed else []), values[name]]
-    comma = [_const(", ")] if fixed else []
-    tail = [_perhaps(*comma, _some([values[name] for name in optional]))] if optional else []
-    return _sequence(_const(f"{tool.name}("), *fixed, *tail, _const(")"))
+    arguments = in_order(values, tool.parameters.get("required", []), ", ")
+    return sequence(const(f"{tool.name}("), *arguments, const(")"))
 
 
-def _some(values: list[Form]) -> Form:
-    """Grammar of at least one of the values, in order, with commas between them. Both halves stand
-    in it twice as the same form, which is one rule of the grammar, so that its size grows with the
-    number of values."""
-    if len(values) == 1:
-        return values[0]
-    first, second = (
-        _some(half) for half in (values[: len(values) // 2], values[len(values) // 2 :])
+def _marked(form: MarkedFormat) -> ToolFormat:
+    return ToolFormat(
+        signs=(form.signs,),
+        calls=partial(marked_calls, form),
+        free=partial(marked_free, form),
+        opening=form.opening,
     )
-    return _one_of([_sequence(first, _perhaps(_const(", "), second)), second])
 
 
-def _perhaps(*elements: Form) -> Form:
-    return _one_of([_sequence(*elements), {"type": "regex", "pattern": "()"}])
-
-
-def _inside(schema: Any, whole: Mapping[str, Any]) -> Any:
-    """Part of a schema, with the definitions that it may refer to."""
-    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-    return schema | shared if isinstance(schema, dict) and shared else schema
-
-
-def _const(text: str) -> Form:
-    return {"type": "const_string", "value": text}
-
-
-def _sequence(*elements: Form) -> Form:
-    return {"type": "sequence", "elements": list(elements)}
-
-
-def _one_of(elements: list[Form]) -> Form:
-    return {"type": "or", "elements": elements}
-
-
+# The parser of the older format reads this one, too.
+_TEKKEN = MarkedFormat(
+    signs=("[TOOL_CALLS]", "[ARGS]"), begin="[TOOL_CALLS]", name_end="[ARGS]", end=""
+)
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "mistral": ToolFormat(signs=("[TOOL_CALLS]",), calls=_mistral_calls, free=_mistral_free),
-    "hermes": ToolFormat(signs=("<tool_call>",), calls=_hermes_calls, free=_hermes_free),
+    **{name: _marked(form) for name, form in MARKED_FORMATS.items()},
+    "mistral_tekken": _marked(_TEKKEN),
+    "mistral": ToolFormat(signs=(("[TOOL_CALLS]",),), calls=_mistral_calls, free=_mistral_free),
+    "hermes": ToolFormat(
+        signs=(("<tool_call>",),),
+        calls=_hermes_calls,
+        free=_hermes_free,
+        opening="<tool_call>",
+    ),
     "pythonic": ToolFormat(
-        signs=("<|python_start|>", "func_name1("), calls=_pythonic_calls, free=_pythonic_free
+        signs=(("<|python_start|>",), ("func_name1(",)), calls=_pythonic_calls, free=_pythonic_free
     ),
     "llama3_json": ToolFormat(
-        signs=("<|python_tag|>", '"parameters": dictionary'),
+        signs=(("<|python_tag|>",), ('"parameters": dictionary',)),
         calls=_llama_calls,
         free=_llama_free,
         is_json=True,

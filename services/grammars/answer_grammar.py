@@ -18,8 +18,9 @@ from headwater.proto.common_pb2 import AnswerFormat, CustomInput, Sampling, Stru
 from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest
 
 from ..answers.format import ENFORCING, may_call, named_tool
+from ..answers.forms import ANY_ARGUMENTS, NO_ARGUMENTS, Form, OfferedTool
 from ..answers.reasoning_parser import REASONING_FORMATS
-from ..answers.tool_formats import ANY_ARGUMENTS, NO_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
+from ..answers.tool_formats import TOOL_FORMATS
 from ..runtime.errors import BadRequest
 from ..text.model import TextModel
 from .ascii_escapes import ascii_grammar, ascii_regex
@@ -70,6 +71,8 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
     if calls is not None:
         _check_calls(conversation, sampling)
         grammars = _or_calls(grammars, structural_tag_grammar("tools", {"format": calls}, special))
+    if not grammars and sampling.HasField("thinking_token_budget"):
+        grammars = _calls_or_text(model, conversation, tool_format)
     grammars = _behind_thoughts(model, reply.answer_format, sampling, grammars)
     if not grammars:
         return ""
@@ -90,6 +93,17 @@ def content_grammar(model: TextModel, asked: StructuredOutput) -> str:
     )
     check_spelling(param_of(asked), grammar, tokenizer.missing_bytes)
     return grammar
+
+
+def _calls_or_text(model: TextModel, conversation: Conversation, tool_format: str) -> Grammars:
+    """Grammar of an answer that may call, where a budget of thoughts alone asks for a grammar and
+    calls begin with a token that is no text; otherwise any text may be a call."""
+    special = model.tokenizer.special_texts
+    opening = TOOL_FORMATS[tool_format].opening if tool_format else ""
+    if opening not in special or not may_call(conversation):
+        return []
+    calls = TOOL_FORMATS[tool_format].free(_all_offered(conversation), _is_single(conversation))
+    return structural_tag_grammar("tools", {"format": calls}, special)
 
 
 def _refuse_choices_read_as_thoughts(asked: StructuredOutput, form: AnswerFormat) -> None:
@@ -197,7 +211,10 @@ def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
         return OfferedTool(name=tool.name, parameters=ANY_ARGUMENTS)
     if tool.HasField("custom_input"):
         return OfferedTool(
-            name=tool.name, parameters=ANY_ARGUMENTS, input=_text_input(tool.custom_input, i)
+            name=tool.name,
+            parameters=ANY_ARGUMENTS,
+            input=_text_input(tool.custom_input, i),
+            text=_bare_text(tool.custom_input),
         )
     param = f"tools[{i}].function.parameters"
     # A function without parameters takes none.
@@ -230,6 +247,16 @@ def _text_input(asked: CustomInput, i: int) -> Form:
             return {"type": "json_schema", "json_schema": {"type": "string"}}
     quote = {"type": "const_string", "value": '"'}
     return {"type": "sequence", "elements": [quote, text, quote]}
+
+
+def _bare_text(asked: CustomInput) -> Form | None:
+    """A custom tool's text without quotes; None: it is any text."""
+    match asked.WhichOneof("format"):
+        case "lark":
+            return {"type": "grammar", "grammar": ascii_grammar(asked.lark, {})}
+        case "regex":
+            return {"type": "regex", "pattern": ascii_regex(asked.regex)}
+    return None
 
 
 def custom_grammars(conversation: Conversation) -> Iterator[tuple[int, str]]:

@@ -131,8 +131,9 @@ class _Writer:
             self._names[id(form)] = self._define(self.rule(form, at))
         return self._names[id(form)]
 
-    def _define(self, body: str, options: str = "") -> str:
-        name = f"r{len(self._rules)}"
+    def _define(self, body: str, options: str = "", *, kind: str = "r") -> str:
+        """Name of a new rule; of a terminal with the kind `T`."""
+        name = f"{kind}{len(self._rules)}"
         self._count(body)
         self._rules.append(f"{name}{options}: {body}")
         return name
@@ -184,9 +185,13 @@ class _Writer:
         """Rule of any text that ends with the first `end`."""
         if not end:
             return ANY_TEXT
-        if end in self._special:
-            return f"{ANY_TEXT} {self._literal(end)}"
-        return self._define(ANY_TEXT, f"[suffix={quoted(end)}]")
+        at = min((end.find(token) for token in self._special if token in end), default=-1)
+        if at < 0:
+            return self._define(ANY_TEXT, f"[suffix={quoted(end)}]")
+        # Special tokens are no text, so the first one ends it. What stands before it in the end is
+        # one lexeme with the text, which would swallow it otherwise.
+        text = self._define(f"{ANY_TEXT} {quoted(end[:at])}", kind="T") if at else ANY_TEXT
+        return f"{text} {self._literal(end[at:])}"
 
     def _triggered(self, form: Any, triggers: list[Any], tags: list[Any], at: str) -> str:
         """Rule of free text; after a trigger only the tags that begin with it are allowed."""

@@ -108,6 +108,8 @@ def _environment() -> CountedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
+    # Of llama.cpp's templates; transformers has none.
+    environment.filters["from_json"] = json.loads
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment

@@ -12,7 +12,7 @@ import pytest
 from headwater.proto.common_pb2 import AnswerFormat, ChatMessage, Tool
 from headwater.proto.processor_pb2 import Conversation
 from headwater.services.answers.format import answer_format, reasoning_format_of
-from headwater.services.answers.parser import TOOL_PARSERS
+from headwater.services.answers.parser import TOOL_PARSER_NAMES
 from headwater.services.answers.tool_formats import TOOL_FORMATS, format_of_template
 from headwater.services.runtime.settings import SettingError
 from headwater.services.text.model import ServingChoices, load_text_model
@@ -20,10 +20,21 @@ from headwater.services.text.model import ServingChoices, load_text_model
 TOOL_SIGNS = {
     "{%- for call in message.tool_calls %}<tool_call>": "hermes",
     "{{ '[TOOL_CALLS] [' }}": "mistral",
+    "{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}": "mistral_tekken",
     '{"name": function name, "parameters": dictionary of argument name and its value}': "llama3_json",
     "{{ '<|python_tag|>' }}": "llama3_json",
     "{{ '<|python_start|>' }} [func_name1(params_name1=params_value1)]": "pythonic",
     "{{ message.content }}": "hermes",
+    "<tool_call>\\n<function=example>\\n<parameter=a>": "qwen3_coder",
+    "{% set begin = '<seed:tool_call>' %}": "seed_oss",
+    "<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>": "glm45",
+    "<tool_call>{name}<arg_key>{key}</arg_key><arg_value>{value}</arg_value></tool_call>": "glm47",
+    "{% set begin = '<minimax:tool_call>' %}<invoke name=": "minimax_m2",
+    "{% set dsml_token = '｜DSML｜' %}{{ '<' + dsml_token + 'tool_calls>' }}": "deepseek_v4",
+    "{% set dsml_token = '｜DSML｜' %}{{ '<' + dsml_token + 'function_calls>' }}": "deepseek_v32",
+    "{{ tool['type'] + '<｜tool▁sep｜>' + name + '\\n' + '```json' }}": "deepseek_v3",
+    "{{ name + '<｜tool▁sep｜>' + arguments }}": "deepseek_v31",
+    "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>": "kimi_k2",
 }
 API = Path(__file__).parents[3] / "docs" / "api.md"
 REASONING_SIGNS = {
@@ -41,7 +52,7 @@ def test_a_template_tells_how_its_model_writes_calls(template: str, family: str)
 
 
 def test_every_format_of_calls_has_a_parser_a_template_and_a_place_in_the_documentation() -> None:
-    assert TOOL_FORMATS.keys() == TOOL_PARSERS.keys(), (
+    assert TOOL_FORMATS.keys() == TOOL_PARSER_NAMES, (
         "name the parser in TOOL_PARSERS of services/answers/parser.py"
     )
     assert TOOL_FORMATS.keys() == {*TOOL_SIGNS.values()}, (

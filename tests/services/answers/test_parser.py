@@ -4,10 +4,8 @@ are valid JSON."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.services.answers.parser import TOOL_PARSERS, AnswerParser, call_id
-from headwater.services.answers.parts import Parts
+from tests.services.answers.heard import Heard, cut, heard_of
 
 NAMES = ["weather", "time", "get_user", "2fa-code"]
 ULM = {
@@ -25,48 +23,6 @@ ULM = {
     "days": [1, 2.5, True, None],
 }
 ULM_JSON = json.dumps(ULM)
-
-
-@dataclass
-class Heard:
-    """What a client has put together."""
-
-    content: str = ""
-    reasoning: str = ""
-    names: list[str] = field(default_factory=list)
-    arguments: list[str] = field(default_factory=list)
-
-    def take(self, parts: Parts) -> None:
-        self.content += parts.content
-        self.reasoning += parts.reasoning
-        for call in parts.calls:
-            if call.index == len(self.names):
-                assert call.name
-                self.names.append("")
-                self.arguments.append("")
-            self.names[call.index] += call.name
-            self.arguments[call.index] += call.arguments
-
-    @property
-    def calls(self) -> list[tuple[str, Any]]:
-        return [
-            (name, json.loads(arguments))
-            for name, arguments in zip(self.names, self.arguments, strict=True)
-        ]
-
-
-def heard_of(answer_format: AnswerFormat, pieces: list[str]) -> Heard:
-    parser = AnswerParser(answer_format)
-    heard = Heard()
-    for piece in pieces:
-        heard.take(parser.push(piece))
-    heard.take(parser.flush())
-    return heard
-
-
-def cut(text: str, places: list[int]) -> list[str]:
-    bounds = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
@@ -178,6 +134,7 @@ WRITERS = {
     "hermes": lambda args: f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(args)}}}\n</tool_call>\n' * 2,
     "llama3_json": lambda args: "; ".join([f'{{"name": "weather", "parameters": {json.dumps(args, ensure_ascii=False)}}}'] * 2),
     "mistral": lambda args: f"[TOOL_CALLS]{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
+    "mistral_tekken": lambda args: f"[TOOL_CALLS]weather[ARGS]{json.dumps(args)}" * 2,
     "pythonic": lambda args: f"[{', '.join(['weather(' + ', '.join(f'{k}={v!r}' for k, v in args.items()) + ')'] * 2)}]",
 }  # fmt: skip
 
@@ -309,7 +266,8 @@ def test_the_id_of_a_call_is_the_same_on_every_attempt_and_fits_its_family() -> 
         AnswerFormat(tool_parser="hermes"), "r", 0, 1
     )
     assert call_id(AnswerFormat(), "r", 0, 1) != call_id(AnswerFormat(), "r", 1, 1)
-    assert len(call_id(AnswerFormat(tool_parser="mistral"), "r", 0, 0)) == 9
+    for name in ("mistral", "mistral_tekken"):
+        assert len(call_id(AnswerFormat(tool_parser=name), "r", 0, 0)) == 9
 
 
 TEXT_CALLS = {
@@ -318,6 +276,7 @@ TEXT_CALLS = {
     ),
     "llama3_json": lambda json_text: f'{{"name": "time", "parameters": {json_text}}}',
     "mistral": lambda json_text: f'[TOOL_CALLS][{{"name": "time", "arguments": {json_text}}}]',
+    "mistral_tekken": lambda json_text: f"[TOOL_CALLS]time[ARGS]{json_text}",
     "pythonic": lambda json_text: f"[time(input={json.dumps(json.loads(json_text)['input'])})]",
 }
 

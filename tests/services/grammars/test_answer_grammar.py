@@ -1,5 +1,4 @@
 """What answers with tools and thoughts are held to, seen through a model's tokens."""
-# ruff: noqa: E501 (answers stand here as models write them)
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ from headwater.services.grammars.grammars import Grammars
 from headwater.services.processor.prepare import prepare
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
+from tests.services.answers.written_calls import BARE, WRITERS, Call
 from tests.small_models import make_thinking_folder
 
 CITY = {
@@ -75,19 +75,22 @@ def accepts(model: TextModel, grammars: Grammars, grammar: str, text: str) -> bo
 
 
 ULM = '{"city": "Ulm", "unit": "C"}'
-CALLS = {
-    "hermes": ('<tool_call>\n{"name": "weather", "arguments": ' + ULM + "}\n</tool_call>", '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>', "\n"),
-    "llama3_json": ('{"name": "weather", "parameters": ' + ULM + "}", '{"name": "time", '
-                                                                      '"parameters": {}}', "; "),
-    "mistral": ('{"name": "weather", "arguments": ' + ULM + "}", '{"name": "time", "arguments": {}}', ", "),
-    "pythonic": ('weather(city="Ulm", unit="C")', "time()", ", "),
-}  # fmt: skip
-AROUND = {"mistral": ("[TOOL_CALLS][", "]"), "pythonic": ("[", "]")}
+WEATHER_CALL: Call = ("weather", json.loads(ULM))
+TIME_CALL: Call = ("time", {})
+OTHER_UNIT: Call = ("weather", {"city": "Ulm", "unit": "K"})
+WRONG_TYPES: list[Call] = [
+    ("weather", {"city": "Ulm", "days": "x"}),
+    ("weather", {"city": 3, "unit": "C"}),
+]
+"""Calls that do not match; a format that writes strings without quotes has no wrong strings."""
 
 
-def written(form: str, *calls: str) -> str:
-    before, after = AROUND.get(form, ("", ""))
-    return before + CALLS[form][2].join(calls) + after
+def written(form: str, *calls: Call) -> str:
+    return WRITERS[form](calls)
+
+
+def test_every_format_has_a_writer() -> None:
+    assert WRITERS.keys() == TOOL_FORMATS.keys(), "add a row to written_calls.py"
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS)
@@ -95,13 +98,13 @@ def test_calls_that_are_due_are_written_as_the_family_writes_them(
     thinking: TextModel, grammars: Grammars, form: str
 ) -> None:
     model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
-    weather, time, _ = CALLS[form]
+    weather, time = WEATHER_CALL, TIME_CALL
+    wrong = [written(form, call) for call in WRONG_TYPES[: 1 if form in BARE else None]]
     cases: list[tuple[dict[str, Any], list[str], list[str]]] = [
-        ({"choice": "required"}, [written(form, weather), written(form, time, weather)], ["It "
-                                                                                          "is late.", "", written(form, weather.replace('"Ulm"', "3"))]),
+        ({"choice": "required"}, [written(form, weather), written(form, time, weather)], ["It is late.", "", *wrong]),
         ({"choice": "required", "parallel_tool_calls": False}, [written(form, time)], [written(form, time, weather)]),
         ({"choice": "weather"}, [written(form, weather)], [written(form, time), written(form, weather, weather)]),
-        ({"choice": "auto"}, ["It is late.", written(form, weather)], [written(form, weather.replace('"C"', '"K"'))]),
+        ({"choice": "auto"}, ["It is late.", written(form, weather)], [written(form, OTHER_UNIT)]),
     ]  # fmt: skip
     for options, good, bad in cases:
         reply, grammar = prepared(model, request(WEATHER, TIME, **options))
@@ -124,7 +127,7 @@ def test_beside_structured_output_an_answer_calls_or_matches_it(
     thinking: TextModel, grammars: Grammars, form: str
 ) -> None:
     model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
-    weather, time, _ = CALLS[form]
+    weather, time = WEATHER_CALL, TIME_CALL
     loose = Tool(
         name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}'
     )
@@ -148,7 +151,7 @@ def test_beside_structured_output_an_answer_calls_or_matches_it(
             for text in (
                 "It is late.",
                 match + written(form, time),
-                written(form, weather.replace('"C"', '"K"')),
+                written(form, OTHER_UNIT),
             ):
                 assert not accepts(model, grammars, grammar, text), (choice, text)
         for more in (
@@ -164,16 +167,6 @@ def test_beside_structured_output_an_answer_calls_or_matches_it(
             assert not accepts(model, grammars, grammar, written(form, time, weather)), more
 
 
-TEXT_CALLS: dict[str, Callable[[str], str]] = {
-    "hermes": lambda text: (
-        f'<tool_call>\n{{"name": "code", "arguments": {{"input": {text}}}}}\n</tool_call>'
-    ),
-    "llama3_json": lambda text: f'{{"name": "code", "parameters": {{"input": {text}}}}}',
-    "mistral": lambda text: f'{{"name": "code", "arguments": {{"input": {text}}}}}',
-    "pythonic": lambda text: f"code(input={text})",
-}
-
-
 @pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_the_text_of_a_custom_tool_matches_also_where_it_need_not_be_called(
     thinking: TextModel, grammars: Grammars, form: str
@@ -186,7 +179,7 @@ def test_the_text_of_a_custom_tool_matches_also_where_it_need_not_be_called(
     ):
         code = Tool(name="code", custom_input=CustomInput(**({kind: definition} if kind else {})))
         good, bad = (
-            written(form, TEXT_CALLS[form](json.dumps(text))) for text in ('say "abc"\n', "say abc")
+            written(form, ("code", {"input": text})) for text in ('say "abc"\n', "say abc")
         )
         for choice in ("auto", "required", "code"):
             reply, grammar = prepared(model, request(code, TIME, choice=choice))
@@ -206,8 +199,8 @@ def test_digits_of_a_custom_tool_are_ascii(thinking: TextModel, grammars: Gramma
         _, grammar = prepared(
             model, request(Tool(name="code", custom_input=asked), choice="required")
         )
-        assert accepts(model, grammars, grammar, TEXT_CALLS["hermes"]('"12"'))
-        assert not accepts(model, grammars, grammar, TEXT_CALLS["hermes"]('"٣"'))
+        assert accepts(model, grammars, grammar, written("hermes", ("code", {"input": "12"})))
+        assert not accepts(model, grammars, grammar, written("hermes", ("code", {"input": "٣"})))
 
 
 def test_a_pythonic_call_of_a_tool_that_is_not_strict_has_any_arguments(
@@ -361,8 +354,8 @@ def test_a_budget_ends_the_thoughts_and_leaves_the_answer_free(
         thinking,
         request(TIME, choice="required", sampling=Sampling(thinking_token_budget=0), **opened),
     )
-    assert accepts(thinking, grammars, calls[1], "</think>" + CALLS["hermes"][1])
-    assert not accepts(thinking, grammars, calls[1], "so</think>" + CALLS["hermes"][1])
+    assert accepts(thinking, grammars, calls[1], "</think>" + written("hermes", TIME_CALL))
+    assert not accepts(thinking, grammars, calls[1], "so</think>" + written("hermes", TIME_CALL))
 
 
 @pytest.mark.parametrize("budget", [2**31, 2**32 - 1])
@@ -402,7 +395,7 @@ def test_an_enforced_call_wins_over_structured_output(
     thinking: TextModel, grammars: Grammars, form: str
 ) -> None:
     model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
-    weather, time, _ = CALLS[form]
+    weather, time = WEATHER_CALL, TIME_CALL
     for output, match in (
         (StructuredOutput(json_object=True), '{"a": 1}'),
         (StructuredOutput(regex="[0-9]+"), "7"),
@@ -421,7 +414,7 @@ def test_an_enforced_call_wins_over_structured_output(
 def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: Grammars) -> None:
     for form in TOOL_FORMATS:
         model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
-        weather, time, _ = CALLS[form]
+        weather, time = WEATHER_CALL, TIME_CALL
         for choice in ("auto", "required"):
             _, grammar = prepared(
                 model, request(WEATHER, TIME, choice=choice, allowed_tools=["time"])
@@ -587,3 +580,16 @@ def test_calls_that_a_grammar_holds_are_refused_with_a_beam_search(
         prepared(thinking, request(WEATHER, TIME, sampling=sampling, **options))
     _, grammar = prepared(thinking, request(TIME, choice="auto", sampling=sampling))
     assert not grammar
+
+
+@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm47"])
+def test_an_answer_behind_a_budget_of_thoughts_may_call(
+    thinking: TextModel, grammars: Grammars, form: str
+) -> None:
+    assert "<tool_call>" in thinking.tokenizer.special_texts
+    model = dataclasses.replace(thinking, tool_format=form)
+    sampling = Sampling(thinking_token_budget=8)
+    _, grammar = prepared(model, request(Tool(name="time"), choice="auto", sampling=sampling))
+    for text in ("<think>So</think>It is late.", "It is late.", written(form, TIME_CALL)):
+        assert accepts(model, grammars, grammar, text), text
+    assert accepts(model, grammars, grammar, "<think>So</think>" + written(form, TIME_CALL))

@@ -263,15 +263,12 @@ def test_a_property_may_be_required_as_older_schemas_say_it(
     assert accepts(grammars, demo_model, grammar, '{"a":"b"}')
 
 
+@pytest.mark.parametrize("end", ["<|im_start|>", "\n<|im_start|>", "<|im_start|>\n"])
 def test_a_special_token_in_a_tag_is_that_token_and_not_its_letters(
-    grammars: Grammars, demo_model: TextModel
+    grammars: Grammars, demo_model: TextModel, end: str
 ) -> None:
-    form = tag(
-        type="tag", begin="<|im_start|>call", content={"type": "any_text"}, end="<|im_start|>"
-    )
+    form = tag(type="tag", begin="<|im_start|>call", content={"type": "any_text"}, end=end)
     matcher = grammars.compile(grammar_of(StructuredOutput(**form), SPECIAL))
-    token_ids = demo_model.tokenizer.encode(
-        "<|im_start|>call me<|im_start|>", add_special_tokens=False
-    )
+    token_ids = demo_model.tokenizer.encode(f"<|im_start|>call me{end}", add_special_tokens=False)
     assert matcher.try_consume_tokens(token_ids) == len(token_ids)
     assert matcher.is_accepting()

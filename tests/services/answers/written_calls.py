@@ -1,0 +1,164 @@
+"""Calls as the models of each format write them, written here from the published chat templates and
+not from our tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Call = tuple[str, dict[str, Any]]
+
+
+def _bare(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _functions(arguments: dict[str, Any], margin: str) -> str:
+    return "".join(
+        f"<parameter={name}>{margin}{_bare(value)}{margin}</parameter>\n"
+        for name, value in arguments.items()
+    )
+
+
+def _qwen3_coder(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n{_functions(arguments, chr(10))}</function>\n</tool_call>"
+        for name, arguments in calls
+    )
+
+
+def _seed_oss(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<seed:tool_call>\n<function={name}>\n{_functions(arguments, '')}</function>\n"
+        "</seed:tool_call>"
+        for name, arguments in calls
+    )
+
+
+def _glm(gap: str) -> Callable[[Sequence[Call]], str]:
+    def pairs(arguments: dict[str, Any]) -> str:
+        return "".join(
+            f"<arg_key>{name}</arg_key>{gap}<arg_value>{_bare(value)}</arg_value>{gap}"
+            for name, value in arguments.items()
+        )
+
+    return lambda calls: gap.join(
+        f"<tool_call>{name}{gap}{pairs(arguments)}</tool_call>" for name, arguments in calls
+    )
+
+
+def _minimax_m2(calls: Sequence[Call]) -> str:
+    blocks = [
+        f'<invoke name="{name}">\n'
+        + "".join(
+            f'<parameter name="{key}">{_bare(value)}</parameter>\n'
+            for key, value in arguments.items()
+        )
+        + "</invoke>"
+        for name, arguments in calls
+    ]
+    return "<minimax:tool_call>\n" + "\n".join(blocks) + "\n</minimax:tool_call>"
+
+
+def _dsml(section: str) -> Callable[[Sequence[Call]], str]:
+    def parameter(name: str, value: Any) -> str:
+        sign = "true" if isinstance(value, str) else "false"
+        return (
+            f'<｜DSML｜parameter name="{name}" string="{sign}">{_bare(value)}</｜DSML｜parameter>\n'
+        )
+
+    def block(name: str, arguments: dict[str, Any]) -> str:
+        inner = "".join(parameter(key, value) for key, value in arguments.items())
+        return f'<｜DSML｜invoke name="{name}">\n{inner}</｜DSML｜invoke>'
+
+    return lambda calls: (
+        f"<｜DSML｜{section}>\n"
+        + "\n".join(block(name, arguments) for name, arguments in calls)
+        + f"\n</｜DSML｜{section}>"
+    )
+
+
+def _json(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _deepseek_v3(calls: Sequence[Call]) -> str:
+    inner = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_json(arguments)}\n```"
+        "<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+def _deepseek_v31(calls: Sequence[Call]) -> str:
+    inner = "".join(
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_json(arguments)}<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+def _kimi_k2(calls: Sequence[Call]) -> str:
+    inner = "".join(
+        f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{_json(arguments)}"
+        "<|tool_call_end|>"
+        for i, (name, arguments) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
+
+
+def _hermes(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f'<tool_call>\n{{"name": "{name}", "arguments": {_json(arguments)}}}\n</tool_call>'
+        for name, arguments in calls
+    )
+
+
+def _llama3_json(calls: Sequence[Call]) -> str:
+    return "; ".join(
+        f'{{"name": "{name}", "parameters": {_json(arguments)}}}' for name, arguments in calls
+    )
+
+
+def _mistral(calls: Sequence[Call]) -> str:
+    inner = ", ".join(
+        f'{{"name": "{name}", "arguments": {_json(arguments)}}}' for name, arguments in calls
+    )
+    return f"[TOOL_CALLS][{inner}]"
+
+
+def _mistral_tekken(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls)
+
+
+def _pythonic(calls: Sequence[Call]) -> str:
+    inner = ", ".join(
+        f"{name}({', '.join(f'{key}={_json(value)}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    )
+    return f"[{inner}]"
+
+
+WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
+    "hermes": _hermes,
+    "llama3_json": _llama3_json,
+    "mistral": _mistral,
+    "mistral_tekken": _mistral_tekken,
+    "pythonic": _pythonic,
+    "qwen3_coder": _qwen3_coder,
+    "seed_oss": _seed_oss,
+    "glm45": _glm("\n"),
+    "glm47": _glm(""),
+    "minimax_m2": _minimax_m2,
+    "deepseek_v4": _dsml("tool_calls"),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v31": _deepseek_v31,
+    "kimi_k2": _kimi_k2,
+}
+BARE = frozenset(
+    {"qwen3_coder", "seed_oss", "glm45", "glm47", "minimax_m2", "deepseek_v4", "deepseek_v32"}
+)
+"""Formats that write strings without quotes."""
