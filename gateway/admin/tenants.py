@@ -23,10 +23,11 @@ from headwater.services.runtime.usage_log import AUDIT_STREAM, UsageLog, make_st
 
 from ..buckets import or_unavailable
 from ..http.http_exchange import Exchange
-from ..openai.decode import convert, decode
+from ..openai.decode import decode
 from ..tenancy.directory import TenantDirectory, new_key
 from ..tenancy.records import Count, Key, Limits, TenantRecord, new_uid
 from ..tenancy.tenants import RESERVED, AdminKeys, checked_name
+from ..wire.decode import convert
 from .purge import Purge
 
 MAX_BODY_BYTES = 64 * 1024

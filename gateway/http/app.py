@@ -20,9 +20,8 @@ from ..openai.answers import Answer, EventStream, Renderer
 from ..openai.chat import ChatRenderer
 from ..openai.completions import CompletionRenderer
 from ..openai.conversation_schema import ConversationChange, NewConversation, NewItems
-from ..openai.decode import RequestT, build_decoders, decode
+from ..openai.decode import RequestT, decode
 from ..openai.embeddings import EmbeddingRequest, reply_of, to_embedding
-from ..openai.errors import MethodNotAllowed
 from ..openai.not_served import PATHS_NOT_SERVED, PathNotServed
 from ..openai.response_schema import ResponsesRequest
 from ..openai.run_answer import Silence, run_answer
@@ -41,6 +40,8 @@ from ..settings import GatewaySettings
 from ..stages.stream_context import StreamKind
 from ..tenancy.caller import Caller
 from ..tenancy.tenants import Tenant
+from ..wire.decode import build_decoders
+from ..wire.http_errors import MethodNotAllowed
 from .background_responses import BackgroundResponses
 from .batches import BatchSurface
 from .conversations import Conversations

@@ -20,13 +20,14 @@ from headwater.services.runtime.tasks import log_failure
 
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from ..long_work import LongWork
-from ..openai import errors as http_errors
-from ..openai.sse import EVENT_STREAM, Headers, SseStream, rest_of
+from ..openai import errors as openai_errors
 from ..settings import BODY_BYTES_PER_SECOND
 from ..tenancy.caller import new_request_id, printable
 from ..tenancy.grant import Standing
 from ..tenancy.peers import peer_of
 from ..tenancy.tenants import KnownTenant
+from ..wire.http_errors import headers_of, status_of
+from ..wire.sse import EVENT_STREAM, Headers, SseStream, rest_of
 from .content_encoding import (
     MIN_BYTES,
     PIECE_BYTES,
@@ -99,7 +100,7 @@ class Exchange:
         """Answered as `x-ratelimit-…`."""
         self.stream: SseStream | None = None
         self.status = 499
-        self.error_event: Callable[[errors.HeadwaterError], bytes] = http_errors.error_event
+        self.error_event: Callable[[errors.HeadwaterError], bytes] = openai_errors.error_event
         """Renders the event that ends a stream that breaks."""
         self._client_left = False
 
@@ -323,20 +324,20 @@ class Exchange:
     async def refuse(self, error: errors.HeadwaterError) -> None:
         """Refuses by status and envelope; by an event, where a stream has begun; not at all, where
         the client left."""
-        self.status = http_errors.status_of(error)
+        self.status = status_of(error)
         if self._client_left:
             return
         if self.stream is not None and self.stream.started:
             with contextlib.suppress(errors.ClientGone):
                 await self.stream.close(self.error_event(error))
         else:
-            self.reply_headers += http_errors.headers_of(error)
-            await self.reply(msgspec.json.encode(http_errors.envelope(error)), JSON, self.status)
+            self.reply_headers += headers_of(error)
+            await self.reply(msgspec.json.encode(openai_errors.envelope(error)), JSON, self.status)
 
     async def close(self) -> None:
         """Gives up what was still to be written."""
         # NOTE: what the collector of cycles need not find costs less.
-        self.error_event = http_errors.error_event
+        self.error_event = openai_errors.error_event
         stream = self.stream
         self.stream = None
         if stream is not None:
