@@ -7,23 +7,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from headwater.services.runtime import errors
 
 from ..request.choice import Choice
 from ..request.generation import Generation
 from ..request.sinks import Piece
 from ..wire.event_sink import EventSink
-from ..wire.sse import KEEP_ALIVE, SseStream
+from ..wire.sse import KEEP_ALIVE, SseStream, typed_event
 from .errors import envelope
 from .numbered import NumberedStream
 from .response_input import LOGPROBS
 from .response_items import Event, ResponseItems
 from .response_schema import ResponsesRequest
 from .response_tools import ResponseTools
-
-encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,8 +186,7 @@ class ResponseEvents(EventSink):
     def _event(self, event: Event) -> bytes:
         numbered = {"sequence_number": self._num_events, **event}
         self._num_events += 1
-        name: str = event["type"]
-        return b"event: " + name.encode() + b"\ndata: " + encode(numbered) + b"\n\n"
+        return typed_event(numbered)
 
 
 def last_status(choice: Choice) -> str:
