@@ -100,6 +100,10 @@ REFUSED: dict[str, tuple[Call, int]] = {
     "broken JSON": (raw("/v1/chat/completions", b"{"), 400),
     "deep JSON": (raw("/v1/responses", b'{"model":"m","input":' + b"[" * 600 + b"]" * 600), 400),
     "costly JSON": (raw("/tokenize", b'{"x":[1e308%b]}' % (b",1e308" * 300)), 400),
+    "a message": (
+        lambda ada: ada.call("POST", "/v1/messages", json={"model": MODEL, "messages": []}),
+        400,
+    ),
     "a grammar": (
         asking("/v1/chat/completions", guided_regex="(?=a)", max_tokens=1),
         400,
