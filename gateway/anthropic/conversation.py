@@ -1,7 +1,8 @@
 """Turns of Anthropic's messages to the contract's messages.
 
-A tool's result, which is a block of a user's message, becomes a message of its own, so that numbers
-of messages differ; `Turns.renamed` has the client's names of fields.
+A tool's result, which is a block of a user's message, becomes a message of its own, and messages of
+one role in a row become one. So numbers of messages differ; `Turns.renamed` has the client's names of
+fields.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from .attribution import without_attribution
 from .schema import Block, CountTokensRequest, Message, TextBlock
 
 ROLES = ("user", "assistant", "system")
+REMINDER = "<system-reminder>\n{}\n</system-reminder>"
+"""Form of a system message behind the first turn, as coding agents themselves have it in the turns
+of users."""
 OF_USERS = "text or tool_result (only text is served)"
 OF_ASSISTANTS = "text, thinking, redacted_thinking or tool_use"
 
@@ -45,54 +49,48 @@ class Turns:
     def ends_in_answer(self) -> bool:
         """Whether the last message is the beginning of the answer, which goes on with it."""
         last = self._messages[-1]
-        is_begun = last.role == "assistant" and bool(last.content or last.parts)
-        return is_begun and not last.tool_calls
+        return last.role == "assistant" and bool(last.parts) and not last.tool_calls
 
     def _add(self, message: Message, at: str) -> None:
         check_role(message.role, at, ROLES)
         if message.role == "system":
             self._add_system(message.content, f"{at}.content")
         elif isinstance(message.content, str):
-            self._append(ChatMessage(role=message.role, content=message.content), at)
+            self._turn(message.role, at).parts.add(type="text", text=message.content)
         elif message.role == "user":
             self._add_user(message.content, at)
         else:
             self._add_assistant(message.content, at)
 
     def _add_system(self, content: str | Sequence[TextBlock], at: str) -> None:
-        """Adds a system prompt, unless it is empty."""
-        message = ChatMessage(role="system")
+        """Adds a system prompt, unless it is empty. Most templates take one at the beginning alone,
+        and some take no two turns of users in a row: a later one is a part of a user's turn."""
         if isinstance(content, str):
-            message.content = without_attribution(content)
+            texts = [content]
         else:
             texts = [_text(block, f"{at}[{k}]") for k, block in enumerate(content)]
-            for text in texts:
-                if rest := without_attribution(text):
-                    message.parts.add(type="text", text=rest)
-        if message.content or message.parts:
-            self._append(message, at)
+        is_first = not self._messages or self._messages[-1].role == "system"
+        for text in filter(None, map(without_attribution, texts)):
+            turn = self._turn("system" if is_first else "user", at.removesuffix(".content"))
+            turn.parts.add(type="text", text=text if is_first else REMINDER.format(text))
 
     def _add_user(self, blocks: Sequence[Block], at: str) -> None:
-        """Adds a message of each run of texts, and one of each result of a tool."""
+        """Adds texts to a turn, and a message of each result of a tool."""
         BadRequest.unless(blocks, f"{at}.content", [], "a string or at least one block")
-        texts: ChatMessage | None = None
         for k, block in enumerate(blocks):
             place = f"{at}.content[{k}]"
             match block.type:
                 case "text":
-                    if texts is None:
-                        texts = self._append(ChatMessage(role="user"), at)
-                    texts.parts.add(type="text", text=_text(block, place))
+                    text = _text(block, place)
+                    self._turn("user", at).parts.add(type="text", text=text)
                 case "tool_result":
-                    texts = None
                     self._append(_result(block, place), place)
                 case _:
                     raise BadRequest.of(f"{place}.type", block.type, OF_USERS)
 
     def _add_assistant(self, blocks: Sequence[Block], at: str) -> None:
-        message = self._append(ChatMessage(role="assistant"), at)
-        number = len(self._messages) - 1
-        thoughts: list[str] = []
+        message = self._turn("assistant", at)
+        thoughts = [message.reasoning_content]
         for k, block in enumerate(blocks):
             place = f"{at}.content[{k}]"
             match block.type:
@@ -104,13 +102,20 @@ class Turns:
                     # Only the server that wrote it can read it.
                     continue
                 case "tool_use":
-                    call = f"messages[{number}].tool_calls[{len(message.tool_calls)}]"
-                    self.renamed[f"{call}.function.arguments"] = f"{place}.input"
+                    call = f"messages[{len(self._messages) - 1}].tool_calls"
+                    arguments = f"{call}[{len(message.tool_calls)}].function.arguments"
+                    self.renamed[arguments] = f"{place}.input"
                     _add_call(message, block, place)
                 case _:
                     raise BadRequest.of(f"{place}.type", block.type, OF_ASSISTANTS)
-        if thoughts:
-            message.reasoning_content = "\n".join(thoughts)
+        if any(thoughts):
+            message.reasoning_content = "\n".join(filter(None, thoughts))
+
+    def _turn(self, role: str, at: str) -> ChatMessage:
+        """The message of the role that comes next: messages of one role in a row are one turn."""
+        if self._messages and self._messages[-1].role == role:
+            return self._messages[-1]
+        return self._append(ChatMessage(role=role), at)
 
     def _append(self, message: ChatMessage, at: str) -> ChatMessage:
         number = len(self._messages)

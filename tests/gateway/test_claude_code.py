@@ -21,7 +21,7 @@ from tests.gateway.processes import (
 )
 from tests.gateway.scripted_model import scripted_model
 from tests.own_environment import node_with
-from tests.small_models import make_thinking_folder
+from tests.small_models import THINKING_TEMPLATE, make_thinking_folder
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 CONTEXT = 131_072
@@ -32,6 +32,13 @@ CALL = {
     "name": "Bash",
     "arguments": {"command": "echo written by a shell", "description": "Writes a line"},
 }
+LOOP = "{%- for message in messages %}"
+STRICT_TEMPLATE = THINKING_TEMPLATE.replace(
+    LOOP,
+    LOOP + "{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('a system message must be the first') }}{% endif %}",
+)
+"""A template that refuses system messages between turns, as many do; Claude Code sends them."""
 ANSWER = "<|im_start|>assistant\n"
 """What a prompt of the model ends with."""
 SCRIPT = [
@@ -44,7 +51,9 @@ def test_claude_code_runs_a_command_that_the_model_calls(
     text_folder: Path, start_gateway: GatewayStarter, tmp_path: Path
 ) -> None:
     modules = node_with(tmp_path / "node", "@anthropic-ai/claude-code")
-    folder = make_thinking_folder(text_folder, tmp_path / THINKER, name=THINKER)
+    folder = make_thinking_folder(
+        text_folder, tmp_path / THINKER, name=THINKER, template=STRICT_TEMPLATE
+    )
     manifest = folder / "model.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"max_model_len": CONTEXT}))
     tokenizer = Tokenizer.from_folder(folder, VOCAB_SIZE)

@@ -71,10 +71,33 @@ def test_results_of_tools_are_messages_in_the_order_of_their_blocks() -> None:
         {"type": "text", "text": "b"},
         {"type": "tool_result", "tool_use_id": "3", "content": [{"type": "text", "text": "c"}]},
     ]
-    made = conversation({"role": "user", "content": content}, {"role": "system", "content": "s"})
-    expected = [("tool", "one"), ("tool", ""), ("user", "a|b"), ("tool", "c"), ("system", "s")]
-    assert roles(made) == expected
+    made = conversation({"role": "user", "content": content})
+    assert roles(made) == [("tool", "one"), ("tool", ""), ("user", "a|b"), ("tool", "c")]
     assert [each.tool_call_id for each in made.messages if each.role == "tool"] == ["1", "2", "3"]
+
+
+def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
+    begun: dict[str, Any] = {"role": "assistant", "content": "one"}
+    thought = {"type": "thinking", "thinking": "a"}
+    rest = {"role": "assistant", "content": [thought, {"type": "text", "text": "two"}]}
+    made = conversation(USER, USER, begun, rest)
+    assert roles(made) == [("user", "Now?|Now?"), ("assistant", "one|two")]
+    assert made.messages[1].reasoning_content == "a"
+    assert made.continue_final_message
+
+
+def test_a_system_message_behind_the_first_turn_is_a_part_of_a_turn_of_a_user() -> None:
+    system = {"role": "system", "content": "s"}
+    reminder = "<system-reminder>\ns\n</system-reminder>"
+    made = conversation(system, USER, system, {"role": "assistant", "content": "a"}, system)
+    assert roles(made) == [
+        ("system", "s"),
+        ("user", f"Now?|{reminder}"),
+        ("assistant", "a"),
+        ("user", reminder),
+    ]
+    assert not made.continue_final_message
+    assert roles(conversation(system, USER, system="t"))[0] == ("system", "t|s")
 
 
 def test_thoughts_and_calls_of_an_answer_are_of_its_message() -> None:
