@@ -84,6 +84,12 @@ def test_an_answer_ends_with_its_stop_sequence_and_matches_its_schema(thinker: G
     assert cut["content"][0]["text"] == whole["content"][0]["text"].split("Blau")[0]
 
 
+def test_a_message_is_explained_by_its_id(thinker: Gateway) -> None:
+    message = ask(thinker, max_tokens=2)
+    known = thinker.client.get(f"/v1/requests/{message['id']}/explain")
+    assert known.status_code == 200, known.text
+
+
 def test_an_answer_goes_on_with_the_last_message(thinker: Gateway) -> None:
     begun = [*USER, {"role": "assistant", "content": "It is"}]
     chat = {"model": MODEL, "messages": begun, "max_tokens": 6, "temperature": 0}
