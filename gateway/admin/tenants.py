@@ -23,10 +23,11 @@ from headwater.services.runtime.usage_log import AUDIT_STREAM, UsageLog, make_st
 
 from ..buckets import or_unavailable
 from ..http.http_exchange import Exchange
-from ..openai.decode import convert, decode
+from ..openai.decode import decode
 from ..tenancy.directory import TenantDirectory, new_key
 from ..tenancy.records import Count, Key, Limits, TenantRecord, new_uid
-from ..tenancy.tenants import RESERVED, AdminKeys, checked_name
+from ..tenancy.tenants import RESERVED, AdminKeys, authorization_of, checked_name
+from ..wire.decode import convert
 from .purge import Purge
 
 MAX_BODY_BYTES = 64 * 1024
@@ -249,7 +250,7 @@ class TenantAdmin:
 
     def admin_of(self, exchange: Exchange) -> str:
         """Raises `Unauthenticated`, `PermissionDenied`."""
-        name = self._admins.name_of(exchange.headers.get("authorization", ""))
+        name = self._admins.name_of(authorization_of(exchange.headers))
         if name is None:
             structlog.get_logger().warning(
                 "administration refused", method=exchange.method, path=exchange.path
@@ -259,7 +260,7 @@ class TenantAdmin:
 
     def is_admin(self, exchange: Exchange) -> bool:
         """The caller is an administrator. Refuses nothing: for pages that other callers see too."""
-        authorization = exchange.headers.get("authorization", "")
+        authorization = authorization_of(exchange.headers)
         return bool(authorization) and self._admins.name_of(authorization) is not None
 
     @contextlib.asynccontextmanager

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headwater.services.runtime import errors
 from headwater.services.runtime.unforeseen import unforeseen
 
+from ..anthropic.schema import CountTokensRequest, MessagesRequest
 from ..jobs.response_store import ResponseStore
 from ..jobs.tenant_storage import TenantStorage
 from ..long_work import without_collector
@@ -20,9 +21,8 @@ from ..openai.answers import Answer, EventStream, Renderer
 from ..openai.chat import ChatRenderer
 from ..openai.completions import CompletionRenderer
 from ..openai.conversation_schema import ConversationChange, NewConversation, NewItems
-from ..openai.decode import RequestT, build_decoders, decode
+from ..openai.decode import RequestT, decode
 from ..openai.embeddings import EmbeddingRequest, reply_of, to_embedding
-from ..openai.errors import MethodNotAllowed
 from ..openai.not_served import PATHS_NOT_SERVED, PathNotServed
 from ..openai.response_schema import ResponsesRequest
 from ..openai.run_answer import Silence, run_answer
@@ -41,16 +41,19 @@ from ..settings import GatewaySettings
 from ..stages.stream_context import StreamKind
 from ..tenancy.caller import Caller
 from ..tenancy.tenants import Tenant
+from ..wire.decode import build_decoders
+from ..wire.http_errors import MethodNotAllowed
 from .background_responses import BackgroundResponses
 from .batches import BatchSurface
 from .conversations import Conversations
 from .http_exchange import JSON, Exchange, Handler, HeadOnly, Route
+from .messages import Messages
 from .own_pages import OwnPages
 from .paths import Paths
 from .responses import Responses
 from .resumable_streams import ResumableStreams
 
-EXPOSED = ["x-request-id", "retry-after"] + [
+EXPOSED = ["x-request-id", "request-id", "retry-after"] + [
     f"x-ratelimit-{word}-{name}"
     for word in ("limit", "remaining", "reset")
     for name in ("requests", "tokens")
@@ -65,6 +68,8 @@ LONG_BODIES = (
     NewConversation,
     ConversationChange,
     NewItems,
+    MessagesRequest,
+    CountTokensRequest,
 )
 """Kinds of bodies that are decoded in a thread where they are long."""
 
@@ -77,8 +82,8 @@ def make_app(
     admin_routes: Sequence[Route],
     may_see_tenants: Callable[[Exchange], bool],
 ) -> ASGIApp:
-    """The application. Error pages and methods are ours, so that every answer has OpenAI's
-    envelope."""
+    """The application. Error pages and methods are ours, so that every answer has the
+    envelope of its API."""
     build_decoders(*LONG_BODIES)
     surface = RestSurface(cluster, settings, storage, responses)
     pages = OwnPages(cluster, may_see_tenants)
@@ -186,6 +191,7 @@ class RestSurface:
         self._background = BackgroundResponses(
             storage, self._responses, cluster.tenants, settings.sse_keep_alive
         )
+        self._messages = Messages(cluster, settings.sse_keep_alive)
         self._conversations = Conversations(
             responses.conversations, cluster.long_work, settings.max_body_bytes
         )
@@ -198,6 +204,8 @@ class RestSurface:
             ("POST", "/v1/embeddings", self.embeddings),
             ("POST", "/v1/responses", self.create_response),
             ("POST", "/v1/responses/input_tokens", self.count_response_input),
+            ("POST", "/v1/messages", self.create_message),
+            ("POST", "/v1/messages/count_tokens", self.count_message_tokens),
             ("GET", "/v1/responses/{id}", self._for_caller(self._background.retrieve)),
             ("POST", "/v1/responses/{id}/cancel", self._for_caller(self._background.cancel)),
             ("DELETE", "/v1/responses/{id}", self._for_caller(self._background.delete)),
@@ -314,6 +322,16 @@ class RestSurface:
         asked = await self._decoded(caller, body, ResponsesRequest)
         await self._count(caller, asked.model)
         await self._responses.count_input(exchange, caller, asked)
+
+    async def create_message(self, exchange: Exchange) -> None:
+        caller = self._let_in(exchange)
+        body = await exchange.body(self._settings.max_body_bytes)
+        await self._messages.create(exchange, caller, body)
+
+    async def count_message_tokens(self, exchange: Exchange) -> None:
+        caller = self._admit(exchange)
+        body = await exchange.body(self._settings.max_body_bytes)
+        await self._messages.count_tokens(exchange, caller, body)
 
     def _conversation_routes(self) -> list[Route]:
         """Each handler is told who asks."""

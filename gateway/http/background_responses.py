@@ -17,9 +17,9 @@ from ..jobs.background.ledger import BackgroundLedger
 from ..jobs.background.records import Record
 from ..jobs.tenant_storage import TenantStorage
 from ..openai.response_schema import ResponsesRequest
-from ..openai.sse import KEEP_ALIVE
 from ..tenancy.caller import Caller
 from ..tenancy.tenants import Tenants
+from ..wire.sse import KEEP_ALIVE
 from .http_exchange import Exchange
 from .responses import Responses
 

@@ -29,8 +29,8 @@ from ..openai.batch_schema import NewBatch
 from ..openai.decode import decode
 from ..openai.not_served import check_served
 from ..openai.paging import page_of
-from ..openai.to_pb import given
 from ..tenancy.tenants import Tenant
+from ..wire.required import given
 from .http_exchange import Exchange, Route, file_headers
 
 PURPOSE = "batch"

@@ -20,13 +20,13 @@ from headwater.services.runtime.tasks import log_failure
 
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from ..long_work import LongWork
-from ..openai import errors as http_errors
-from ..openai.sse import EVENT_STREAM, Headers, SseStream, rest_of
 from ..settings import BODY_BYTES_PER_SECOND
 from ..tenancy.caller import new_request_id, printable
 from ..tenancy.grant import Standing
 from ..tenancy.peers import peer_of
 from ..tenancy.tenants import KnownTenant
+from ..wire.http_errors import headers_of
+from ..wire.sse import EVENT_STREAM, Headers, SseStream, rest_of
 from .content_encoding import (
     MIN_BYTES,
     PIECE_BYTES,
@@ -35,6 +35,7 @@ from .content_encoding import (
     gzipped,
     takes_gzip,
 )
+from .surface_format import format_of
 
 ResultT = TypeVar("ResultT")
 Message = MutableMapping[str, Any]
@@ -100,8 +101,9 @@ class Exchange:
         """Answered as `x-ratelimit-…`."""
         self.stream: SseStream | None = None
         self.status = 499
-        self.error_event: Callable[[errors.HeadwaterError], bytes] = http_errors.error_event
-        """Renders the event that ends a stream that breaks."""
+        self.error_event: Callable[[errors.HeadwaterError], bytes] | None = None
+        """Renders the events that end a stream that breaks, where the surface's own do not do."""
+        self._format = format_of(self.path)
         self._client_left = False
 
     @property
@@ -324,20 +326,26 @@ class Exchange:
     async def refuse(self, error: errors.HeadwaterError) -> None:
         """Refuses by status and envelope; by an event, where a stream has begun; not at all, where
         the client left."""
-        self.status = http_errors.status_of(error)
+        self.status = self._format.status_of(error)
         if self._client_left:
             return
         if self.stream is not None and self.stream.started:
             with contextlib.suppress(errors.ClientGone):
-                await self.stream.close(self.error_event(error))
+                await self.stream.close(self._event_of(error))
         else:
-            self.reply_headers += http_errors.headers_of(error)
-            await self.reply(msgspec.json.encode(http_errors.envelope(error)), JSON, self.status)
+            self.reply_headers += headers_of(error)
+            envelope = self._format.envelope(error, self._shown_id())
+            await self.reply(msgspec.json.encode(envelope), JSON, self.status)
+
+    def _event_of(self, error: errors.HeadwaterError) -> bytes:
+        if self.error_event is not None:
+            return self.error_event(error)
+        return self._format.error_event(error, self._shown_id())
 
     async def close(self) -> None:
         """Gives up what was still to be written."""
         # NOTE: what the collector of cycles need not find costs less.
-        self.error_event = http_errors.error_event
+        self.error_event = None
         stream = self.stream
         self.stream = None
         if stream is not None:
@@ -376,11 +384,15 @@ class Exchange:
         on_disconnect()
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
+        request_id = self._shown_id().encode()
+        ids = [(name, request_id) for name in self._format.id_headers]
+        return [NO_SNIFFING, *self.reply_headers, *ids, *self.standing.headers()]
+
+    def _shown_id(self) -> str:
         self.request_id = (
             self.request_id or printable(self.headers.get("x-request-id", "")) or new_request_id()
         )
-        request_id = (b"x-request-id", self.request_id.encode())
-        return [NO_SNIFFING, *self.reply_headers, request_id, *self.standing.headers()]
+        return self.request_id
 
 
 def file_headers(num_bytes: int) -> Headers:

@@ -12,7 +12,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from headwater.services.runtime import errors
 
-from ..openai import errors as http_errors
+from ..openai.errors import envelope
+from ..wire.http_errors import headers_of, status_of
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n"
 """How a client begins that knows by itself that a server speaks HTTP/2. This one does not."""
@@ -38,9 +39,9 @@ def raw_refusal(status: HTTPStatus, message: str) -> bytes:
 def raw_error(error: errors.HeadwaterError) -> bytes:
     """As `raw_refusal`, where no request is read."""
     return _raw(
-        HTTPStatus(http_errors.status_of(error)),
-        http_errors.envelope(error),
-        http_errors.headers_of(error),
+        HTTPStatus(status_of(error)),
+        envelope(error),
+        headers_of(error),
     )
 
 

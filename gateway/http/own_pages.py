@@ -12,8 +12,8 @@ import prometheus_client
 
 from headwater.services.runtime import errors
 
-from ..openai.document import openapi_document
 from ..request.cluster import Cluster
+from .document import openapi_document
 from .http_exchange import Exchange, Route
 
 VERSION = importlib.metadata.version("headwater")

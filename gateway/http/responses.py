@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from headwater.proto import processor_pb2
 from headwater.services.runtime import errors
 from headwater.services.runtime.rare_log import RareLog
 
@@ -23,6 +22,7 @@ from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
 from ..request.prepare import prepare
+from ..request.prompt_length import prompt_length
 from ..request.prompt_runs import run_all
 from ..request.sinks import Gathered
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
@@ -153,21 +153,10 @@ class Responses:
         before = await self._before(caller, asked)
         prompt = to_prompt(asked, [*stored_items(before), *items_of(asked)], first=len(before))
         try:
-            reply = await self._cluster.processors.tokenize(
-                processor_pb2.ProcessorTokenizeRequest(
-                    model=asked.model,
-                    prompt=prompt,
-                    escape_special_tokens=self._cluster.tenants.escapes_special_tokens(
-                        caller.tenant
-                    ),
-                    tenant=caller.tenant.key,
-                )
-            )
+            length = await prompt_length(self._cluster, caller, asked.model, prompt)
         except errors.BadRequest as error:
             raise error.in_words_of(names_of(asked)) from None
-        await exchange.reply_json(
-            {"object": "response.input_tokens", "input_tokens": len(reply.token_ids)}
-        )
+        await exchange.reply_json({"object": "response.input_tokens", "input_tokens": length})
 
     async def find(self, tenant: str, response_id: str) -> dict[str, Any]:
         """A response as it was answered. Raises `NotFound`, `Unavailable`."""

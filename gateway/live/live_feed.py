@@ -16,9 +16,9 @@ from headwater.services.runtime import errors
 
 from ..admin.administration import Administration
 from ..http.http_exchange import Exchange
-from ..openai.sse import SseStream
 from ..request.cluster import Cluster
 from ..tenancy.caller import Caller
+from ..wire.sse import SseStream
 from .cluster_view import ClusterView, Scope
 
 TICK_SECONDS = 1.0

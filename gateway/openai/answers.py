@@ -19,9 +19,9 @@ from ..request.prepared_prompt import PreparedPrompt
 from ..request.sinks import Gathered, Held, Piece
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
+from ..wire.sse import DONE, KEEP_ALIVE, SseStream
 from .numbered import NumberedStream
 from .schema import Answering
-from .sse import DONE, KEEP_ALIVE, SseStream
 
 encode = msgspec.json.Encoder().encode
 _HOLE = "\x00text\x00"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from .body import Body
+from ..wire.body import Body
 
 
 class NewBatch(Body, kw_only=True):

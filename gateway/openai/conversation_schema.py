@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from .body import Body
+from ..wire.body import Body
 from .response_schema import InputItem
 
 MAX_ADDED = 20

@@ -16,10 +16,11 @@ from headwater.services.runtime.errors import BadRequest
 
 from ..request.choice_count import check_num_choices
 from ..request.embedding import POOLINGS, Embedding
-from .body import Body
+from ..wire.body import Body
+from ..wire.required import missing
 from .completions import prompts_of
 from .schema import Flag, Messages, TokenId, TokenizeRequest, Truncation, Whole
-from .to_pb import conversation_to_pb, missing, truncation_to_pb
+from .to_pb import conversation_to_pb, truncation_to_pb
 
 ALLOWED_INPUT = (
     "a string, a list of strings, token ids, or a list of lists of token ids, none empty"

@@ -13,7 +13,7 @@ from headwater.proto.output_processor_pb2 import RowParts
 
 from ..request.choice import Choice, Sink
 from ..stages.output_session import Scores
-from .sse import KEEP_ALIVE, SseStream
+from ..wire.sse import KEEP_ALIVE, SseStream
 
 
 class NumberedStream:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
-from headwater.proto.output_processor_pb2 import RowParts
 from headwater.services.runtime import errors
 
 from ..request.choice import Choice
 from ..request.generation import Generation
-from ..request.sinks import Held
-from ..stages.output_session import Scores
+from ..request.sinks import Piece
+from ..wire.event_sink import EventSink
+from ..wire.sse import KEEP_ALIVE, SseStream, typed_event
 from .errors import envelope
 from .numbered import NumberedStream
 from .response_input import LOGPROBS
 from .response_items import Event, ResponseItems
 from .response_schema import ResponsesRequest
 from .response_tools import ResponseTools
-from .sse import KEEP_ALIVE, SseStream
-
-encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,43 +134,19 @@ class ResponseAnswer:
         return self.response("failed", begun, store=bool(self.asked.background), **more)
 
 
-class ResponseEvents:
-    """A sink that writes a response's events while the client takes them."""
+class ResponseEvents(EventSink):
+    """A sink that writes a response's events."""
+
+    silence = KEEP_ALIVE
 
     def __init__(
         self,
         answer: ResponseAnswer,
         open_stream: Callable[[Callable[[], None]], SseStream | NumberedStream],
     ) -> None:
+        super().__init__(open_stream)
         self._answer = answer
-        self._held = Held()
-        self.out = open_stream(self._flush)
         self._num_events = 0
-        self._num_at_tick = 0
-
-    def piece(
-        self,
-        choice: Choice,
-        text: str,
-        token_ids: list[int],
-        logprobs: Scores,
-        parts: RowParts | None,
-    ) -> bool:
-        self._held.add(choice, text, token_ids, logprobs, parts)
-        if not self.out.blocked:
-            self._flush()
-        return False
-
-    def ended(self, choice: Choice) -> None:
-        self._flush_all()
-        self._write_all(self._answer.items.end(last_status(choice)))
-
-    def keep_alive(self) -> None:
-        """Writes a comment, if nothing was written since the last call."""
-        if self.out.num_events == self._num_at_tick and not self.out.blocked:
-            self._begin()
-            self.out.write(KEEP_ALIVE)
-        self._num_at_tick = self.out.num_events
 
     def last_event(self, response: dict[str, Any]) -> bytes:
         event = self._event({"type": f"response.{response['status']}", "response": response})
@@ -189,44 +160,33 @@ class ResponseEvents:
         the stream.
         """
         fields = {key: value for key, value in envelope(error)["error"].items() if key != "type"}
-        events: list[Event] = [{"type": "error", **fields}]
-        while (piece := self._held.pop()) is not None:
-            events += self._answer.items.add(piece)
-        events += self._answer.items.break_off()
-        events.append({"type": "response.failed", "response": self._answer.failed(error)})
+        first = self._event({"type": "error", **fields})
+        rest = self._held_events() + self._events(self._answer.items.break_off())
+        failed = {"type": "response.failed", "response": self._answer.failed(error)}
+        return first + rest + self._event(failed)
+
+    def _opening(self) -> bytes:
+        if self._num_events:
+            return b""
+        kinds = ("created", "in_progress")
+        return self._events(
+            {"type": f"response.{kind}", "response": self._answer.response("in_progress")}
+            for kind in kinds
+        )
+
+    def _events_of(self, piece: Piece) -> bytes:
+        return self._events(self._answer.items.add(piece))
+
+    def _ending(self, choice: Choice) -> bytes:
+        return self._events(self._answer.items.end(last_status(choice)))
+
+    def _events(self, events: Iterable[Event]) -> bytes:
         return b"".join(map(self._event, events))
-
-    def _begin(self) -> None:
-        if self._num_events == 0:
-            for kind in ("created", "in_progress"):
-                self.out.write(
-                    self._event(
-                        {
-                            "type": f"response.{kind}",
-                            "response": self._answer.response("in_progress"),
-                        }
-                    )
-                )
-
-    def _write_all(self, events: list[Event]) -> None:
-        self._begin()
-        if events:
-            self.out.write(b"".join(map(self._event, events)))
 
     def _event(self, event: Event) -> bytes:
         numbered = {"sequence_number": self._num_events, **event}
         self._num_events += 1
-        name: str = event["type"]
-        return b"event: " + name.encode() + b"\ndata: " + encode(numbered) + b"\n\n"
-
-    def _flush(self) -> None:
-        """Writes what was held, merged: the client takes more."""
-        while not self.out.blocked and (piece := self._held.pop()) is not None:
-            self._write_all(self._answer.items.add(piece))
-
-    def _flush_all(self) -> None:
-        while (piece := self._held.pop()) is not None:
-            self._write_all(self._answer.items.add(piece))
+        return typed_event(numbered)
 
 
 def last_status(choice: Choice) -> str:

@@ -11,10 +11,11 @@ from headwater.proto.common_pb2 import ChatMessage
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.runtime.message_roles import ROLES, check_role
 
-from .body import known_part
+from ..wire.body import known_part
+from ..wire.noted import note
+from ..wire.required import given, missing
 from .response_schema import InputItem, InputPart
-from .response_tools import ResponseTools, pass_over
-from .to_pb import given, missing
+from .response_tools import ResponseTools
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 ITEM_TYPES = (
@@ -153,7 +154,7 @@ def _add_hosted(messages: list[ChatMessage], item: InputItem, at: str) -> None:
             ChatMessage(role="tool", content=_as_text(item.output), tool_call_id=_call_id(item))
         )
     elif item.type in PASSED_OVER:
-        pass_over("item", item.type)
+        note("hosted item passed over", item.type, type=item.type)
     else:
         raise BadRequest.of(f"{at}.type", item.type, ITEM_TYPES)
 

@@ -11,11 +11,12 @@ from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.services.runtime.errors import BadRequest, UnsupportedField
 
+from ..wire.required import given
 from .response_history import add_item
 from .response_schema import InputItem, ResponsesRequest, TextOptions
 from .response_tools import ResponseTools
 from .structured_output import Asked, only_constraint, structured_outputs_to_pb, whitespace_of
-from .to_pb import given, sampling_to_pb
+from .to_pb import sampling_to_pb
 
 LOGPROBS = "message.output_text.logprobs"
 STRUCTURED_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")

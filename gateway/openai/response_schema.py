@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from headwater.services.runtime.request_limits import MAX_MESSAGE_PARTS, MAX_TOOLS
 
-from .body import Body
+from ..wire.body import Body
 from .schema import Flag, Sampling, StructuredOutputs, Whole
 
 ALLOWED_INPUT = f"a string or a list of up to {MAX_MESSAGE_PARTS} items"

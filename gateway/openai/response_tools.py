@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-import structlog
-
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.runtime.request_limits import bounded_tools
 
+from ..wire.noted import note
+from ..wire.required import given
 from .response_schema import (
     TOOL_NAME,
     GroupedTool,
@@ -21,13 +21,11 @@ from .response_schema import (
     ToolFields,
 )
 from .schema import TextGrammar
-from .to_pb import function_to_pb, given, offered_as, text_to_pb, tool_choice_word
+from .to_pb import function_to_pb, offered_as, text_to_pb, tool_choice_word
 
 _SERVED = ("function", "custom", "namespace")
 _MAX_NAME = 64
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{_MAX_NAME}}}")
-_passed_over: set[str] = set()
-"""Types of hosted tools and of their items that the log has named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,7 @@ class ResponseTools:
         self._offered: list[OfferedTool] = []
         for i, tool in enumerate(tools or ()):
             if tool.type not in _SERVED:
-                pass_over("tool", tool.type)
+                note("hosted tool passed over", tool.type, type=tool.type)
             elif tool.type != "namespace":
                 self._add(self._plain(tool, f"tools[{i}]"))
         for i, tool in enumerate(tools or ()):
@@ -164,13 +162,6 @@ class ResponseTools:
             chosen = alike[0] if len(alike) == 1 else name
         kinds: Mapping[str, str] = {each.name: each.tool.type for each in self._offered}
         return offered_as(kind, chosen, at, kinds)
-
-
-def pass_over(what: str, kind: str) -> None:
-    """Names in the log, once a type, what is passed over because only OpenAI runs it."""
-    if kind not in _passed_over:
-        _passed_over.add(kind)
-        structlog.get_logger().warning(f"hosted {what} passed over", type=kind)
 
 
 def _checked(name: str | None, at: str) -> str:

@@ -15,7 +15,7 @@ from headwater.services.runtime.request_limits import (
 )
 from headwater.services.runtime.speculation import MAX_DRAFT_TOKENS, NAMES
 
-from .body import Body
+from ..wire.body import Body
 
 U32 = 2**32 - 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import compress, repeat
 from operator import attrgetter, is_not
-from typing import TypeVar
 
 import msgspec
 
@@ -14,6 +13,7 @@ from headwater.services.runtime.errors import BadRequest, UnsupportedField
 from headwater.services.runtime.message_roles import ROLES, check_role
 from headwater.services.runtime.request_limits import MAX_MESSAGE_PARTS, bounded_tools, check_count
 
+from ..wire.required import given
 from .legacy_functions import with_tool_calls
 from .not_served import NOT_SERVED
 from .response_schema import ToolFields
@@ -47,7 +47,6 @@ UNLIMITED = -1
 CHAT_ROLES = (*ROLES, "function")
 """Roles that a chat may have. The contract has messages of functions as results of tools."""
 TOOL_CHOICES = ("auto", "none", "required")
-FieldT = TypeVar("FieldT")
 
 
 def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
@@ -176,17 +175,6 @@ def tool_choice_word(choice: str | None) -> str | None:
             "tool_choice", choice, "auto, none, required, or an object that names functions"
         )
     return choice
-
-
-def given(param: str, value: FieldT | None, allowed: str = "a value") -> FieldT:
-    """Value of a field that another field requires."""
-    if value is None:
-        raise missing(param, allowed)
-    return value
-
-
-def missing(param: str, allowed: str) -> BadRequest:
-    return BadRequest(param, f"{param} is missing; allowed: {allowed}", code="missing_field")
 
 
 def _tool_to_pb(tool: Tool, at: str) -> common_pb2.Tool:

@@ -31,7 +31,7 @@ from ..tenancy.cache_namespace import CacheNamespaces
 from ..tenancy.caller import Caller
 from ..tenancy.fair_start import FairStart
 from ..tenancy.grant import Standing
-from ..tenancy.tenants import Identity, Tenants
+from ..tenancy.tenants import Identity, Tenants, authorization_of
 from ..tenancy.virtual_time import VirtualTime
 from .admission import Admission
 from .cold_start_queue import ColdStartQueue
@@ -188,7 +188,7 @@ class Cluster:
         `identity` knows the tenant of a request of the gateway's own."""
         known = identity or self.tenants
         try:
-            tenant = known.identify(headers.get("authorization", ""), headers.get("x-tenant", ""))
+            tenant = known.identify(authorization_of(headers), headers.get("x-tenant", ""))
         except errors.HeadwaterError:
             return error
         return await self.accounts.after_refusal(tenant, standing, error)

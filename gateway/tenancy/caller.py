@@ -15,7 +15,7 @@ from headwater.services.runtime import errors
 from headwater.services.runtime.tracing import NoSpan, Span
 
 from .grant import Standing
-from .tenants import Identity, Tenant
+from .tenants import Identity, Tenant, authorization_of
 
 MAX_ID_LEN = 256
 MAX_STATE_LEN = 512
@@ -55,7 +55,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Caller:
         """Reads lower-case header names; `remaining` is a deadline that the transport itself
         carries, in seconds."""
-        tenant = tenants.identify(headers.get("authorization", ""), headers.get("x-tenant", ""))
+        tenant = tenants.identify(authorization_of(headers), headers.get("x-tenant", ""))
         asked = headers.get("x-headwater-deadline-ms")
         if asked is not None:
             remaining = _whole("x-headwater-deadline-ms", asked, MAX_DEADLINE_MS) / 1e3

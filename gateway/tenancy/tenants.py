@@ -176,11 +176,22 @@ def key_revoked(tenant: Tenant) -> errors.KeyRevoked:
     )
 
 
+def authorization_of(headers: Mapping[str, str]) -> str:
+    """The header `authorization` of a request. A key in `x-api-key`, where Anthropic's clients put
+    it, counts as one unless the request has a key there too."""
+    authorization = headers.get("authorization", "")
+    key = headers.get("x-api-key", "").strip()
+    has_bearer = authorization[:6].lower() == "bearer"
+    return f"Bearer {key}" if key and not has_bearer else authorization
+
+
 def key_of(authorization: str) -> str:
     """Key in the headers. Raises `Unauthenticated` when there is none."""
     scheme, _, key = authorization.partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
-        raise errors.Unauthenticated("this API needs a key: send `authorization: Bearer KEY`")
+        raise errors.Unauthenticated(
+            "this API needs a key: send `authorization: Bearer KEY` or `x-api-key: KEY`"
+        )
     return key.strip()
 
 

@@ -21,9 +21,17 @@ FAMILIES = re.compile(
     "_?(counter|gauge|labelled|distribution)|(Labelled)?(Counter|Gauge|Histogram|Info)(MetricFamily)?"
 )
 """Names of the functions and classes that make a metric, whose name is their first argument."""
-NOT_OF_AN_ANSWER = {"x-content-type-options", "x-accel-buffering", "x-tenant", "x-gzip"}
-"""Texts like headers that no script reads of an answer: two are for browsers and proxies, two come
-with requests."""
+CALLER = ("caller", "tenants")
+"""Files that read headers of requests."""
+NOT_OF_AN_ANSWER = {
+    "x-content-type-options",
+    "x-accel-buffering",
+    "x-tenant",
+    "x-gzip",
+    "x-api-key",
+}
+"""Texts like headers that no script reads of an answer: two are for browsers and proxies, the others
+come with requests."""
 
 
 def nodes_in(*rooms: str) -> Iterator[ast.AST]:
@@ -87,10 +95,10 @@ def test_every_metric_is_in_the_documentation() -> None:
 def test_every_header_of_a_request_is_in_the_documentation() -> None:
     headers = {
         text
-        for text in texts_of(ROOT / "gateway/tenancy/caller.py")
+        for text in texts_of(*(ROOT / "gateway/tenancy" / f"{name}.py" for name in CALLER))
         if re.fullmatch("x-[a-z-]+", text)
     }
-    assert "x-priority" in headers
+    assert {"x-priority", "x-api-key"} <= headers
     absent = {name for name in headers if f"`{name}" not in (DOCS / "api.md").read_text()}
     assert not absent, f"{absent}: add them to the headers in docs/api.md"
 
@@ -98,13 +106,15 @@ def test_every_header_of_a_request_is_in_the_documentation() -> None:
 def test_a_page_of_another_origin_may_read_every_header_of_an_answer() -> None:
     files = (
         path
-        for room in ("http", "openai", "admin")
+        for room in ("http", "openai", "anthropic", "wire", "admin")
         for path in (ROOT / "gateway" / room).rglob("*.py")
     )
     headers = {
-        text for text in texts_of(*files) if re.fullmatch("x-[a-z-]+[a-z]|retry-after", text)
+        text
+        for text in texts_of(*files)
+        if re.fullmatch("x-[a-z-]+[a-z]|retry-after|request-id", text)
     }
-    assert "x-request-id" in headers
+    assert {"x-request-id", "request-id"} <= headers
     assert headers - NOT_OF_AN_ANSWER <= {*EXPOSED}, (
         "add the header to EXPOSED of gateway/http/app.py"
     )

@@ -1,5 +1,5 @@
 """The clients that people use, unchanged, each in a process of its own: LangChain, LiteLLM,
-OpenAI's for JavaScript."""
+Anthropic's, OpenAI's for JavaScript."""
 
 from __future__ import annotations
 
@@ -58,6 +58,26 @@ def test_litellm_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
     assert isinstance(said["arguments"], dict)
     assert said["num_vectors"] == 2
     assert "temperature is 7.0; allowed: 0…2" in said["refused"]
+
+
+@pytest.mark.long
+def test_anthropics_client_streams_calls_tools_and_counts_tokens(thinker: Gateway) -> None:
+    said = told(sys.executable, str(CLIENTS / "anthropic_client.py"), thinker.rest, THINKER)
+    print("anthropic", said["version"])
+    assert said["call"] == {"name": "weather", "input": {"city": "Ulm"}}
+    assert said["stop_reason"] == "tool_use"
+    [call] = said["streamed"]
+    assert (call["name"], call["input"]) == ("weather", {"city": "Ulm"})
+    assert said["kinds"][0] == "message_start"
+    assert said["kinds"][-1] == "message_stop"
+    assert said["usage"] > 0
+    assert said["after"] == said["text"]
+    assert said["count"] == said["prompt"]
+    assert said["has_id"]
+    assert said["refusals"] == {
+        "model": {"class": "NotFoundError", "status": 404, "has_id": True},
+        "temperature": {"class": "BadRequestError", "status": 400, "has_id": True},
+    }
 
 
 def test_openais_client_for_javascript_chats_streams_calls_tools_and_embeds(

@@ -16,7 +16,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from headwater.gateway.http import app
-from headwater.gateway.openai.decode import build_decoders, decode
+from headwater.gateway.openai.decode import decode
+from headwater.gateway.wire.decode import build_decoders
 {build}
 body = b'{{"model": "m", "prompt": "x"}}'
 barrier = threading.Barrier(8)

@@ -229,6 +229,31 @@ def test_a_key_that_is_given_twice_is_refused(keyed: Gateway) -> None:
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_a_key_in_x_api_key_is_one_on_every_path(keyed: Gateway) -> None:
+    chat = chat_body(max_tokens=1)
+    messages = {name: chat[name] for name in ("model", "messages", "max_tokens")}
+
+    def statuses(**headers: str) -> list[int]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return [
+            keyed.client.get("/v1/models", headers=named).status_code,
+            keyed.client.post(CHAT, json=chat, headers=named).status_code,
+            keyed.client.post("/v1/messages", json=messages, headers=named).status_code,
+        ]
+
+    assert statuses(x_api_key=KEY) == [200] * 3
+    assert statuses(x_api_key="another") == statuses() == [401] * 3
+    # A proxy in front has a password of its own.
+    assert statuses(x_api_key=KEY, authorization="Basic YTpi") == [200] * 3
+    assert statuses(x_api_key="another", authorization=f"Bearer {KEY}") == [200] * 3
+    assert statuses(x_api_key=KEY, authorization="Bearer another") == [401] * 3
+    status, error = said_to(keyed, "host: x", f"x-api-key: {KEY}", "x-api-key: another")
+    assert (status, error["param"]) == (400, "x-api-key")
+    refused = keyed.client.post("/v1/messages", json=messages).json()
+    assert refused["error"]["type"] == "authentication_error"
+    assert "x-api-key: KEY" in refused["error"]["message"]
+
+
 def test_who_has_no_key_learns_nothing_about_a_prompt_over_grpc(keyed: Gateway) -> None:
     with grpc.insecure_channel(keyed.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)

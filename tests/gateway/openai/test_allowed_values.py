@@ -8,11 +8,11 @@ import pytest
 
 from headwater.gateway.admin.replicas import Role
 from headwater.gateway.openai.batch_schema import NewBatch
-from headwater.gateway.openai.body import Body
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.schema import ChatCompletionRequest, ResponseFormat
 from headwater.gateway.openai.structured_output import format_to_pb
 from headwater.gateway.openai.to_pb import conversation_to_pb
+from headwater.gateway.wire.body import Body
 from headwater.services.runtime.errors import BadRequest
 
 EMPTY_FORMAT = b'{"type": "json_schema", "json_schema": {"name": "a"}}'

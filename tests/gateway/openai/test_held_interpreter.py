@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.gateway.anthropic import decode as anthropic
+from headwater.gateway.anthropic.schema import MessagesRequest
+from headwater.gateway.anthropic.to_pb import to_prompt
 from headwater.gateway.jobs.batches.lines import read_line, read_options
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.response_schema import ResponsesRequest
@@ -30,6 +33,10 @@ ATOMS = (
     *(b'""', b'"a"', b'"\\n"', b'"' + b"\\u00e9" * 64 + b'"', b'"' + b"a" * 4096 + b'"'),
 )
 """Values that cost a decoder much for their bytes, and usual ones."""
+CALL = (
+    b'{"model":"m","max_tokens":1,"messages":[{"role":"assistant","content":'
+    b'[{"type":"tool_use","id":"1","name":"f","input":{"a":%b}}]}]}'
+)
 Decoder = Callable[[bytes], object]
 DECODERS: dict[str, Decoder] = {
     "an unknown field": lambda value: decode(
@@ -40,6 +47,7 @@ DECODERS: dict[str, Decoder] = {
     "template variables": lambda value: decode(
         b'{"model":"m","input":"x","chat_template_kwargs":{"a":%b}}' % value, ResponsesRequest
     ),
+    "the input of a call": lambda value: to_prompt(anthropic.decode(CALL % value, MessagesRequest)),
     "a line of a batch": lambda value: read_options(
         read_line(
             b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":%b}}'

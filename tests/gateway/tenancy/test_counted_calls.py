@@ -61,6 +61,11 @@ CALLS: dict[str, Call] = {
     "detokenize": lambda ada: ada.call(
         "POST", "/detokenize", json={"model": MODEL, "tokens": [1, 2, 3]}
     ),
+    "tokens of messages": lambda ada: ada.call(
+        "POST",
+        "/v1/messages/count_tokens",
+        json={"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]},
+    ),
     "input tokens": lambda ada: ada.call("POST", "/v1/responses/input_tokens", json=RESPONSE),
     "a conversation": lambda ada: ada.call("POST", "/v1/conversations", json={}),
     "reading a conversation": lambda ada: ada.call("GET", "/v1/conversations/conv_0/items"),
@@ -102,6 +107,12 @@ REFUSED: dict[str, tuple[Call, int]] = {
     "broken JSON": (raw("/v1/chat/completions", b"{"), 400),
     "deep JSON": (raw("/v1/responses", b'{"model":"m","input":' + b"[" * 600 + b"]" * 600), 400),
     "costly JSON": (raw("/tokenize", b'{"x":[1e308%b]}' % (b",1e308" * 300)), 400),
+    "a message, by x-api-key": (
+        lambda ada: ada.gateway.client.post(
+            "/v1/messages", json={"model": MODEL, "messages": []}, headers={"x-api-key": ada.key}
+        ),
+        400,
+    ),
     "a grammar": (
         asking("/v1/chat/completions", guided_regex="(?=a)", max_tokens=1),
         400,

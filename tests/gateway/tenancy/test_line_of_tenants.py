@@ -185,6 +185,13 @@ def test_only_administrators_administer_and_each_change_is_on_record(managed: Ga
     assert "digest" not in shown
 
 
+def test_an_administrator_s_key_may_come_in_x_api_key(managed: Gateway) -> None:
+    def status(key: str) -> int:
+        return managed.client.get("/admin/tenants", headers={"x-api-key": key}).status_code
+
+    assert (status(ADMIN), status("another")) == (200, 403)
+
+
 def test_requests_of_a_minute_end_in_429_with_openai_s_headers(managed: Gateway) -> None:
     ada = Customer(managed, limits={"requests_per_minute": 3, "tokens_per_minute": 100_000})
     began = time.monotonic()

@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from . import schema
-from .batch_schema import NewBatch
-from .conversation_schema import ConversationChange, NewConversation, NewItems
-from .embeddings import EmbeddingRequest
-from .response_schema import ResponsesRequest
+from ..anthropic.schema import CountTokensRequest, MessagesRequest
+from ..openai import schema
+from ..openai.batch_schema import NewBatch
+from ..openai.conversation_schema import ConversationChange, NewConversation, NewItems
+from ..openai.embeddings import EmbeddingRequest
+from ..openai.response_schema import ResponsesRequest
 
 _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/chat/completions": (
@@ -25,6 +26,11 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/responses/input_tokens": (
         ResponsesRequest,
         "How many tokens the prompt of such a turn has",
+    ),
+    "/v1/messages": (MessagesRequest, "Answer a conversation as Anthropic's API does"),
+    "/v1/messages/count_tokens": (
+        CountTokensRequest,
+        "How many tokens the prompt of such a request has",
     ),
     "/v1/conversations": (NewConversation, "Begin a conversation that is kept"),
     "/v1/conversations/{id}": (ConversationChange, "Change what is said of a conversation"),

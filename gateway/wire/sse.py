@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, MutableMapping
 from typing import Any, TypeVar
+
+import msgspec
 
 from headwater.services.runtime import errors
 
@@ -22,6 +24,7 @@ EVENT_STREAM: Headers = [
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 ResultT = TypeVar("ResultT")
+_encode = msgspec.json.Encoder().encode
 
 
 class SseStream:
@@ -120,6 +123,12 @@ class SseStream:
             await self._send(self._queue.popleft())
         self.blocked = False
         self._on_writable()
+
+
+def typed_event(event: Mapping[str, Any]) -> bytes:
+    """An event that is named by its `type`."""
+    name: str = event["type"]
+    return b"event: " + name.encode() + b"\ndata: " + _encode(event) + b"\n\n"
 
 
 def _ignore() -> None:
