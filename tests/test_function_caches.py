@@ -9,10 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 KNOWN = {
-    "gateway/openai/body.py:_copy_of_kind": "a type of this program",
-    "gateway/openai/document.py:openapi_document": "the version of this program",
-    "gateway/openai/decode.py:_decoder": "a type of this program",
-    "gateway/openai/decode.py:_hints": "a type of this program",
+    "gateway/wire/body.py:_copy_of_kind": "a type of this program",
+    "gateway/http/document.py:openapi_document": "the version of this program",
+    "gateway/wire/decode.py:_decoder": "a type of this program",
+    "gateway/wire/decode.py:_hints": "a type of this program",
     "gateway/tenancy/cache_namespace.py:_tenant_secret": "the key of a tenant, 64 characters",
     "services/grammars/counted_text.py:_moves": "the mark of a model's reasoning",
     "services/grammars/quoted.py:_bytes": "nothing",

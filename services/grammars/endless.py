@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from .name_pattern import name_pattern
+from .name_pattern import NamePattern, name_pattern
 from .references import is_local, target_of
 from .subschemas import Schema, Subschema, subschemas
 
@@ -134,6 +134,7 @@ class _Search:
     def __init__(self, parts: Sequence[Subschema]) -> None:
         self._schemas = {id(each.schema): each.schema for each in parts}
         self._bases = {id(each.schema): each.base for each in parts}
+        self._patterns: dict[str, NamePattern | None] = {}
         self._work_left = _LEAST_WORK + _WORK_PER_SUBSCHEMA * len(parts)
 
     def all_ways(self, states: Iterable[State]) -> dict[State, list[Way]]:
@@ -245,7 +246,7 @@ class _Search:
             yield part["properties"][name]
         for pattern, schema in _map(part, "patternProperties").items():
             self._charge(_WORK_PER_CHAR * len(name))
-            known = name_pattern(pattern)
+            known = self._pattern(pattern)
             # An expression that cannot be read here may match: then others do not hold.
             if known is None or known.matches(name):
                 is_named = True
@@ -253,6 +254,12 @@ class _Search:
                 yield schema
         if not is_named:
             yield part.get("additionalProperties", True)
+
+    def _pattern(self, expression: str) -> NamePattern | None:
+        """The expression, which is read once for the schema; see `name_pattern`."""
+        if expression not in self._patterns:
+            self._patterns[expression] = name_pattern(expression)
+        return self._patterns[expression]
 
     def _state(self, schemas: Iterable[object]) -> State:
         together = list(schemas)

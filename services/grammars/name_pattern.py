@@ -179,7 +179,6 @@ class NamePattern:
         return self._end in self._automaton.reach(states, signs="$" if name else "^$")
 
 
-@functools.lru_cache(maxsize=256)
 def name_pattern(expression: str) -> NamePattern | None:
     """The expression; None for one that is long or has uncommon syntax."""
     if len(expression) > MAX_CHARS:
