@@ -27,7 +27,8 @@ def names() -> list[str]:
 
 def text_of(known: list[str]) -> str:
     rows = "".join(f'        "{name}",\n' for name in known)
-    return f'''"""Names of the variables that the project reads, written by tests.services.runtime.known_variables."""
+    return f'''"""Names of the variables that the project reads, written by
+tests.services.runtime.known_variables."""
 
 from __future__ import annotations
 
