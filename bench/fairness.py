@@ -107,8 +107,7 @@ class Load:
 
     async def flood(self, tenant: str) -> None:
         """Sends one request with many prompts and choices. Its answer is not read as it comes, and
-        its body is made in
-        milliseconds: the client's cost is not part of the measurement."""
+        its body is made in milliseconds: the client's cost is not part of the measurement."""
         shape = self._shape
         body = {
             "model": self._cluster.model,

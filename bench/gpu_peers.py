@@ -1,6 +1,5 @@
 """Figures of another engine for the workloads on NVIDIA H200s, and Headwater's targets. The figures
-come from other
-machines: those of one kind differ by 1 to 2 %."""
+come from other machines: those of one kind differ by 1 to 2 %."""
 
 from __future__ import annotations
 

@@ -2,11 +2,10 @@
 and whether roles pay.
 
 - `pull`: a prompt that one engine has computed is asked of another one, which copies its blocks;
-  beside it the time in
-  which that engine computes a prompt of the same length, and answers one that it has.
+  beside it the time in which that engine computes a prompt of the same length, and answers one that
+  it has.
 - `mixes`: one cluster whose engines do everything and one whose engines have roles, under the same
-  arrivals: the share
-  of requests that keep both objectives.
+  arrivals: the share of requests that keep both objectives.
 """
 
 from __future__ import annotations

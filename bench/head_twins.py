@@ -2,8 +2,8 @@
 tensors have the names and shapes in which such heads are published.
 
 A chain guesses one token after another, and reads its own hidden states behind the first. Over a
-whole text all chains
-are computed at once: place p of link s is that link of the chain which began at place p − s.
+whole text all chains are computed at once: place p of link s is that link of the chain which began
+at place p − s.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class TeacherStates:
 
     def input_sizes(self, texts: Sequence[Text]) -> list[float]:
         """Typical magnitude of final states and of each layer's inputs. It is a median, so that the
-        first tokens of a
-        text count little: their states are a hundred times as large in many models."""
+        first tokens of a text count little: their states are a hundred times as large in many
+        models."""
         taught = self.of(texts)
         return [float(states.abs().median()) for states in (taught.final, *taught.inputs.values())]
 

@@ -49,14 +49,11 @@ class Engine:
         report_masks: Callable[[MaskReport], None] = lambda report: None,
     ) -> None:
         """`masks`, int32 [positions, rows of the table, words], holds the masks of requests that
-        have a grammar; others
-        fill it. Positions are one more than a row's drafts. `disk_files` is the place of blocks on
-        a disk;
-        `peer_link` leads to other engines; `sources` are asked beside the engine's own tiers, which
-        come first.
-        `report_masks` is called in the middle of a step, as soon as there is something to report to
-        those who fill
-        masks: the device waits for them. It must not call the engine."""
+        have a grammar; others fill it. Positions are one more than a row's drafts. `disk_files` is
+        the place of blocks on a disk; `peer_link` leads to other engines; `sources` are asked
+        beside the engine's own tiers, which come first. `report_masks` is called in the middle of a
+        step, as soon as there is something to report to those who fill masks: the device waits for
+        them. It must not call the engine."""
         self._config = config
         self._clock = clock
         self._tiers = Tiers(config, executor, disk_files, peer_link, clock)

@@ -80,11 +80,9 @@ class PromptLogprobsPart:
 @dataclass(slots=True, kw_only=True)
 class MasksWanted:
     """Requests keys[i] took rows[i] of the mask table and need a mask there for output
-    output_indices[i], then one for
-    each output after it: see `Engine.masks_filled`. The grammar has to have read all before it.
-    With draft_ids[i] they
-    need a mask for each of these too, as if the drafts before it were the answer's, beside one
-    another."""
+    output_indices[i], then one for each output after it: see `Engine.masks_filled`. The grammar has
+    to have read all before it. With draft_ids[i] they need a mask for each of these too, as if the
+    drafts before it were the answer's, beside one another."""
 
     keys: list[int]
     rows: list[int]

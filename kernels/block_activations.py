@@ -2,10 +2,8 @@
 CPU's kernel.
 
 Every 32 inputs have a scale of their own, a 127th of their largest magnitude, or all of a row have
-one. A block is 48
-bytes: 32 numbers, then float32 scale, float32 scale * sum, int32 sum and an int32 number: twice the
-sum of the first 16
-numbers, and 1 more for a block that has a rest.
+one. A block is 48 bytes: 32 numbers, then float32 scale, float32 scale * sum, int32 sum and an
+int32 number: twice the sum of the first 16 numbers, and 1 more for a block that has a rest.
 
 A block with an outlier has a rest, a block of the same form behind all blocks of its row: what
 rounding took from its inputs, with a scale of a 254th of its own. Without it, the inputs beside an

@@ -2,12 +2,10 @@
 expand to.
 
 The low four bits of all weights are words of `int4_layout`; weights of eight bits are words of
-`byte_layout`. Bits
-above them, scales and factors have planes of their own, in which 64 outputs make a block: what a
-program reads for a
-tile of inputs lies together. A weight takes as many bytes as in a file, but for Q4_K and Q5_K,
-whose scales and minima
-of six bits take eight: 2.8 and 2.3 % more.
+`byte_layout`. Bits above them, scales and factors have planes of their own, in which 64 outputs
+make a block: what a program reads for a tile of inputs lies together. A weight takes as many bytes
+as in a file, but for Q4_K and Q5_K, whose scales and minima of six bits take eight: 2.8 and 2.3 %
+more.
 """
 
 from __future__ import annotations

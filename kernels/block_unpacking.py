@@ -2,9 +2,8 @@
 its rows.
 
 A weight is (q - offset) * scale, or q * scale plus or minus a minimum, rounded to the dtype as
-`block_planes.expand`
-rounds it: products of numbers and scales have at most 24 bits, so that float32 holds them as they
-are.
+`block_planes.expand` rounds it: products of numbers and scales have at most 24 bits, so that
+float32 holds them as they are.
 """
 
 from __future__ import annotations

@@ -19,6 +19,5 @@ def hash_triton() -> None:
 
 def start_numba() -> None:
     """Begins to start numba's compiler, whose functions look drafts up on the host. Not before this
-    process is
-    forked: a fork would find its locks held."""
+    process is forked: a fork would find its locks held."""
     Thread(target=import_module, args=(NUMBA_START,), name="numba's start", daemon=True).start()

@@ -2,10 +2,8 @@
 lengths.
 
 `reduce_splits` merges the splits of a row first to last, ((s0 + s1) + s2) + …, so a program that
-computes s0 … sk in
-this order has the bits of the merge after sk, and stores that one state. Later splits cannot be
-folded among
-themselves: a merge rounds, and s0 + (s1 + s2) has other bits.
+computes s0 … sk in this order has the bits of the merge after sk, and stores that one state. Later
+splits cannot be folded among themselves: a merge rounds, and s0 + (s1 + s2) has other bits.
 """
 
 from __future__ import annotations
@@ -44,14 +42,10 @@ def plan_folds(
     where it folds none.
 
     Rows are taken in waves, the longest first: a wave gives each program one row and head. The
-    folds of all waves
-    together are no longer than a program's share of the work, so that single splits, which follow,
-    fill the shares
-    up. `walks_list`: programs walk a fixed list, as those of `hopper_decode_splits`, and do not
-    even out what a wave
-    gives them: its folds are as long as the shortest row, and a wave that leaves many of them
-    without a fold is not
-    taken."""
+    folds of all waves together are no longer than a program's share of the work, so that single
+    splits, which follow, fill the shares up. `walks_list`: programs walk a fixed list, as those of
+    `hopper_decode_splits`, and do not even out what a wave gives them: its folds are as long as the
+    shortest row, and a wave that leaves many of them without a fold is not taken."""
     num_rows = len(seq_lens)
     assert num_rows <= MOST_ROWS
     _plan_folds[(1,)](

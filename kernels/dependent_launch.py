@@ -19,10 +19,9 @@ def launch_options(dependent: bool) -> dict[str, bool]:
 
 EARLY_TOKENS = 16
 """Up to this many tokens a kernel lets the next one start before it has inputs of its own, where
-that one has something
-to read meanwhile: a product whose rings take weights, attention whose rings take keys of earlier
-steps. All programs of
-the kernels before run by then: none waits for the room."""
+that one has something to read meanwhile: a product whose rings take weights, attention whose rings
+take keys of earlier steps. All programs of the kernels before run by then: none waits for the
+room."""
 
 
 @triton.jit

@@ -2,12 +2,10 @@
 many drafts stood.
 
 A step is launched before it is known how far the one before it came, so rows go on from `known`,
-which the device
-keeps: how many tokens of each row are known. Before a step computes, drafts are looked up, and the
-words that its
-launches read are set to where each row really is. After it has sampled, drafts are compared with
-what was sampled in
-their places. Drafts may also be there already: then only the words are set.
+which the device keeps: how many tokens of each row are known. Before a step computes, drafts are
+looked up, and the words that its launches read are set to where each row really is. After it has
+sampled, drafts are compared with what was sampled in their places. Drafts may also be there
+already: then only the words are set.
 
 `steps` int32 [5, R] says of each row of the step: its row of the tables, negative for padding; the
 index of its first token among the step's; how many drafts it may have at most, 0…31; whether it

@@ -173,8 +173,7 @@ def linear(
     is_own: bool = False,
 ) -> torch.Tensor:
     """x [M, K] times weight [N, K]: out [M, N] in x's dtype, accumulated in float32. With `is_own`
-    only Headwater's
-    kernels are used: the library's product of these has other bits."""
+    only Headwater's kernels are used: the library's product of these has other bits."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     few_tiles = choose_few_rows(x, weight)
     row_tiles = choose_rows(x, weight)

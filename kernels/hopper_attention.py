@@ -77,8 +77,7 @@ def begin(
     STAGES: gl.constexpr,
 ):
     """Maximum, sums and weights of the first tile of a state, whose keys start at position 0 if it
-    is masked.
-    `query`: rows, scale of the scores, and positions of the rows."""
+    is masked. `query`: rows, scale of the scores, and positions of the rows."""
     b_q, qk_scale, b_position = query
     k_ring, _, k_ready, _, k_free, _ = rings
     slot = turn % STAGES

@@ -2,10 +2,9 @@
 `hopper_wide_gemm`.
 
 The matrix unit adds e4m3 products with some 14 bits. So sums of 128 inputs are taken from it and
-added in float32, one
-after another: how many rows or columns a tile has changes no bit. Sums of integers are exact. Of
-weights in blocks, a
-sum of 128 inputs is multiplied by its own scales as it is added.
+added in float32, one after another: how many rows or columns a tile has changes no bit. Sums of
+integers are exact. Of weights in blocks, a sum of 128 inputs is multiplied by its own scales as it
+is added.
 """
 
 from __future__ import annotations

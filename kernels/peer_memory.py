@@ -5,14 +5,12 @@ IPC handles. Where GPUs do not reach one another's memory, the pieces lie in hos
 ranks have mapped. A block of a launch exchanges data through slots of its own, in two ways:
 
 - Slots, two by turns, and counts: a rank writes into the slots of the others, then adds to their
-  counts. A block's
-  n-th meeting is over when its count is n times the number of ranks. In host memory each rank has a
-  count of its own
-  at every other one, which it stores, so that there are no atomic operations.
+  counts. A block's n-th meeting is over when its count is n times the number of ranks. In host
+  memory each rank has a count of its own at every other one, which it stores, so that there are no
+  atomic operations.
 - Flagged slots, two by turns, for few data: each word of 32 bits carries 16 bits of data and 16 of
-  the number of the
-  exchange, so that a word says itself when it is there. That saves a round trip, and takes twice as
-  many bytes.
+  the number of the exchange, so that a word says itself when it is there. That saves a round trip,
+  and takes twice as many bytes.
 
 Numbers of meetings and exchanges are kept on each rank's GPU, so that a graph which is replayed
 goes on where the last launch ended. Knows nothing about what is exchanged, nor how handles reach

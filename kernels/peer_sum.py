@@ -11,8 +11,8 @@ the way:
 - Grouped: as one shot, several rows before it waits for those of the others. For many rows without
   a norm.
 - Two shots: every rank adds a stretch of the row for all, then sends it to them; less is sent where
-  there are many
-  ranks, for a second meeting. Grouped two shots are for many rows, with or without a norm.
+  there are many ranks, for a second meeting. Grouped two shots are for many rows, with or without a
+  norm.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Words of 32 bits by which launches on several GPUs find one another where there are no atomic
-operations between
-them: in host memory that all of them have mapped, over a bus that may have none.
+operations between them: in host memory that all of them have mapped, over a bus that may have none.
 
 A word has one writer. The writer stores it behind everything that it says is there, and readers
 look at it until it is. On a GPU both are stores and loads of system scope (PTX ISA, memory

@@ -37,8 +37,7 @@ def pull_blocks(
 
 
 # One kernel for any cache of another engine and any number of blocks, which also decides how the
-# second list of blocks
-# is aligned: a compilation would hold up the engine's steps.
+# second list of blocks is aligned: a compilation would hold up the engine's steps.
 @triton.jit(
     do_not_specialize=["num_blocks", "num_tiles"],
     do_not_specialize_on_alignment=["p_source_block", "p_target_block"],

@@ -2,10 +2,8 @@
 for all of them.
 
 `decode_plan` finds these splits in the block tables. Results go where the unshared path would have
-put them, with the
-same bits: the same tiles of keys, the same arithmetic, only more query rows beside one another. On
-Hopper
-`hopper_shared_prefix_attention` does so wherever it can.
+put them, with the same bits: the same tiles of keys, the same arithmetic, only more query rows
+beside one another. On Hopper `hopper_shared_prefix_attention` does so wherever it can.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """EAGLE: a decoder layer that reads the served model's last hidden state beside the token that
-followed it, and goes on
-from its own output. Source: Li et al., "EAGLE: Speculative sampling requires rethinking feature
-uncertainty", 2024,
-with the published code: no norm before attention, head and embedding of the served model."""
+followed it, and goes on from its own output. Source: Li et al., "EAGLE: Speculative sampling
+requires rethinking feature uncertainty", 2024, with the published code: no norm before attention,
+head and embedding of the served model."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 lease.
 
 A lease pins its blocks while they are copied to the link's memory, from where they are sent. It
-ends when they are
-sent or when the engine that asked is gone, and pins nothing afterwards. Engines of the same host
-copy from the cache
-itself: see `DirectLeases`. Knows hashes, the block pool and slots; knows nothing about sockets or
-requests.
+ends when they are sent or when the engine that asked is gone, and pins nothing afterwards. Engines
+of the same host copy from the cache itself: see `DirectLeases`. Knows hashes, the block pool and
+slots; knows nothing about sockets or requests.
 """
 
 from __future__ import annotations

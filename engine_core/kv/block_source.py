@@ -60,8 +60,8 @@ class LoadEnd:
     @property
     def num_usable(self) -> int:
         """Leading blocks that may be cached. A load that ended with a hash other than the one asked
-        for has failed as a
-        whole: the source mixed something up, so that its other claims are not believed either."""
+        for has failed as a whole: the source mixed something up, so that its other claims are not
+        believed either."""
         asked = self.ticket.hashes
         if self.outcome is not Outcome.LOADED or list(self.hashes) != list(
             asked[: len(self.hashes)]
@@ -91,8 +91,8 @@ class BlockSource(Loader, Protocol):
     network.
 
     The engine core does not see what is in a block. It believes a source about contents as far as
-    `LoadEnd.hashes`
-    says: a source that stores blocks has to store their hashes with them, and to report those.
+    `LoadEnd.hashes` says: a source that stores blocks has to store their hashes with them, and to
+    report those.
     """
 
     @property
@@ -137,10 +137,9 @@ class BlockSource(Loader, Protocol):
 
     def launch(self) -> None:
         """Begins what `load` and `save` asked for since the last call, which is called after either
-        and between polls
-        while a load is open. Steps that are submitted later may write to
-        saved blocks: a source that has not read them by then has the executor's swapper hold up
-        such a step."""
+        and between polls while a load is open. Steps that are submitted later may write to saved
+        blocks: a source that has not read them by then has the executor's swapper hold up such a
+        step."""
 
     def poll(self) -> Sequence[LoadEnd]:
         """Loads that ended since the last call, in any order. Each ticket ends once."""

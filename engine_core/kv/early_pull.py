@@ -12,8 +12,7 @@ from .peer_blocks import PeerBlocks
 
 class EarlyPull:
     """A `Loader` of one load. A request that waits for it, and finds that blocks are missing, still
-    asks the block
-    sources: this loader is none of them."""
+    asks the block sources: this loader is none of them."""
 
     tier = PeerBlocks.tier
 

@@ -2,10 +2,8 @@
 read: for each block its generation (how often it was handed out) and the hash of its tokens.
 
 A reader needs no answer from the owner. It reads hashes and generations, copies blocks, and reads
-the generations once
-more: a copied block counts only if it was not handed out in between, as in a seqlock. Knows hashes
-and blocks; knows
-nothing about leases or copies.
+the generations once more: a copied block counts only if it was not handed out in between, as in a
+seqlock. Knows hashes and blocks; knows nothing about leases or copies.
 """
 
 from __future__ import annotations
@@ -36,9 +34,8 @@ HEADER_LEN = 64
 HASH_LEN = 16
 ORDERED_MACHINES = ("x86_64", "AMD64", "i686")
 """Processors on which other cores see stores in the order in which they were made, and loads are
-made in order. The
-protocol needs that: Python has no barriers. Elsewhere nothing is published, and owners are
-asked."""
+made in order. The protocol needs that: Python has no barriers. Elsewhere nothing is published, and
+owners are asked."""
 
 
 class PublishedBlocks:

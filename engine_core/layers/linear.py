@@ -85,9 +85,8 @@ class StoredLinear(Linear):
         stored: Mapping[str, torch.Tensor],
     ) -> tuple[Parameter, ...]:
         """The tensors of such a layer. dtype is the one that the model computes in. `stored` are
-        the layer's own by
-        suffix: they decide what the kind leaves open, as the size of groups. Raises
-        `ConfigError`."""
+        the layer's own by suffix: they decide what the kind leaves open, as the size of groups.
+        Raises `ConfigError`."""
 
     @classmethod
     def cut(

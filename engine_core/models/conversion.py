@@ -54,10 +54,9 @@ def convert(
     calibrated: bool = False,
 ) -> Converted:
     """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face
-    folder. Progress is
-    told in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are not packed are
-    rounded to a kind;
-    `calibrated`: the source is what `calibrate` made of that kind.
+    folder. Progress is told in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are
+    not packed are rounded to a kind; `calibrated`: the source is what `calibrate` made of that
+    kind.
 
     Raises `ConfigError` for an architecture or a tensor that is not served, for a dtype that does
     not hold the model's hidden states, and for a checkpoint that is packed by another method than

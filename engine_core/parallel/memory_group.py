@@ -2,12 +2,10 @@
 `layers.group.Group`.
 
 Every rank has a slot of the memory, twice: what it writes for one exchange stays there while others
-read it, and the
-next exchange uses the other slot. A byte in a pipe says that a slot is written, so that no rank
-polls, the byte orders
-the memory on any processor, and the death of a rank ends the wait of the others. No order of
-additions depends on
-sizes: every rank adds the slots in the order of the ranks, or in a tree where it is asked to.
+read it, and the next exchange uses the other slot. A byte in a pipe says that a slot is written, so
+that no rank polls, the byte orders the memory on any processor, and the death of a rank ends the
+wait of the others. No order of additions depends on sizes: every rank adds the slots in the order
+of the ranks, or in a tree where it is asked to.
 """
 
 from __future__ import annotations

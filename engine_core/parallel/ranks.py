@@ -42,9 +42,8 @@ class Ranks:
         hosts: StageHosts | None = None,
     ) -> None:
         """`num_threads`: those that compute, of all ranks on this host together. `variables` of
-        each of these, and
-        `copies`: see `RankProcesses`. `hosts` computes the last stages, where some are on other
-        hosts."""
+        each of these, and `copies`: see `RankProcesses`. `hosts` computes the last stages, where
+        some are on other hosts."""
         self.layout = layout = options.layout
         self.size = layout.num_ranks
         self.allowed_silence = 0.0

@@ -59,8 +59,7 @@ class PeerGroup:
 
 def open_peer_group(host: Group, row_bytes: int) -> PeerGroup:
     """The group of the ranks that `host` has, over memory that they allocate now; their GPUs reach
-    one another's.
-    `row_bytes`: those of the longest row that is summed. Raises `PeerError`."""
+    one another's. `row_bytes`: those of the longest row that is summed. Raises `PeerError`."""
     own = OwnMemory(host.size, slot_bytes_of(max(GROUP_ROWS * row_bytes, LEAST_SLOT)))
     handle = own.handle()
     joined = host.join(torch.frombuffer(bytearray(handle), dtype=torch.uint8)[None])

@@ -52,9 +52,8 @@ class PartSampling(Protocol):
         masks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens that `draw` would choose among first_token … first_token + N − 1, whose logits [R,
-        N] and masks are
-        given: int32 [R], from 0 on, and their scores float32 [R]; minus infinity where a mask
-        leaves none of them."""
+        N] and masks are given: int32 [R], from 0 on, and their scores float32 [R]; minus infinity
+        where a mask leaves none of them."""
 
     def draw_filtered_part(
         self, logits: torch.Tensor, draws: Draws, filters: Filters, part: JoinedSlice

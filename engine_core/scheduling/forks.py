@@ -2,9 +2,8 @@
 next, which would otherwise compute it again.
 
 A fork waits until the sequence before it has its prompt in a step, and gets a copy of that one's
-last block with the
-next step: executors compute steps in order, so that the copy finds what was written. Knows nothing
-about budgets.
+last block with the next step: executors compute steps in order, so that the copy finds what was
+written. Knows nothing about budgets.
 """
 
 from __future__ import annotations

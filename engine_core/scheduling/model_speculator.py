@@ -48,10 +48,8 @@ class ModelSpeculator:
         most: int = 0,
     ) -> None:
         """`drafters` look up; `pass_costs`: seconds of a pass of the draft model by rows, or of one
-        of its heads;
-        `num_rows`: of the request table; `name`: of the model; `most`: its guesses for a row and
-        step, 0 for
-        `max_drafts`."""
+        of its heads; `num_rows`: of the request table; `name`: of the model; `most`: its guesses
+        for a row and step, 0 for `max_drafts`."""
         self.max_drafts = max_drafts
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)

@@ -49,8 +49,7 @@ class PrefillBudget:
 
     def beside_begun(self) -> int | None:
         """Tokens that all other requests may take of a step beside an answer that has begun and is
-        computed again;
-        None: as many as fit, since the time of a prompt token is not known yet."""
+        computed again; None: as many as fit, since the time of a prompt token is not known yet."""
         seconds = self._prefill_seconds()
         return max(MIN_BESIDE_BEGUN, int(BESIDE_BEGUN_SECONDS / seconds)) if seconds else None
 

@@ -382,8 +382,8 @@ class Scheduler:
 
     def _num_shares(self, request: RequestState) -> int:
         """The shares that the request's tenant holds. A request that yielded its seat counts one
-        more while its tenant
-        holds any: it would take the seat back at once from another tenant with as many shares."""
+        more while its tenant holds any: it would take the seat back at once from another tenant
+        with as many shares."""
         return self.shares.num_shares(request.tenant) + (
             request.has_yielded and self.shares.level(request.tenant) > 0
         )

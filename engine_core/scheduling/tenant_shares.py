@@ -92,8 +92,7 @@ class TenantShares:
 
     def may_take(self, name: str, num_free: int) -> bool:
         """Whether it may have one of the free seats. Who would be the farthest ahead with it leaves
-        the last ones to
-        others: who wants its share then need not wait for an answer to end."""
+        the last ones to others: who wants its share then need not wait for an answer to end."""
         if not self.are_several or num_free > self._num_kept or not self.num_shares(name):
             return num_free > 0
         self._forget_absent()

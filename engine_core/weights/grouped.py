@@ -1,6 +1,5 @@
 """Linear layers whose weights share scales in groups of inputs, on their way from a checkpoint to a
-model's file. Knows
-no published format: each has a file of its own beside this one."""
+model's file. Knows no published format: each has a file of its own beside this one."""
 
 from __future__ import annotations
 

@@ -65,8 +65,7 @@ class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class Change(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """PATCH /admin/tenants/{id}: what is given replaces what was; in `limits`, each limit by
-    itself, null lifts it.
-    Null for bytes: as many as every tenant."""
+    itself, null lifts it. Null for bytes: as many as every tenant."""
 
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
     tier: Tier | msgspec.UnsetType = msgspec.UNSET

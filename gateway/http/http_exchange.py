@@ -233,8 +233,7 @@ class Exchange:
 
     def end_head(self, media_type: bytes = JSON) -> None:
         """Ends the handler of a HEAD request, whose GET would be answered with 200. The length of
-        the content is not
-        told: it is known when that is made. Raises `HeadOnly`."""
+        the content is not told: it is known when that is made. Raises `HeadOnly`."""
         if self.method == "HEAD":
             raise HeadOnly([(b"content-type", media_type)])
 
@@ -258,8 +257,7 @@ class Exchange:
 
     async def _encoded(self, body: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """The body as its client may have it, and the headers that say so. Answers under /admin,
-        where keys stand, stay
-        as they are: see docs/security.md."""
+        where keys stand, stay as they are: see docs/security.md."""
         if len(body) <= MIN_BYTES or self.path.startswith("/admin"):
             return body, []
         vary = (b"vary", b"accept-encoding")
@@ -285,8 +283,8 @@ class Exchange:
 
     async def reply_file(self, file: IO[bytes], num_bytes: int) -> None:
         """Replies the content of a file, from its start, a piece at a time. Raises `SlowReader` for
-        a client that takes
-        nothing: the file, a copy on this machine's disk, would stay for as long as that."""
+        a client that takes nothing: the file, a copy on this machine's disk, would stay for as long
+        as that."""
         headers = [*file_headers(num_bytes), *self._headers()]
         self.status = 200
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})

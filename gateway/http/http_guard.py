@@ -2,10 +2,8 @@
 must be unique, and what a browser may send here.
 
 A web page can make its visitor's browser call a gateway on that machine. Two things tell such a
-call from the visitor's
-own: the name in `Host` (a page that rebinds its own name to 127.0.0.1 still sends that name), and
-`Origin` or
-`Sec-Fetch-Site`, which pages cannot set. Knows no keys.
+call from the visitor's own: the name in `Host` (a page that rebinds its own name to 127.0.0.1 still
+sends that name), and `Origin` or `Sec-Fetch-Site`, which pages cannot set. Knows no keys.
 """
 
 from __future__ import annotations

@@ -123,8 +123,7 @@ class GrpcListener:
         tls: ClientTls | None = None,
     ) -> None:
         """`max_calls` is the largest number of calls, and of connections, that are open at once.
-        `slow_message_limit` is the number of
-        seconds in which the message of a call comes."""
+        `slow_message_limit` is the number of seconds in which the message of a call comes."""
         longest = ("grpc.max_receive_message_length", min(max_message_bytes, MAX_OPTION))
         options = (
             ("grpc.so_reuseport", int(reuse_port)),

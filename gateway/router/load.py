@@ -77,8 +77,7 @@ class Load:
         """Takes a load message.
 
         What it counts beyond the requests known here belongs to gateways out of reach. What it
-        counts less is done, or
-        on its way: only requests that it must know by now are written off.
+        counts less is done, or on its way: only requests that it must know by now are written off.
         """
         self.reported = load
         self.reported_at = now

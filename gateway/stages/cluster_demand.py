@@ -1,8 +1,8 @@
 """Requests by model on all gateways of a cluster, which any one of them reports to an autoscaler.
 
 Each gateway publishes its counts to the others; the last message of one that is gone counts for a
-few seconds, and as
-long as the bus is away: a sum that is too small would end engines that others need.
+few seconds, and as long as the bus is away: a sum that is too small would end engines that others
+need.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 read.
 
 A minute's requests do not come back before their time, so a refusal here is the one that Redis
-would give. It stands
-for a second at most: limits may be raised.
+would give. It stands for a second at most: limits may be raised.
 """
 
 from __future__ import annotations

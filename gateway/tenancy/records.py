@@ -60,8 +60,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     id: str
     uid: str = ""
     """Id that is drawn once, so that a later tenant of the same name is another one. Empty in
-    records from before there
-    were ids: the data of those tenants is kept under their names."""
+    records from before there were ids: the data of those tenants is kept under their names."""
     created_at: float = msgspec.field(default_factory=time.time)
     weight: float = 1.0
     tier: int = 0

@@ -31,10 +31,8 @@ class Replay:
     """A recorded computation whose result is one tensor.
 
     The other tensors that it made lie in memory of the replay, in which tensors that are not needed
-    at the same time
-    share bytes. What the computation read from elsewhere (weights, a cache, its inputs) is read
-    from the same addresses
-    again: its owner keeps it there."""
+    at the same time share bytes. What the computation read from elsewhere (weights, a cache, its
+    inputs) is read from the same addresses again: its owner keeps it there."""
 
     def __init__(self, recording: Recording, result: torch.Tensor) -> None:
         """`result` is a tensor that the recorded computation made, whole and contiguous. Raises

@@ -92,10 +92,9 @@ def run(
     rank_reports: RankReports | None = None,
 ) -> None:
     """Steps until the server closes the command ring. What a step says is written once the next one
-    is launched, or
-    there is none to launch: the device does not wait for that, nor do those who fill masks share
-    their processor. It
-    is written first where launching computes: it would come a whole step late."""
+    is launched, or there is none to launch: the device does not wait for that, nor do those who
+    fill masks share their processor. It is written first where launching computes: it would come a
+    whole step late."""
     said = LateReport(reports)
     waits = WaitReports(reports)
     is_prepared = False

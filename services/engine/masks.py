@@ -196,9 +196,8 @@ class MaskWriter:
         self, *reports: MaskReport, following: Callable[[], Iterable[MaskReport]] = tuple
     ) -> None:
         """Writes the masks that can be written now, and says so. In one thread at a time.
-        `following` returns reports
-        that came meanwhile: a step's drafts follow its tokens, and rows whose masks are said apart
-        are drawn apart."""
+        `following` returns reports that came meanwhile: a step's drafts follow its tokens, and rows
+        whose masks are said apart are drawn apart."""
         start = time.perf_counter()
         due = dict[int, Follower]()
         faults = dict[int, str]()
@@ -295,10 +294,9 @@ class MaskWriter:
 
     def _fill_behind_drafts(self, followers: list[Follower]) -> None:
         """Writes a mask behind each draft, position by position. Behind a draft that the mask
-        before it does not allow
-        everything is: that draft is never drawn, and something has to be allowed. So it is behind a
-        draft after which
-        the grammar cannot be followed; the answer ends when that draft is read as a token."""
+        before it does not allow everything is: that draft is never drawn, and something has to be
+        allowed. So it is behind a draft after which the grammar cannot be followed; the answer ends
+        when that draft is read as a token."""
         readers = {each.key: each.matcher.deep_copy() for each in followers}
         for place in range(max((len(each.draft_ids) for each in followers), default=0)):
             followers = [each for each in followers if place < len(each.draft_ids)]

@@ -67,8 +67,7 @@ class IndexFeed:
         self._ended: set[asyncio.Task[None]] = set()
         self.on_age: Callable[[Incarnation, float], None] = _ignore
         """Called with the replica and the age in seconds of each batch of events on its arrival.
-        The age is that by the
-        clocks of two machines: it may be off by any amount, and negative."""
+        The age is that by the clocks of two machines: it may be off by any amount, and negative."""
         self._snapshots = asyncio.Semaphore(_SNAPSHOTS_AT_A_TIME)
 
     @contextlib.asynccontextmanager
@@ -184,9 +183,8 @@ class IndexFeed:
 
     def _read_through(self) -> None:
         """Ignores events, which take too much of this core, and reads Redis for each prompt for a
-        while. Nobody is
-        followed meanwhile: a column that a snapshot fills now would miss all events from then
-        on."""
+        while. Nobody is followed meanwhile: a column that a snapshot fills now would miss all
+        events from then on."""
         structlog.get_logger().warning(
             "events are passed over, the index is read through", replicas=len(self._followers)
         )

@@ -49,8 +49,8 @@ class StreamLogs:
 
     def grow(self, log: StreamLog, num_bytes: int) -> None:
         """Counts bytes of a log. Past the bound it drops logs of the tenant that has the most
-        bytes, so that no tenant
-        takes the room of others: the oldest that has ended, or else the oldest."""
+        bytes, so that no tenant takes the room of others: the oldest that has ended, or else the
+        oldest."""
         self._count(log.tenant, num_bytes)
         while self._num_bytes > self._max_bytes and self._logs:
             [(tenant, _)] = self._bytes_of.most_common(1)

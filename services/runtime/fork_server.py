@@ -2,11 +2,9 @@
 `fork_server REQUESTS FREE_VARIABLES MODULE…`.
 
 REQUESTS is a socket on which each message asks for one program, and carries the program's files and
-a socket for the
-replies: first the process's id, with a pidfd, then its exit status. A request whose environment is
-not that of the
-imports gets no reply. The server ends with the process that started it; programs that it forked go
-on.
+a socket for the replies: first the process's id, with a pidfd, then its exit status. A request
+whose environment is not that of the imports gets no reply. The server ends with the process that
+started it; programs that it forked go on.
 """
 
 from __future__ import annotations

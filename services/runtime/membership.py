@@ -274,8 +274,7 @@ class Members:
 
     def _on_answer(self, target: Target, answer: Member | None) -> None:
         """Takes the answer of a probe. A member that is silent on the bus is gone where another
-        process has its
-        address: an engine says which it is, any other stage by its heartbeats."""
+        process has its address: an engine says which it is, any other stage by its heartbeats."""
         if answer is not None and (answer.epoch or not self._at(*target)):
             # What the bus or an earlier life told of a process is more than an address shows.
             for each in [answer] if answer.epoch else self._saved.get(target, [answer]):

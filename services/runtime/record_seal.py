@@ -2,8 +2,7 @@
 key wrote are not trusted.
 
 A seal is a code of a record's place, its value and the time of writing. It does not prove that no
-later record was
-written there: a reader that needs to know remembers the times that it has seen.
+later record was written there: a reader that needs to know remembers the times that it has seen.
 """
 
 from __future__ import annotations

@@ -190,11 +190,10 @@ def _is_outage(answer: ResponseError) -> bool:
 
 
 def _client(url: str) -> Any:
-    # The callers of the store retry: they know whether a late answer is worth anything.
-    # NOTE: a time limit on sockets would have each command written by a task of its own under
-    # `asyncio.wait_for`, which
-    # before Python 3.12 loses a cancellation that comes as it ends. `_PATIENCE_SECONDS` is the
-    # limit.
+    # The callers of the store retry: they know whether a late answer is worth anything. NOTE: a
+    # time limit on sockets would have each command written by a task of its own under
+    # `asyncio.wait_for`, which before Python 3.12 loses a cancellation that comes as it ends.
+    # `_PATIENCE_SECONDS` is the limit.
     options: dict[str, Any] = {
         "socket_connect_timeout": _CONNECT_SECONDS,
         "socket_timeout": None,

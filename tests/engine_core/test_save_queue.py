@@ -1,6 +1,5 @@
 """Copies out are launched few at once and in their order, and nothing is overwritten before it is
-copied. No GPU is
-needed: a device of the test's own ends copies when it is told to."""
+copied. No GPU is needed: a device of the test's own ends copies when it is told to."""
 
 from __future__ import annotations
 

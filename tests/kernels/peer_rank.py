@@ -1,11 +1,9 @@
 """A rank of a test of kernels over peer memory: a process that computes what its parent asks for.
 
 Each has a GPU of its own where there are as many, else all share one; they map one another's memory
-by IPC handles, or
-host memory that they share. Without a GPU kernels are interpreted over memory that the processes
-share, and the server
-of forks starts them: to import torch and Triton takes a new interpreter four seconds of a core
-(2026-11-26).
+by IPC handles, or host memory that they share. Without a GPU kernels are interpreted over memory
+that the processes share, and the server of forks starts them: to import torch and Triton takes a
+new interpreter four seconds of a core (2026-11-26).
 """
 
 from __future__ import annotations

@@ -52,12 +52,10 @@ def load_rank_weights(
     in_planes: bool = False,
     with_leaves: WithLeaves = cut_leaves,
 ) -> Weights:
-    """As `single.load_weights`, of this rank alone. Nothing else is read of a folder's
-    tensors, which are mapped.
-    `in_planes`: weights in block formats whose parts are whole in blocks become planes, others are
-    expanded, and so
-    are those of eight bits, unless `keeps_bytes` keeps the parts of all ranks. Raises
-    `ConfigError`."""
+    """As `single.load_weights`, of this rank alone. Nothing else is read of a folder's tensors,
+    which are mapped. `in_planes`: weights in block formats whose parts are whole in blocks become
+    planes, others are expanded, and so are those of eight bits, unless `keeps_bytes` keeps the
+    parts of all ranks. Raises `ConfigError`."""
     layout = model_class(request.model).layout(request.model)
     dtype = DTYPES[request.dtype]
     own = stage_layout(layout, place.stage)

@@ -149,10 +149,8 @@ def single_executor(
     replays: bool = False,
 ) -> Executor:
     """Model, KV cache and sampling over the platform's operations; for platforms without launches
-    to wait for. `draft`
-    and `heads`: platform and weights of those of the request. `replays`: small steps of the served
-    model are recorded;
-    the platform's kernels are the CPU's."""
+    to wait for. `draft` and `heads`: platform and weights of those of the request. `replays`: small
+    steps of the served model are recorded; the platform's kernels are the CPU's."""
     served = _model(request, config, platform, weights)
     max_blocks = -(-config.max_model_len // config.block_size)
     forward = ReplayedSteps(served, platform, max_blocks) if replays else None

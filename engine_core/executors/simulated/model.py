@@ -129,8 +129,7 @@ def expected_tokens(
     mask: Callable[[list[int]], Int32Array] | None = None,
 ) -> list[int]:
     """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id,
-    itself included.
-    `mask` is a grammar: what may follow an answer, int32 [words]."""
+    itself included. `mask` is a grammar: what may follow an answer, int32 [words]."""
     known = np.array([*prompt_ids, *output_ids], np.int32)
     entry = hashes(known, np.arange(known.size, dtype=np.int32)).sum(keepdims=True, dtype=np.uint64)
     noise = np.array([noise_of(sampling, choice_index)], np.uint64)

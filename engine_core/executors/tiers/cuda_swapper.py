@@ -34,10 +34,8 @@ class CudaSwapper:
         self, kv_caches: Sequence[torch.Tensor], num_slots: int, slots: LockedSlots | None = None
     ) -> None:
         """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values
-        a block has.
-        `slots`: those that a rank shares with others; None: slots of its own. Raises `ConfigError`
-        where there is no
-        such memory."""
+        a block has. `slots`: those that a rank shares with others; None: slots of its own. Raises
+        `ConfigError` where there is no such memory."""
         self._caches = [as_planes(each) for each in kv_caches]
         self._device = kv_caches[0].device
         num_words = sum(planes.shape[0] * planes.shape[2] for planes in self._caches)

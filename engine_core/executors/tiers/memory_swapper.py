@@ -31,11 +31,10 @@ class MemorySwapper:
         meet: Callable[[], object] | None = None,
     ) -> None:
         """`planes`: uint8 [planes, num_blocks, bytes] of each cache; `parts`: uint8 [num_slots,
-        planes, bytes] of each,
-        which are views of `slots`. `num_saved`: caches, from the first on, that are written to
-        slots; None: all.
-        `meet`: returns when those that write other parts of the slots have made all copies that
-        were asked for; None: every part that is read is written here."""
+        planes, bytes] of each, which are views of `slots`. `num_saved`: caches, from the first on,
+        that are written to slots; None: all. `meet`: returns when those that write other parts of
+        the slots have made all copies that were asked for; None: every part that is read is written
+        here."""
         self._loaded = list(zip(planes, parts, strict=True))
         self.slots = slots
         self._saved = self._loaded[:num_saved]
@@ -98,8 +97,7 @@ class MemorySwapper:
 
     def _await_others(self) -> None:
         """Returns when the other ranks have saved what this one has. Nothing else keeps ranks
-        together between two
-        plans: one could load what another has yet to save."""
+        together between two plans: one could load what another has yet to save."""
         if self._meet is not None and self._num_met < self.num_saved:
             self._meet()
             self._num_met = self.num_saved

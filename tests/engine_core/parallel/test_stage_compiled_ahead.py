@@ -45,8 +45,8 @@ STAGES = [Stage(0, 2, 4), Stage(2, 3, 4), Stage(3, 4, 4)]
 
 class Stages:
     """See `Executor`: all stages, one after another. The last one's results are those of all. What
-    each launches is
-    noted apart: in their own processes a stage finds nothing that another has compiled."""
+    each launches is noted apart: in their own processes a stage finds nothing that another has
+    compiled."""
 
     swapper = None
     copies_blocks = can_draft = True

@@ -80,9 +80,8 @@ def test_what_an_engine_lets_wait_goes_to_who_has_more_waiting(served_model: Ser
                 running += [tasks.create_task(ask(name, router, admission)) for _ in range(number)]
             await asyncio.sleep(1.5)
             # 4,000 tokens: half of them in equal parts, the rest as 9 to 1; a prompt may go where
-            # any room is left.
-            # NOTE: the first of each line is nearly done by the router's reckoning, whether or not
-            # it is.
+            # any room is left. NOTE: the first of each line is nearly done by the router's
+            # reckoning, whether or not it is.
             assert 4 <= sum(sent.values()) <= 8
             assert sent["one"] > sent["other"] >= 1
             assert one[1].num_queued + other[1].num_queued == 100 - sum(sent.values())

@@ -1,8 +1,7 @@
 """Real processes under a trace, undisturbed or with seeded faults.
 
 `python -m tests.simulation.cluster --replicas 8 --trace conversation_trace.jsonl`; `… --schedules
-200`; one of them
-again: `… --faults 17`.
+200`; one of them again: `… --faults 17`.
 """
 
 from __future__ import annotations
