@@ -140,6 +140,8 @@ PATHS = [
     "/v1/completions",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/tokenize",
     "/detokenize",
 ]
@@ -149,6 +151,15 @@ BODIES = [
     completion_body(max_tokens=4, stream=True, n=2, temperature=1),
     {"model": MODEL, "input": ["a", "b"]},
     {"model": MODEL, "input": "a", "stream": True, "max_output_tokens": 4},
+    {
+        "model": MODEL,
+        "system": [{"type": "text", "text": "a"}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto"},
+        "max_tokens": 4,
+        "stream": True,
+    },
     {"model": MODEL, "prompt": "a"},
     {"model": MODEL, "tokens": [5]},
 ]
