@@ -13,10 +13,10 @@ from itertools import accumulate
 
 import torch
 
-from headwater.kernels.decode_attention import decode_attention
-from headwater.kernels.decode_plan import plan_decode
-from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
-from headwater.kernels.reduce_splits import reduce_splits
+from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.kernels.attention.decode_plan import plan_decode
+from headwater.kernels.attention.prefill_attention import prefill_attention, prefill_tiles
+from headwater.kernels.attention.reduce_splits import reduce_splits
 
 from .byte_layers import room_for_plan
 from .gpu_kernels import Sequences, prefill_flops

@@ -20,7 +20,7 @@ from typing import Annotated
 import torch
 import typer
 
-from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
+from headwater.kernels.gemm.gemm import configure_blas, linear, linear_silu_mul
 
 from .attention_cases import HEAD_DIM, KV_HEADS, Batch, Planned, ours
 from .attention_others import has_flashinfer, others

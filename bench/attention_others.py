@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from headwater.kernels.hopper_attention import is_hopper
+from headwater.kernels.attention.hopper_attention import is_hopper
 
 from .attention_cases import HEAD_DIM, HEADS, KV_HEADS, PAGE, Batch, Planned, ints
 

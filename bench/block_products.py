@@ -8,11 +8,11 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.block_formats import FORMATS, BlockFormat
-from headwater.kernels.block_gemm import block_gemm, block_linear, expanded
-from headwater.kernels.block_planes import BlockPlanes, plane_shapes
-from headwater.kernels.gemm import linear
-from headwater.kernels.int4_gemm import TILES, int4_linear
+from headwater.kernels.gemm.block_gemm import block_gemm, block_linear, expanded
+from headwater.kernels.gemm.gemm import linear
+from headwater.kernels.gemm.int4_gemm import TILES, int4_linear
+from headwater.kernels.quant.block_formats import FORMATS, BlockFormat
+from headwater.kernels.quant.block_planes import BlockPlanes, plane_shapes
 
 from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, copies_for, randn, timed
 from .int4_products import random_int4

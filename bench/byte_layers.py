@@ -9,14 +9,14 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.decode_attention import decode_attention
-from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
-from headwater.kernels.reduce_splits import reduce_splits
-from headwater.kernels.rms_norm import rounded_add_rms_norm
-from headwater.kernels.silu_mul import rounded_mul
-from headwater.kernels.token_rounding import Rounding
-from headwater.kernels.w8a8 import W8A8Weight, w8a8_linear
+from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.attention.reduce_splits import reduce_splits
+from headwater.kernels.gemm.w8a8 import W8A8Weight, w8a8_linear
+from headwater.kernels.norm.rms_norm import rounded_add_rms_norm
+from headwater.kernels.norm.silu_mul import rounded_mul
+from headwater.kernels.quant.token_rounding import Rounding
 
 from .gpu_timing import BYTES_PER_US, Figure, randn, timed
 

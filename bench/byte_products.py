@@ -8,11 +8,11 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.byte_gemm import byte_linear, expanded
-from headwater.kernels.gemm import linear
-from headwater.kernels.hopper_packed_gemm import PackedWords
-from headwater.kernels.token_rounding import Rounding, round_tokens
-from headwater.kernels.w8a8 import w8a8_linear
+from headwater.kernels.gemm.byte_gemm import byte_linear, expanded
+from headwater.kernels.gemm.gemm import linear
+from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
+from headwater.kernels.gemm.w8a8 import w8a8_linear
+from headwater.kernels.quant.token_rounding import Rounding, round_tokens
 
 from .byte_layers import random_weight
 from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, copies_for, randn, timed

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.kernels.edit_logits import Edits, edit_logits
+from headwater.kernels.sampling.edit_logits import Edits, edit_logits
 
 NUM_BIASES = 300
 NUM_BAD_WORDS = 50

@@ -22,7 +22,7 @@ from headwater.engine_core.executors.exit.device_sampler import DeviceSampler, N
 from headwater.engine_core.executors.exit.head_part import HeadPart
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.sampler import Known, Sampler, Whole
-from headwater.kernels.device import upload
+from headwater.kernels.launch.device import upload
 
 BEHIND = 64
 """Number of output indices behind the longest answer that a step may compute in vain."""

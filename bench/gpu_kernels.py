@@ -17,20 +17,20 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.decode_attention import decode_attention
-from headwater.kernels.decode_plan import plan_decode
-from headwater.kernels.filtered_sample import Filters, filtered_sample
-from headwater.kernels.gemm import configure_blas, linear
-from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
-from headwater.kernels.logprobs import logprobs
-from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
-from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
-from headwater.kernels.reduce_splits import reduce_splits
-from headwater.kernels.rms_norm import add_rms_norm
-from headwater.kernels.sample import Candidates, Draws, sample
-from headwater.kernels.shared_prefix_attention import shared_prefix_attention
-from headwater.kernels.silu_mul import silu_mul
-from headwater.kernels.wide_gemm import tiles_for, wide_gemm
+from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.kernels.attention.decode_plan import plan_decode
+from headwater.kernels.attention.prefill_attention import prefill_attention, prefill_tiles
+from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.attention.reduce_splits import reduce_splits
+from headwater.kernels.attention.shared_prefix_attention import shared_prefix_attention
+from headwater.kernels.gemm.gemm import configure_blas, linear
+from headwater.kernels.gemm.wide_gemm import tiles_for, wide_gemm
+from headwater.kernels.norm.rms_norm import add_rms_norm
+from headwater.kernels.norm.silu_mul import silu_mul
+from headwater.kernels.sampling.filtered_sample import Filters, filtered_sample
+from headwater.kernels.sampling.lm_head_sample import MAX_ROWS, lm_head_sample
+from headwater.kernels.sampling.logprobs import logprobs
+from headwater.kernels.sampling.sample import Candidates, Draws, sample
 
 from .block_products import block_products
 from .byte_layers import byte_layers, room_for_plan

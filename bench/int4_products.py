@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.gemm import linear
-from headwater.kernels.int4_gemm import TILES, expanded, int4_gemm, int4_linear
-from headwater.kernels.int4_layout import WORD, Int4Weight
+from headwater.kernels.gemm.gemm import linear
+from headwater.kernels.gemm.int4_gemm import TILES, expanded, int4_gemm, int4_linear
+from headwater.kernels.quant.int4_layout import WORD, Int4Weight
 
 from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, copies_for, randn, timed
 

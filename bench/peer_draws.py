@@ -18,10 +18,10 @@ import torch
 import typer
 
 from headwater.engine_core.platforms.peer_group import LEAST_SLOT, PeerGroup
-from headwater.kernels.filtered_sample import Filters, filtered_sample
-from headwater.kernels.logprobs import logprobs_of
-from headwater.kernels.peer_memory import OwnMemory
-from headwater.kernels.sample import Candidates, best_of_stretches, sample
+from headwater.kernels.peer.peer_memory import OwnMemory
+from headwater.kernels.sampling.filtered_sample import Filters, filtered_sample
+from headwater.kernels.sampling.logprobs import logprobs_of
+from headwater.kernels.sampling.sample import Candidates, best_of_stretches, sample
 
 from .gpu_kernels import draws_of
 from .gpu_timing import randn, timed

@@ -12,10 +12,10 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from headwater.kernels import environment
-from headwater.kernels.environment import Environment
+from headwater.kernels.launch import environment
+from headwater.kernels.launch.environment import Environment
 
-ROOMS = (Path(__file__).parent, Path(environment.__file__).parent)
+ROOMS = (Path(__file__).parent, Path(environment.__file__).parents[1])
 """The engine core and the kernels. The files of another distribution's platform join them."""
 DIGEST_BYTES = 8
 

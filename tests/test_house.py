@@ -110,8 +110,23 @@ EXECUTORS_ORDER = (
 )
 """Folders and files of engine_core/executors: each imports only those below it. A new one gets a row
 here and in the table in CONTRIBUTING.md."""
+KERNELS_ORDER = (
+    "cpu",
+    "rows",
+    "sampling",
+    "gemm",
+    "attention",
+    "norm",
+    "quant",
+    "blocks",
+    "stage",
+    "peer",
+    "launch",
+)
+"""Folders of kernels: each imports only those below it. A new one gets a row here and in the table
+in CONTRIBUTING.md."""
 MOST_FILES = 25
-"""Files in one folder of engine_core/executors."""
+"""Files in one folder of kernels or of engine_core/executors."""
 SERVICE_ROOMS_SEEN = {
     "cli": {"stack", "engine", "models", "runtime"},
     "stack": {"engine", "models", "runtime"},
@@ -313,23 +328,29 @@ def test_a_room_of_the_engine_core_imports_only_the_rooms_below_it() -> None:
     assert breaches_inside("engine_core", CORE_ROOMS_SEEN) == set()
 
 
-def test_a_part_of_the_executors_imports_only_parts_below_it() -> None:
-    room = ROOT / "engine_core" / "executors"
-    parts = {path.relative_to(room).parts[0].removesuffix(".py") for path in room.rglob("*.py")}
-    assert parts == set(EXECUTORS_ORDER)
-    below = {part: set(EXECUTORS_ORDER[i + 1 :]) for i, part in enumerate(EXECUTORS_ORDER)}
-    prefix = f"{module_of(room)}."
+@pytest.mark.parametrize(
+    ("room", "order"),
+    [("engine_core/executors", EXECUTORS_ORDER), ("kernels", KERNELS_ORDER)],
+    ids=["executors", "kernels"],
+)
+def test_a_part_imports_only_parts_below_it(room: str, order: tuple[str, ...]) -> None:
+    root = ROOT / room
+    parts = {path.relative_to(root).parts[0].removesuffix(".py") for path in root.rglob("*.py")}
+    assert parts == set(order)
+    below = {part: set(order[i + 1 :]) for i, part in enumerate(order)}
+    prefix = f"{module_of(root)}."
     breaches = {
-        f"{path.relative_to(room)}: {name}"
-        for path in room.rglob("*.py")
+        f"{path.relative_to(root)}: {name}"
+        for path in root.rglob("*.py")
         for name in imports_of(path)
         if name.startswith(prefix)
         and (imported := name.removeprefix(prefix).split(".")[0])
-        != (part := path.relative_to(room).parts[0].removesuffix(".py"))
+        != (part := path.relative_to(root).parts[0].removesuffix(".py"))
         and imported not in below[part]
     }
     assert breaches == set()
-    assert all(len(list(folder.glob("*.py"))) <= MOST_FILES for folder in room.iterdir())
+    folders = {path.parent for path in root.rglob("*.py")}
+    assert all(len(list(folder.glob("*.py"))) <= MOST_FILES for folder in folders)
 
 
 def test_a_room_of_the_gateway_imports_only_the_rooms_below_it() -> None:

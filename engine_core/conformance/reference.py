@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.sample import Draws
+from headwater.kernels.sampling.filtered_sample import Filters
+from headwater.kernels.sampling.sample import Draws
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch

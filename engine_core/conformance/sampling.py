@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.sample import Draws
+from headwater.kernels.sampling.filtered_sample import Filters
+from headwater.kernels.sampling.sample import Draws
 
 from ..executor import AdmittedRow, StepPlan
 from ..platforms import specification

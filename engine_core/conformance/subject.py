@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwater.kernels.packed_linear import can_pack
+from headwater.kernels.cpu.packed_linear import can_pack
 
 from ..config import EngineConfig
 from ..layers.dense import DenseLinear

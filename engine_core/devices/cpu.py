@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from headwater.kernels.cpu.compiler.simd_types import NUM_LANES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
-from headwater.kernels.cpu.simd_types import NUM_LANES
-from headwater.kernels.environment import Environment
+from headwater.kernels.launch.environment import Environment
 
 from ..config import EngineConfig
 from ..executor import Executor

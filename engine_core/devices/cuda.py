@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from headwater.kernels.byte_weights import ByteWeight
-from headwater.kernels.environment import Environment
+from headwater.kernels.launch.environment import Environment
+from headwater.kernels.quant.byte_weights import ByteWeight
 
 from ..config import ConfigError, EngineConfig
 from ..executor import Executor
@@ -107,7 +107,7 @@ def copy_blocks(
     source_blocks: torch.Tensor,
     target_blocks: torch.Tensor,
 ) -> None:
-    from headwater.kernels import copy_blocks as kernel  # noqa: PLC0415
+    from headwater.kernels.blocks import copy_blocks as kernel  # noqa: PLC0415
 
     kernel.copy_blocks(source, target, source_blocks, target_blocks)
 
@@ -117,7 +117,8 @@ def _keeps(
 ) -> bool:
     """Whether a weight of eight bits, or of a GGUF file, stays packed. Of the former, embedding and
     head are read by kernels of their own."""
-    from headwater.kernels import byte_gemm, hopper_attention, int4_gemm, w8a8  # noqa: PLC0415
+    from headwater.kernels.attention import hopper_attention  # noqa: PLC0415
+    from headwater.kernels.gemm import byte_gemm, int4_gemm, w8a8  # noqa: PLC0415
 
     if isinstance(weight, tuple):
         return DTYPES[request.dtype] in int4_gemm.DTYPES
@@ -153,7 +154,7 @@ def _loaded(request: BuildRequest, device: torch.device, progress: Progress) -> 
 
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
-    from headwater.kernels import compilers_ahead  # noqa: PLC0415
+    from headwater.kernels.launch import compilers_ahead  # noqa: PLC0415
 
     from ..executors.build.cuda import build_cuda_executor  # noqa: PLC0415
     from ..executors.build.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
@@ -218,7 +219,7 @@ def build_rank(
 ) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
     _check_stage_hosts(request)
-    from headwater.kernels import compilers_ahead  # noqa: PLC0415
+    from headwater.kernels.launch import compilers_ahead  # noqa: PLC0415
 
     from ..executors.build.cuda_rank import build_cuda_rank  # noqa: PLC0415
 

@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.kernels.copy_blocks import as_planes, copy_blocks
-from headwater.kernels.device import upload
-from headwater.kernels.stage_memory import StageMemory
-from headwater.kernels.step_rows import store_tokens
+from headwater.kernels.blocks.copy_blocks import as_planes, copy_blocks
+from headwater.kernels.launch.device import upload
+from headwater.kernels.rows.step_rows import store_tokens
+from headwater.kernels.stage.stage_memory import StageMemory
 
 from ..config import EngineConfig
 from ..executor import DrawPlan, Int32Array, StepPlan, StepResult

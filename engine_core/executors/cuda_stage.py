@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.kernels.copy_blocks import as_planes, copy_blocks
-from headwater.kernels.device import upload
-from headwater.kernels.stage_memory import StageMemory
-from headwater.kernels.stage_stream import receive_ends, receive_tokens
+from headwater.kernels.blocks.copy_blocks import as_planes, copy_blocks
+from headwater.kernels.launch.device import upload
+from headwater.kernels.stage.stage_memory import StageMemory
+from headwater.kernels.stage.stage_stream import receive_ends, receive_tokens
 
 from ..config import EngineConfig
 from ..executor import DrawPlan, Int32Array, StepPlan, StepResult

@@ -8,9 +8,9 @@ from typing import Self
 
 import torch
 
-from headwater.kernels import block_rows
-from headwater.kernels.block_formats import BlockWeight
-from headwater.kernels.block_linear import block_linear
+from headwater.kernels.quant import block_rows
+from headwater.kernels.quant.block_formats import BlockWeight
+from headwater.kernels.quant.block_linear import block_linear
 
 from ..config import ConfigError
 from ..weights.blocks import (
@@ -26,7 +26,7 @@ from ..weights.blocks import (
 from .linear import Cut, Parameter, StoredLinear
 
 LookUp = Callable[[BlockWeight, torch.Tensor, torch.dtype], torch.Tensor]
-"""As `kernels.block_rows.block_rows`."""
+"""As `kernels.quant.block_rows.block_rows`."""
 
 
 def parameters_of_parts(

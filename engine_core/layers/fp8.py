@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.byte_weights import Fp8Weight
+from headwater.kernels.quant.byte_weights import Fp8Weight
 
 from ..weights.grouped import FP8, FP8_TOKENS, SCALES
 from .grouped import GroupedLinear

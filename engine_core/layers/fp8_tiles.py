@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.kernels.block_formats import BLOCK
-from headwater.kernels.byte_weights import Fp8Weight
-from headwater.kernels.fp8_linear import fp8_linear
-from headwater.kernels.fp8_tiles import Fp8Format, Fp8Tiles, format_of, pack
+from headwater.kernels.quant.block_formats import BLOCK
+from headwater.kernels.quant.byte_weights import Fp8Weight
+from headwater.kernels.quant.fp8_linear import fp8_linear
+from headwater.kernels.quant.fp8_tiles import Fp8Format, Fp8Tiles, format_of, pack
 
 from .group_tiles import TileShape
 from .linear import Linear

@@ -21,7 +21,7 @@ class Group(Protocol):
 
     def tree_sum(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The sum of the ranks' tensors, float32 [T, N], whose number is a power of two: neighbours
-        are added until one is left, as `kernels.tree_sum` does, which is rounded to the dtype
+        are added until one is left, as `kernels.gemm.tree_sum` does, which is rounded to the dtype
         once."""
 
     def join(self, x: torch.Tensor) -> torch.Tensor:

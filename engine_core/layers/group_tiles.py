@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.kernels import int4_layout
-from headwater.kernels.block_formats import BLOCK, TILE_ROWS
-from headwater.kernels.byte_weights import Int8Weight
-from headwater.kernels.fp8_tiles import Fp8Format
-from headwater.kernels.group_linear import group_linear
-from headwater.kernels.group_tiles import SCALE_DTYPES, GroupFormat, GroupTiles, pack
-from headwater.kernels.int4_layout import Int4Weight
+from headwater.kernels.quant import int4_layout
+from headwater.kernels.quant.block_formats import BLOCK, TILE_ROWS
+from headwater.kernels.quant.byte_weights import Int8Weight
+from headwater.kernels.quant.fp8_tiles import Fp8Format
+from headwater.kernels.quant.group_linear import group_linear
+from headwater.kernels.quant.group_tiles import SCALE_DTYPES, GroupFormat, GroupTiles, pack
+from headwater.kernels.quant.int4_layout import Int4Weight
 
 from .linear import Linear
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from headwater.kernels.int4_layout import BLOCK, WORD, Int4Weight, cut_inputs
+from headwater.kernels.quant.int4_layout import BLOCK, WORD, Int4Weight, cut_inputs
 
 from ..config import ConfigError
 from ..weights.grouped import GROUPS, INT4, SCALE_DTYPES, SCALES, ZEROS

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from headwater.kernels.byte_weights import Int8Weight
+from headwater.kernels.quant.byte_weights import Int8Weight
 
 from ..config import ConfigError
 from ..weights.grouped import GROUPS, INT8, SCALES, W8A8, WIDE_SCALE_DTYPES, ZEROS

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from headwater.kernels.byte_weights import ByteWeight
-from headwater.kernels.int4_layout import Int4Weight
+from headwater.kernels.quant.byte_weights import ByteWeight
+from headwater.kernels.quant.int4_layout import Int4Weight
 
 from ..config import ConfigError, require
 from ..shards import WHOLE, Shard

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from headwater.kernels.tree_sum import tree_sum
+from headwater.kernels.gemm.tree_sum import tree_sum
 
 from ..config import ConfigError
 from ..shards import NUM_LEAVES, Shard

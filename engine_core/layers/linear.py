@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from headwater.kernels.token_rounding import Rounding
+from headwater.kernels.quant.token_rounding import Rounding
 
 from ..config import ConfigError
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from headwater.kernels import w8a8
-from headwater.kernels.byte_gemm import expanded_twin, pack_in_place
-from headwater.kernels.byte_weights import ByteWeight
-from headwater.kernels.hopper_packed_gemm import PackedWords
+from headwater.kernels.gemm import w8a8
+from headwater.kernels.gemm.byte_gemm import expanded_twin, pack_in_place
+from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
+from headwater.kernels.quant.byte_weights import ByteWeight
 
 from .fp8 import Fp8Linear
 from .int8 import Int8Linear

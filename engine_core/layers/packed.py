@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from headwater.kernels.byte_weights import Fp8Weight
-from headwater.kernels.packed_linear import (
+from headwater.kernels.cpu.packed_linear import (
     PackedLayout,
     can_pack,
     copy_packed,
@@ -19,6 +18,7 @@ from headwater.kernels.packed_linear import (
     pack,
     packed_view,
 )
+from headwater.kernels.quant.byte_weights import Fp8Weight
 
 from ..weights.blocks import dense
 from ..weights.packed import Matrix, packed_memory
@@ -46,7 +46,7 @@ class PackedLinear(Linear):
         self._memory = memory
         self.out_features, self.in_features = layout.shape
         self.weight = packed_view(memory, layout)
-        """[N, K], opaque to everything but `kernels.packed_linear`."""
+        """[N, K], opaque to everything but `kernels.cpu.packed_linear`."""
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight)

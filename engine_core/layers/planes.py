@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from headwater.kernels.block_planes import BlockPlanes, expand, expand_rows
+from headwater.kernels.quant.block_planes import BlockPlanes, expand, expand_rows
 
 from ..weights.blocks import PARTS
 from ..weights.planes import PLANES, num_bytes, stored_planes
@@ -17,7 +17,7 @@ from .blocks import parameters_of_parts
 from .linear import ExpandableLinear, Parameter
 
 LookUp = Callable[[BlockPlanes, torch.Tensor, torch.dtype], torch.Tensor]
-"""Expands rows of a table: see `kernels.block_planes.expand_rows`."""
+"""Expands rows of a table: see `kernels.quant.block_planes.expand_rows`."""
 
 
 class PlanesLinear(ExpandableLinear):

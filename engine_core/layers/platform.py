@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from headwater.kernels.token_rounding import Rounding
+from headwater.kernels.quant.token_rounding import Rounding
 
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch

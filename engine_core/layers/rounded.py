@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.byte_weights import ByteWeight
-from headwater.kernels.w8a8 import W8A8Weight, signed_in_place, w8a8_twin
+from headwater.kernels.gemm.w8a8 import W8A8Weight, signed_in_place, w8a8_twin
+from headwater.kernels.quant.byte_weights import ByteWeight
 
 from .linear import Linear
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.sample import Draws
-from headwater.kernels.vocabulary_slice import JoinedSlice
+from headwater.kernels.sampling.filtered_sample import Filters
+from headwater.kernels.sampling.sample import Draws
+from headwater.kernels.sampling.vocabulary_slice import JoinedSlice
 
 from ..sampling.operations import PartSampling, SamplingOperations
 from ..shards import Shard

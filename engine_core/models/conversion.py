@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from headwater.kernels.block_formats import BlockWeight
+from headwater.kernels.quant.block_formats import BlockWeight
 
 from ..config import ConfigError
 from ..layers.kinds import Weights, load_weights

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from headwater.kernels.tree_sum import tree_sum
+from headwater.kernels.gemm.tree_sum import tree_sum
 
 from ..ring import PeerGone, anonymous_memory
 

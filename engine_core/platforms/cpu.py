@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from headwater.kernels.block_formats import FORMATS
 from headwater.kernels.cpu import attention as attention_kernel
 from headwater.kernels.cpu import (
     block_activations,
@@ -22,14 +21,11 @@ from headwater.kernels.cpu import rms_norm as norm_kernel
 from headwater.kernels.cpu import row_weights as weights_kernel
 from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
-from headwater.kernels.cpu.compiled import DTYPES, Kernel
+from headwater.kernels.cpu.compiler.compiled import DTYPES, Kernel
+from headwater.kernels.cpu.compiler.replay import walker
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
-from headwater.kernels.cpu.replay import walker
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
-from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
-from headwater.kernels.fp8_tiles import FP8_FORMATS
-from headwater.kernels.group_tiles import GROUP_FORMATS
-from headwater.kernels.row_stable_linear import (
+from headwater.kernels.cpu.row_stable_linear import (
     PACKED,
     PLAIN,
     Library,
@@ -37,6 +33,10 @@ from headwater.kernels.row_stable_linear import (
     row_rule,
     row_stable_linear,
 )
+from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
+from headwater.kernels.quant.block_formats import FORMATS
+from headwater.kernels.quant.fp8_tiles import FP8_FORMATS
+from headwater.kernels.quant.group_tiles import GROUP_FORMATS
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.candidate_sample import candidate_sample
+from headwater.kernels.cpu.candidate_sample import candidate_sample
 from headwater.kernels.cpu.draw import draw as draw_tokens
 from headwater.kernels.cpu.draw import scores_of
-from headwater.kernels.joined_logprobs import joined_logprobs
-from headwater.kernels.sample import Draws
-from headwater.kernels.token_mask import mask_tokens_twin
+from headwater.kernels.cpu.joined_logprobs import joined_logprobs
+from headwater.kernels.sampling.sample import Draws
+from headwater.kernels.sampling.token_mask import mask_tokens_twin
 
 
 class CpuSampling:

@@ -1,8 +1,8 @@
 """Operations on an NVIDIA GPU: the Triton kernels, and cuBLASLt where it is faster; what is chosen
 is chosen here.
 
-Every choice keeps a row's bits independent of its batch; see `kernels.gemm` and
-`kernels.online_softmax`.
+Every choice keeps a row's bits independent of its batch; see `kernels.gemm.gemm` and
+`kernels.attention.online_softmax`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.kernels import product_probe
-from headwater.kernels.decode_attention import decode_attention
-from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from headwater.kernels.device import kernel_cache_dir, upload
-from headwater.kernels.gemm import configure_blas
-from headwater.kernels.prefill_attention import list_tiles, prefill_attention, tokens_per_tile
-from headwater.kernels.product_probe import Product as ProbedProduct
-from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
-from headwater.kernels.reduce_splits import reduce_splits
-from headwater.kernels.rms_norm import (
+from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.attention.prefill_attention import (
+    list_tiles,
+    prefill_attention,
+    tokens_per_tile,
+)
+from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.attention.reduce_splits import reduce_splits
+from headwater.kernels.attention.shared_prefix_attention import shared_prefix_attention
+from headwater.kernels.gemm import product_probe
+from headwater.kernels.gemm.gemm import configure_blas
+from headwater.kernels.gemm.product_probe import Product as ProbedProduct
+from headwater.kernels.gemm.wide_gemm import launch_all_tiles
+from headwater.kernels.launch.device import kernel_cache_dir, upload
+from headwater.kernels.norm.rms_norm import (
     add_rms_norm,
     rms_norm,
     rounded_add_rms_norm,
     rounded_rms_norm,
 )
-from headwater.kernels.shared_prefix_attention import shared_prefix_attention
-from headwater.kernels.silu_mul import gelu_tanh_mul, rounded_mul, silu_mul
-from headwater.kernels.token_rounding import RoundedTokens, Rounding
-from headwater.kernels.wide_gemm import launch_all_tiles
+from headwater.kernels.norm.silu_mul import gelu_tanh_mul, rounded_mul, silu_mul
+from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding
 
 from ..config import EngineConfig
 from ..executor import Int32Array

@@ -8,9 +8,9 @@ from typing import TypeGuard
 
 import torch
 
-from headwater.kernels import block_gemm, byte_gemm, int4_gemm, w8a8
-from headwater.kernels.product_probe import Product as ProbedProduct
-from headwater.kernels.token_rounding import RoundedTokens, Tokens
+from headwater.kernels.gemm import block_gemm, byte_gemm, int4_gemm, w8a8
+from headwater.kernels.gemm.product_probe import Product as ProbedProduct
+from headwater.kernels.quant.token_rounding import RoundedTokens, Tokens
 
 from ..layers.int4 import Int4Linear
 from ..layers.kinds import Weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.token_rounding import RoundedTokens, Rounding, round_tokens
+from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding, round_tokens
 
 from ..config import EngineConfig
 from ..model_config import ModelConfig

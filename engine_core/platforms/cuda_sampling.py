@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.filtered_sample import Filters, filtered_sample
-from headwater.kernels.logprobs import logprobs_of
-from headwater.kernels.sample import Candidates, Draws, sample
-from headwater.kernels.token_mask import mask_tokens
+from headwater.kernels.sampling.filtered_sample import Filters, filtered_sample
+from headwater.kernels.sampling.logprobs import logprobs_of
+from headwater.kernels.sampling.sample import Candidates, Draws, sample
+from headwater.kernels.sampling.token_mask import mask_tokens
 
 
 class CudaSampling:

@@ -2,7 +2,7 @@
 nor on a library.
 
 Headwater's products have the same bits for any number of outputs, attention and norms for any
-number of heads. Products whose inputs ranks divide are those of `kernels.tree_gemm`.
+number of heads. Products whose inputs ranks divide are those of `kernels.gemm.tree_gemm`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.product_probe import Product as ProbedProduct
-from headwater.kernels.tree_gemm import launch_all_tiles, tree_gemm
+from headwater.kernels.gemm.product_probe import Product as ProbedProduct
+from headwater.kernels.gemm.tree_gemm import launch_all_tiles, tree_gemm
 
 from ..layers.kinds import Weights
 from ..layers.leaf_matrix import LeafLinear

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.gemm import linear, linear_silu_mul
+from headwater.kernels.gemm.gemm import linear, linear_silu_mul
 
 from ..layers.dense import DenseLinear
 from ..layers.kinds import Weights

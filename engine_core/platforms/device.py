@@ -31,7 +31,7 @@ class Device(Protocol):
         """Whether this machine has such a device."""
 
     def environment(self) -> Any:
-        """A `kernels.environment.Environment`: what results depend on beside sources, the device,
+        """A `kernels.launch.environment.Environment`: what results depend on beside sources, the device,
         its driver and libraries with versions."""
 
     def kv_cache_memory(self, options: ExecutorOptions) -> int:
@@ -66,7 +66,7 @@ BY_FLAG = {
 
 `capture(launch: Callable[[], Tensor]) -> Callable[[], Tensor]`: runs a launch once, captures it,
 returns its replay. `copy_blocks(source, target, source_blocks, target_blocks)`: of int32 [planes,
-blocks, words], as `kernels.copy_blocks`. `build_rank(request, place, progress)`: as
+blocks, words], as `kernels.blocks.copy_blocks`. `build_rank(request, place, progress)`: as
 `build_executor`, of one rank of an engine (`executors.build.rank`). `max_ranks(options)`: how many
 ranks one engine may have on this machine. `rank_variables(options, rank)`: variables of the
 environment of a rank's process, beside those of the engine's.

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.peer_best import peer_best
-from headwater.kernels.peer_join import peer_join
-from headwater.kernels.peer_memory import OwnMemory, PeerMemory, slot_bytes_of
-from headwater.kernels.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_norm, peer_tree_sum
-from headwater.kernels.sample import Candidates
-from headwater.kernels.vocabulary_slice import VocabularySlice
+from headwater.kernels.peer.peer_join import peer_join
+from headwater.kernels.peer.peer_memory import OwnMemory, PeerMemory, slot_bytes_of
+from headwater.kernels.peer.peer_sum import (
+    GROUP_ROWS,
+    peer_sum,
+    peer_sum_add_rms_norm,
+    peer_tree_sum,
+)
+from headwater.kernels.sampling.peer_best import peer_best
+from headwater.kernels.sampling.sample import Candidates
+from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 
 from ..layers.group import Group
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.kernels.product_probe import Product
+from headwater.kernels.gemm.product_probe import Product
 
 log = logging.getLogger(__name__)
 RowCounts = Mapping[Product, Sequence[int]]

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwater.kernels.copy_blocks import copy_blocks_twin
-from headwater.kernels.decode_attention import attention_of_rows
-from headwater.kernels.filtered_sample import Filters, filter_twin
-from headwater.kernels.gumbel import gumbel_noise, noise_keys
-from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_twin, store_kv_twin
-from headwater.kernels.rms_norm import rms_norm_twin
-from headwater.kernels.sample import Draws
-from headwater.kernels.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
-from headwater.kernels.token_mask import LOWEST
+from headwater.kernels.attention.decode_attention import attention_of_rows
+from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_twin, store_kv_twin
+from headwater.kernels.blocks.copy_blocks import copy_blocks_twin
+from headwater.kernels.norm.rms_norm import rms_norm_twin
+from headwater.kernels.norm.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
+from headwater.kernels.sampling.filtered_sample import Filters, filter_twin
+from headwater.kernels.sampling.gumbel import gumbel_noise, noise_keys
+from headwater.kernels.sampling.sample import Draws
+from headwater.kernels.sampling.token_mask import LOWEST
 
 
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:

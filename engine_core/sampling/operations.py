@@ -8,9 +8,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.sample import Draws
-from headwater.kernels.vocabulary_slice import JoinedSlice
+from headwater.kernels.sampling.filtered_sample import Filters
+from headwater.kernels.sampling.sample import Draws
+from headwater.kernels.sampling.vocabulary_slice import JoinedSlice
 
 
 class SamplingOperations(Protocol):

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.sample import Draws
+from headwater.kernels.sampling.filtered_sample import Filters
+from headwater.kernels.sampling.sample import Draws
 
 from ..executor import AdmittedRow, Int32Array
 from ..ragged import run_lengths

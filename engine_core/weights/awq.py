@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from headwater.kernels.int4_layout import WORD, Int4Weight, pack
+from headwater.kernels.quant.int4_layout import WORD, Int4Weight, pack
 
 from ..config import require
 from ..packing import Packing

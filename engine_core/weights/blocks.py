@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from headwater.kernels.block_formats import FORMATS, TILE_ROWS, BlockWeight, expand
+from headwater.kernels.quant.block_formats import FORMATS, TILE_ROWS, BlockWeight, expand
 
 from ..config import ConfigError, require
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from headwater.kernels.byte_weights import ByteWeight
-from headwater.kernels.int4_layout import Int4Weight
+from headwater.kernels.quant.byte_weights import ByteWeight
+from headwater.kernels.quant.int4_layout import Int4Weight
 
 from ..config import require
 from .blocks import Parts

@@ -6,8 +6,8 @@ import zlib
 
 import torch
 
-from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
-from headwater.kernels.int4_layout import WORD, Int4Weight
+from headwater.kernels.quant.byte_weights import Fp8Weight, Int8Weight
+from headwater.kernels.quant.int4_layout import WORD, Int4Weight
 
 from ..packing import Packing, Quantization
 from .fp8 import rounds_inputs

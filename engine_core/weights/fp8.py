@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from headwater.kernels.byte_weights import Fp8Weight
+from headwater.kernels.quant.byte_weights import Fp8Weight
 
 from ..config import require
 from ..packing import TOKEN_GROUP, Packing

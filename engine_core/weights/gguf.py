@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import torch
 
-from headwater.kernels.block_formats import FORMATS, BlockFormat, BlockWeight, pack
+from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWeight, pack
 
 from ..config import ConfigError, require
 from ..rope_scaling import scaled

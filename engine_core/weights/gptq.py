@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import torch
 
-from headwater.kernels.byte_weights import Int8Weight
-from headwater.kernels.int4_layout import Int4Weight, pack
+from headwater.kernels.quant.byte_weights import Int8Weight
+from headwater.kernels.quant.int4_layout import Int4Weight, pack
 
 from ..config import ConfigError
 from ..packing import Packing

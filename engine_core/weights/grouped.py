@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from headwater.kernels import byte_weights, int4_layout
-from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
-from headwater.kernels.int4_layout import BLOCK, Int4Weight, without_zeros, zero_points
+from headwater.kernels.quant import byte_weights, int4_layout
+from headwater.kernels.quant.byte_weights import Fp8Weight, Int8Weight
+from headwater.kernels.quant.int4_layout import BLOCK, Int4Weight, without_zeros, zero_points
 
 from ..config import ConfigError, require
 

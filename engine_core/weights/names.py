@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 import torch
 
-from headwater.kernels.block_formats import BlockWeight
-from headwater.kernels.int4_layout import Int4Weight
+from headwater.kernels.quant.block_formats import BlockWeight
+from headwater.kernels.quant.int4_layout import Int4Weight
 
 from ..config import ConfigError, require
 from . import blocks

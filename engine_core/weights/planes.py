@@ -9,8 +9,8 @@ from dataclasses import fields
 
 import torch
 
-from headwater.kernels.block_formats import FORMATS
-from headwater.kernels.block_planes import BlockPlanes, PlaneShape, plane_shapes, planes_of
+from headwater.kernels.quant.block_formats import FORMATS
+from headwater.kernels.quant.block_planes import BlockPlanes, PlaneShape, plane_shapes, planes_of
 
 from ..config import ConfigError
 from .blocks import BLOCKS, PARTS, facts_of, stored_parts

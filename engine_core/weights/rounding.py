@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.kernels import int4_layout
-from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
-from headwater.kernels.int4_layout import Int4Weight
+from headwater.kernels.quant import int4_layout
+from headwater.kernels.quant.byte_weights import Fp8Weight, Int8Weight
+from headwater.kernels.quant.int4_layout import Int4Weight
 
 from .grouped import GroupedWeight, expanded, named
 from .layout import Layout

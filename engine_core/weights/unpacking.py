@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from headwater.kernels.block_formats import BlockWeight
+from headwater.kernels.quant.block_formats import BlockWeight
 
 from ..config import ConfigError
 from ..packing import Packing, Quantization

@@ -4,7 +4,7 @@ decoding alike.
 Four rows of queries that share a key head meet sixteen keys at once. A row sees its keys in the
 order of positions, `CHUNK` of them to a step of the running softmax, whatever rows are beside it: a
 position's result has the same bits decoded, as part of a chunk and in a whole prompt. With a
-sliding window, keys before it are neither read nor weighed. Twin: `kernels.prefill_attention`.
+sliding window, keys before it are neither read nor weighed. Twin: `kernels.attention.prefill_attention`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import torch
 from numba import njit
 from numpy.typing import ArrayLike
 
-from .compiled import Kernel, address_of, argument, float_bits, items
-from .qk_norm_rope_store_kv import MAX_HEAD_DIM
-from .scalars import float32_at, int32_at, put, size_of
-from .simd import (
+from .compiler.compiled import Kernel, address_of, argument, float_bits, items
+from .compiler.scalars import float32_at, int32_at, put, size_of
+from .compiler.simd import (
     add,
     div,
     fma,
@@ -34,8 +33,9 @@ from .simd import (
     sub,
     sum_of,
 )
-from .simd_math import exp
-from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from .compiler.simd_math import exp
+from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from .qk_norm_rope_store_kv import MAX_HEAD_DIM
 
 ROWS = 4
 CHUNK = 256

@@ -1,4 +1,4 @@
-"""Activations in 8 bits on a CPU. Twin: `kernels.block_activations`."""
+"""Activations in 8 bits on a CPU. Twin: `kernels.quant.block_activations`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import njit
 from numba.extending import intrinsic
 
-from ..block_activations import (
+from ..quant.block_activations import (
     HALF_SUM_AT,
     LEAST_MAGNITUDE,
     LEAST_SQUARES,
@@ -22,11 +22,11 @@ from ..block_activations import (
     SCALED_SUM_AT,
     SUM_AT,
 )
-from ..block_formats import BLOCK
-from .compiled import Kernel, argument, items
-from .scalars import put, put_int32, size_of
-from .simd import add, highest_of, load, maximum, minimum, mul, nearest, splat, sub, sum_of
-from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, I64, LANES, NUM_LANES
+from ..quant.block_formats import BLOCK
+from .compiler.compiled import Kernel, argument, items
+from .compiler.scalars import put, put_int32, size_of
+from .compiler.simd import add, highest_of, load, maximum, minimum, mul, nearest, splat, sub, sum_of
+from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, I64, LANES, NUM_LANES
 
 _INTS = ir.VectorType(ir.IntType(32), NUM_LANES)
 _BYTES = ir.VectorType(ir.IntType(8), NUM_LANES)

@@ -1,5 +1,5 @@
 """x @ weight.T of block weights and activations in 8 bits on a CPU. Twin:
-`kernels.block_linear`."""
+`kernels.quant.block_linear`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..block_formats import BlockWeight
+from ..quant.block_formats import BlockWeight
 from .tile_product import Part, TileProduct
 
 

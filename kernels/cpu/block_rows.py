@@ -1,4 +1,4 @@
-"""Rows of a table in a block format on a CPU. Twin: `kernels.block_rows`."""
+"""Rows of a table in a block format on a CPU. Twin: `kernels.quant.block_rows`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ..block_formats import TILE_ROWS, BlockFormat, BlockWeight
+from ..quant.block_formats import TILE_ROWS, BlockFormat, BlockWeight
 from .block_tiles import expand_row
-from .compiled import Kernel, argument, items
-from .scalars import int64_at, size_of
-from .simd_types import BF16_ELEMENT, F32_ELEMENT
+from .compiler.compiled import Kernel, argument, items
+from .compiler.scalars import int64_at, size_of
+from .compiler.simd_types import BF16_ELEMENT, F32_ELEMENT
 
 
 def block_rows(weight: BlockWeight, row_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,5 +1,5 @@
 """Tiles of weights in block formats, as LLVM code: their products with rows of 8-bit activations,
-and their rows expanded. The order of bytes is `kernels.block_formats`'s."""
+and their rows expanded. The order of bytes is `kernels.quant.block_formats`'s."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ..block_activations import ROW_BYTES
-from ..block_formats import BLOCK, FORMATS, TILE_ROWS, BlockFormat
-from .simd_types import F32, I64
+from ..quant.block_activations import ROW_BYTES
+from ..quant.block_formats import BLOCK, FORMATS, TILE_ROWS, BlockFormat
+from .compiler.simd_types import F32, I64
 from .tile_code import (
     FLOATS,
     INT,

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from numba import njit
 
-from ..gumbel import KEY_STARTS, MULTIPLIERS, PURPOSE_SAMPLE, gumbel_noise, noise_keys
-from ..sample import Draws, scores_twin
-from ..token_mask import LOWEST, mask_tokens_twin
-from .compiled import Kernel, argument, items
-from .scalars import float32_at, has_bits, int32_at, int64_at, put, put_int32, size_of
-from .simd import (
+from ..sampling.gumbel import KEY_STARTS, MULTIPLIERS, PURPOSE_SAMPLE, gumbel_noise, noise_keys
+from ..sampling.sample import Draws, scores_twin
+from ..sampling.token_mask import LOWEST, mask_tokens_twin
+from .compiler.compiled import Kernel, argument, items
+from .compiler.scalars import float32_at, has_bits, int32_at, int64_at, put, put_int32, size_of
+from .compiler.simd import (
     add,
     choose_below,
     div,
@@ -33,9 +33,9 @@ from .simd import (
     store,
     sub,
 )
-from .simd_math import log
-from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
-from .simd_words import (
+from .compiler.simd_math import log
+from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from .compiler.simd_words import (
     add_words,
     mul_words,
     numbers_of,

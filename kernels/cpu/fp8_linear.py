@@ -1,5 +1,5 @@
 """x @ weight.T of e4m3 weights on a CPU, which reads eight bits a weight, tile after tile of
-sixteen outputs. Twin: `kernels.fp8_linear`.
+sixteen outputs. Twin: `kernels.quant.fp8_linear`.
 
 Every output is a sum in one order along K, so bits depend neither on how many rows are computed
 together nor on the number of threads.
@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from ..block_formats import BLOCK
-from ..fp8_tiles import Fp8Tiles
+from ..quant.block_formats import BLOCK
+from ..quant.fp8_tiles import Fp8Tiles
 from .fp8_tiles import units_of
 from .tile_product import ITEMS_PER_THREAD, kernel_of
 

@@ -1,5 +1,5 @@
 """Tiles of e4m3 weights, as LLVM code: their products with rows of activations in float32. The
-order of bytes is `kernels.fp8_tiles`'s."""
+order of bytes is `kernels.quant.fp8_tiles`'s."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from ..block_formats import BLOCK, TILE_ROWS
-from ..fp8_tiles import Fp8Format
-from .simd_types import F32
+from ..quant.block_formats import BLOCK, TILE_ROWS
+from ..quant.fp8_tiles import Fp8Format
+from .compiler.simd_types import F32
 from .tile_code import FLOAT, FLOATS, INTS, LONG, NARROW, TileCode
 
 GROUP_BITS = 32

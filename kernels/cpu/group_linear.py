@@ -1,5 +1,5 @@
 """x @ weight.T of weights in groups and activations in 8 bits on a CPU. Twin:
-`kernels.group_linear`."""
+`kernels.quant.group_linear`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from ..block_formats import BLOCK
-from ..group_tiles import GroupTiles
+from ..quant.block_formats import BLOCK
+from ..quant.group_tiles import GroupTiles
 from .group_tiles import units_of
 from .tile_product import Part, TileProduct
 

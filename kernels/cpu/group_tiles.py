@@ -1,5 +1,5 @@
 """Tiles of weights in groups of inputs, as LLVM code: their products with rows of 8-bit
-activations. The order of bytes is `kernels.group_tiles`'s."""
+activations. The order of bytes is `kernels.quant.group_tiles`'s."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from llvmlite import ir
 from numba.core import cgutils
 
-from ..block_activations import ROW_BYTES
-from ..block_formats import TILE_ROWS
-from ..group_tiles import GroupFormat
+from ..quant.block_activations import ROW_BYTES
+from ..quant.block_formats import TILE_ROWS
+from ..quant.group_tiles import GroupFormat
 from .tile_code import FLOATS, INTS, LONG, NARROW, VECTOR_BYTES, TileBlock, TileCode, add_blocks
 
 BLOCKS_BITS = 32

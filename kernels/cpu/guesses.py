@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from .machine_code import compile_function
+from .compiler.machine_code import compile_function
 
 RIGHT = 1
 WRONG = 2

@@ -1,7 +1,7 @@
 """Bias, norm and rotation of queries and keys, and storing keys and values in a CPU's paged cache.
 
 A CPU's cache holds each block's keys by dimension, [Hk, D, block_size], so that sixteen keys meet a
-query at once; its values by position, [Hk, block_size, D]. Twin: `kernels.qk_norm_rope_store_kv`.
+query at once; its values by position, [Hk, block_size, D]. Twin: `kernels.attention.qk_norm_rope_store_kv`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numba import njit
 
-from .compiled import Kernel, address_of, argument, float_bits, items
-from .scalars import float32_at, int64_at, put, size_of
-from .simd import add, fma, load, mul, splat, store, sum_of
-from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from .compiler.compiled import Kernel, address_of, argument, float_bits, items
+from .compiler.scalars import float32_at, int64_at, put, size_of
+from .compiler.simd import add, fma, load, mul, splat, store, sum_of
+from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 MAX_HEAD_DIM = 512
 

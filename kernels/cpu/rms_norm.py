@@ -1,5 +1,5 @@
 """RMSNorm over the last dimension, with or without the residual add before it, on a CPU. Twin:
-`kernels.rms_norm`."""
+`kernels.norm.rms_norm`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from numba import njit
 
-from .compiled import Kernel, address_of, argument, float_bits, items
-from .scalars import float32_at, size_of
-from .simd import add, fma, load, mul, splat, store, sum_of
-from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from .compiler.compiled import Kernel, address_of, argument, float_bits, items
+from .compiler.scalars import float32_at, size_of
+from .compiler.simd import add, fma, load, mul, splat, store, sum_of
+from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -11,12 +11,12 @@ from numba import njit
 from numba.extending import intrinsic
 from torch.nn.functional import pad
 
-from ..weight_sums import ONE
-from .compiled import Kernel, argument, items
-from .scalars import float32_at, put_int64, size_of
-from .simd import choose_below, div, load, mul, splat, sub
-from .simd_math import exp
-from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, I64, INT, LANES, LONG, NUM_LANES
+from ..sampling.weight_sums import ONE
+from .compiler.compiled import Kernel, argument, items
+from .compiler.scalars import float32_at, put_int64, size_of
+from .compiler.simd import choose_below, div, load, mul, splat, sub
+from .compiler.simd_math import exp
+from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, I64, INT, LANES, LONG, NUM_LANES
 
 
 def row_weights(

@@ -1,4 +1,4 @@
-"""SiLU or GELU of the gate times the up projection, on a CPU. Twins: `kernels.silu_mul`."""
+"""SiLU or GELU of the gate times the up projection, on a CPU. Twins: `kernels.norm.silu_mul`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from numba import njit
 
-from .compiled import Kernel, argument, items
-from .scalars import size_of
-from .simd import add, div, fma, load, mul, splat, store, sub
-from .simd_math import exp
-from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from .compiler.compiled import Kernel, argument, items
+from .compiler.scalars import size_of
+from .compiler.simd import add, div, fma, load, mul, splat, store, sub
+from .compiler.simd_math import exp
+from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 _GELU_LINEAR = 1.5957691216057308
 _GELU_CUBIC = 0.07135481282052724

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from .machine_code import compile_function
-from .scalars import int32_array_at
+from .compiler.machine_code import compile_function
+from .compiler.scalars import int32_array_at
 
 KEY_LENS = 2, 6
 """Numbers of tokens in the shorter and in the longer key. Where the longer key is found, the

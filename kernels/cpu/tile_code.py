@@ -14,9 +14,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from ..block_activations import HALF_SUM_AT, SCALE_AT, SCALED_SUM_AT, SUM_AT
-from ..block_formats import TILE_ROWS
-from .simd_types import F32, rounded
+from ..quant.block_activations import HALF_SUM_AT, SCALE_AT, SCALED_SUM_AT, SUM_AT
+from ..quant.block_formats import TILE_ROWS
+from .compiler.simd_types import F32, rounded
 
 VECTOR_BYTES = 64
 """Number of bytes in a vector."""

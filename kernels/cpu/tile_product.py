@@ -19,15 +19,15 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ..block_activations import NUM_PARTS, NUM_PARTS_OF_TOKENS, ROW_BYTES
-from ..block_formats import BLOCK, FORMATS, TILE_ROWS, BlockFormat
-from ..fp8_tiles import FP8_FORMATS, Fp8Format
-from ..group_tiles import GROUP_FORMATS, GroupFormat
+from ..quant.block_activations import NUM_PARTS, NUM_PARTS_OF_TOKENS, ROW_BYTES
+from ..quant.block_formats import BLOCK, FORMATS, TILE_ROWS, BlockFormat
+from ..quant.fp8_tiles import FP8_FORMATS, Fp8Format
+from ..quant.group_tiles import GROUP_FORMATS, GroupFormat
 from . import block_tiles, fp8_tiles, group_tiles
 from .block_activations import quantize, quantize_blocks, quantize_rows, quantize_tokens
-from .compiled import Kernel, address_of, argument, items
-from .scalars import size_of, take_one
-from .simd_types import BF16_ELEMENT, F32_ELEMENT, I64
+from .compiler.compiled import Kernel, address_of, argument, items
+from .compiler.scalars import size_of, take_one
+from .compiler.simd_types import BF16_ELEMENT, F32_ELEMENT, I64
 from .tile_code import FLOATS, LONG, TileCode, store_outputs
 
 ITEMS_PER_THREAD = 16

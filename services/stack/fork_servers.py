@@ -68,14 +68,14 @@ CORE_MODULES = {
     "cpu": (
         *_OF_ALL_CORES,
         "headwater.engine_core.platforms.cpu",
-        "headwater.kernels.cpu.compiler_start",
+        "headwater.kernels.cpu.compiler.compiler_start",
     ),
     "cuda": (
-        "headwater.kernels.triton_hash",
+        "headwater.kernels.launch.triton_hash",
         *_OF_ALL_CORES,
         "headwater.engine_core.executors.build.cuda",
         "headwater.engine_core.layers.ordered",
-        "headwater.kernels.compilers_ahead",
+        "headwater.kernels.launch.compilers_ahead",
         "triton.backends.nvidia.compiler",
         "triton.backends.nvidia.driver",
         "triton.compiler",

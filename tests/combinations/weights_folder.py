@@ -19,8 +19,8 @@ from headwater.engine_core.weights import blocks, grouped, model_file
 from headwater.engine_core.weights.dummy import dummy
 from headwater.engine_core.weights.rounding import HEAD, round_weights
 from headwater.engine_core.weights.unpacking import unpacked
-from headwater.kernels.block_formats import Q4_0, Q4_1, Q8_0, BlockFormat, BlockWeight, pack
-from headwater.kernels.byte_weights import ByteWeight
+from headwater.kernels.quant.block_formats import Q4_0, Q4_1, Q8_0, BlockFormat, BlockWeight, pack
+from headwater.kernels.quant.byte_weights import ByteWeight
 from tests.combinations.capability import Fields
 from tests.combinations.fitted_options import fitted
 from tests.engine_core.byte_checkpoint import BYTE_FORMS

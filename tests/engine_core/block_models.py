@@ -16,7 +16,7 @@ from headwater.engine_core.shards import Shard
 from headwater.engine_core.weights import blocks
 from headwater.engine_core.weights.layout import WeightSpec
 from headwater.engine_core.weights.model_file import DTYPES, WEIGHTS_NAME
-from headwater.kernels.block_formats import BlockFormat, BlockWeight, pack
+from headwater.kernels.quant.block_formats import BlockFormat, BlockWeight, pack
 from tests.engine_core.small_models import SHAPE, convert
 from tests.kernels.random_blocks import random_rows
 

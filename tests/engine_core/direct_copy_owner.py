@@ -11,7 +11,7 @@ import torch
 from headwater.engine_core.executors.model.new_cache import cache_in
 from headwater.engine_core.executors.model.shared_kv import SharedMemory
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
-from headwater.kernels.copy_blocks import as_planes
+from headwater.kernels.blocks.copy_blocks import as_planes
 
 SHAPES = ((3, 2, 12, 2, 16, 64), (1, 2, 12, 1, 16, 64))
 """Shapes of the KV caches: that of a model, and that of its draft model."""

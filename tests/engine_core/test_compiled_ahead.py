@@ -43,19 +43,12 @@ from headwater.engine_core.platforms.peer_group import PeerGroup
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.shards import NUM_LEAVES, WHOLE, Shard, Stage, local_config
-from headwater.kernels import (
-    decode_attention,
-    gated_gemm,
-    gemm,
-    hopper_attention,
-    peer_sum,
-    product_probe,
-    tree_gemm,
-    wide_gemm,
-)
-from headwater.kernels.compile_ahead import CompileAhead
-from headwater.kernels.peer_memory import PeerMemory, new_numbers, slot_bytes_of
-from headwater.kernels.peer_sum import GROUP_ROWS
+from headwater.kernels.attention import decode_attention, hopper_attention
+from headwater.kernels.gemm import gated_gemm, gemm, product_probe, tree_gemm, wide_gemm
+from headwater.kernels.launch.compile_ahead import CompileAhead
+from headwater.kernels.peer import peer_sum
+from headwater.kernels.peer.peer_memory import PeerMemory, new_numbers, slot_bytes_of
+from headwater.kernels.peer.peer_sum import GROUP_ROWS
 from tests.engine_core.ahead_speculator import AheadSpeculator
 
 pytestmark = pytest.mark.skipif(

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels.packed_linear import can_pack
-from headwater.kernels.row_stable_linear import (
+from headwater.kernels.cpu.packed_linear import can_pack
+from headwater.kernels.cpu.row_stable_linear import (
     MAX_ROWS,
     ONE_SIZE,
     PACKED,

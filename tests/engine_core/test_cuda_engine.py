@@ -11,7 +11,7 @@ from headwater.engine_core.executors import cuda
 from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.executors.entry.device_rows import DeviceRows
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels.hopper_attention import is_hopper
+from headwater.kernels.attention.hopper_attention import is_hopper
 from tests.engine_core.small_models import (
     FAMILIES,
     SHAPE,

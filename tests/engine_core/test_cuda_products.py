@@ -12,7 +12,7 @@ from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.linear import Product
 from headwater.engine_core.platforms.cuda import CudaPlatform
-from headwater.kernels import product_probe
+from headwater.kernels.gemm import product_probe
 from tests.engine_core.test_cuda_platform import BLOCK_SIZE, MAX_LEN, model_config
 
 pytestmark = pytest.mark.gpu

@@ -19,7 +19,7 @@ from headwater.engine_core.platforms.cuda_sampling import CudaSampling
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.sampler import Sampler
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels.step_rows import PARAM_WORDS
+from headwater.kernels.rows.step_rows import PARAM_WORDS
 from tests.kernels import interpreter
 from tests.kernels.paging import GPU
 from tests.long_values import long_but

@@ -19,7 +19,7 @@ from headwater.engine_core.executor import DirectCopies, DirectCopy
 from headwater.engine_core.executors.model.new_cache import cache_in
 from headwater.engine_core.executors.model.shared_kv import SharedMemory
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
-from headwater.kernels.copy_blocks import as_planes
+from headwater.kernels.blocks.copy_blocks import as_planes
 from tests.engine_core.direct_copy_owner import SHAPES, contents
 from tests.polling import holds_within
 

@@ -18,9 +18,9 @@ from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.platforms.cpu import packed_kernels
 from headwater.engine_core.weights import model_file
-from headwater.kernels.byte_weights import Fp8Weight
 from headwater.kernels.cpu.fp8_linear import fp8_linear
-from headwater.kernels.fp8_linear import expanded_linear
+from headwater.kernels.quant.byte_weights import Fp8Weight
+from headwater.kernels.quant.fp8_linear import expanded_linear
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.packed_checkpoint import write_packed
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint

@@ -22,7 +22,7 @@ from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.packing import Packing
 from headwater.engine_core.platforms.cpu import packed_kernels
 from headwater.engine_core.weights import gptq, model_file
-from headwater.kernels.block_activations import quantize_tokens, read
+from headwater.kernels.quant.block_activations import quantize_tokens, read
 from tests.engine_core.byte_checkpoint import (
     BYTE_FORMS,
     IntMatrix,

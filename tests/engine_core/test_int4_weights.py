@@ -22,7 +22,7 @@ from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.packing import Packing
 from headwater.engine_core.weights import awq, gptq, model_file
 from headwater.engine_core.weights.dummy import dummy
-from headwater.kernels.int4_layout import Int4Weight, expand
+from headwater.kernels.quant.int4_layout import Int4Weight, expand
 from tests.engine_core.packed_checkpoint import (
     FORMS,
     Form,

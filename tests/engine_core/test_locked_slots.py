@@ -12,7 +12,7 @@ import torch
 from headwater.engine_core.executor import UInt8Array
 from headwater.engine_core.executors.tiers.block_part import BlockPart
 from headwater.engine_core.executors.tiers.locked_slots import PAGE_BYTES, RankSlots, touch
-from headwater.kernels import copy_rows
+from headwater.kernels.blocks import copy_rows
 from tests.engine_core.test_locked_memory import Runtime, runtime
 from tests.kernels.row_driver import copied_by_hand
 

@@ -18,13 +18,17 @@ import torch
 
 from headwater.bench.workloads import TINY
 from headwater.engine_core.numerics_id import ROOMS, numerics_id, source_files
-from headwater.kernels.environment import Environment
+from headwater.kernels.launch.environment import Environment
 
 H200 = Environment(
     device="H200", driver="570.124.06", libraries=(("torch", "2.9.0"), ("cublasLt", "12.8.4"))
 )
 KINDS = {
-    "kernels": ("kernels/gemm.py", "kernels/hopper_attention.py", "kernels/cpu/attention.py"),
+    "kernels": (
+        "kernels/gemm/gemm.py",
+        "kernels/attention/hopper_attention.py",
+        "kernels/cpu/attention.py",
+    ),
     "models": (
         "engine_core/models/decoder.py",
         "engine_core/model_config.py",
@@ -153,7 +157,7 @@ from pathlib import Path
 from headwater.engine_core.sampling import sampler
 from headwater.engine_core.executors.build.request import build_executor
 from headwater.engine_core.options import ExecutorOptions
-from headwater.kernels.cpu.compiled import Kernel
+from headwater.kernels.cpu.compiler.compiled import Kernel
 
 # Nothing is computed.
 Kernel.compile = lambda *_: None

@@ -14,7 +14,7 @@ from headwater.engine_core.layers.packed import pack_linears
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.weights import model_file
-from headwater.kernels.packed_linear import can_pack
+from headwater.kernels.cpu.packed_linear import can_pack
 from tests.engine_core.small_models import convert, random_checkpoint
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="not on this CPU")

@@ -19,7 +19,7 @@ from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.blocks import BLOCKS, PARTS, dense, named
 from headwater.engine_core.weights.layout import Layout
 from headwater.engine_core.weights.planes import PLANES, in_planes, put_all_in_planes, stored_planes
-from headwater.kernels.block_formats import FORMATS, Q4_K, Q5_0, Q8_0, BlockFormat, pack
+from headwater.kernels.quant.block_formats import FORMATS, Q4_K, Q5_0, Q8_0, BlockFormat, pack
 from tests.engine_core.test_block_weights import KINDS, write
 from tests.kernels.random_blocks import random_rows
 

@@ -16,7 +16,16 @@ from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.planes import PlanesTable
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
-from headwater.kernels.block_formats import FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, BlockFormat
+from headwater.kernels.quant.block_formats import (
+    FORMATS,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    BlockFormat,
+)
 from tests.engine_core.block_models import write_blocks
 from tests.engine_core.small_models import SHAPE
 from tests.engine_core.test_block_weights import write

@@ -16,7 +16,7 @@ from headwater.engine_core.platforms.product_verdicts import (
     RowCounts,
     own_products,
 )
-from headwater.kernels.product_probe import Product
+from headwater.kernels.gemm.product_probe import Product
 
 FACTS = {
     "device": "H200",

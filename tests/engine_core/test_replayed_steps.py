@@ -15,8 +15,8 @@ from headwater.engine_core.executors.device import replayed_steps
 from headwater.engine_core.executors.device.replayed_steps import ReplayedSteps
 from headwater.engine_core.models import conversion
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels.cpu import replay
-from headwater.kernels.cpu.replay import Replay
+from headwater.kernels.cpu.compiler import replay
+from headwater.kernels.cpu.compiler.replay import Replay
 from tests.engine_core.oracle_speculator import SAMPLINGS, OracleSpeculator, answers_of_a_new_engine
 from tests.engine_core.small_models import Answer, SmallEngine, convert, random_checkpoint
 from tests.engine_core.test_block_weights import write as write_blocks

@@ -17,9 +17,9 @@ from headwater.engine_core.models.model import model_class
 from headwater.engine_core.shards import WHOLE, Shard
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.blocks import Parts
-from headwater.kernels import w8a8
-from headwater.kernels.byte_weights import ByteWeight
-from headwater.kernels.token_rounding import Rounding, round_tokens_twin
+from headwater.kernels.gemm import w8a8
+from headwater.kernels.quant.byte_weights import ByteWeight
+from headwater.kernels.quant.token_rounding import Rounding, round_tokens_twin
 from tests.engine_core.fp8_block_models import written_blocks
 
 ROUNDING = Rounding(torch.float8_e4m3fn, 128)

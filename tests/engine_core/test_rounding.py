@@ -21,7 +21,7 @@ from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.quantization import KINDS, QUANTIZATIONS
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.rounding import ROUNDINGS, round_fp8, round_int4, round_int8
-from headwater.kernels import byte_weights, int4_layout
+from headwater.kernels.quant import byte_weights, int4_layout
 from headwater.services.models.manifest import ROUNDED_KINDS
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.packed_checkpoint import FORMS, write_packed

@@ -25,7 +25,7 @@ from headwater.engine_core.shards import ParallelLayout, Shard, check_layout, lo
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.dummy import dummy
 from headwater.engine_core.weights.layout import Layout, Split
-from headwater.kernels.packed_linear import can_pack
+from headwater.kernels.cpu.packed_linear import can_pack
 from tests.engine_core import test_block_weights, test_byte_weights, test_int4_weights
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.packed_checkpoint import FORMS

@@ -20,7 +20,7 @@ from headwater.engine_core.models import registry
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.gguf import GgufFile
 from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
-from headwater.kernels.block_formats import BlockWeight, expand
+from headwater.kernels.quant.block_formats import BlockWeight, expand
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 
 KINDS = {

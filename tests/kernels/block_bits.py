@@ -7,10 +7,10 @@ import sys
 
 import torch
 
-from headwater.kernels.block_formats import Q4_0, Q5_1, Q5_K, Q6_K, Q8_0, expand, pack
-from headwater.kernels.block_linear import block_linear as twin
 from headwater.kernels.cpu.block_linear import block_linear
 from headwater.kernels.cpu.block_rows import block_rows
+from headwater.kernels.quant.block_formats import Q4_0, Q5_1, Q5_K, Q6_K, Q8_0, expand, pack
+from headwater.kernels.quant.block_linear import block_linear as twin
 from tests.kernels.random_blocks import random_rows
 
 FORMATS = (Q4_0, Q5_1, Q8_0, Q5_K, Q6_K)

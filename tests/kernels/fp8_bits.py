@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from headwater.kernels.cpu.fp8_linear import fp8_linear
-from headwater.kernels.fp8_linear import fp8_linear as twin
+from headwater.kernels.quant.fp8_linear import fp8_linear as twin
 from tests.kernels.random_fp8 import random_fp8, tiles_of
 from tests.kernels.test_block_linear import activations
 

@@ -8,8 +8,8 @@ import sys
 import torch
 
 from headwater.kernels.cpu.group_linear import group_linear
-from headwater.kernels.group_linear import group_linear as twin
-from headwater.kernels.group_tiles import GROUP_FORMATS
+from headwater.kernels.quant.group_linear import group_linear as twin
+from headwater.kernels.quant.group_tiles import GROUP_FORMATS
 from tests.kernels.random_groups import random_groups
 
 if __name__ == "__main__":

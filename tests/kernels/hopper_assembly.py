@@ -18,31 +18,32 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from headwater.kernels import (
+from headwater.kernels.attention import (
     decode_attention,
-    draft_rows,
-    edit_logits,
-    hopper_block_gemm,
     hopper_decode_attention,
     hopper_decode_splits,
+)
+from headwater.kernels.attention.online_softmax import HALF, SPLIT, TILE
+from headwater.kernels.blocks import pull_blocks
+from headwater.kernels.gemm import (
+    hopper_block_gemm,
     hopper_few_rows_gemm,
     hopper_packed_gemm,
     hopper_w8a8_gemm,
     hopper_w8a8_rows,
     hopper_wide_gemm,
-    pull_blocks,
-    rms_norm,
-    silu_mul,
-    token_rounding,
     w8a8,
 )
-from headwater.kernels.block_formats import Q4_1, Q4_K, Q6_K, Q8_0, BlockFormat
-from headwater.kernels.block_planes import plane_shapes
-from headwater.kernels.block_unpacking import constants
-from headwater.kernels.hopper_few_rows_gemm import FewRowTiles
-from headwater.kernels.hopper_w8a8_rows import RowsTiles
-from headwater.kernels.online_softmax import HALF, SPLIT, TILE
-from headwater.kernels.wide_tiles import TEAM_TILES, TeamTiles
+from headwater.kernels.gemm.block_unpacking import constants
+from headwater.kernels.gemm.hopper_few_rows_gemm import FewRowTiles
+from headwater.kernels.gemm.hopper_w8a8_rows import RowsTiles
+from headwater.kernels.gemm.wide_tiles import TEAM_TILES, TeamTiles
+from headwater.kernels.norm import rms_norm, silu_mul
+from headwater.kernels.quant import token_rounding
+from headwater.kernels.quant.block_formats import Q4_1, Q4_K, Q6_K, Q8_0, BlockFormat
+from headwater.kernels.quant.block_planes import plane_shapes
+from headwater.kernels.rows import draft_rows
+from headwater.kernels.sampling import edit_logits
 
 INTS = (
     "p_table",

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.kernels.decode_attention import decode_attention
-from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from headwater.kernels.online_softmax import SPLIT
-from headwater.kernels.paged_cache import unpaired_twin
-from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
-from headwater.kernels.reduce_splits import reduce_splits
-from headwater.kernels.shared_prefix_attention import shared_prefix_attention
+from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.attention.online_softmax import SPLIT
+from headwater.kernels.attention.paged_cache import unpaired_twin
+from headwater.kernels.attention.prefill_attention import prefill_attention, prefill_tiles
+from headwater.kernels.attention.reduce_splits import reduce_splits
+from headwater.kernels.attention.shared_prefix_attention import shared_prefix_attention
 
 POISON = 300.0
 """Fills everything that must be overwritten or never weighed; finite, as a cache always is."""

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from headwater.engine_core.executors.device.locked_memory import LockedMemory
-from headwater.kernels.peer_memory import (
+from headwater.kernels.peer.peer_memory import (
     OwnMemory,
     PeerMemory,
     host_address,

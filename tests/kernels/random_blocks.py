@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.kernels.block_formats import BlockFormat
+from headwater.kernels.quant.block_formats import BlockFormat
 
 
 def random_rows(format: BlockFormat, num_rows: int, num_inputs: int, seed: int = 0) -> torch.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.byte_weights import Fp8Weight
-from headwater.kernels.fp8_tiles import Fp8Tiles, format_of, pack
+from headwater.kernels.quant.byte_weights import Fp8Weight
+from headwater.kernels.quant.fp8_tiles import Fp8Tiles, format_of, pack
 
 NONE = 0x7F
 """The bits of a number that is none."""

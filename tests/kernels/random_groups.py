@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from headwater.kernels.group_tiles import GroupFormat, GroupTiles, pack
+from headwater.kernels.quant.group_tiles import GroupFormat, GroupTiles, pack
 
 
 def random_groups(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 
-from headwater.kernels.copy_rows import _Copy
+from headwater.kernels.blocks.copy_rows import _Copy
 
 
 def copied_by_hand(copy: _Copy, stream: int) -> int:

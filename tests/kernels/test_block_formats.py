@@ -6,9 +6,9 @@ import gguf
 import pytest
 import torch
 
-from headwater.kernels.block_formats import FORMATS, TILE_ROWS, BlockFormat, expand, pack
-from headwater.kernels.block_rows import block_rows
 from headwater.kernels.cpu.block_rows import block_rows as kernel
+from headwater.kernels.quant.block_formats import FORMATS, TILE_ROWS, BlockFormat, expand, pack
+from headwater.kernels.quant.block_rows import block_rows
 from tests.kernels.random_blocks import random_rows
 
 formats = pytest.mark.parametrize("format", FORMATS.values(), ids=lambda format: format.name)

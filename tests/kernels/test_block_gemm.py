@@ -5,19 +5,28 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.kernels import block_gemm as block_gemm_kernels
-from headwater.kernels import hopper_block_gemm
-from headwater.kernels.block_formats import FORMATS, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0, BlockFormat, pack
-from headwater.kernels.block_gemm import (
+from headwater.kernels.gemm import block_gemm as block_gemm_kernels
+from headwater.kernels.gemm import hopper_block_gemm
+from headwater.kernels.gemm.block_gemm import (
     block_gemm,
     block_linear,
     expanded,
     launch_all_tiles,
     rows_of,
 )
-from headwater.kernels.block_planes import BlockPlanes, expand, expand_rows, planes_of
-from headwater.kernels.gemm import configure_blas, linear, linear_twin
-from headwater.kernels.int4_gemm import MOST_ROWS, TILES, Int4Tiles
+from headwater.kernels.gemm.gemm import configure_blas, linear, linear_twin
+from headwater.kernels.gemm.int4_gemm import MOST_ROWS, TILES, Int4Tiles
+from headwater.kernels.quant.block_formats import (
+    FORMATS,
+    Q4_0,
+    Q4_K,
+    Q5_0,
+    Q6_K,
+    Q8_0,
+    BlockFormat,
+    pack,
+)
+from headwater.kernels.quant.block_planes import BlockPlanes, expand, expand_rows, planes_of
 from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, POISON, relative_error
 from tests.kernels.random_blocks import random_rows
 from tests.kernels.test_int4_gemm import rows

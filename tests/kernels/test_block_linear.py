@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.kernels import block_activations
-from headwater.kernels.block_formats import (
+from headwater.kernels.cpu.block_activations import quantize
+from headwater.kernels.cpu.block_linear import block_linear, block_product
+from headwater.kernels.cpu.tile_product import kernel_of
+from headwater.kernels.quant import block_activations
+from headwater.kernels.quant.block_formats import (
     FORMATS,
     Q4_0,
     Q4_1,
@@ -27,10 +30,7 @@ from headwater.kernels.block_formats import (
     expand,
     pack,
 )
-from headwater.kernels.block_linear import block_linear as twin
-from headwater.kernels.cpu.block_activations import quantize
-from headwater.kernels.cpu.block_linear import block_linear, block_product
-from headwater.kernels.cpu.tile_product import kernel_of
+from headwater.kernels.quant.block_linear import block_linear as twin
 from tests.kernels import block_bits
 from tests.kernels.random_blocks import random_rows
 

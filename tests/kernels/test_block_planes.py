@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels import block_formats, block_planes
-from headwater.kernels.block_formats import FORMATS, BlockFormat, pack
-from headwater.kernels.block_planes import planes_of
+from headwater.kernels.quant import block_formats, block_planes
+from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, pack
+from headwater.kernels.quant.block_planes import planes_of
 from tests.kernels.random_blocks import random_rows
 
 EVERY = list(FORMATS.values())

@@ -3,12 +3,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels import byte_layout, byte_weights
-from headwater.kernels.byte_gemm import byte_linear, expanded, expanded_twin, fits, pack_in_place
-from headwater.kernels.byte_weights import ByteWeight, Fp8Weight, Int8Weight
-from headwater.kernels.gemm import configure_blas, linear, linear_twin
-from headwater.kernels.hopper_packed_gemm import PackedWords, hopper_packed_gemm
-from headwater.kernels.packed_tiles import RingTiles, choose, tiles_of
+from headwater.kernels.gemm.byte_gemm import (
+    byte_linear,
+    expanded,
+    expanded_twin,
+    fits,
+    pack_in_place,
+)
+from headwater.kernels.gemm.gemm import configure_blas, linear, linear_twin
+from headwater.kernels.gemm.hopper_packed_gemm import PackedWords, hopper_packed_gemm
+from headwater.kernels.gemm.packed_tiles import RingTiles, choose, tiles_of
+from headwater.kernels.quant import byte_layout, byte_weights
+from headwater.kernels.quant.byte_weights import ByteWeight, Fp8Weight, Int8Weight
 from tests.kernels.paging import GPU, POISON, relative_error
 
 ROWS = (1, 2, 8, 9, 16, 17, 64, 100, 200, 256, 400, 1024, 2048, 2304)

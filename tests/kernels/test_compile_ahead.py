@@ -19,7 +19,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from headwater.kernels.compile_ahead import CompileAhead
+from headwater.kernels.launch.compile_ahead import CompileAhead
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="puts things in the place of a GPU"

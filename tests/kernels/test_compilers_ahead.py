@@ -5,7 +5,7 @@ import sys
 
 PROBE = """
 import sys, threading
-from headwater.kernels import compilers_ahead
+from headwater.kernels.launch import compilers_ahead
 compilers_ahead.hash_triton()
 compilers_ahead.start_numba()
 for thread in threading.enumerate()[1:]:
@@ -24,7 +24,7 @@ def test_a_process_has_the_hash_of_triton_and_a_started_numba_afterwards() -> No
 
 
 def test_a_process_that_imports_the_hash_of_triton_has_it_when_its_threads_have_ended() -> None:
-    probe = "import threading, headwater.kernels.triton_hash\n"
+    probe = "import threading, headwater.kernels.launch.triton_hash\n"
     probe += (
         "for thread in threading.enumerate()[1:]:\n    assert not thread.daemon\n    "
         "thread.join()\n"

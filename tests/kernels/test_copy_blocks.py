@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels import copy_blocks as copy_blocks_kernels
-from headwater.kernels.copy_blocks import as_planes, copy_blocks, copy_blocks_twin
+from headwater.kernels.blocks import copy_blocks as copy_blocks_kernels
+from headwater.kernels.blocks.copy_blocks import as_planes, copy_blocks, copy_blocks_twin
 from tests.kernels.paging import GPU, POISON
 
 SHAPES = [(2, 9, 3, 16, 64), (1, 5, 1, 128, 128), pytest.param((36, 64, 8, 64, 128), marks=GPU)]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from headwater.engine_core.executors.device.locked_memory import LockedMemory, mapped
-from headwater.kernels import copy_rows as module
-from headwater.kernels.copy_rows import _Copy, copy_rows
+from headwater.kernels.blocks import copy_rows as module
+from headwater.kernels.blocks.copy_rows import _Copy, copy_rows
 from tests.kernels.row_driver import copied_by_hand
 
 DELAY_CYCLES = 400_000_000

@@ -10,19 +10,19 @@ import numba
 import pytest
 import torch
 
-from headwater.kernels.cpu import compiled, machine_code
+from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_twin
 from headwater.kernels.cpu.attention import attention, plan_attention
+from headwater.kernels.cpu.compiler import compiled, machine_code
 from headwater.kernels.cpu.draw import draw
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.row_weights import row_weights
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
-from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_twin
-from headwater.kernels.rms_norm import rms_norm_twin
-from headwater.kernels.sample import Draws, scores_twin
-from headwater.kernels.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
-from headwater.kernels.token_mask import mask_tokens_twin
-from headwater.kernels.weight_sums import ONE
+from headwater.kernels.norm.rms_norm import rms_norm_twin
+from headwater.kernels.norm.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
+from headwater.kernels.sampling.sample import Draws, scores_twin
+from headwater.kernels.sampling.token_mask import mask_tokens_twin
+from headwater.kernels.sampling.weight_sums import ONE
 from tests.kernels.paging import relative_error
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -293,7 +293,9 @@ def test_code_is_found_again_by_another_copy_of_the_same_sources(tmp_path: Path)
         source.write_text("def kernel(): pass\n")
         found.append(machine_code.ByModule(does_nothing, str(source)).get_cache_path())
     assert found[0] == found[1]
-    assert numba.config.CACHE_LOCATOR_CLASSES == "headwater.kernels.cpu.machine_code.ByModule"
+    assert (
+        numba.config.CACHE_LOCATOR_CLASSES == "headwater.kernels.cpu.compiler.machine_code.ByModule"
+    )
 
 
 def does_nothing(arguments: int) -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.decode_attention import decode_attention_twin
-from headwater.kernels.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.attention.decode_attention import decode_attention_twin
+from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
 from tests.kernels.paging import (
     GPU,
     LONG,

@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.kernels import decode_attention, hopper_decode_splits
-from headwater.kernels.decode_folds import RESIDENT_PROGRAMS, RESIDENT_PROGRAMS_OF_FEW, plan_folds
-from headwater.kernels.decode_plan import FEW_ROWS, DecodePlan, plan_decode
-from headwater.kernels.online_softmax import SPLIT
+from headwater.kernels.attention import decode_attention, hopper_decode_splits
+from headwater.kernels.attention.decode_folds import (
+    RESIDENT_PROGRAMS,
+    RESIDENT_PROGRAMS_OF_FEW,
+    plan_folds,
+)
+from headwater.kernels.attention.decode_plan import FEW_ROWS, DecodePlan, plan_decode
+from headwater.kernels.attention.online_softmax import SPLIT
 from tests.kernels.paging import GPU, LONG, PagedBatch, decode
 
 INTERPRETED = [513, 1100, 512, 1, 1536, 1025, 40, 1024]

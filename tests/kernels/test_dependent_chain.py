@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.kernels import packed_tiles
-from headwater.kernels.decode_attention import decode_attention
-from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from headwater.kernels.gemm import configure_blas, linear
-from headwater.kernels.hopper_packed_gemm import PackedWords, hopper_packed_gemm
-from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
-from headwater.kernels.reduce_splits import reduce_splits
-from headwater.kernels.rms_norm import add_rms_norm
-from headwater.kernels.silu_mul import silu_mul
+from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.attention.reduce_splits import reduce_splits
+from headwater.kernels.gemm import packed_tiles
+from headwater.kernels.gemm.gemm import configure_blas, linear
+from headwater.kernels.gemm.hopper_packed_gemm import PackedWords, hopper_packed_gemm
+from headwater.kernels.norm.rms_norm import add_rms_norm
+from headwater.kernels.norm.silu_mul import silu_mul
 
 pytestmark = pytest.mark.gpu
 

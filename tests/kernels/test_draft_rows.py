@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.draft_rows import (
+from headwater.kernels.rows.draft_rows import (
     MAX_MATCH,
     StepWords,
     draft_rows,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headwater.kernels.cpu.edit_logits import edit_row
-from headwater.kernels.edit_logits import Edits, edit_logits, edit_twin
+from headwater.kernels.sampling.edit_logits import Edits, edit_logits, edit_twin
 from tests.kernels.paging import GPU, LONG_INTERPRETED, POISON
 
 PROMPT = [4, 9, 9, 31, 7]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.filtered_sample import Filters, filter_twin, filtered_sample
-from headwater.kernels.sample import scores_twin
+from headwater.kernels.sampling.filtered_sample import Filters, filter_twin, filtered_sample
+from headwater.kernels.sampling.sample import scores_twin
 from tests.kernels.paging import GPU, LONG_INTERPRETED
 from tests.kernels.test_sample import assert_best, drawn, random_draws
 

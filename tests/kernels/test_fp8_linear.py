@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.kernels.block_formats import TILE_ROWS
-from headwater.kernels.byte_weights import expand
 from headwater.kernels.cpu.fp8_linear import fp8_linear
-from headwater.kernels.fp8_linear import _add_product, expanded_linear
-from headwater.kernels.fp8_tiles import Fp8Tiles, read
+from headwater.kernels.quant.block_formats import TILE_ROWS
+from headwater.kernels.quant.byte_weights import expand
+from headwater.kernels.quant.fp8_linear import _add_product, expanded_linear
+from headwater.kernels.quant.fp8_tiles import Fp8Tiles, read
 from tests.kernels.random_fp8 import random_fp8, tiles_of
 from tests.kernels.test_block_linear import OTHER_MACHINES, ROW_COUNTS, activations
 

@@ -6,8 +6,9 @@ import sys
 import pytest
 import torch
 
-from headwater.kernels.gated_gemm import gated_gemm
-from headwater.kernels.gemm import (
+from headwater.kernels.attention.hopper_attention import is_hopper
+from headwater.kernels.gemm.gated_gemm import gated_gemm
+from headwater.kernels.gemm.gemm import (
     EARLY_BYTES,
     GATED,
     ROW_TILES,
@@ -22,11 +23,10 @@ from headwater.kernels.gemm import (
     skinny_gemm,
     tile_inputs,
 )
-from headwater.kernels.hopper_attention import is_hopper
-from headwater.kernels.hopper_few_rows_gemm import FewRowTiles, few_rows_gemm
-from headwater.kernels.hopper_rows_gemm import RowTiles, rows_gemm
-from headwater.kernels.rms_norm import rms_norm
-from headwater.kernels.silu_mul import silu_mul, silu_mul_twin
+from headwater.kernels.gemm.hopper_few_rows_gemm import FewRowTiles, few_rows_gemm
+from headwater.kernels.gemm.hopper_rows_gemm import RowTiles, rows_gemm
+from headwater.kernels.norm.rms_norm import rms_norm
+from headwater.kernels.norm.silu_mul import silu_mul, silu_mul_twin
 from tests.kernels.paging import GPU, POISON, relative_error
 
 ALL_TILES = list(TILES.values())
@@ -317,7 +317,7 @@ def test_products_of_our_own_never_reach_the_library(
 def test_only_the_warning_that_a_setting_is_experimental_is_left_out() -> None:
     program = """
 import os, sys, torch
-from headwater.kernels.gemm import configure_blas
+from headwater.kernels.gemm.gemm import configure_blas
 prefer = torch.backends.cuda.preferred_blas_library
 def prefer_and_say_more(name):
     print("before", file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.kernels.graph_capture import capturing
+from headwater.kernels.launch.graph_capture import capturing
 
 GPU = pytest.mark.gpu
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from headwater.kernels import block_activations
-from headwater.kernels.block_formats import TILE_ROWS
 from headwater.kernels.cpu.block_activations import quantize_tokens
 from headwater.kernels.cpu.group_linear import group_linear
-from headwater.kernels.group_linear import group_linear as twin
-from headwater.kernels.group_tiles import GROUP_FORMATS, GroupFormat, GroupTiles, read
+from headwater.kernels.quant import block_activations
+from headwater.kernels.quant.block_formats import TILE_ROWS
+from headwater.kernels.quant.group_linear import group_linear as twin
+from headwater.kernels.quant.group_tiles import GROUP_FORMATS, GroupFormat, GroupTiles, read
 from tests.kernels.random_groups import random_groups
 from tests.kernels.test_block_linear import OTHER_MACHINES, ROW_COUNTS, activations
 

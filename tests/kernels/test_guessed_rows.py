@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.draft_rows import StepWords
-from headwater.kernels.guessed_rows import (
+from headwater.kernels.rows.draft_rows import StepWords
+from headwater.kernels.rows.guessed_rows import (
     find_shifts,
     keep_states,
     shift_words,

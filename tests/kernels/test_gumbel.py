@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels import gumbel
+from headwater.kernels.sampling import gumbel
 
 
 @triton.jit

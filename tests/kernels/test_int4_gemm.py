@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headwater.kernels.gemm import configure_blas, linear, linear_twin
-from headwater.kernels.hopper_packed_gemm import PackedWords, hopper_packed_gemm
-from headwater.kernels.int4_gemm import (
+from headwater.kernels.gemm.gemm import configure_blas, linear, linear_twin
+from headwater.kernels.gemm.hopper_packed_gemm import PackedWords, hopper_packed_gemm
+from headwater.kernels.gemm.int4_gemm import (
     MOST_ROWS,
     TILES,
     Int4Tiles,
@@ -17,8 +17,8 @@ from headwater.kernels.int4_gemm import (
     int4_gemm,
     int4_linear,
 )
-from headwater.kernels.int4_layout import Int4Weight, expand, pack, zero_points
-from headwater.kernels.packed_tiles import RingTiles, tiles_of
+from headwater.kernels.gemm.packed_tiles import RingTiles, tiles_of
+from headwater.kernels.quant.int4_layout import Int4Weight, expand, pack, zero_points
 from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, POISON, relative_error
 from tests.kernels.test_int4_layout import random_weight
 

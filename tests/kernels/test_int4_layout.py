@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from headwater.kernels.int4_layout import (
+from headwater.kernels.quant.int4_layout import (
     MIDDLE,
     MOST_SCALE,
     Int4Weight,

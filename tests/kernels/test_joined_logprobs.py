@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headwater.kernels.joined_logprobs import joined_logprobs
-from headwater.kernels.logprobs import logprobs_twin
+from headwater.kernels.cpu.joined_logprobs import joined_logprobs
+from headwater.kernels.sampling.logprobs import logprobs_twin
 
 
 class LargestTensor(TorchDispatchMode):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from triton.runtime.build import compile_module_from_src
 
-from headwater.kernels import compile_ahead
+from headwater.kernels.launch import compile_ahead
 
 # Written as Triton's own are.
 SOURCE = """

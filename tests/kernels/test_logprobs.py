@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.logprobs import logprobs, logprobs_of, logprobs_twin
+from headwater.kernels.sampling.logprobs import logprobs, logprobs_of, logprobs_twin
 from tests.kernels.paging import GPU
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.packed_linear import (
+from headwater.kernels.cpu.packed_linear import (
     PackedLayout,
     can_pack,
     copy_packed,

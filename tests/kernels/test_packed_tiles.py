@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.kernels.packed_tiles import BLOCK_N, MOST_ROWS, MULTIPROCESSORS, choose
+from headwater.kernels.gemm.packed_tiles import BLOCK_N, MOST_ROWS, MULTIPROCESSORS, choose
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headwater.kernels.peer_best import peer_best
-from headwater.kernels.peer_join import peer_join
-from headwater.kernels.peer_memory import PeerMemory, slot_bytes_of
-from headwater.kernels.peer_sum import (
+from headwater.kernels.gemm.tree_sum import tree_sum
+from headwater.kernels.norm.rms_norm import add_rms_norm
+from headwater.kernels.peer.peer_join import peer_join
+from headwater.kernels.peer.peer_memory import PeerMemory, slot_bytes_of
+from headwater.kernels.peer.peer_sum import (
     GROUP_ROWS,
     Way,
     peer_sum,
@@ -17,9 +18,8 @@ from headwater.kernels.peer_sum import (
     peer_sum_twin,
     peer_tree_sum,
 )
-from headwater.kernels.rms_norm import add_rms_norm
-from headwater.kernels.sample import Candidates
-from headwater.kernels.tree_sum import tree_sum
+from headwater.kernels.sampling.peer_best import peer_best
+from headwater.kernels.sampling.sample import Candidates
 from tests.kernels.paging import GPU, LONG_INTERPRETED, relative_error
 from tests.kernels.peer_rank import PeerRanks, peer_ranks
 

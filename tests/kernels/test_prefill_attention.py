@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.prefill_attention import prefill_attention_twin
+from headwater.kernels.attention.prefill_attention import prefill_attention_twin
 from tests.kernels.paging import (
     GPU,
     LONG,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from headwater.kernels.gemm import TILES as SKINNY_TILES
-from headwater.kernels.gemm import configure_blas, library_gemm, skinny_gemm
-from headwater.kernels.product_probe import Multiply, Product, differing, facts
-from headwater.kernels.wide_gemm import wide_gemm
+from headwater.kernels.gemm.gemm import TILES as SKINNY_TILES
+from headwater.kernels.gemm.gemm import configure_blas, library_gemm, skinny_gemm
+from headwater.kernels.gemm.product_probe import Multiply, Product, differing, facts
+from headwater.kernels.gemm.wide_gemm import wide_gemm
 from tests.kernels.paging import GPU
 
 CPU = torch.device("cpu")

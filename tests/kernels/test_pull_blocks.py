@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.copy_blocks import as_planes, copy_blocks_twin
-from headwater.kernels.pull_blocks import pull_blocks
+from headwater.kernels.blocks.copy_blocks import as_planes, copy_blocks_twin
+from headwater.kernels.blocks.pull_blocks import pull_blocks
 from tests.kernels.paging import GPU
 from tests.kernels.test_copy_blocks import ids, random_cache
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.paged_cache import unpaired_twin
-from headwater.kernels.qk_norm_rope_store_kv import (
+from headwater.kernels.attention.paged_cache import unpaired_twin
+from headwater.kernels.attention.qk_norm_rope_store_kv import (
     qk_norm_rope_store_kv,
     qk_norm_rope_twin,
     store_kv_twin,

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from headwater.kernels.block_formats import Q4_1, pack
-from headwater.kernels.cpu import replay as replay_module
 from headwater.kernels.cpu.block_linear import block_linear
-from headwater.kernels.cpu.recording import UnrecordableError, recording
-from headwater.kernels.cpu.replay import Replay
+from headwater.kernels.cpu.compiler import replay as replay_module
+from headwater.kernels.cpu.compiler.recording import UnrecordableError, recording
+from headwater.kernels.cpu.compiler.replay import Replay
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import silu_mul
+from headwater.kernels.quant.block_formats import Q4_1, pack
 from tests.kernels.random_blocks import random_rows
 
 HIDDEN = 256
@@ -167,7 +167,7 @@ def test_a_recording_leaves_the_compiler_of_torch_alone() -> None:
     """It is 1.5 s of imports, which every engine would pay as it starts."""
     program = """
 import sys, torch
-from headwater.kernels.cpu.recording import recording
+from headwater.kernels.cpu.compiler.recording import recording
 from headwater.kernels.cpu.rms_norm import rms_norm
 x, weight = torch.ones(2, 64), torch.ones(64)
 with recording() as notes:

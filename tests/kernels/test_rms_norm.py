@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.rms_norm import (
+from headwater.kernels.norm.rms_norm import (
     add_rms_norm,
     rms_norm,
     rms_norm_twin,
     rounded_add_rms_norm,
     rounded_rms_norm,
 )
-from headwater.kernels.token_rounding import MOST, Rounding, round_tokens_twin
+from headwater.kernels.quant.token_rounding import MOST, Rounding, round_tokens_twin
 from tests.kernels.paging import GPU, POISON, relative_error
 
 SHAPES = [

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.gemm import configure_blas, linear
-from headwater.kernels.lm_head_sample import lm_head_sample
-from headwater.kernels.sample import Candidates, Draws, sample, scores_twin
-from headwater.kernels.token_mask import mask_tokens
+from headwater.kernels.gemm.gemm import configure_blas, linear
+from headwater.kernels.sampling.lm_head_sample import lm_head_sample
+from headwater.kernels.sampling.sample import Candidates, Draws, sample, scores_twin
+from headwater.kernels.sampling.token_mask import mask_tokens
 from tests.kernels.paging import GPU, LONG_INTERPRETED
 
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.silu_mul import (
+from headwater.kernels.norm.silu_mul import (
     gelu_tanh_mul,
     gelu_tanh_mul_twin,
     rounded_mul,
     silu_mul,
     silu_mul_twin,
 )
-from headwater.kernels.token_rounding import MOST, Rounding, round_tokens_twin
+from headwater.kernels.quant.token_rounding import MOST, Rounding, round_tokens_twin
 from tests.kernels.paging import GPU, POISON, relative_error
 
 ROUNDINGS = [*map(Rounding, MOST), Rounding(torch.float8_e4m3fn, 128)]

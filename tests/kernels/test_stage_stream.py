@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from headwater.engine_core.executors.device.locked_memory import LockedMemory, mapped
-from headwater.kernels.peer_memory import host_address
-from headwater.kernels.stage_memory import NUM_LANES, StageMemory, StageSizes
-from headwater.kernels.stage_stream import (
+from headwater.kernels.peer.peer_memory import host_address
+from headwater.kernels.stage.stage_memory import NUM_LANES, StageMemory, StageSizes
+from headwater.kernels.stage.stage_stream import (
     receive_ends,
     receive_stream,
     receive_tokens,

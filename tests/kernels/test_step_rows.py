@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.sample import Draws
-from headwater.kernels.step_rows import (
+from headwater.kernels.rows.step_rows import (
     PARAM_WORDS,
     load_draws,
     load_draws_twin,
@@ -15,6 +13,8 @@ from headwater.kernels.step_rows import (
     store_tokens,
     store_tokens_twin,
 )
+from headwater.kernels.sampling.filtered_sample import Filters
+from headwater.kernels.sampling.sample import Draws
 from tests.kernels.paging import GPU, POISON
 
 NUM_ROWS = 37

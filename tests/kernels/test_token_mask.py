@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.token_mask import LOWEST, mask_tokens, mask_tokens_twin
+from headwater.kernels.sampling.token_mask import LOWEST, mask_tokens, mask_tokens_twin
 from tests.kernels.paging import GPU, POISON
 
 

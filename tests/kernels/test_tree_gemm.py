@@ -6,10 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
-from headwater.kernels.lm_head_sample import MAX_ROWS, best_of_head
-from headwater.kernels.sample import Candidates, Draws
-from headwater.kernels.tree_gemm import (
+from headwater.kernels.gemm.gemm import configure_blas, linear, linear_silu_mul
+from headwater.kernels.gemm.tree_gemm import (
     MANY_ROWS,
     TILES,
     TreeTiles,
@@ -17,7 +15,9 @@ from headwater.kernels.tree_gemm import (
     tree_gemm,
     tree_gemm_twin,
 )
-from headwater.kernels.tree_sum import tree_sum
+from headwater.kernels.gemm.tree_sum import tree_sum
+from headwater.kernels.sampling.lm_head_sample import MAX_ROWS, best_of_head
+from headwater.kernels.sampling.sample import Candidates, Draws
 from tests.kernels.paging import GPU, LONG_INTERPRETED, POISON, relative_error
 
 ALL_TILES = [*TILES.values(), MANY_ROWS]

@@ -8,10 +8,19 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from headwater.kernels.block_formats import Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, BlockFormat, pack
-from headwater.kernels.block_planes import BlockPlanes, expand, planes_of
-from headwater.kernels.block_unpacking import constants
-from headwater.kernels.unpacked_blocks import assembly
+from headwater.kernels.gemm.block_unpacking import constants
+from headwater.kernels.quant.block_formats import (
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    BlockFormat,
+    pack,
+)
+from headwater.kernels.quant.block_planes import BlockPlanes, expand, planes_of
+from headwater.kernels.quant.unpacked_blocks import assembly
 from tests.kernels.random_blocks import random_rows
 
 N = 64

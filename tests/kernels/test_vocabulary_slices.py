@@ -10,11 +10,11 @@ from itertools import cycle
 import pytest
 import torch
 
-from headwater.kernels.filtered_sample import Filters, filter_twin, filtered_sample
-from headwater.kernels.logprobs import logprobs_of
-from headwater.kernels.peer_memory import PeerMemory
-from headwater.kernels.sample import Draws
-from headwater.kernels.vocabulary_slice import VocabularySlice
+from headwater.kernels.peer.peer_memory import PeerMemory
+from headwater.kernels.sampling.filtered_sample import Filters, filter_twin, filtered_sample
+from headwater.kernels.sampling.logprobs import logprobs_of
+from headwater.kernels.sampling.sample import Draws
+from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 from tests.kernels.paging import GPU, LONG_INTERPRETED
 from tests.kernels.peer_rank import PeerRanks, peer_ranks
 from tests.long_values import long_but

@@ -3,17 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels import hopper_w8a8_rows
-from headwater.kernels.byte_weights import Fp8Weight, Int8Weight, expand
-from headwater.kernels.hopper_w8a8_gemm import w8a8_gemm
-from headwater.kernels.token_rounding import MOST, Rounding, round_tokens, round_tokens_twin
-from headwater.kernels.w8a8 import (
-    W8A8Weight,
-    fits,
-    signed_in_place,
-    w8a8_linear,
-    w8a8_twin,
-)
+from headwater.kernels.gemm import hopper_w8a8_rows
+from headwater.kernels.gemm.hopper_w8a8_gemm import w8a8_gemm
+from headwater.kernels.gemm.w8a8 import W8A8Weight, fits, signed_in_place, w8a8_linear, w8a8_twin
+from headwater.kernels.quant.byte_weights import Fp8Weight, Int8Weight, expand
+from headwater.kernels.quant.token_rounding import MOST, Rounding, round_tokens, round_tokens_twin
 from tests.kernels.paging import GPU, POISON, relative_error
 
 FP8 = Rounding(torch.float8_e4m3fn)

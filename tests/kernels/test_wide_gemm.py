@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.gemm import TILES as SKINNY_TILES
-from headwater.kernels.gemm import linear_twin, skinny_gemm
-from headwater.kernels.hopper_attention import is_hopper
-from headwater.kernels.hopper_wide_gemm import hopper_wide_gemm
-from headwater.kernels.wide_gemm import wide_gemm
-from headwater.kernels.wide_tiles import (
+from headwater.kernels.attention.hopper_attention import is_hopper
+from headwater.kernels.gemm.gemm import TILES as SKINNY_TILES
+from headwater.kernels.gemm.gemm import linear_twin, skinny_gemm
+from headwater.kernels.gemm.hopper_wide_gemm import hopper_wide_gemm
+from headwater.kernels.gemm.wide_gemm import wide_gemm
+from headwater.kernels.gemm.wide_tiles import (
     SHARED_BYTES,
     TEAM_TILES,
     TILES,

@@ -9,14 +9,14 @@ from typing import Any
 
 from triton.compiler import ASTSource
 
-from headwater.kernels import (
+from headwater.kernels.attention import (
     hopper_decode_attention,
     hopper_decode_splits,
     qk_norm_rope_store_kv,
-    tree_gemm,
 )
-from headwater.kernels.online_softmax import HALF, TILE
-from headwater.kernels.tree_gemm import MANY_ROWS, TILES, TreeTiles
+from headwater.kernels.attention.online_softmax import HALF, TILE
+from headwater.kernels.gemm import tree_gemm
+from headwater.kernels.gemm.tree_gemm import MANY_ROWS, TILES, TreeTiles
 from tests.kernels.hopper_assembly import any_gpu, built, with_rings
 
 HEADS = (1, 2, 8)

@@ -7,8 +7,10 @@ from typing import Any
 
 from triton.compiler import ASTSource
 
-from headwater.kernels import peer_best, peer_join, peer_sum, stage_stream
-from headwater.kernels.peer_sum import Way
+from headwater.kernels.peer import peer_join, peer_sum
+from headwater.kernels.peer.peer_sum import Way
+from headwater.kernels.sampling import peer_best
+from headwater.kernels.stage import stage_stream
 from tests.kernels.hopper_assembly import compiled
 
 TYPES = {"p_bases": "*i64", "p_piece": "*i64", "p_score": "*fp32", "eps": "fp32"}

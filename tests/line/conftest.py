@@ -19,9 +19,9 @@ import httpx
 import pytest
 
 from headwater.engine_core.platforms.cpu import compile_kernels
-from headwater.kernels.block_formats import Q4_1, Q8_0
 from headwater.kernels.cpu import block_activations, block_rows, tile_product
-from headwater.kernels.cpu.compiled import DTYPES
+from headwater.kernels.cpu.compiler.compiled import DTYPES
+from headwater.kernels.quant.block_formats import Q4_1, Q8_0
 from headwater.services.cli import status
 from headwater.services.models.store import default_cache_dir
 from headwater.services.runtime.hardware import resolve_dtype

@@ -21,8 +21,8 @@ from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.platforms.device import Device
 from headwater.engine_core.platforms.loading import check_contract
-from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.sample import Draws
+from headwater.kernels.sampling.filtered_sample import Filters
+from headwater.kernels.sampling.sample import Draws
 
 
 @pytest.fixture(autouse=True, scope="module")

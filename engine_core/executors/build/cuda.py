@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.compile_ahead import CompileAhead
+from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import ConfigError, EngineConfig, require
 from ...layers.kinds import Weights

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from headwater.kernels.compile_ahead import CompileAhead
+from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import ConfigError, EngineConfig
 from ...heads.medusa import Medusa

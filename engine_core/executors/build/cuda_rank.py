@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.kernels import int4_gemm
-from headwater.kernels.stage_memory import StageMemory
+from headwater.kernels.gemm import int4_gemm
+from headwater.kernels.stage.stage_memory import StageMemory
 
 from ...config import ConfigError, EngineConfig
 from ...executor import UInt8Array

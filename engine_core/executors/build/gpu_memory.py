@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headwater.kernels.compile_ahead import CompileAhead
+from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import EngineConfig
 from ...layers.batch import ForwardBatch

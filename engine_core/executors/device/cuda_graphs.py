@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from headwater.kernels.graph_capture import capturing
+from headwater.kernels.launch.graph_capture import capturing
 
 T = TypeVar("T")
 

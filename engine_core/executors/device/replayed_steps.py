@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from headwater.kernels.cpu.attention import AttentionPlan
-from headwater.kernels.cpu.recording import UnrecordableError, recording
-from headwater.kernels.cpu.replay import Replay
+from headwater.kernels.cpu.compiler.recording import UnrecordableError, recording
+from headwater.kernels.cpu.compiler.replay import Replay
 
 from ...layers.batch import ForwardBatch
 from ...layers.embedding import Embedding

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.kernels.guessed_rows import store_guesses, store_guesses_and_advance
+from headwater.kernels.rows.guessed_rows import store_guesses, store_guesses_and_advance
 
 from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from headwater.kernels.draft_rows import StepWords
-from headwater.kernels.guessed_rows import find_shifts, shift_words
+from headwater.kernels.rows.draft_rows import StepWords
+from headwater.kernels.rows.guessed_rows import find_shifts, shift_words
 
 from ...config import EngineConfig
 from ...executor import BoolArray, Int32Array, StepPlan

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwater.kernels.guessed_rows import keep_states, store_guesses_and_advance
+from headwater.kernels.rows.guessed_rows import keep_states, store_guesses_and_advance
 
 from ...config import EngineConfig
 from ...executor import StepPlan

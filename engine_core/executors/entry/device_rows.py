@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headwater.kernels.draft_rows import StepWords, draft_rows, match_scratch, store_drafted
+from headwater.kernels.rows.draft_rows import StepWords, draft_rows, match_scratch, store_drafted
 
 from ...config import EngineConfig
 from ...executor import BoolArray, Int32Array, StepPlan

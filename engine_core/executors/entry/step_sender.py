@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.device import upload
+from headwater.kernels.launch.device import upload
 
 from ...executor import Int32Array, StepPlan
 from ..device.step_shapes import StepShape, StepShapes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.kernels.logprobs import MOST_TOPS
+from headwater.kernels.sampling.logprobs import MOST_TOPS
 
 from ...executor import AdmittedRow, StepPlan
 from ...models.model import Model

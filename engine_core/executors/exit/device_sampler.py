@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headwater.kernels.filtered_sample import Filters, filtered_sample
-from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
-from headwater.kernels.logprobs import logprobs_of
-from headwater.kernels.sample import Candidates, Draws, sample
-from headwater.kernels.step_rows import load_draws
-from headwater.kernels.token_mask import mask_tokens
-from headwater.kernels.vocabulary_slice import VocabularySlice
+from headwater.kernels.rows.step_rows import load_draws
+from headwater.kernels.sampling.filtered_sample import Filters, filtered_sample
+from headwater.kernels.sampling.lm_head_sample import MAX_ROWS, lm_head_sample
+from headwater.kernels.sampling.logprobs import logprobs_of
+from headwater.kernels.sampling.sample import Candidates, Draws, sample
+from headwater.kernels.sampling.token_mask import mask_tokens
+from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 
 from ...executor import AdmittedRow, Int32Array
 from ...layers.dense import DenseLinear

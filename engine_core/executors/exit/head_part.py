@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from headwater.kernels.filtered_sample import Filters, filtered_sample
-from headwater.kernels.lm_head_sample import MAX_ROWS, best_of_head
-from headwater.kernels.sample import Candidates, Draws, best_of_stretches
-from headwater.kernels.vocabulary_slice import VocabularySlice
+from headwater.kernels.sampling.filtered_sample import Filters, filtered_sample
+from headwater.kernels.sampling.lm_head_sample import MAX_ROWS, best_of_head
+from headwater.kernels.sampling.sample import Candidates, Draws, best_of_stretches
+from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 
 from ...layers.dense import DenseLinear
 from ...layers.linear import Linear, Product

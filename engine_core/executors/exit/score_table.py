@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headwater.kernels.logprobs import logprobs
-from headwater.kernels.vocabulary_slice import VocabularySlice
+from headwater.kernels.sampling.logprobs import logprobs
+from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 
 from ...executor import Int32Array
 from ...request import TokenLogprobs

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from headwater.kernels.hopper_attention import serves_cache
-from headwater.kernels.step_rows import load_tokens
+from headwater.kernels.attention.hopper_attention import serves_cache
+from headwater.kernels.rows.step_rows import load_tokens
 
 from ...config import EngineConfig
 from ...executor import Int32Array

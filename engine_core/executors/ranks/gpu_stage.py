@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import torch
 
-from headwater.kernels.peer_memory import handle_of
-from headwater.kernels.stage_memory import (
+from headwater.kernels.peer.peer_memory import handle_of
+from headwater.kernels.stage.stage_memory import (
     LAST_TOKENS,
     StageMemory,
     StageSizes,
     allocate_piece,
     beside,
 )
-from headwater.kernels.stage_stream import (
+from headwater.kernels.stage.stage_stream import (
     MOST_NUMBERS,
     receive_stream,
     send_ends,

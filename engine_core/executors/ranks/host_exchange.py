@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.kernels.peer_memory import (
+from headwater.kernels.peer.peer_memory import (
     PeerError,
     PeerMemory,
     host_address,
@@ -23,7 +23,7 @@ from headwater.kernels.peer_memory import (
     reaches,
     slot_bytes_of,
 )
-from headwater.kernels.stage_memory import StageMemory, StageSizes, stages_in_host_memory
+from headwater.kernels.stage.stage_memory import StageMemory, StageSizes, stages_in_host_memory
 
 from ...options import ExecutorOptions
 from ...platforms.peer_group import LEAST_SLOT

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from headwater.kernels.stage_memory import StageMemory
+from headwater.kernels.stage.stage_memory import StageMemory
 
 from ...config import ConfigError, EngineConfig
 from ...layers.group import Group

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from headwater.kernels.environment import Environment
+from headwater.kernels.launch.environment import Environment
 
 from ...config import ConfigError
 from ...numerics_id import ROOMS, source_digest

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headwater.kernels.stage_memory import (
+from headwater.kernels.stage.stage_memory import (
     ARRIVED,
     HEADER,
     LENGTHS,

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from headwater.kernels.stage_memory import NUM_LANES, NUM_SLOTS
+from headwater.kernels.stage.stage_memory import NUM_LANES, NUM_SLOTS
 
 from ...executor import Int32Array
 from ...ring import PeerGone

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.kernels.step_rows import PARAM_WORDS, scatter_words
+from headwater.kernels.rows.step_rows import PARAM_WORDS, scatter_words
 
 from ...config import EngineConfig
 from ...executor import AdmittedRow, Int32Array, StepPlan

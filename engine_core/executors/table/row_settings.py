@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.kernels.device import upload
-from headwater.kernels.edit_logits import edit_logits
+from headwater.kernels.launch.device import upload
+from headwater.kernels.sampling.edit_logits import edit_logits
 
 from ...executor import AdmittedRow, Int32Array
 from ...sampling.edits import edits_of

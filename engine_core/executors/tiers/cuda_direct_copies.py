@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headwater.kernels.device import upload
-from headwater.kernels.peer_memory import PeerError, close_address, handle_of, open_address
-from headwater.kernels.pull_blocks import pull_blocks
+from headwater.kernels.blocks.pull_blocks import pull_blocks
+from headwater.kernels.launch.device import upload
+from headwater.kernels.peer.peer_memory import PeerError, close_address, handle_of, open_address
 
 from ...executor import Int32Array
 from ...process_memory import host_id

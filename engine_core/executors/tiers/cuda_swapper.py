@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from headwater.kernels.copy_blocks import as_planes, copy_blocks
-from headwater.kernels.device import upload
+from headwater.kernels.blocks.copy_blocks import as_planes, copy_blocks
+from headwater.kernels.launch.device import upload
 
 from ...executor import Int32Array, SwapPlan, UInt8Array
 from .cuda_direct_copies import CudaDirectCopies

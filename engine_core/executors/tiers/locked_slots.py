@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from headwater.kernels.copy_rows import copy_rows
+from headwater.kernels.blocks.copy_rows import copy_rows
 
 from ...config import ConfigError, require
 from ...executor import UInt8Array

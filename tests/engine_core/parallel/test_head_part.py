@@ -20,8 +20,8 @@ from headwater.engine_core.layers.lm_head import LMHead
 from headwater.engine_core.platforms.peer_group import LEAST_SLOT, PeerGroup
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.shards import Shard
-from headwater.kernels.peer_memory import PeerMemory
-from headwater.kernels.step_rows import PARAM_WORDS
+from headwater.kernels.peer.peer_memory import PeerMemory
+from headwater.kernels.rows.step_rows import PARAM_WORDS
 from tests.kernels.paging import LONG_INTERPRETED
 from tests.kernels.peer_rank import PeerRanks, peer_ranks
 from tests.long_values import long_but

@@ -32,8 +32,8 @@ from headwater.engine_core.platforms.cuda import CudaPlatform
 from headwater.engine_core.platforms.peer_group import PeerGroup
 from headwater.engine_core.shards import Shard, Stage, local_config
 from headwater.engine_core.weights.layout import Layout
-from headwater.kernels.peer_memory import PeerMemory, new_numbers
-from headwater.kernels.sample import Candidates
+from headwater.kernels.peer.peer_memory import PeerMemory, new_numbers
+from headwater.kernels.sampling.sample import Candidates
 from tests.engine_core.published_heads import LAYER, publish
 from tests.engine_core.test_compiled_ahead import (
     CONFIG,

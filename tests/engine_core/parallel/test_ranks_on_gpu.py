@@ -18,7 +18,7 @@ from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.executors.ranks.rank_devices import SHARE
 from headwater.engine_core.rank_facts import RankLost
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels.block_formats import Q4_K, Q6_K, Q8_0
+from headwater.kernels.quant.block_formats import Q4_K, Q6_K, Q8_0
 from tests.engine_core.block_models import write_blocks
 from tests.engine_core.fp8_block_models import written_blocks
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of

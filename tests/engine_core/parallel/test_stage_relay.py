@@ -21,9 +21,9 @@ from headwater.engine_core.executors.ranks.stage_relay import (
 )
 from headwater.engine_core.parallel.stage_rings import create_stage_rings
 from headwater.engine_core.shards import ParallelLayout
-from headwater.kernels.peer_memory import host_address
-from headwater.kernels.stage_memory import LAST_TOKENS, NUM_LANES, StageMemory, StageSizes
-from headwater.kernels.stage_stream import (
+from headwater.kernels.peer.peer_memory import host_address
+from headwater.kernels.stage.stage_memory import LAST_TOKENS, NUM_LANES, StageMemory, StageSizes
+from headwater.kernels.stage.stage_stream import (
     receive_ends,
     receive_stream,
     receive_tokens,

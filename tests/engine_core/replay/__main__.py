@@ -24,7 +24,7 @@ import torch
 import typer
 
 from headwater.bench.program import check_choice, run_program
-from headwater.kernels.environment import Environment
+from headwater.kernels.launch.environment import Environment
 from headwater.services.engine.kernel_cache import with_kernel_cache
 from tests.engine_core.replay import stream_file
 from tests.engine_core.replay.cases import PLACES, Built, Checkpoints, built, case_named, case_of

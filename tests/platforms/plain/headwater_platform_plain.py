@@ -26,11 +26,11 @@ from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
 from headwater.engine_core.platforms.capabilities import Capabilities
-from headwater.kernels.environment import Environment
-from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.gumbel import gumbel_noise, noise_keys
-from headwater.kernels.sample import Draws
-from headwater.kernels.token_mask import LOWEST
+from headwater.kernels.launch.environment import Environment
+from headwater.kernels.sampling.filtered_sample import Filters
+from headwater.kernels.sampling.gumbel import gumbel_noise, noise_keys
+from headwater.kernels.sampling.sample import Draws
+from headwater.kernels.sampling.token_mask import LOWEST
 
 api = 1
 name = "plain"

@@ -1,0 +1,260 @@
+"""Attention of prompt chunks over paged keys and values, their own included: all is read back from
+the cache.
+
+A tile is 64 query rows (128 on Hopper), tokens times the heads of a group, of one sequence. Splits
+of 512 keys are merged as decode merges them, so a token that is computed again has the bits its
+decode step had. With a sliding window, tiles of keys before that of all rows are not read. On
+Hopper `hopper_prefill_attention` computes the same bits faster wherever it can.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from ..launch.device import upload
+from .decode_attention import attention_of_rows
+from .hopper_attention import ROWS, num_teams, serves, widens
+from .hopper_prefill_attention import hopper_prefill_attention
+from .online_softmax import (
+    attend_tile,
+    base_2_scale,
+    finish,
+    first_keys,
+    fresh_state,
+    joined,
+    merge_states,
+    parts_of,
+    row_sums,
+    stages_of,
+)
+from .paged_cache import as_operand, as_pairs, attention_constants, bulk_copied, load_tile, pages_of
+
+Int32Array = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+NUM_STAGES = 2
+
+
+def tokens_per_tile(group: int, device: torch.device) -> int:
+    """Number of tokens in a tile; `group` is the number of query heads of a key head."""
+    return num_teams(device) * (ROWS // group)
+
+
+def list_tiles(
+    counts: Sequence[int] | Int32Array, starts: Sequence[int] | Int32Array, per_tile: int
+) -> Int32Array:
+    """Work list of a step on the host, int32 [tiles, 2]: sequence and first token of the tile
+    within its chunk, longest first. counts and starts: tokens computed of each sequence and
+    position of the first."""
+    num_tiles = -(-np.asarray(counts, np.int32) // per_tile)
+    sequences = np.repeat(np.arange(len(num_tiles), dtype=np.int32), num_tiles)
+    firsts = (
+        np.arange(len(sequences)) - np.repeat(num_tiles.cumsum() - num_tiles, num_tiles)
+    ) * per_tile
+    reach = np.asarray(starts, np.int32)[sequences] + firsts
+    tiles: Int32Array = np.stack((sequences, firsts), axis=1, dtype=np.int32)[
+        np.argsort(-reach, kind="stable")
+    ]
+    return tiles
+
+
+def prefill_tiles(
+    counts: Sequence[int], starts: Sequence[int], group: int, device: torch.device
+) -> torch.Tensor:
+    """`list_tiles` on the device, int32. A tile whose sequence is negative is skipped, for lists of
+    fixed size."""
+    return upload(list_tiles(counts, starts, tokens_per_tile(group, device)), device)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    query_starts: torch.Tensor,
+    seq_lens: torch.Tensor,
+    table_rows: torch.Tensor,
+    block_tables: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int = 0,
+) -> None:
+    """Attention of q [T, Hq, D] into out of the same shape; sequence i has rows query_starts[i] …
+    query_starts[i + 1] - 1, int32 [S + 1].
+
+    seq_lens int32 [S]: keys in the cache, the chunk's own included; the chunk is the end of them.
+    table_rows int32 [S] into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`;
+    k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by
+    default. A position sees the last `window` keys, its own included, or all up to its own.
+    """
+    num_kv_heads = k_cache.shape[1]
+    group = q.shape[1] // k_cache.shape[1]
+    assert q.is_contiguous()
+    assert out.is_contiguous()
+    if len(tiles) == 0:
+        return
+    if not window and (serves(q, k_cache) or widens(q, k_cache)):
+        where = (query_starts, seq_lens, table_rows, block_tables, tiles)
+        hopper_prefill_attention(
+            q, k_cache, v_cache, *where, out, k_scale=k_scale, v_scale=v_scale, scale=scale
+        )
+        return
+    teams = num_teams(q.device)
+    _prefill_tiles[(len(tiles), num_kv_heads)](
+        q,
+        as_operand(k_cache),
+        as_operand(v_cache),
+        block_tables,
+        table_rows,
+        query_starts,
+        seq_lens,
+        tiles,
+        out,
+        seq_lens if k_scale is None else k_scale,
+        seq_lens if v_scale is None else v_scale,
+        base_2_scale(scale, q.shape[2]),
+        *as_pairs(k_cache).stride()[:3],
+        block_tables.stride(0),
+        **attention_constants(q, k_cache),
+        ROWS=teams * ROWS,
+        TOKENS=tokens_per_tile(group, q.device),
+        WINDOW=window,
+        BULK=bulk_copied(k_cache),
+        num_warps=4 * teams,
+        num_stages=stages_of(NUM_STAGES, q.shape[2]),
+    )
+
+
+def prefill_attention_twin(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    query_starts: torch.Tensor,
+    seq_lens: torch.Tensor,
+    table_rows: torch.Tensor,
+    block_tables: torch.Tensor,
+    **options: Any,
+) -> torch.Tensor:
+    """Attention in plain torch, one sequence after another, in q's precision or float32, whichever
+    is higher. Options as in `attention_of_rows`."""
+    bounds = query_starts.tolist()
+    caches = (k_cache, v_cache)
+    chunks = [
+        attention_of_rows(
+            q[first:end], *caches, block_tables[int(table_rows[i])], int(seq_lens[i]), **options
+        )
+        for i, (first, end) in enumerate(itertools.pairwise(bounds))
+    ]
+    return torch.cat(chunks)
+
+
+@triton.jit
+def _prefill_tiles(
+    p_q,
+    k,
+    v,
+    p_table,
+    p_table_row,
+    p_query_start,
+    p_seq_len,
+    p_tile,
+    p_out,
+    p_k_scale,
+    p_v_scale,
+    qk_scale,
+    stride_block,
+    stride_head,
+    stride_slot,
+    stride_table,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BULK: tl.constexpr,
+    FP8: tl.constexpr,
+    ON_GPU: tl.constexpr,
+):
+    i_tile = tl.program_id(0)
+    i_kv = tl.program_id(1)
+    i_seq = tl.load(p_tile + i_tile * 2)
+    if i_seq < 0:
+        return
+    o_r = tl.arange(0, ROWS)
+    o_d = tl.arange(0, HEAD_DIM)
+    query_start = tl.load(p_query_start + i_seq)
+    count = tl.load(p_query_start + i_seq + 1) - query_start
+    context = tl.load(p_seq_len + i_seq) - count
+    first_token = tl.load(p_tile + i_tile * 2 + 1)
+    last_token = tl.minimum(first_token + TOKENS, count) - 1
+    b_token = first_token + o_r // GROUP
+    is_row = (b_token <= last_token) & (o_r < TOKENS * GROUP)
+    b_position = context + b_token
+    end = context + last_token + 1
+    # Every row of the tile sees every key before this one.
+    clear = context + first_token + 1
+
+    if FP8:
+        qk_scale = qk_scale * tl.load(p_k_scale + i_kv)
+        v_scale = tl.load(p_v_scale + i_kv)
+    else:
+        v_scale = 1.0
+    p_row = p_table + tl.load(p_table_row + i_seq).to(tl.int64) * stride_table
+    o_q = (query_start + b_token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_r % GROUP
+    o_q = o_q[:, None] * HEAD_DIM + o_d[None, :]
+    b_q = parts_of(tl.load(p_q + o_q, mask=is_row[:, None], other=0.0), FP8)
+
+    b_m, _, b_acc = fresh_state(ROWS, HEAD_DIM, False)
+    b_acc = joined(b_acc)
+    b_l = tl.zeros((ROWS,), tl.float32)
+    # With a window most splits have keys that some row does not see: all are masked.
+    begin, _ = first_keys(0, clear, WINDOW, SPLIT)
+    whole = begin if WINDOW else clear // SPLIT * SPLIT
+    cache = (k, v, p_row, i_kv, stride_block, stride_head, stride_slot)
+    tiles: tl.constexpr = (NUM_KV_HEADS, HEAD_DIM, PAGE, HALF, BULK, FP8)
+    pages = pages_of(p_row, first_keys(0, clear, WINDOW, TILE)[0], end, PAGE, HALF)
+    for first in range(begin, whole, SPLIT):
+        b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
+        for i_in in range(0, SPLIT, TILE):
+            i_n = first + i_in
+            keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
+            pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
+            b_m_split, b_l_split, b_acc_split = attend_tile(
+                b_q, keys, values, 0, qk_scale, b_m_split, b_l_split, b_acc_split, False
+            )
+        b_m, b_l, b_acc = merge_states(
+            b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split)
+        )
+    for first in range(whole, end, SPLIT):
+        b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
+        for i_n in range(
+            first_keys(first, clear, WINDOW, TILE)[0], tl.minimum(first + SPLIT, end), TILE
+        ):
+            keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
+            pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
+            o_n = i_n + tl.arange(0, HALF)[None, :]
+            visible = (o_n <= b_position[:, None], o_n + HALF <= b_position[:, None])
+            if WINDOW:
+                b_before = b_position[:, None] - WINDOW
+                visible = (visible[0] & (o_n > b_before), visible[1] & (o_n + HALF > b_before))
+            b_m_split, b_l_split, b_acc_split = attend_tile(
+                b_q, keys, values, visible, qk_scale, b_m_split, b_l_split, b_acc_split, True
+            )
+        b_m, b_l, b_acc = merge_states(
+            b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split)
+        )
+    b_out = finish(b_l, b_acc, v_scale)
+    tl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_row[:, None])

@@ -1,0 +1,23 @@
+"""Begins in threads what compilers do once in a process, about half a second each, beside the
+driver's own start."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from threading import Thread
+
+from triton.runtime.cache import triton_key
+
+NUMBA_START = "headwater.kernels.cpu.compiler.compiler_start"
+
+
+def hash_triton() -> None:
+    """Begins to hash Triton's own files, on which the key of every compiled kernel depends. It
+    keeps the hash."""
+    Thread(target=triton_key, name="triton's hash", daemon=True).start()
+
+
+def start_numba() -> None:
+    """Begins to start numba's compiler, whose functions look drafts up on the host. Not before this
+    process is forked: a fork would find its locks held."""
+    Thread(target=import_module, args=(NUMBA_START,), name="numba's start", daemon=True).start()
