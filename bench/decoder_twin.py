@@ -9,9 +9,9 @@ from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.layers.rope import cos_sin_table
-from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.models.model import model_class
+from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.engine_core.weights.model_file import Tensors
 
 

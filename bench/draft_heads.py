@@ -17,17 +17,17 @@ import typer
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.heads.checkpoint import write_heads
-from headwater.engine_core.heads.registry import CLASSES
-from headwater.engine_core.heads_config import (
+from headwater.engine_core.heads.heads_config import (
     EAGLE,
     EAGLE3,
     EAGLE3_ARCHITECTURE,
     MEDUSA,
     HeadsConfig,
 )
-from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.heads.registry import CLASSES
 from headwater.engine_core.models import registry
 from headwater.engine_core.weights import model_file
+from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.hardware import resolve_device

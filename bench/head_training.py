@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, smooth_l1_loss
 
-from headwater.engine_core.heads_config import EAGLE, HeadsConfig
+from headwater.engine_core.heads.heads_config import EAGLE, HeadsConfig
 
 from .distillation import Text, Tuning, computing, packed, split, tune
 from .head_twins import HeadsTwin

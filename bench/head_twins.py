@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, pad, rms_norm, silu
 
-from headwater.engine_core.heads_config import EAGLE3, MEDUSA, HeadsConfig
+from headwater.engine_core.heads.heads_config import EAGLE3, MEDUSA, HeadsConfig
 from headwater.engine_core.layers.rope import cos_sin_table
 
 from .decoder_twin import DecoderTwin, rotated

@@ -25,7 +25,7 @@ from torch import distributed
 
 from headwater.engine_core.executors.ranks.host_exchange import ExchangeSizes, HostExchange
 from headwater.engine_core.options import OFF, PEER_ACCESS
-from headwater.engine_core.shards import ParallelLayout
+from headwater.engine_core.weights.shards import ParallelLayout
 from headwater.kernels.peer.peer_memory import OwnMemory, PeerMemory, reaches, slot_bytes_of
 from headwater.kernels.peer.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_norm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from headwater.engine_core.numerics_id import source_digest
+from headwater.engine_core.platforms.numerics_id import source_digest
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("bench", "engine_core", "gateway", "kernels", "proto", "services", "tests")

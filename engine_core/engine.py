@@ -16,8 +16,8 @@ from .executor import Executor, Int32Array, StepResult
 from .kv.block_files import BlockFiles
 from .kv.block_source import BlockSource
 from .kv.peer_link import FromLink, PeerLink
+from .kv.prefetch import NewPrefetch
 from .kv.tiers import Tiers
-from .prefetch import NewPrefetch
 from .request import FinishReason, Holder, NewRequest
 from .scheduling.in_flight import StepsInFlight
 from .scheduling.prefetches import Prefetches

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .config import ConfigError, EngineConfig
-from .heads_config import HeadsConfig
-from .model_config import ModelConfig
-from .shards import ParallelLayout
+from .heads.heads_config import HeadsConfig
+from .weights.model_config import ModelConfig
+from .weights.shards import ParallelLayout
 
 INT8 = "int8"
 MODEL = "model"

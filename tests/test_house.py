@@ -74,22 +74,25 @@ ROOMS_SEEN = {
 }
 CORE_ROOMS_SEEN = {
     "engine.py": {"scheduling", "kv", "drafting"},
+    "options.py": {"heads", "weights"},
     "scheduling": {"kv", "drafting"},
-    "kv": set[str](),
+    "kv": {"system"},
     "drafting": set[str](),
     "conformance": {"executors", "models", "platforms", "layers", "sampling", "weights"},
-    "devices": {"executors", "platforms", "layers", "weights"},
-    "executors": {"heads", "models", "parallel", "platforms", "layers", "sampling", "weights"},
+    "devices": {"executors", "platforms", "layers", "weights", "system"},
+    "executors": {"heads", "models", "parallel", "platforms", "layers", "sampling", "weights"}
+    | {"system"},
     "heads": {"models", "layers", "weights"},
     "models": {"layers", "weights"},
-    "parallel": {"sampling"},
-    "platforms": {"layers", "sampling"},
+    "parallel": {"sampling", "weights", "system"},
+    "platforms": {"layers", "sampling", "weights"},
     "layers": {"sampling", "weights"},
     "sampling": set[str](),
     "weights": set[str](),
+    "system": set[str](),
 }
 """Rooms of the engine core; its other files are contracts, which every room sees and which see no
-room."""
+room. Options of an executor hold what the configurations of a model and of draft heads say."""
 EXECUTORS_ORDER = (
     "rank_process",
     "build",
@@ -199,7 +202,7 @@ TORCH_FREE_CORE = {
     "headwater.engine_core.kv.prefix_hash",
     "headwater.engine_core.sampling_params",
     "headwater.engine_core.platforms.registry",
-    "headwater.engine_core.usable_cores",
+    "headwater.engine_core.system.usable_cores",
 }
 
 

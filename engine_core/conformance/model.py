@@ -15,7 +15,6 @@ from ..engine import Engine
 from ..executors.build.request import build_executor
 from ..layers.batch import ForwardBatch
 from ..layers.kinds import load_weights
-from ..model_config import ModelConfig
 from ..models import registry
 from ..models.model import model_class
 from ..options import ExecutorOptions, Progress
@@ -23,6 +22,7 @@ from ..platforms.capabilities import Capabilities
 from ..request import NewRequest
 from ..sampling_params import SamplingParams
 from ..weights import model_file
+from ..weights.model_config import ModelConfig
 from .case import Line
 from .reference import ReferencePlatform
 

@@ -13,9 +13,9 @@ from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
 from ..layers.dense import DenseLinear
 from ..layers.linear import Linear, Product
-from ..model_config import ModelConfig
 from ..platforms import specification
 from ..sampling.operations import SamplingOperations
+from ..weights.model_config import ModelConfig
 
 
 class ReferenceSampling:

@@ -16,8 +16,8 @@ from ..layers.dense import DenseLinear
 from ..layers.kinds import Weights
 from ..layers.linear import Linear, Product
 from ..layers.packed import pack_linears
-from ..model_config import ModelConfig
 from ..platforms.device import Device
+from ..weights.model_config import ModelConfig
 from ..weights.model_file import DTYPES
 from .case import ALLOWED
 

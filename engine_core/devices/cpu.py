@@ -26,9 +26,9 @@ from ..layers.packed import pack_linears
 from ..options import INT8, MODEL, BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
 from ..platforms.cpu import CPU_DTYPES, CpuPlatform, with_cpu_look_up
-from ..shards import WHOLE, Shard
-from ..usable_cores import usable_cores
+from ..system.usable_cores import usable_cores
 from ..weights.model_file import DTYPES
+from ..weights.shards import WHOLE, Shard
 
 api = 1
 name = "cpu"

@@ -38,7 +38,7 @@ from ..parallel.result_messages import (
     encode_told,
 )
 from ..platforms import loading as platforms
-from ..ring import PeerGone, RingEnd, RingReader, RingWriter
+from ..system.ring import PeerGone, RingEnd, RingReader, RingWriter
 from .build.request import checked
 from .ranks.rank_place import ParallelDevice, RankPlace, stages_of
 from .ranks.result_thread import ResultThread

@@ -16,10 +16,10 @@ from ..layers.mlp import Mlp
 from ..layers.norm import RMSNorm
 from ..layers.platform import Platform
 from ..layers.rope import cos_sin_table
-from ..model_config import ModelConfig
 from ..models.layered import FUSED_BIASES, FUSED_NAMES
 from ..models.model import LastTokens
 from ..weights.layout import Layout, linear, norm, table
+from ..weights.model_config import ModelConfig
 from .checkpoint import Shapes
 
 FUSED = FUSED_NAMES | FUSED_BIASES

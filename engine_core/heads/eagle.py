@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from ..executor import Int32Array
-from ..heads_config import HeadsConfig
 from ..layers.batch import ForwardBatch
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
-from ..model_config import ModelConfig
 from ..models.model import LastTokens
 from ..weights.layout import Layout, linear, table
+from ..weights.model_config import ModelConfig
 from ..weights.model_file import Tensors
 from ..weights.names import CheckpointNames
 from . import draft_layer
 from .checkpoint import HeadsFile, Shapes
 from .draft_layer import DraftLayer
+from .heads_config import HeadsConfig
 from .served import Served
 
 PREFIX = "layers.0."

@@ -12,20 +12,20 @@ import torch
 
 from ..config import ConfigError, require
 from ..executor import Int32Array
-from ..heads_config import NUM_INPUTS, HeadsConfig
 from ..layers.batch import ForwardBatch
 from ..layers.kinds import Weights
 from ..layers.norm import RMSNorm
 from ..layers.platform import Platform
-from ..model_config import ModelConfig
 from ..models.model import LastTokens
-from ..shards import WHOLE, Shard
 from ..weights.layout import Layout, Split, linear, norm, table
+from ..weights.model_config import ModelConfig
 from ..weights.model_file import Tensors
 from ..weights.names import CheckpointNames
+from ..weights.shards import WHOLE, Shard
 from . import draft_layer
 from .checkpoint import HeadsFile, Shapes
 from .draft_layer import DraftLayer
+from .heads_config import NUM_INPUTS, HeadsConfig
 from .served import Served
 
 PREFIX = "midlayer."

@@ -10,13 +10,13 @@ import torch
 from torch.nn.functional import silu
 
 from ..config import require
-from ..heads_config import HeadsConfig
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
-from ..model_config import ModelConfig
 from ..weights.layout import Layout, Split, linear, table
+from ..weights.model_config import ModelConfig
 from ..weights.model_file import Tensors
 from .checkpoint import HeadsFile, Shapes
+from .heads_config import HeadsConfig
 from .served import Served
 
 

@@ -9,21 +9,21 @@ from typing import Any, Protocol
 import torch
 
 from ..executor import Int32Array
-from ..heads_config import EAGLE, EAGLE3, MEDUSA, HeadsConfig
-from ..json_object import read_object
 from ..layers import kinds
 from ..layers.batch import ForwardBatch
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
-from ..model_config import ModelConfig
 from ..models.model import LastTokens
-from ..shards import WHOLE, Shard
+from ..weights.json_object import read_object
 from ..weights.layout import Layout
+from ..weights.model_config import ModelConfig
 from ..weights.model_file import Tensors
+from ..weights.shards import WHOLE, Shard
 from . import eagle3
 from .checkpoint import HeadsFile, Shapes
 from .eagle import Eagle
 from .eagle3 import Eagle3
+from .heads_config import EAGLE, EAGLE3, MEDUSA, HeadsConfig
 from .medusa import Medusa
 from .served import Served
 

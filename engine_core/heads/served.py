@@ -9,7 +9,7 @@ import torch
 
 from ..layers.embedding import Embedding
 from ..layers.linear import Product
-from ..model_config import ModelConfig
+from ..weights.model_config import ModelConfig
 
 
 class Served(Protocol):

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from ..executor import Swapper, SwapPlan
-from ..lanes import Lane, ThreadLane
+from ..system.lanes import Lane, ThreadLane
 from .block_pool import BlockPool
 from .block_record import HEADER_LEN, BlockId
 from .direct_leases import DirectLeases, claim_of

@@ -19,8 +19,8 @@ from functools import partial
 import numpy as np
 
 from ..executor import Swapper, SwapPlan
-from ..lanes import Lane, ThreadLane
 from ..step_output import DiskUse
+from ..system.lanes import Lane, ThreadLane
 from .block_files import BlockFiles, is_disk_full
 from .block_record import BlockId
 from .block_source import LoadEnd, OnGained, OnLost, Owner, Ticket

@@ -18,8 +18,8 @@ from itertools import count
 from typing import NamedTuple
 
 from ..executor import Swapper
-from ..lanes import Lane, ThreadLane
 from ..request import Holder
+from ..system.lanes import Lane, ThreadLane
 from .block_record import HEADER_LEN
 from .block_source import NOT_OURS, LoadEnd, OnGained, OnLost, Outcome, Owner, Ticket
 from .direct_pulls import DirectEnd, DirectPulls

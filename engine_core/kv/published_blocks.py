@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..executor import Int32Array
-from ..process_memory import host_id, is_shareable, open_memory
-from ..ring import anonymous_memory, map_at_least
+from ..system.process_memory import host_id, is_shareable, open_memory
+from ..system.ring import anonymous_memory, map_at_least
 from .block_pool import NULL_BLOCK, BlockPool, CachedBlock
 from .lending import Steps
 

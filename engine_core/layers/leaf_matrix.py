@@ -15,8 +15,8 @@ import torch
 from headwater.kernels.gemm.tree_sum import tree_sum
 
 from ..config import ConfigError
-from ..shards import NUM_LEAVES, Shard
 from ..weights.layout import Layout, Split
+from ..weights.shards import NUM_LEAVES, Shard
 from .dense import DenseLinear
 from .group import Group
 from .kinds import Weights

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from ..model_config import ModelConfig
-from ..rope_scaling import scaled
+from ..weights.model_config import ModelConfig
+from ..weights.rope_scaling import scaled
 
 
 def cos_sin_table(config: ModelConfig, num_positions: int) -> torch.Tensor:

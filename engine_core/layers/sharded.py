@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import pad
 
-from ..shards import Shard
 from ..weights.layout import Layout, Split
+from ..weights.shards import Shard
 from .embedding import Embedding
 from .group import Group
 from .kinds import Weights

@@ -16,7 +16,7 @@ from headwater.kernels.sampling.sample import Draws
 from headwater.kernels.sampling.vocabulary_slice import JoinedSlice
 
 from ..sampling.operations import PartSampling, SamplingOperations
-from ..shards import Shard
+from ..weights.shards import Shard
 from .group import Group
 
 

@@ -11,8 +11,8 @@ import re
 
 import torch
 
-from ..shards import Stage
 from ..weights.layout import Layout, WeightSpec
+from ..weights.shards import Stage
 from .kinds import Weights
 from .linear import Linear
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ..config import ConfigError
-from ..model_config import ModelConfig
+from ..weights.model_config import ModelConfig
 from . import registry
 
 ITERATIONS = 30

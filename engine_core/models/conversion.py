@@ -15,13 +15,13 @@ from headwater.kernels.quant.block_formats import BlockWeight
 from ..config import ConfigError
 from ..layers.kinds import Weights, load_weights
 from ..layers.packed import pack_linears
-from ..model_config import ModelConfig
-from ..packing import KEY
-from ..quantization import AUTO, GGUF, NONE, ROUNDED, check_quantization
 from ..weights import model_file
+from ..weights.formats.packing import KEY
+from ..weights.formats.quantization import AUTO, GGUF, NONE, ROUNDED, check_quantization
 from ..weights.gguf import GgufFile
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
+from ..weights.model_config import ModelConfig
 from ..weights.rounding import ROUNDINGS, Rounding, round_weights
 from ..weights.unpacking import unpacked
 from . import registry

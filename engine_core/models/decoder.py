@@ -14,8 +14,8 @@ from ..layers.mlp import Mlp
 from ..layers.norm import InputNorm, RMSNorm
 from ..layers.platform import Platform
 from ..layers.rope import cos_sin_table
-from ..model_config import ModelConfig
 from ..weights.layout import Layout, joined_bias, norm
+from ..weights.model_config import ModelConfig
 from ..weights.names import CheckpointNames
 from . import layered
 from .layered import FUSED_BIASES, FUSED_NAMES, MODEL_NAMES, LayeredModel

@@ -7,8 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import ConfigError, require
-from ..model_config import NORM_EPS, ModelConfig, check_sizes, checked_rope, mapping_of, positive_of
-from ..quantization import read_quantization
+from ..weights.formats.quantization import read_quantization
+from ..weights.model_config import (
+    NORM_EPS,
+    ModelConfig,
+    check_sizes,
+    checked_rope,
+    mapping_of,
+    positive_of,
+)
 
 ACTIVATION = "gelu_pytorch_tanh"
 SLIDING = "sliding_attention"

@@ -18,8 +18,8 @@ from ..layers.lm_head import LMHead
 from ..layers.mlp import Mlp
 from ..layers.norm import InputNorm
 from ..layers.platform import Platform
-from ..model_config import ModelConfig
 from ..weights.layout import Layout, Split, WeightSpec, joined_linear, linear, norm, table
+from ..weights.model_config import ModelConfig
 from .model import LastNorm, LastTokens, LayerInputs
 
 MODEL_NAMES = {

@@ -14,8 +14,8 @@ from ..layers.embedding import Embedding
 from ..layers.kinds import Weights
 from ..layers.lm_head import LMHead
 from ..layers.platform import Platform
-from ..model_config import ModelConfig
 from ..weights.layout import Layout
+from ..weights.model_config import ModelConfig
 from ..weights.names import CheckpointNames
 from . import registry
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import require
-from ..json_object import read_object
-from ..model_config import ModelConfig
+from ..weights.json_object import read_object
+from ..weights.model_config import ModelConfig
 from . import gemma3_config
 
 ENTRY_POINTS = "headwater.models"

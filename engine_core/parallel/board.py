@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..rank_facts import RankFigures
-from ..ring import anonymous_memory
+from ..system.ring import anonymous_memory
+from .rank_facts import RankFigures
 
 IDLE, COMPUTES, WAITS = range(3)
 """States of a rank: it waits for a plan, it computes one, it waits for another rank."""

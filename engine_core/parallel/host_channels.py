@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..ring import MORE, RING_BYTES, PeerGone, RingEnd, RingReader, RingWriter
+from ..system.ring import MORE, RING_BYTES, PeerGone, RingEnd, RingReader, RingWriter
 from .host_frames import LAST_PIECE, PIECE, PIECE_BYTES
 
 WINDOW_BYTES = RING_BYTES

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 
-from ..ring import RingEnd
+from ..system.ring import RingEnd
 from .host_channels import IncomingChannel, OutgoingChannel
 from .host_frames import (
     BEAT,

@@ -20,7 +20,7 @@ import torch
 
 from headwater.kernels.gemm.tree_sum import tree_sum
 
-from ..ring import PeerGone, anonymous_memory
+from ..system.ring import PeerGone, anonymous_memory
 
 SLOT_BYTES = 1 << 22
 """Longer tensors are exchanged in pieces."""

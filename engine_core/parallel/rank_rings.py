@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ring import RingEnd, create_ring
-from ..shards import ParallelLayout
+from ..system.ring import RingEnd, create_ring
+from ..weights.shards import ParallelLayout
 from .stage_rings import StageRings
 
 

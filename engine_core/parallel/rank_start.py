@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..options import ExecutorOptions
-from ..ring import RingEnd, anonymous_memory
+from ..system.ring import RingEnd, anonymous_memory
 from .board import create_board
 from .memory_group import GroupEnd
 from .rank_rings import RankRings

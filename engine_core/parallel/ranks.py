@@ -15,10 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..options import ExecutorOptions
-from ..rank_facts import RankLost
-from ..ring import BroadcastWriter, PeerGone, RingEnd, RingReader, create_broadcast, create_ring
-from ..shards import ParallelLayout
+from ..system.ring import (
+    BroadcastWriter,
+    PeerGone,
+    RingEnd,
+    RingReader,
+    create_broadcast,
+    create_ring,
+)
+from ..weights.shards import ParallelLayout
 from .board import STATE_NAMES, WAITS, Board
+from .rank_facts import RankLost
 from .rank_processes import EXIT_SECONDS, RankProcesses
 from .rank_rings import RankRings
 from .rank_start import SharedMemory

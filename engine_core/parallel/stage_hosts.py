@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
-from ..shards import ParallelLayout
+from ..weights.shards import ParallelLayout
 from .board import Board
 from .host_address import tune
 from .host_applicant import Applicant, ApplicantLeft

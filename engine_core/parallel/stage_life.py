@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ..options import ExecutorOptions
-from ..rank_facts import RankLost
 from .board import Board
 from .host_join import Joined, Stopped
 from .host_link import (
@@ -23,6 +22,7 @@ from .host_link import (
     poll_once,
     upward_ends,
 )
+from .rank_facts import RankLost
 from .rank_processes import EXIT_SECONDS, RankProcesses
 from .rank_rings import RankRings, create_rank_rings
 from .rank_start import SharedMemory

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ring import RingEnd, create_ring
-from ..shards import ParallelLayout
+from ..system.ring import RingEnd, create_ring
+from ..weights.shards import ParallelLayout
 
 
 @dataclass(slots=True)

@@ -47,8 +47,8 @@ from ..layers.group_tiles import TileLinear
 from ..layers.kinds import Weights
 from ..layers.linear import Linear, Product
 from ..layers.packed import PackedLinear
-from ..model_config import ModelConfig
 from ..sampling.operations import SamplingOperations
+from ..weights.model_config import ModelConfig
 from .cpu_sampling import CpuSampling
 
 CPU_DTYPES = DTYPES

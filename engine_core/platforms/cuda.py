@@ -48,8 +48,8 @@ from ..layers.linear import Linear, Product
 from ..layers.ordered import OrderedLinear
 from ..layers.planes import PlanesLinear
 from ..layers.rounded import RoundedLinear
-from ..model_config import ModelConfig
 from ..sampling.operations import SamplingOperations
+from ..weights.model_config import ModelConfig
 from .cuda_packed import (
     expanded_product,
     expander,

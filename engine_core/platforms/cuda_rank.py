@@ -7,7 +7,7 @@ import torch
 from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding, round_tokens
 
 from ..config import EngineConfig
-from ..model_config import ModelConfig
+from ..weights.model_config import ModelConfig
 from .cuda import EARLY_ROWS, CudaPlatform
 from .peer_group import PeerGroup
 

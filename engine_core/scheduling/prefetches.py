@@ -16,8 +16,8 @@ from ..kv.block_loads import Offer
 from ..kv.block_source import Ticket
 from ..kv.early_pull import EarlyPull
 from ..kv.peer_blocks import PeerBlocks
+from ..kv.prefetch import NewPrefetch
 from ..kv.prefix_cache import HashChain
-from ..prefetch import NewPrefetch
 from ..request import Holder
 from .scheduler import Scheduler
 

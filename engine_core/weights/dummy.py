@@ -9,8 +9,8 @@ import torch
 from headwater.kernels.quant.byte_weights import Fp8Weight, Int8Weight
 from headwater.kernels.quant.int4_layout import WORD, Int4Weight
 
-from ..packing import Packing, Quantization
-from .fp8 import rounds_inputs
+from .formats.fp8 import rounds_inputs
+from .formats.packing import Packing, Quantization
 from .grouped import named, num_groups
 from .layout import Layout
 from .model_file import Tensors

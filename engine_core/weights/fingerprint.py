@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..json_object import read_object
+from .json_object import read_object
 from .model_file import WEIGHTS_NAME
 from .safetensors_file import opened
 

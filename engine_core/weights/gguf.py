@@ -15,7 +15,7 @@ import torch
 from headwater.kernels.quant.block_formats import FORMATS, BlockFormat, BlockWeight, pack
 
 from ..config import ConfigError, require
-from ..rope_scaling import scaled
+from .rope_scaling import scaled
 
 ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",

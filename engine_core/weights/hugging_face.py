@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from ..config import ConfigError, require
-from ..json_object import read_object
+from .json_object import read_object
 from .safetensors_file import opened
 
 WHOLE = "model.safetensors"

@@ -11,8 +11,8 @@ import torch
 from headwater.kernels.quant.block_formats import BlockWeight
 
 from ..config import ConfigError
-from ..packing import Packing, Quantization
-from . import awq, fp8, gptq, int_quantized, pack_quantized
+from .formats import awq, fp8, gptq, int_quantized, pack_quantized
+from .formats.packing import Packing, Quantization
 from .grouped import GroupedWeight
 from .names import Weight
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from rich.table import Table
 
-from headwater.engine_core.usable_cores import usable_cores
+from headwater.engine_core.system.usable_cores import usable_cores
 
 from ..runtime.hardware import cpu_has_fast_bf16, gpu_names, unreached_gpus
 from ..runtime.pip_line import pip_line

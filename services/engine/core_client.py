@@ -16,9 +16,9 @@ from typing import assert_never
 import msgspec
 import structlog
 
-from headwater.engine_core.rank_facts import RankFigures
-from headwater.engine_core.ring import PeerGone, RingReader, RingWriter, create_ring
+from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
+from headwater.engine_core.system.ring import PeerGone, RingReader, RingWriter, create_ring
 
 from ..runtime.forked import ForkClient, Process
 from ..runtime.settings import to_argv

@@ -15,7 +15,7 @@ from headwater.engine_core.kv.peer_link import (
     ToLink,
 )
 from headwater.engine_core.kv.tiers import block_bytes_of
-from headwater.engine_core.ring import RingWriter
+from headwater.engine_core.system.ring import RingWriter
 
 from .messages import BlocksLent, CopiedPull, EndPull, PullBlocks, ToPeers, encode
 from .peer_records import map_records

@@ -25,8 +25,8 @@ from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.options import ExecutorOptions, ModelFacts
-from headwater.engine_core.rank_facts import RankedExecutor, RankLost
-from headwater.engine_core.ring import PeerGone, RingReader, RingWriter
+from headwater.engine_core.parallel.rank_facts import RankedExecutor, RankLost
+from headwater.engine_core.system.ring import PeerGone, RingReader, RingWriter
 
 from ..runtime import collector
 from ..runtime.settings import read_settings

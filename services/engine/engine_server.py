@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from headwater.engine_core.rank_facts import RankFigures
+from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad, StepOutput
 from headwater.proto.events_pb2 import KvEventBatch

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.ring import RingReader
 from headwater.engine_core.step_output import Finished, StepOutput
+from headwater.engine_core.system.ring import RingReader
 
 from ..grammars.asker import Asker
 from ..grammars.grammars import GrammarError

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from llguidance import LLMatcher
 
-from headwater.engine_core.usable_cores import usable_cores
+from headwater.engine_core.system.usable_cores import usable_cores
 
 from ..grammars.asker import Asker
 from ..grammars.grammars import GrammarError, Grammars

@@ -14,7 +14,7 @@ import msgspec
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.options import ModelFacts
-from headwater.engine_core.usable_cores import usable_cores
+from headwater.engine_core.system.usable_cores import usable_cores
 
 from ..runtime.owner_file import write_owner_file
 from .core_variables import COSTS_VARIABLE

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
-from headwater.engine_core.ring import PeerGone, RingReader
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import MaskReport, MasksWanted
-from headwater.engine_core.usable_cores import usable_cores
+from headwater.engine_core.system.ring import PeerGone, RingReader
+from headwater.engine_core.system.usable_cores import usable_cores
 
 from ..grammars.compiler_errors import in_our_words
 from .mask_table import Int32Array

@@ -16,11 +16,11 @@ from headwater.engine_core.kv.peer_link import (
     PullEnd,
     PullRequest,
 )
-from headwater.engine_core.prefetch import NewPrefetch
-from headwater.engine_core.rank_facts import RankFigures
+from headwater.engine_core.kv.prefetch import NewPrefetch
+from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
-from headwater.engine_core.ring import RingEnd
 from headwater.engine_core.step_output import EngineLoad, MaskReport, StepOutput
+from headwater.engine_core.system.ring import RingEnd
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headwater.engine_core.rank_facts import RankFigures
+from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
 
 _SECONDS = (

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.ring import anonymous_memory, map_at_least
+from headwater.engine_core.system.ring import anonymous_memory, map_at_least
 
 UInt8Array = npt.NDArray[np.uint8]
 

@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from headwater.engine_core.kv.prefetch import NewPrefetch
 from headwater.engine_core.kv.prefix_hash import HASH_LEN
-from headwater.engine_core.prefetch import NewPrefetch
 from headwater.engine_core.request import Holder
 from headwater.proto import engine_pb2 as pb
 

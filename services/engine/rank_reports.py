@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.rank_facts import RankedExecutor
-from headwater.engine_core.ring import RingWriter
+from headwater.engine_core.parallel.rank_facts import RankedExecutor
+from headwater.engine_core.system.ring import RingWriter
 
 from .messages import Ranks, encode
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.engine_core import quantization as methods
 from headwater.engine_core.capabilities import asked_of_options, refusals_of_engine
 from headwater.engine_core.config import BLOCK_SIZES
+from headwater.engine_core.weights.formats import quantization as methods
 
 from ..runtime.advertise import check_host
 from ..runtime.model_name import check_model_name

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import grpc
 import prometheus_client
 
-from headwater.engine_core.usable_cores import usable_cores
+from headwater.engine_core.system.usable_cores import usable_cores
 from headwater.proto import processor_pb2, processor_pb2_grpc
 
 from ..answers.reasoning_parser import REASONING_FORMATS

@@ -12,7 +12,7 @@ from itertools import permutations, takewhile
 from pathlib import Path
 from typing import Any
 
-from headwater.engine_core.usable_cores import quota_cores, usable_cores
+from headwater.engine_core.system.usable_cores import quota_cores, usable_cores
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _NATIVE_ATOMICS = 3

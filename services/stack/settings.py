@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.platforms.registry import device_names, is_registered
-from headwater.engine_core.usable_cores import usable_cores
+from headwater.engine_core.system.usable_cores import usable_cores
 
 from ..engine.settings import (
     ACTIVATION_DTYPES,

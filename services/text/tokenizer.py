@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from headwater.engine_core.usable_cores import usable_cores
+from headwater.engine_core.system.usable_cores import usable_cores
 
 from .gguf_tokenizer import PRE_TOKENIZERS
 from .token_table import TokenTable

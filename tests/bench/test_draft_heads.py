@@ -16,8 +16,8 @@ from headwater.bench.head_training import ChainQuality, chain_quality, shared_no
 from headwater.bench.head_twins import twin_of
 from headwater.bench.teacher_states import TeacherStates
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.heads.heads_config import HeadsConfig
 from headwater.engine_core.heads.registry import read_heads
-from headwater.engine_core.heads_config import HeadsConfig
 from headwater.engine_core.models import registry
 from tests.bench.test_draft_model import twin_of as model_twin
 from tests.chatting_model import make_chatting_model

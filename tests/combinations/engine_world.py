@@ -19,7 +19,7 @@ from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.rank_facts import RankedExecutor
+from headwater.engine_core.parallel.rank_facts import RankedExecutor
 from headwater.engine_core.request import Holder, NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator

@@ -14,9 +14,9 @@ import torch
 
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
-from headwater.engine_core.quantization import GGUF
 from headwater.engine_core.weights import blocks, grouped, model_file
 from headwater.engine_core.weights.dummy import dummy
+from headwater.engine_core.weights.formats.quantization import GGUF
 from headwater.engine_core.weights.rounding import HEAD, round_weights
 from headwater.engine_core.weights.unpacking import unpacked
 from headwater.kernels.quant.block_formats import Q4_0, Q4_1, Q8_0, BlockFormat, BlockWeight, pack

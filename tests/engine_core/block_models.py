@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from headwater.engine_core.layers.kinds import outputs_of
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
-from headwater.engine_core.shards import Shard
 from headwater.engine_core.weights import blocks
 from headwater.engine_core.weights.layout import WeightSpec
 from headwater.engine_core.weights.model_file import DTYPES, WEIGHTS_NAME
+from headwater.engine_core.weights.shards import Shard
 from headwater.kernels.quant.block_formats import BlockFormat, BlockWeight, pack
 from tests.engine_core.small_models import SHAPE, convert
 from tests.kernels.random_blocks import random_rows

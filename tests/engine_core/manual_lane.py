@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from headwater.engine_core.lanes import Job
+from headwater.engine_core.system.lanes import Job
 
 
 class ManualLane:

@@ -11,13 +11,13 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.kv.block_record import BlockSeal, kv_key
+from headwater.engine_core.kv.prefetch import NewPrefetch
 from headwater.engine_core.kv.prefix_hash import block_hashes
-from headwater.engine_core.lanes import Job
-from headwater.engine_core.prefetch import NewPrefetch
 from headwater.engine_core.request import Holder, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
+from headwater.engine_core.system.lanes import Job
 from tests.engine_core.direct_link import SEAL, DirectLink
 from tests.simulation.tier_faults import MODEL
 

@@ -34,7 +34,6 @@ from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.layers.leaf_matrix import keep_leaves
-from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.platforms import cuda as cuda_platform
@@ -42,7 +41,8 @@ from headwater.engine_core.platforms.cuda_tree import TreePlatform
 from headwater.engine_core.platforms.peer_group import PeerGroup
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.shards import NUM_LEAVES, WHOLE, Shard, Stage, local_config
+from headwater.engine_core.weights.model_config import ModelConfig
+from headwater.engine_core.weights.shards import NUM_LEAVES, WHOLE, Shard, Stage, local_config
 from headwater.kernels.attention import decode_attention, hopper_attention
 from headwater.kernels.gemm import gated_gemm, gemm, product_probe, tree_gemm, wide_gemm
 from headwater.kernels.launch.compile_ahead import CompileAhead

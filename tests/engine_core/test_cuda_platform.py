@@ -9,10 +9,10 @@ import torch
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.kinds import load_weights
 from headwater.engine_core.layers.linear import Linear, Product
-from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform
 from headwater.engine_core.weights.dummy import dummy
+from headwater.engine_core.weights.model_config import ModelConfig
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from headwater.engine_core.executors.tiers.block_part import BlockPart
 from headwater.engine_core.executors.tiers.cuda_swapper import CudaSwapper, staged_blocks
 from headwater.engine_core.executors.tiers.locked_slots import RankSlots
 from headwater.engine_core.executors.tiers.save_queue import MOST_ON_WAY
-from headwater.engine_core.ring import anonymous_memory
+from headwater.engine_core.system.ring import anonymous_memory
 from tests.polling import holds_within
 
 pytestmark = pytest.mark.gpu

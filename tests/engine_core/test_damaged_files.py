@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.json_object import read_object
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.gguf import GgufFile
 from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
+from headwater.engine_core.weights.json_object import read_object
 from headwater.services.models.gguf_check import GgufFileError, check_gguf
 from tests.engine_core.packed_checkpoint import FORMS, write_packed
 from tests.engine_core.small_models import convert, random_checkpoint

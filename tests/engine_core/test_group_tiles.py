@@ -19,9 +19,10 @@ from headwater.engine_core.layers.packed import pack_linears
 from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.packing import Packing
 from headwater.engine_core.platforms.cpu import packed_kernels
-from headwater.engine_core.weights import gptq, model_file
+from headwater.engine_core.weights import model_file
+from headwater.engine_core.weights.formats import gptq
+from headwater.engine_core.weights.formats.packing import Packing
 from headwater.kernels.quant.block_activations import quantize_tokens, read
 from tests.engine_core.byte_checkpoint import (
     BYTE_FORMS,

@@ -19,9 +19,10 @@ from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.packing import Packing
-from headwater.engine_core.weights import awq, gptq, model_file
+from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.dummy import dummy
+from headwater.engine_core.weights.formats import awq, gptq
+from headwater.engine_core.weights.formats.packing import Packing
 from headwater.kernels.quant.int4_layout import Int4Weight, expand
 from tests.engine_core.packed_checkpoint import (
     FORMS,

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from headwater.bench.workloads import TINY
-from headwater.engine_core.numerics_id import ROOMS, numerics_id, source_files
+from headwater.engine_core.platforms.numerics_id import ROOMS, numerics_id, source_files
 from headwater.kernels.launch.environment import Environment
 
 H200 = Environment(
@@ -31,7 +31,7 @@ KINDS = {
     ),
     "models": (
         "engine_core/models/decoder.py",
-        "engine_core/model_config.py",
+        "engine_core/weights/model_config.py",
         "engine_core/layers/rope.py",
     ),
     "platforms": ("engine_core/platforms/cuda.py", "engine_core/platforms/cpu.py"),

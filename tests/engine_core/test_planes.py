@@ -14,11 +14,11 @@ from headwater.engine_core.layers.kinds import Weights, keeps_divided, load_weig
 from headwater.engine_core.layers.planes import PlanesLinear, PlanesTable
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
-from headwater.engine_core.shards import Shard
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.blocks import BLOCKS, PARTS, dense, named
 from headwater.engine_core.weights.layout import Layout
 from headwater.engine_core.weights.planes import PLANES, in_planes, put_all_in_planes, stored_planes
+from headwater.engine_core.weights.shards import Shard
 from headwater.kernels.quant.block_formats import FORMATS, Q4_K, Q5_0, Q8_0, BlockFormat, pack
 from tests.engine_core.test_block_weights import KINDS, write
 from tests.kernels.random_blocks import random_rows

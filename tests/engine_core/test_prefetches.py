@@ -12,7 +12,7 @@ import pytest
 from headwater.engine_core.executors.model import shared_kv
 from headwater.engine_core.kv import block_leases, peer_blocks
 from headwater.engine_core.kv.peer_link import PullRequest, ToLink
-from headwater.engine_core.prefetch import NewPrefetch
+from headwater.engine_core.kv.prefetch import NewPrefetch
 from headwater.engine_core.request import Holder
 from headwater.engine_core.scheduling import prefetches
 from headwater.engine_core.step_output import StepOutput

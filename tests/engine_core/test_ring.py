@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine_core.ring import (
+from headwater.engine_core.system.ring import (
     BroadcastWriter,
     PeerGone,
     RingReader,
@@ -200,7 +200,7 @@ async def test_an_event_loop_is_woken_by_a_message(ring: tuple[RingWriter, RingR
 
 KILLED_WRITER = """
 import sys, time
-from headwater.engine_core.ring import RingEnd, RingWriter
+from headwater.engine_core.system.ring import RingEnd, RingWriter
 writer = RingWriter(RingEnd(*map(int, sys.argv[1:])))
 writer.write(b"whole")
 piece, flag = next(writer.pieces(bytes(10_000)))

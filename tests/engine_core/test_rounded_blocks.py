@@ -14,9 +14,9 @@ from headwater.engine_core.layers.rounded import RoundedLinear
 from headwater.engine_core.layers.staged import layer_of
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
-from headwater.engine_core.shards import WHOLE, Shard
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.blocks import Parts
+from headwater.engine_core.weights.shards import WHOLE, Shard
 from headwater.kernels.gemm import w8a8
 from headwater.kernels.quant.byte_weights import ByteWeight
 from headwater.kernels.quant.token_rounding import Rounding, round_tokens_twin

@@ -18,8 +18,8 @@ from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.conversion import Converted
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.quantization import KINDS, QUANTIZATIONS
 from headwater.engine_core.weights import model_file
+from headwater.engine_core.weights.formats.quantization import KINDS, QUANTIZATIONS
 from headwater.engine_core.weights.rounding import ROUNDINGS, round_fp8, round_int4, round_int8
 from headwater.kernels.quant import byte_weights, int4_layout
 from headwater.services.models.manifest import ROUNDED_KINDS

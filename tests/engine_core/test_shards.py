@@ -17,14 +17,14 @@ from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.layers.linear import Linear
 from headwater.engine_core.layers.packed import pack_linears
-from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.shards import ParallelLayout, Shard, check_layout, local_config
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.dummy import dummy
 from headwater.engine_core.weights.layout import Layout, Split
+from headwater.engine_core.weights.model_config import ModelConfig
+from headwater.engine_core.weights.shards import ParallelLayout, Shard, check_layout, local_config
 from headwater.kernels.cpu.packed_linear import can_pack
 from tests.engine_core import test_block_weights, test_byte_weights, test_int4_weights
 from tests.engine_core.byte_checkpoint import BYTE_FORMS

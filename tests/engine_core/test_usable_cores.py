@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine_core import usable_cores as module
-from headwater.engine_core.usable_cores import quota_cores, usable_cores
+from headwater.engine_core.system import usable_cores as module
+from headwater.engine_core.system.usable_cores import quota_cores, usable_cores
 
 
 def quota_of(folder: Path, own: str, files: dict[str, str]) -> int | None:

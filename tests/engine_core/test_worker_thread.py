@@ -9,7 +9,7 @@ import pytest
 
 LANE = """
 import time
-from headwater.engine_core.lanes import ThreadLane
+from headwater.engine_core.system.lanes import ThreadLane
 
 ThreadLane("kv-direct").submit(lambda: 1 // 0)
 time.sleep(60)

@@ -19,8 +19,8 @@ import numpy as np
 import typer
 
 from headwater.bench.program import run_program
+from headwater.engine_core.kv.prefetch import NewPrefetch
 from headwater.engine_core.kv.prefix_hash import block_hashes
-from headwater.engine_core.prefetch import NewPrefetch
 from headwater.engine_core.request import Holder, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.simulation.peer_twins import Answer, LinkTwin, Replica

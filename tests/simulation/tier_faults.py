@@ -27,10 +27,10 @@ from headwater.engine_core.executors.simulated.hashes import UInt64Array
 from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.kv import disk_blocks
 from headwater.engine_core.kv.disk_blocks import DiskBlocks
-from headwater.engine_core.lanes import Job
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
+from headwater.engine_core.system.lanes import Job
 from tests.engine_core.lying_source import LyingSource
 from tests.simulation.files_twin import FilesTwin
 from tests.simulation.late_saves import LateSavesExecutor

@@ -18,7 +18,7 @@ from ...layers.kinds import Weights
 from ...models.model import LayerInputs, Model
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded
-from ...usable_cores import usable_cores
+from ...system.usable_cores import usable_cores
 from ..cuda import CudaExecutor
 from ..cuda_stage import CudaStageExecutor
 from ..device.step_shapes import probed_rows

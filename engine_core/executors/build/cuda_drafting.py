@@ -11,16 +11,16 @@ import torch
 from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import ConfigError, EngineConfig
+from ...heads.heads_config import HeadsConfig
 from ...heads.medusa import Medusa
 from ...heads.registry import ChainHeads, chain_heads
 from ...heads.served import Served
-from ...heads_config import HeadsConfig
 from ...layers.kinds import Weights
-from ...model_config import ModelConfig
 from ...models.model import Model, model_class
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_tree import TreePlatform
-from ...shards import WHOLE, Shard
+from ...weights.model_config import ModelConfig
+from ...weights.shards import WHOLE, Shard
 from ..cuda import CudaExecutor
 from ..cuda_stage import CudaStageExecutor
 from ..drafter.cuda_draft_model import drafting_config

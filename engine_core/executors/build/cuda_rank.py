@@ -23,9 +23,9 @@ from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import with_look_up
 from ...platforms.cuda_rank import SummingPlatform
 from ...platforms.peer_group import PeerGroup
-from ...shards import Shard
 from ...weights.byte_weights import Keeps
 from ...weights.model_file import DTYPES
+from ...weights.shards import Shard
 from ..cuda import CudaExecutor
 from ..cuda_stage import CudaStageExecutor
 from ..exit.head_part import HeadPart

@@ -12,9 +12,9 @@ from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import EngineConfig
 from ...layers.batch import ForwardBatch
-from ...model_config import ModelConfig
 from ...models.model import LayerInputs, Model
 from ...platforms.cuda import CudaPlatform
+from ...weights.model_config import ModelConfig
 
 SPARE_BYTES = 2 << 30
 """Bytes that are left to graphs, kernels and libraries."""

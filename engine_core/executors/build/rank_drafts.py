@@ -17,11 +17,11 @@ from ...layers import kinds
 from ...layers.kinds import Weights, keeps_divided
 from ...models.model import model_class
 from ...options import BuildRequest, Progress
-from ...shards import Shard
 from ...weights.byte_weights import keeps_none
 from ...weights.layout import Layout, Split
 from ...weights.model_file import DTYPES
 from ...weights.planes import in_planes as as_planes
+from ...weights.shards import Shard
 from .single import stored_tensors
 
 HEAD = "lm_head"

@@ -19,11 +19,9 @@ from ...capabilities import (
 )
 from ...config import ConfigError, EngineConfig, require
 from ...executor import Executor
+from ...heads.heads_config import HeadsConfig
 from ...heads.registry import read_heads
-from ...heads_config import HeadsConfig
-from ...model_config import ModelConfig
 from ...models import registry as models
-from ...numerics_id import ROOMS, numerics_id
 from ...options import (
     ACTIVATION_DTYPES,
     INT8,
@@ -39,10 +37,12 @@ from ...options import (
 from ...platforms import loading as platforms
 from ...platforms.capabilities import Capabilities
 from ...platforms.loading import LoadedDevice
-from ...quantization import GGUF, NONE, check_quantization
-from ...shards import NUM_LEAVES, check_layout
+from ...platforms.numerics_id import ROOMS, numerics_id
 from ...weights.dummy import DUMMIES
+from ...weights.formats.quantization import GGUF, NONE, check_quantization
+from ...weights.model_config import ModelConfig
 from ...weights.model_file import has_blocks, has_integers, stored_dtype
+from ...weights.shards import NUM_LEAVES, check_layout
 from ..ranks.multi import build_ranks, check_num_ranks
 
 KV_CACHE_DTYPES = ("auto", "fp8")

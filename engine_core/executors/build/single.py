@@ -10,10 +10,10 @@ import torch
 
 from ...config import EngineConfig
 from ...executor import Executor
+from ...heads.heads_config import HeadsConfig
 from ...heads.medusa import Medusa
 from ...heads.registry import chain_heads, load_heads
 from ...heads.served import Served
-from ...heads_config import HeadsConfig
 from ...layers import kinds
 from ...layers.group import Alone
 from ...layers.kinds import Weights
@@ -21,13 +21,13 @@ from ...layers.leaves import WithLeaves, cut_leaves, of_leaves
 from ...layers.platform import Platform
 from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress, engine_config
-from ...shards import WHOLE, Shard
 from ...weights import model_file
 from ...weights.byte_weights import Keeps, keeps_none
 from ...weights.dummy import DUMMIES, dummy
 from ...weights.layout import Layout
 from ...weights.model_file import DTYPES, Tensors
 from ...weights.planes import put_all_in_planes
+from ...weights.shards import WHOLE, Shard
 from ..device.replayed_steps import ReplayedSteps
 from ..drafter.chained_heads import ChainedHeads
 from ..drafter.device_drafter import DeviceDrafter

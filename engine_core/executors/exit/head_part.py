@@ -17,7 +17,7 @@ from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 from ...layers.dense import DenseLinear
 from ...layers.linear import Linear, Product
 from ...platforms.peer_group import PeerGroup
-from ...shards import Shard
+from ...weights.shards import Shard
 
 
 @dataclass(frozen=True, slots=True)

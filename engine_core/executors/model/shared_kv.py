@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from ...executor import Int32Array, UInt8Array
-from ...lanes import Lane, ThreadLane
-from ...process_memory import host_id, is_shareable, open_memory
-from ...ring import anonymous_memory, map_at_least
+from ...system.lanes import Lane, ThreadLane
+from ...system.process_memory import host_id, is_shareable, open_memory
+from ...system.ring import anonymous_memory, map_at_least
 
 ASSUMED_BYTES_PER_SECOND = 2e9
 """Speed of a copy before one was measured; steps use the same memory."""

@@ -27,8 +27,8 @@ from headwater.kernels.stage.stage_memory import StageMemory, StageSizes, stages
 
 from ...options import ExecutorOptions
 from ...platforms.peer_group import LEAST_SLOT
-from ...ring import map_at_least
-from ...shards import ParallelLayout
+from ...system.ring import map_at_least
+from ...weights.shards import ParallelLayout
 from ..device.locked_memory import LockedMemory
 from .rank_devices import local_devices
 from .stage_link import StageLinks

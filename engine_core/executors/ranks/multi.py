@@ -20,6 +20,7 @@ from ...options import BuildRequest, ExecutorOptions, Progress
 from ...parallel.host_address import listen
 from ...parallel.host_proof import read_secret
 from ...parallel.plan_messages import encode_draw, encode_prepare, encode_step, encode_warm_up
+from ...parallel.rank_facts import RankFigures, RankLost
 from ...parallel.ranks import Ranks
 from ...parallel.result_messages import (
     Hello,
@@ -34,7 +35,6 @@ from ...parallel.result_messages import (
 from ...parallel.stage_hosts import StageHosts
 from ...platforms.device import Device
 from ...platforms.loading import LoadedDevice
-from ...rank_facts import RankFigures, RankLost
 from ..model.block_bytes import block_bytes_of
 from ..tiers.rank_swapper import RankSwapper
 from .rank_place import ParallelDevice, map_slots

@@ -12,8 +12,8 @@ from ...config import ConfigError, EngineConfig
 from ...layers.group import Group
 from ...options import OFF, BuildRequest, ExecutorOptions
 from ...platforms.peer_group import PeerGroup, open_peer_group
-from ...shards import ParallelLayout
 from ...weights.model_file import DTYPES
+from ...weights.shards import ParallelLayout
 from .gpu_stage import open_stage_memory, sizes_of
 from .host_exchange import ExchangeSizes, HostExchange, first_unreached, open_exchange
 from .rank_place import RankPlace

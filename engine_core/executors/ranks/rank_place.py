@@ -13,11 +13,11 @@ from ...config import EngineConfig
 from ...executor import Executor, UInt8Array
 from ...layers.group import Group
 from ...layers.staged import is_of_first_stage, layer_of
-from ...model_config import ModelConfig
 from ...models.model import model_class
 from ...options import BuildRequest, ExecutorOptions, Progress
-from ...ring import map_at_least
-from ...shards import Shard, Stage, local_config, stages
+from ...system.ring import map_at_least
+from ...weights.model_config import ModelConfig
+from ...weights.shards import Shard, Stage, local_config, stages
 from ..tiers.block_part import BlockPart
 from .stage_link import StageLinks
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from ...executor import Executor, StepResult
-from ...worker_thread import start_worker
+from ...system.worker_thread import start_worker
 
 
 class ResultThread:

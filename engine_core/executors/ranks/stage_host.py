@@ -16,9 +16,9 @@ from ...parallel.host_address import parse_address
 from ...parallel.host_join import SETTING, EngineAway, Joined, JoinRefused, Stopped, Waiting, join
 from ...parallel.host_link import LinkLost
 from ...parallel.host_proof import read_secret
+from ...parallel.rank_facts import RankLost
 from ...parallel.stage_life import StageLife
 from ...platforms.loading import LoadedDevice
-from ...rank_facts import RankLost
 from .rank_place import ParallelDevice
 from .stage_offer import OfferRefused, accepted_options
 

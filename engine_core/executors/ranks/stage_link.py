@@ -13,7 +13,7 @@ import torch
 from ...executor import Int32Array
 from ...layers.embedding import Embedding
 from ...models.model import LastNorm
-from ...ring import RingReader, RingWriter
+from ...system.ring import RingReader, RingWriter
 
 
 class Writer(Protocol):

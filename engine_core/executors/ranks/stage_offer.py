@@ -12,10 +12,10 @@ from typing import Any
 from headwater.kernels.launch.environment import Environment
 
 from ...config import ConfigError
-from ...numerics_id import ROOMS, source_digest
 from ...options import ExecutorOptions
 from ...platforms import loading as platforms
 from ...platforms.loading import LoadedDevice
+from ...platforms.numerics_id import ROOMS, source_digest
 from ...weights.fingerprint import config_fingerprint, weights_fingerprint
 
 OWN = (

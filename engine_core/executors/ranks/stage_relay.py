@@ -15,8 +15,8 @@ import numpy as np
 from headwater.kernels.stage.stage_memory import NUM_LANES, NUM_SLOTS
 
 from ...executor import Int32Array
-from ...ring import PeerGone
-from ...worker_thread import start_worker
+from ...system.ring import PeerGone
+from ...system.worker_thread import start_worker
 from .stage_link import Receiver, StageLinks, Writer
 from .stage_pieces import Piece, lanes_of
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from ...executor import Swapper, SwapPlan
-from ...worker_thread import start_worker
+from ...system.worker_thread import start_worker
 
 LOOK_SECONDS = 0.0003
 """Between two looks at copies on their way."""

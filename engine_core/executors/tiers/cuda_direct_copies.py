@@ -16,7 +16,7 @@ from headwater.kernels.launch.device import upload
 from headwater.kernels.peer.peer_memory import PeerError, close_address, handle_of, open_address
 
 from ...executor import Int32Array
-from ...process_memory import host_id
+from ...system.process_memory import host_id
 
 ASSUMED_BYTES_PER_SECOND = 100e9
 """Speed of a copy between GPUs before one was measured; other copies use the same links."""

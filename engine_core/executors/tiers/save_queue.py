@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from ...executor import Int32Array
-from ...worker_thread import start_worker
+from ...system.worker_thread import start_worker
 
 MOST_ON_WAY = 2
 """Parts on their way at once: the bus is busy with one while the next is launched."""

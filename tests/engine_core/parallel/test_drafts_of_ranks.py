@@ -22,8 +22,8 @@ from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.ranks.multi import PATIENCE, MultiExecutor
 from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.parallel.rank_facts import RankLost
 from headwater.engine_core.platforms.cpu_sampling import CpuSampling
-from headwater.engine_core.rank_facts import RankLost
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.heads_twin import HeadsTwin
 from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engine

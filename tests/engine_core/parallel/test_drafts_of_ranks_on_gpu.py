@@ -17,7 +17,7 @@ import torch
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.executors.ranks.rank_devices import SHARE
-from headwater.engine_core.rank_facts import RankLost
+from headwater.engine_core.parallel.rank_facts import RankLost
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engine

@@ -19,7 +19,7 @@ from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.layers.lm_head import LMHead
 from headwater.engine_core.platforms.peer_group import LEAST_SLOT, PeerGroup
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.shards import Shard
+from headwater.engine_core.weights.shards import Shard
 from headwater.kernels.peer.peer_memory import PeerMemory
 from headwater.kernels.rows.step_rows import PARAM_WORDS
 from tests.kernels.paging import LONG_INTERPRETED

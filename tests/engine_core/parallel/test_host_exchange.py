@@ -18,8 +18,8 @@ from headwater.engine_core.executors.ranks.rank_channels import _host_exchange
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.parallel.stage_rings import create_stage_rings
-from headwater.engine_core.ring import anonymous_memory
-from headwater.engine_core.shards import ParallelLayout
+from headwater.engine_core.system.ring import anonymous_memory
+from headwater.engine_core.weights.shards import ParallelLayout
 from headwater.kernels.peer.peer_memory import memory_bytes
 from headwater.kernels.stage.stage_memory import StageSizes
 from tests.engine_core.parallel.thread_ranks import links_of

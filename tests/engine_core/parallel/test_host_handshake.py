@@ -38,7 +38,7 @@ from headwater.engine_core.parallel.host_proof import (
 )
 from headwater.engine_core.parallel.rank_rings import create_rank_rings
 from headwater.engine_core.parallel.stage_hosts import StageHosts
-from headwater.engine_core.shards import ParallelLayout
+from headwater.engine_core.weights.shards import ParallelLayout
 from tests.forked_host import OTHER, SECRET, address_of, free_address
 from tests.polling import holds_within
 

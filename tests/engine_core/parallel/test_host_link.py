@@ -18,8 +18,8 @@ from headwater.engine_core.parallel.host_link import (
     upward_ends,
 )
 from headwater.engine_core.parallel.rank_rings import RankRings, create_rank_rings
-from headwater.engine_core.ring import RingReader, RingWriter
-from headwater.engine_core.shards import ParallelLayout
+from headwater.engine_core.system.ring import RingReader, RingWriter
+from headwater.engine_core.weights.shards import ParallelLayout
 
 THREE = ParallelLayout(tensor=2, pipeline=3)
 RANKS = (4, 5)

@@ -26,9 +26,9 @@ from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
-from headwater.engine_core.shards import NUM_LEAVES, WHOLE, Shard
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.layout import Layout, Split, joined_linear, linear
+from headwater.engine_core.weights.shards import NUM_LEAVES, WHOLE, Shard
 from tests.engine_core import test_int4_weights
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
 from tests.engine_core.small_models import convert

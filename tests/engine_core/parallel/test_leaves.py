@@ -13,7 +13,7 @@ from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build.request import build_executor, checked
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.shards import NUM_LEAVES, Shard
+from headwater.engine_core.weights.shards import NUM_LEAVES, Shard
 from headwater.kernels.gemm.tree_sum import tree_sum
 from tests.engine_core import test_block_weights, test_int4_weights
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of

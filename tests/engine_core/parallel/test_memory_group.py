@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
-from headwater.engine_core.ring import PeerGone
+from headwater.engine_core.system.ring import PeerGone
 
 Made = Callable[..., list[MemoryGroup]]
 

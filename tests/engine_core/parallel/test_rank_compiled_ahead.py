@@ -22,16 +22,16 @@ from headwater.engine_core.executors.entry.device_rows import DeviceGains
 from headwater.engine_core.executors.ranks.rank_place import RankPlace
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.heads.checkpoint import HeadsFile
+from headwater.engine_core.heads.heads_config import HeadsConfig
 from headwater.engine_core.heads.registry import CLASSES
-from headwater.engine_core.heads_config import HeadsConfig
 from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.layers.leaf_matrix import keep_leaves
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.platforms.cuda import CudaPlatform
 from headwater.engine_core.platforms.peer_group import PeerGroup
-from headwater.engine_core.shards import Shard, Stage, local_config
 from headwater.engine_core.weights.layout import Layout
+from headwater.engine_core.weights.shards import Shard, Stage, local_config
 from headwater.kernels.peer.peer_memory import PeerMemory, new_numbers
 from headwater.kernels.sampling.sample import Candidates
 from tests.engine_core.published_heads import LAYER, publish

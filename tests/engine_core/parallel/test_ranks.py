@@ -25,6 +25,7 @@ from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel import rank_processes
 from headwater.engine_core.parallel.copied_process import CopiedProcess
 from headwater.engine_core.parallel.plan_messages import encode_prepare, encode_warm_up
+from headwater.engine_core.parallel.rank_facts import RankLost
 from headwater.engine_core.parallel.rank_start import RankStart
 from headwater.engine_core.parallel.ranks import Ranks
 from headwater.engine_core.parallel.result_messages import (
@@ -37,8 +38,7 @@ from headwater.engine_core.parallel.result_messages import (
     decode_told,
     encode_told,
 )
-from headwater.engine_core.rank_facts import RankLost
-from headwater.engine_core.ring import RING_BYTES, PeerGone, RingReader, RingWriter
+from headwater.engine_core.system.ring import RING_BYTES, PeerGone, RingReader, RingWriter
 from tests.polling import holds_within
 
 HELLO = Hello(config=EngineConfig(num_blocks=9, max_model_len=64))

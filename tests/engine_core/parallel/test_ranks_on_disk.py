@@ -20,7 +20,7 @@ from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.executors.tiers.block_part import BlockPart
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.rank_facts import RankLost
+from headwater.engine_core.parallel.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.small_models import Answer, SmallEngine, greedy
 from tests.long_values import long_but

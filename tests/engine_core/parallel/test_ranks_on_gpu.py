@@ -16,7 +16,7 @@ import torch
 
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.executors.ranks.rank_devices import SHARE
-from headwater.engine_core.rank_facts import RankLost
+from headwater.engine_core.parallel.rank_facts import RankLost
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.quant.block_formats import Q4_K, Q6_K, Q8_0
 from tests.engine_core.block_models import write_blocks

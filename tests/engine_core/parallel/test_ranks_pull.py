@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
-from headwater.engine_core.rank_facts import RankLost
+from headwater.engine_core.parallel.rank_facts import RankLost
 from headwater.engine_core.request import Holder
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.direct_link import DirectLink

@@ -12,7 +12,7 @@ import torch
 from headwater.engine_core.layers.sharded_sampling import ShardedSampling
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
 from headwater.engine_core.platforms.cpu_sampling import CpuSampling
-from headwater.engine_core.shards import Shard
+from headwater.engine_core.weights.shards import Shard
 from headwater.kernels.sampling.filtered_sample import Filters, filtered_sample_twin
 from headwater.kernels.sampling.logprobs import logprobs_twin
 from headwater.kernels.sampling.sample import Draws

@@ -27,7 +27,7 @@ from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.staged import stage_weights
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.shards import WHOLE, Stage
+from headwater.engine_core.weights.shards import WHOLE, Stage
 from headwater.kernels.stage.stage_memory import StageMemory
 from tests.engine_core.parallel import test_rank_compiled_ahead as ranks
 from tests.engine_core.parallel.test_rank_compiled_ahead import CPU, DTYPE, REQUEST, SERVED, zeros

@@ -18,7 +18,7 @@ import pytest
 from headwater.engine_core.executors.build.request import build_executor
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.rank_facts import RankLost
+from headwater.engine_core.parallel.rank_facts import RankLost
 from tests.engine_core.parallel.cable import Cable
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.parallel.test_pipeline_parallel import told

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine_core.rank_facts import RankLost
+from headwater.engine_core.parallel.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.parallel.test_pipeline_parallel import told
 from tests.engine_core.parallel.test_stage_hosts import PROMPT, Loss

@@ -20,7 +20,7 @@ from headwater.engine_core.executors.ranks.stage_relay import (
     StageRelay,
 )
 from headwater.engine_core.parallel.stage_rings import create_stage_rings
-from headwater.engine_core.shards import ParallelLayout
+from headwater.engine_core.weights.shards import ParallelLayout
 from headwater.kernels.peer.peer_memory import host_address
 from headwater.kernels.stage.stage_memory import LAST_TOKENS, NUM_LANES, StageMemory, StageSizes
 from headwater.kernels.stage.stage_stream import (

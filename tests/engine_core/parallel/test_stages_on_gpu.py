@@ -13,7 +13,7 @@ import torch
 
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.executors.ranks.rank_devices import SHARE
-from headwater.engine_core.rank_facts import RankLost
+from headwater.engine_core.parallel.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
 from tests.engine_core.parallel.test_pipeline_parallel import told
 from tests.engine_core.parallel.test_ranks_on_gpu import engine

@@ -21,7 +21,7 @@ from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
 from headwater.engine_core.parallel.stage_rings import StageRings, create_stage_rings
-from headwater.engine_core.ring import RingEnd, RingReader, RingWriter, anonymous_memory
+from headwater.engine_core.system.ring import RingEnd, RingReader, RingWriter, anonymous_memory
 from tests.engine_core.small_models import SmallEngine
 
 

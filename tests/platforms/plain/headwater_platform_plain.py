@@ -23,9 +23,9 @@ from headwater.engine_core.executors.build.single import (
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.linear import Linear, Product
-from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
 from headwater.engine_core.platforms.capabilities import Capabilities
+from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.kernels.launch.environment import Environment
 from headwater.kernels.sampling.filtered_sample import Filters
 from headwater.kernels.sampling.gumbel import gumbel_noise, noise_keys

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from headwater.engine_core.ring import RingWriter
 from headwater.engine_core.step_output import (
     CacheEvents,
     EngineLoad,
@@ -16,6 +15,7 @@ from headwater.engine_core.step_output import (
     StepOutput,
     StoredChain,
 )
+from headwater.engine_core.system.ring import RingWriter
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_ENGINE_GONE
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch

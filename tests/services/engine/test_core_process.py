@@ -18,9 +18,9 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.ring import RingReader, RingWriter, create_ring
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import MaskReport
+from headwater.engine_core.system.ring import RingReader, RingWriter, create_ring
 from headwater.services.engine import core_process
 from headwater.services.engine.core_process import SpokenProgress, run
 from headwater.services.engine.messages import (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from headwater.engine_core.heads.heads_config import HeadsConfig
 from headwater.engine_core.heads.medusa import Medusa
-from headwater.engine_core.heads_config import HeadsConfig
 from headwater.engine_core.models import registry
 from headwater.engine_core.scheduling.model_speculator import PROBE_STEPS
 from headwater.proto.common_pb2 import Sampling, Speculative

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from headwater.engine_core.ring import RingReader, RingWriter, create_ring
 from headwater.engine_core.step_output import MaskReport, MasksWanted
+from headwater.engine_core.system.ring import RingReader, RingWriter, create_ring
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from headwater.engine_core.rank_facts import RankFigures
+from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import DiskUse, EngineLoad
 from headwater.services.engine.metrics import EngineCollector
 

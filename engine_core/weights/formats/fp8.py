@@ -14,9 +14,9 @@ import torch
 
 from headwater.kernels.quant.byte_weights import Fp8Weight
 
-from ..config import require
-from ..packing import TOKEN_GROUP, Packing
-from .grouped import WIDE_SCALE_DTYPES, check_scales, check_tensor, num_groups
+from ...config import require
+from ..grouped import WIDE_SCALE_DTYPES, check_scales, check_tensor, num_groups
+from .packing import TOKEN_GROUP, Packing
 
 DROPPED = ("input_scale", "input_scale_ub", "activation_scale", "output_scale")
 """Scales of activations: where those are rounded, each token's own is used."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .config import ConfigError
+from ..config import ConfigError
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import torch
 
 from headwater.kernels.quant.byte_weights import Int8Weight
 
-from ..config import require
-from ..packing import Packing
-from .grouped import WIDE_SCALE_DTYPES, check_scales, check_tensor, num_groups
+from ...config import require
+from ..grouped import WIDE_SCALE_DTYPES, check_scales, check_tensor, num_groups
+from .packing import Packing
 
 DROPPED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 """Scales of activations: each token's own is used."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .config import ConfigError, require
-from .packing import Quantization
-from .quantization import read_quantization
+from ..config import ConfigError, require
+from .formats.packing import Quantization
+from .formats.quantization import read_quantization
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,

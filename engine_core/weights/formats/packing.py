@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .config import ConfigError
+from ...config import ConfigError
 
 KEY = "quantization_config"
 GROUP_SIZES = (32, 64, 128, -1)

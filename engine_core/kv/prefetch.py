@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .request import Holder
+from ..request import Holder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

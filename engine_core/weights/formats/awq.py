@@ -13,9 +13,9 @@ import torch
 
 from headwater.kernels.quant.int4_layout import WORD, Int4Weight, pack
 
-from ..config import require
-from ..packing import Packing
-from .grouped import SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups
+from ...config import require
+from ..grouped import SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups
+from .packing import Packing
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Outputs of a word by nibble."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ...config import ConfigError, require
 from . import compressed_tensors
-from .config import ConfigError, require
 from .packing import KEY, Config, Packing, Quantization, check, group_size_of, one_of
 
 OLD_KEY = "compression_config"

@@ -15,9 +15,9 @@ import torch
 from headwater.kernels.quant.byte_weights import Int8Weight
 from headwater.kernels.quant.int4_layout import Int4Weight, pack
 
-from ..config import ConfigError
-from ..packing import Packing
-from .grouped import SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups, order_of
+from ...config import ConfigError
+from ..grouped import SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups, order_of
+from .packing import Packing
 
 ORDER = "g_idx"
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .config import ConfigError, require
+from ...config import ConfigError, require
 from .packing import KEY, PATTERN, Config, Packing, Quantization, Rule, check, group_size_of, one_of
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from .config import ConfigError
+from ..config import ConfigError
 from .model_config import ModelConfig
 
 VOCABULARY_MULTIPLE = 32

@@ -15,7 +15,7 @@ from pathlib import Path
 from headwater.kernels.launch import environment
 from headwater.kernels.launch.environment import Environment
 
-ROOMS = (Path(__file__).parent, Path(environment.__file__).parents[1])
+ROOMS = (Path(__file__).parents[1], Path(environment.__file__).parents[1])
 """The engine core and the kernels. The files of another distribution's platform join them."""
 DIGEST_BYTES = 8
 

@@ -16,9 +16,8 @@ import torch
 from headwater.kernels.quant.byte_weights import Int8Weight
 from headwater.kernels.quant.int4_layout import Int4Weight, pack
 
-from ..config import require
-from ..packing import Packing
-from .grouped import (
+from ...config import require
+from ..grouped import (
     SCALE_DTYPES,
     WIDE_SCALE_DTYPES,
     check_scales,
@@ -27,6 +26,7 @@ from .grouped import (
     num_groups,
     order_of,
 )
+from .packing import Packing
 
 DROPPED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 PACKED = "weight_packed"

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .config import ConfigError, require
-from .model_config import ModelConfig
+from ..config import ConfigError, require
+from ..weights.model_config import ModelConfig
 
 MEDUSA = "medusa"
 EAGLE = "eagle"
