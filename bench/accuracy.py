@@ -29,7 +29,7 @@ from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.build.single import engine_config_of
 from headwater.engine_core.executors.model.block_bytes import KV_DTYPES
 from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.linear.kinds import Weights
 from headwater.engine_core.models.model import Model, model_class
 from headwater.engine_core.options import INT8, BuildRequest, ExecutorOptions
 from headwater.services.models.demo_model import DEMO_NAME

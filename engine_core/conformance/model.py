@@ -14,7 +14,7 @@ from torch import Tensor
 from ..engine import Engine
 from ..executors.build.request import build_executor
 from ..layers.batch import ForwardBatch
-from ..layers.kinds import load_weights
+from ..layers.linear.kinds import load_weights
 from ..models import registry
 from ..models.model import model_class
 from ..options import ExecutorOptions, Progress

@@ -11,8 +11,8 @@ from headwater.kernels.sampling.sample import Draws
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
-from ..layers.dense import DenseLinear
-from ..layers.linear import Linear, Product
+from ..layers.linear.dense import DenseLinear
+from ..layers.linear.linear import Linear, Product
 from ..platforms import specification
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig

@@ -12,10 +12,10 @@ from torch import Tensor
 from headwater.kernels.cpu.packed_linear import can_pack
 
 from ..config import EngineConfig
-from ..layers.dense import DenseLinear
-from ..layers.kinds import Weights
-from ..layers.linear import Linear, Product
-from ..layers.packed import pack_linears
+from ..layers.linear.dense import DenseLinear
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear, Product
+from ..layers.linear.packed import pack_linears
 from ..platforms.device import Device
 from ..weights.model_config import ModelConfig
 from ..weights.model_file import DTYPES

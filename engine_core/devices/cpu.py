@@ -21,8 +21,8 @@ from ..executors.build.single import (
     single_executor,
 )
 from ..executors.ranks.rank_place import RankPlace
-from ..layers.kinds import Weights
-from ..layers.packed import pack_linears
+from ..layers.linear.kinds import Weights
+from ..layers.linear.packed import pack_linears
 from ..options import INT8, MODEL, BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
 from ..platforms.cpu import CPU_DTYPES, CpuPlatform, with_cpu_look_up

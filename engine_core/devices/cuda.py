@@ -20,9 +20,9 @@ from ..executors.build.single import engine_config_of, load_heads_weights, load_
 from ..executors.model.block_bytes import KV_DTYPES
 from ..executors.ranks import rank_devices
 from ..executors.ranks.rank_place import RankPlace
-from ..layers.kinds import Weights
 from ..layers.leaf_matrix import keep_leaves
-from ..layers.linear import Linear
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear
 from ..layers.staged import layer_of
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
@@ -142,7 +142,7 @@ def load_model(
 
 def _loaded(request: BuildRequest, device: torch.device, progress: Progress) -> Weights:
     """The weights as the platform multiplies them."""
-    from ..layers.ordered import order_linears  # noqa: PLC0415
+    from ..layers.linear.ordered import order_linears  # noqa: PLC0415
     from ..platforms.cuda_packed import with_look_up  # noqa: PLC0415
 
     keeps = partial(_keeps, request, device)

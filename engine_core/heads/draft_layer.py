@@ -11,7 +11,7 @@ import torch
 from ..executor import Int32Array
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch, last_tokens
-from ..layers.kinds import Weights
+from ..layers.linear.kinds import Weights
 from ..layers.mlp import Mlp
 from ..layers.norm import RMSNorm
 from ..layers.platform import Platform

@@ -12,7 +12,7 @@ import torch
 
 from ..executor import Int32Array
 from ..layers.batch import ForwardBatch
-from ..layers.kinds import Weights
+from ..layers.linear.kinds import Weights
 from ..layers.platform import Platform
 from ..models.model import LastTokens
 from ..weights.layout import Layout, linear, table

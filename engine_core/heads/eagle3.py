@@ -13,7 +13,7 @@ import torch
 from ..config import ConfigError, require
 from ..executor import Int32Array
 from ..layers.batch import ForwardBatch
-from ..layers.kinds import Weights
+from ..layers.linear.kinds import Weights
 from ..layers.norm import RMSNorm
 from ..layers.platform import Platform
 from ..models.model import LastTokens

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import silu
 
 from ..config import require
-from ..layers.kinds import Weights
+from ..layers.linear.kinds import Weights
 from ..layers.platform import Platform
 from ..weights.layout import Layout, Split, linear, table
 from ..weights.model_config import ModelConfig

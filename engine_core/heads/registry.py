@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 
 from ..executor import Int32Array
-from ..layers import kinds
 from ..layers.batch import ForwardBatch
-from ..layers.kinds import Weights
+from ..layers.linear import kinds
+from ..layers.linear.kinds import Weights
 from ..layers.platform import Platform
 from ..models.model import LastTokens
 from ..weights.json_object import read_object

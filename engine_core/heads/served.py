@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ..layers.embedding import Embedding
-from ..layers.linear import Product
+from ..layers.linear.linear import Product
 from ..weights.model_config import ModelConfig
 
 

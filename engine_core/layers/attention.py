@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .batch import ForwardBatch
-from .linear import Linear, Tokens
+from .linear.linear import Linear, Tokens
 from .platform import Platform
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .kinds import Table
+from .linear.kinds import Table
 
 
 class Embedding:

@@ -19,11 +19,11 @@ from headwater.kernels.gemm.tree_sum import tree_sum
 from ..config import ConfigError
 from ..weights.layout import Layout, Split, WeightSpec
 from ..weights.shards import NUM_LEAVES, Shard
-from .dense import DenseLinear
 from .group import Group
-from .kinds import Weights
 from .leaf_matrix import LeafLinear, SummedLeafLinear, check_leaves, matrix_of
-from .linear import Linear, Product
+from .linear.dense import DenseLinear
+from .linear.kinds import Weights
+from .linear.linear import Linear, Product
 from .platform import Platform
 from .staged import AbsentLinear
 

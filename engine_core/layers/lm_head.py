@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .linear import Linear
+from .linear.linear import Linear
 from .platform import Platform
 
 

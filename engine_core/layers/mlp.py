@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from .linear import Linear, Tokens
+from .linear.linear import Linear, Tokens
 from .platform import Platform, RoundingPlatform
 
 

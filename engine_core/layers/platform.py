@@ -11,7 +11,7 @@ from headwater.kernels.quant.token_rounding import Rounding
 
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
-from .linear import Linear, Product, Tokens
+from .linear.linear import Linear, Product, Tokens
 
 
 class Platform(Protocol):

@@ -15,8 +15,8 @@ from ..weights.layout import Layout, Split
 from ..weights.shards import Shard
 from .embedding import Embedding
 from .group import Group
-from .kinds import Weights
-from .linear import Linear
+from .linear.kinds import Weights
+from .linear.linear import Linear
 from .platform import Platform
 from .staged import AbsentLinear
 

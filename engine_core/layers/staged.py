@@ -13,8 +13,8 @@ import torch
 
 from ..weights.layout import Layout, WeightSpec
 from ..weights.shards import Stage
-from .kinds import Weights
-from .linear import Linear
+from .linear.kinds import Weights
+from .linear.linear import Linear
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 

@@ -13,8 +13,8 @@ import torch
 from headwater.kernels.quant.block_formats import BlockWeight
 
 from ..config import ConfigError
-from ..layers.kinds import Weights, load_weights
-from ..layers.packed import pack_linears
+from ..layers.linear.kinds import Weights, load_weights
+from ..layers.linear.packed import pack_linears
 from ..weights import model_file
 from ..weights.formats.packing import KEY
 from ..weights.formats.quantization import AUTO, GGUF, NONE, ROUNDED, check_quantization

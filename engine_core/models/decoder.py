@@ -8,7 +8,7 @@ import torch
 
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding
-from ..layers.kinds import Weights
+from ..layers.linear.kinds import Weights
 from ..layers.lm_head import LMHead
 from ..layers.mlp import Mlp
 from ..layers.norm import InputNorm, RMSNorm

@@ -9,8 +9,8 @@ import torch
 
 from ..layers.attention import Attention
 from ..layers.embedding import Embedding
-from ..layers.kinds import Weights
-from ..layers.linear import Linear
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear
 from ..layers.lm_head import LMHead
 from ..layers.mlp import Mlp
 from ..layers.norm import InputNorm, RMSNorm

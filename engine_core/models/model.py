@@ -11,7 +11,7 @@ import torch
 from ..executor import Int32Array
 from ..layers.batch import ForwardBatch
 from ..layers.embedding import Embedding
-from ..layers.kinds import Weights
+from ..layers.linear.kinds import Weights
 from ..layers.lm_head import LMHead
 from ..layers.platform import Platform
 from ..weights.layout import Layout

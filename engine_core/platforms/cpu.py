@@ -40,13 +40,13 @@ from headwater.kernels.quant.group_tiles import GROUP_FORMATS
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
-from ..layers.blocks import BlockLinear, BlockTable
-from ..layers.dense import DenseLinear
-from ..layers.fp8_tiles import Fp8TileLinear
-from ..layers.group_tiles import TileLinear
-from ..layers.kinds import Weights
-from ..layers.linear import Linear, Product
-from ..layers.packed import PackedLinear
+from ..layers.linear.blocks import BlockLinear, BlockTable
+from ..layers.linear.dense import DenseLinear
+from ..layers.linear.fp8_tiles import Fp8TileLinear
+from ..layers.linear.group_tiles import TileLinear
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear, Product
+from ..layers.linear.packed import PackedLinear
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cpu_sampling import CpuSampling

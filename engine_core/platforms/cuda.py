@@ -41,13 +41,13 @@ from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding
 from ..config import EngineConfig
 from ..executor import Int32Array
 from ..layers.batch import ForwardBatch
-from ..layers.dense import DenseLinear
-from ..layers.int4 import Int4Linear
-from ..layers.kinds import Weights
-from ..layers.linear import Linear, Product
-from ..layers.ordered import OrderedLinear
-from ..layers.planes import PlanesLinear
-from ..layers.rounded import RoundedLinear
+from ..layers.linear.dense import DenseLinear
+from ..layers.linear.int4 import Int4Linear
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear, Product
+from ..layers.linear.ordered import OrderedLinear
+from ..layers.linear.planes import PlanesLinear
+from ..layers.linear.rounded import RoundedLinear
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cuda_packed import (

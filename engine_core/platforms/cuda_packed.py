@@ -12,12 +12,12 @@ from headwater.kernels.gemm import block_gemm, byte_gemm, int4_gemm, w8a8
 from headwater.kernels.gemm.product_probe import Product as ProbedProduct
 from headwater.kernels.quant.token_rounding import RoundedTokens, Tokens
 
-from ..layers.int4 import Int4Linear
-from ..layers.kinds import Weights
-from ..layers.linear import Linear, Product
-from ..layers.ordered import OrderedLinear
-from ..layers.planes import PlanesLinear, PlanesTable
-from ..layers.rounded import RoundedLinear
+from ..layers.linear.int4 import Int4Linear
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear, Product
+from ..layers.linear.ordered import OrderedLinear
+from ..layers.linear.planes import PlanesLinear, PlanesTable
+from ..layers.linear.rounded import RoundedLinear
 
 PackedLinear = Int4Linear | OrderedLinear | PlanesLinear
 

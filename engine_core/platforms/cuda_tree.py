@@ -15,9 +15,9 @@ import torch
 from headwater.kernels.gemm.product_probe import Product as ProbedProduct
 from headwater.kernels.gemm.tree_gemm import launch_all_tiles, tree_gemm
 
-from ..layers.kinds import Weights
 from ..layers.leaf_matrix import LeafLinear
-from ..layers.linear import Linear, Product
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear, Product
 from .cuda import EARLY_ROWS, CudaPlatform
 from .dense_products import ProductChoice
 

@@ -10,9 +10,9 @@ import torch
 
 from headwater.kernels.gemm.gemm import linear, linear_silu_mul
 
-from ..layers.dense import DenseLinear
-from ..layers.kinds import Weights
-from ..layers.linear import Linear, Product
+from ..layers.linear.dense import DenseLinear
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear, Product
 
 
 @dataclass(slots=True)

@@ -74,7 +74,7 @@ CORE_MODULES = {
         "headwater.kernels.launch.triton_hash",
         *_OF_ALL_CORES,
         "headwater.engine_core.executors.build.cuda",
-        "headwater.engine_core.layers.ordered",
+        "headwater.engine_core.layers.linear.ordered",
         "headwater.kernels.launch.compilers_ahead",
         "triton.backends.nvidia.compiler",
         "triton.backends.nvidia.driver",

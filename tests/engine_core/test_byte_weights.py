@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.kinds import Weights, load_weights
+from headwater.engine_core.layers.linear.dense import DenseLinear
+from headwater.engine_core.layers.linear.kinds import Weights, load_weights
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions

@@ -11,7 +11,7 @@ import torch
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.build.single import load_weights
-from headwater.engine_core.layers.ordered import order_linears
+from headwater.engine_core.layers.linear.ordered import order_linears
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms import cuda as cuda_platform
 from tests.engine_core.byte_checkpoint import BYTE_FORMS

@@ -32,8 +32,8 @@ from headwater.engine_core.executors.entry.device_rows import DeviceGains
 from headwater.engine_core.executors.ranks.rank_place import RankPlace
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.layers.group import Alone
-from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.layers.leaf_matrix import keep_leaves
+from headwater.engine_core.layers.linear.kinds import Weights, load_weights
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.platforms import cuda as cuda_platform

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.kinds import load_weights
-from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.layers.linear.kinds import load_weights
+from headwater.engine_core.layers.linear.linear import Linear, Product
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform
 from headwater.engine_core.weights.dummy import dummy

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from headwater.engine_core.executors.device.step_shapes import probed_rows
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.linear import Product
+from headwater.engine_core.layers.linear.dense import DenseLinear
+from headwater.engine_core.layers.linear.kinds import Weights
+from headwater.engine_core.layers.linear.linear import Product
 from headwater.engine_core.platforms.cuda import CudaPlatform
 from headwater.kernels.gemm import product_probe
 from tests.engine_core.test_cuda_platform import BLOCK_SIZE, MAX_LEN, model_config

@@ -9,8 +9,8 @@ import torch
 from headwater.bench.workloads import TINY
 from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.table.batch import make_batch
-from headwater.engine_core.layers.kinds import load_weights
-from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.layers.linear.kinds import load_weights
+from headwater.engine_core.layers.linear.linear import Linear, Product
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core.layers.fp8_tiles import Fp8TileLayout, Fp8TileLinear
-from headwater.engine_core.layers.kinds import load_weights
-from headwater.engine_core.layers.linear import ExpandableLinear
-from headwater.engine_core.layers.packed import pack_linears
+from headwater.engine_core.layers.linear.fp8_tiles import Fp8TileLayout, Fp8TileLinear
+from headwater.engine_core.layers.linear.kinds import load_weights
+from headwater.engine_core.layers.linear.linear import ExpandableLinear
+from headwater.engine_core.layers.linear.packed import pack_linears
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.platforms.cpu import packed_kernels

@@ -13,9 +13,9 @@ import torch
 
 from headwater.engine_core.devices import cpu, cuda
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.layers.group_tiles import TileLayout, TileLinear
-from headwater.engine_core.layers.kinds import load_weights
-from headwater.engine_core.layers.packed import pack_linears
+from headwater.engine_core.layers.linear.group_tiles import TileLayout, TileLinear
+from headwater.engine_core.layers.linear.kinds import load_weights
+from headwater.engine_core.layers.linear.packed import pack_linears
 from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions

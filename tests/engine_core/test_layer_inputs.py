@@ -11,7 +11,7 @@ import torch
 
 from headwater.engine_core.executors.table.batch import ragged_batch
 from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.kinds import load_weights
+from headwater.engine_core.layers.linear.kinds import load_weights
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import LayerInputs, Model, model_class
 from headwater.engine_core.platforms.cpu import CpuPlatform

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.engine_core.layers.kinds import Weights, load_weights
-from headwater.engine_core.layers.packed import pack_linears
+from headwater.engine_core.layers.linear.kinds import Weights, load_weights
+from headwater.engine_core.layers.linear.packed import pack_linears
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.weights import model_file

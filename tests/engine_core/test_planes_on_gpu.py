@@ -12,8 +12,8 @@ import torch
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.build.single import load_weights
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.planes import PlanesTable
+from headwater.engine_core.layers.linear.kinds import Weights
+from headwater.engine_core.layers.linear.planes import PlanesTable
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
 from headwater.kernels.quant.block_formats import (

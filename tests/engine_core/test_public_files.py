@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core.layers.kinds import load_weights
+from headwater.engine_core.layers.linear.kinds import load_weights
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.weights import model_file

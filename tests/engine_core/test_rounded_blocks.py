@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.engine_core.layers.kinds import Weights, keeps_divided, load_weights
-from headwater.engine_core.layers.ordered import OrderedLinear, order_linears
-from headwater.engine_core.layers.rounded import RoundedLinear
+from headwater.engine_core.layers.linear.kinds import Weights, keeps_divided, load_weights
+from headwater.engine_core.layers.linear.ordered import OrderedLinear, order_linears
+from headwater.engine_core.layers.linear.rounded import RoundedLinear
 from headwater.engine_core.layers.staged import layer_of
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class

@@ -14,9 +14,9 @@ import torch
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.layers.kinds import Weights, load_weights
-from headwater.engine_core.layers.linear import Linear
-from headwater.engine_core.layers.packed import pack_linears
+from headwater.engine_core.layers.linear.kinds import Weights, load_weights
+from headwater.engine_core.layers.linear.linear import Linear
+from headwater.engine_core.layers.linear.packed import pack_linears
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions

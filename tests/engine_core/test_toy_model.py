@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.layers.kinds import load_weights
+from headwater.engine_core.layers.linear.kinds import load_weights
 from headwater.engine_core.models import registry
 from headwater.engine_core.weights import model_file
 from tests.engine_core import toy_model

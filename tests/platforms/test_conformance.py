@@ -16,8 +16,8 @@ from headwater.engine_core.conformance.reference import ReferencePlatform, Refer
 from headwater.engine_core.conformance.suite import operation_lines
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.layers.linear.dense import DenseLinear
+from headwater.engine_core.layers.linear.linear import Linear, Product
 from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.platforms.device import Device
 from headwater.engine_core.platforms.loading import check_contract

@@ -14,7 +14,7 @@ import torch
 from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import ConfigError, EngineConfig, require
-from ...layers.kinds import Weights
+from ...layers.linear.kinds import Weights
 from ...models.model import LayerInputs, Model
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded

@@ -15,7 +15,7 @@ from ...heads.heads_config import HeadsConfig
 from ...heads.medusa import Medusa
 from ...heads.registry import ChainHeads, chain_heads
 from ...heads.served import Served
-from ...layers.kinds import Weights
+from ...layers.linear.kinds import Weights
 from ...models.model import Model, model_class
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_tree import TreePlatform

@@ -15,7 +15,7 @@ from ...executor import UInt8Array
 from ...heads.served import Served, ServedPart
 from ...layers.group import Group
 from ...layers.leaf_matrix import keep_leaves
-from ...layers.ordered import order_linears
+from ...layers.linear.ordered import order_linears
 from ...layers.sharded import over_group
 from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress

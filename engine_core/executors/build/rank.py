@@ -9,10 +9,10 @@ import torch
 
 from ...config import EngineConfig
 from ...executor import Executor
-from ...layers import kinds
-from ...layers.kinds import Table, Weights, keeps_divided
 from ...layers.leaves import WithLeaves, cut_leaves, of_leaves
-from ...layers.linear import Linear
+from ...layers.linear import kinds
+from ...layers.linear.kinds import Table, Weights, keeps_divided
+from ...layers.linear.linear import Linear
 from ...layers.platform import Platform
 from ...layers.sharded import ShardedEmbedding, over_group
 from ...layers.sharded_sampling import ShardedSampling

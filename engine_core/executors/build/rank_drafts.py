@@ -13,8 +13,8 @@ from functools import partial
 
 import torch
 
-from ...layers import kinds
-from ...layers.kinds import Weights, keeps_divided
+from ...layers.linear import kinds
+from ...layers.linear.kinds import Weights, keeps_divided
 from ...models.model import model_class
 from ...options import BuildRequest, Progress
 from ...weights.byte_weights import keeps_none

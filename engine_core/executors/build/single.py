@@ -14,10 +14,10 @@ from ...heads.heads_config import HeadsConfig
 from ...heads.medusa import Medusa
 from ...heads.registry import chain_heads, load_heads
 from ...heads.served import Served
-from ...layers import kinds
 from ...layers.group import Alone
-from ...layers.kinds import Weights
 from ...layers.leaves import WithLeaves, cut_leaves, of_leaves
+from ...layers.linear import kinds
+from ...layers.linear.kinds import Weights
 from ...layers.platform import Platform
 from ...models.model import Model, model_class
 from ...options import BuildRequest, Progress, engine_config

@@ -17,7 +17,7 @@ from headwater.kernels.sampling.token_mask import mask_tokens
 from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 
 from ...executor import AdmittedRow, Int32Array
-from ...layers.dense import DenseLinear
+from ...layers.linear.dense import DenseLinear
 from ...layers.lm_head import LMHead
 from ..table.row_settings import RowSettings
 from .head_part import HeadPart

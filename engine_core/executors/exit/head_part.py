@@ -14,8 +14,8 @@ from headwater.kernels.sampling.lm_head_sample import MAX_ROWS, best_of_head
 from headwater.kernels.sampling.sample import Candidates, Draws, best_of_stretches
 from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 
-from ...layers.dense import DenseLinear
-from ...layers.linear import Linear, Product
+from ...layers.linear.dense import DenseLinear
+from ...layers.linear.linear import Linear, Product
 from ...platforms.peer_group import PeerGroup
 from ...weights.shards import Shard
 

@@ -14,8 +14,8 @@ import torch
 from headwater.engine_core.executor import AdmittedRow
 from headwater.engine_core.executors.exit.device_sampler import PLAIN, DeviceSampler, Needs, Places
 from headwater.engine_core.executors.exit.head_part import HeadPart
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.layers.linear.dense import DenseLinear
+from headwater.engine_core.layers.linear.linear import Linear, Product
 from headwater.engine_core.layers.lm_head import LMHead
 from headwater.engine_core.platforms.peer_group import LEAST_SLOT, PeerGroup
 from headwater.engine_core.sampling_params import SamplingParams

@@ -24,8 +24,8 @@ from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.heads.checkpoint import HeadsFile
 from headwater.engine_core.heads.heads_config import HeadsConfig
 from headwater.engine_core.heads.registry import CLASSES
-from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.layers.leaf_matrix import keep_leaves
+from headwater.engine_core.layers.linear.kinds import Weights, load_weights
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.platforms.cuda import CudaPlatform

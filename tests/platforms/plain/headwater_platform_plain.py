@@ -21,8 +21,8 @@ from headwater.engine_core.executors.build.single import (
     single_executor,
 )
 from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.layers.linear.dense import DenseLinear
+from headwater.engine_core.layers.linear.linear import Linear, Product
 from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
 from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.weights.model_config import ModelConfig

@@ -8,8 +8,8 @@ import torch
 
 from headwater.kernels.quant.byte_weights import Int8Weight
 
-from ..config import ConfigError
-from ..weights.grouped import GROUPS, INT8, SCALES, W8A8, WIDE_SCALE_DTYPES, ZEROS
+from ...config import ConfigError
+from ...weights.grouped import GROUPS, INT8, SCALES, W8A8, WIDE_SCALE_DTYPES, ZEROS
 from .grouped import GroupedLinear
 
 

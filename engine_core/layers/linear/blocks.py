@@ -12,8 +12,8 @@ from headwater.kernels.quant import block_rows
 from headwater.kernels.quant.block_formats import BlockWeight
 from headwater.kernels.quant.block_linear import block_linear
 
-from ..config import ConfigError
-from ..weights.blocks import (
+from ...config import ConfigError
+from ...weights.blocks import (
     BLOCKS,
     PARTS,
     Parts,

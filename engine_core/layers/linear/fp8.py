@@ -6,7 +6,7 @@ import torch
 
 from headwater.kernels.quant.byte_weights import Fp8Weight
 
-from ..weights.grouped import FP8, FP8_TOKENS, SCALES
+from ...weights.grouped import FP8, FP8_TOKENS, SCALES
 from .grouped import GroupedLinear
 
 

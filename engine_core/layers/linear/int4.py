@@ -9,8 +9,8 @@ import torch
 
 from headwater.kernels.quant.int4_layout import BLOCK, WORD, Int4Weight, cut_inputs
 
-from ..config import ConfigError
-from ..weights.grouped import GROUPS, INT4, SCALE_DTYPES, SCALES, ZEROS
+from ...config import ConfigError
+from ...weights.grouped import GROUPS, INT4, SCALE_DTYPES, SCALES, ZEROS
 from .grouped import GroupedLinear
 
 

@@ -16,7 +16,7 @@ import torch
 
 from headwater.kernels.quant.token_rounding import Rounding
 
-from ..config import ConfigError
+from ...config import ConfigError
 
 Tokens = Any
 """[T, K] as a product reads them: a tensor, or, of a layer with `rounds_to`, what its platform

@@ -20,8 +20,8 @@ from headwater.kernels.cpu.packed_linear import (
 )
 from headwater.kernels.quant.byte_weights import Fp8Weight
 
-from ..weights.blocks import dense
-from ..weights.packed import Matrix, packed_memory
+from ...weights.blocks import dense
+from ...weights.packed import Matrix, packed_memory
 from .blocks import BlockLinear
 from .dense import DenseLinear
 from .fp8 import Fp8Linear

@@ -7,8 +7,8 @@ from typing import ClassVar, Self
 
 import torch
 
-from ..config import ConfigError
-from ..weights.grouped import GROUPS, SCALES, ZEROS, GroupedWeight, expanded, weight_of
+from ...config import ConfigError
+from ...weights.grouped import GROUPS, SCALES, ZEROS, GroupedWeight, expanded, weight_of
 from .linear import ExpandableLinear, Parameter
 
 

@@ -11,13 +11,13 @@ import torch
 from headwater.kernels.quant.byte_weights import ByteWeight
 from headwater.kernels.quant.int4_layout import Int4Weight
 
-from ..config import ConfigError, require
-from ..weights.blocks import BLOCKS, PARTS, Parts, can_cut, stored_parts
-from ..weights.byte_weights import Keeps, keeps_none
-from ..weights.grouped import named, weight_of
-from ..weights.layout import Layout, Split, WeightSpec
-from ..weights.planes import PLANES, stored_planes
-from ..weights.shards import WHOLE, Shard
+from ...config import ConfigError, require
+from ...weights.blocks import BLOCKS, PARTS, Parts, can_cut, stored_parts
+from ...weights.byte_weights import Keeps, keeps_none
+from ...weights.grouped import named, weight_of
+from ...weights.layout import Layout, Split, WeightSpec
+from ...weights.planes import PLANES, stored_planes
+from ...weights.shards import WHOLE, Shard
 from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear
 from .fp8 import Fp8Linear, Fp8TokensLinear

@@ -11,8 +11,8 @@ import torch
 
 from headwater.kernels.quant.block_planes import BlockPlanes, expand, expand_rows
 
-from ..weights.blocks import PARTS
-from ..weights.planes import PLANES, num_bytes, stored_planes
+from ...weights.blocks import PARTS
+from ...weights.planes import PLANES, num_bytes, stored_planes
 from .blocks import parameters_of_parts
 from .linear import ExpandableLinear, Parameter
 
