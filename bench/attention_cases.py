@@ -13,10 +13,9 @@ from itertools import accumulate
 
 import torch
 
-from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.engine_core.platforms.cuda_attention import attention_kernels
 from headwater.kernels.attention.decode_plan import plan_decode
-from headwater.kernels.attention.prefill_attention import prefill_attention, prefill_tiles
-from headwater.kernels.attention.reduce_splits import reduce_splits
+from headwater.kernels.attention.prefill_attention import prefill_tiles
 
 from .byte_layers import room_for_plan
 from .gpu_kernels import Sequences, prefill_flops
@@ -110,7 +109,7 @@ def _our_prefill(batch: Batch) -> Planned:
     tiles = plan()
 
     def attend(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        prefill_attention(batch.q, k, v, *where, tiles, out)
+        attention_kernels(batch.q, k).prefill(batch.q, k, v, *where, tiles, out)
         return out
 
     return Planned(attend, plan)
@@ -128,8 +127,8 @@ def _our_decode(batch: Batch) -> Planned:
     def attend(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         # The engine launches decode so: each kernel while the one before it ends, as FlashInfer's
         # are.
-        if decode_attention(batch.q, k, v, lens, rows, batch.table, plan, out, dependent=True):
-            reduce_splits(lens, plan, out, dependent=True)
+        kernels = attention_kernels(batch.q, k)
+        kernels.attend_decodes(batch.q, k, v, lens, rows, batch.table, plan, out, dependent=True)
         return out
 
     return Planned(attend, captured([make_plan]).replay)

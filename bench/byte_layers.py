@@ -9,10 +9,9 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.engine_core.platforms.cuda_attention import attention_kernels
 from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
-from headwater.kernels.attention.reduce_splits import reduce_splits
 from headwater.kernels.gemm.w8a8 import W8A8Weight, w8a8_linear
 from headwater.kernels.norm.rms_norm import rounded_add_rms_norm
 from headwater.kernels.norm.silu_mul import rounded_mul
@@ -152,8 +151,8 @@ def attend(qkv: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
     )
     out = torch.empty_like(q)
     where = step.seq_lens, step.table_rows, step.tables, step.plan, out
-    if decode_attention(q, k_cache, v_cache, *where, dependent=True):
-        reduce_splits(step.seq_lens, step.plan, out, dependent=True)
+    kernels = attention_kernels(q, k_cache)
+    kernels.attend_decodes(q, k_cache, v_cache, *where, dependent=True)
     return out.flatten(1)
 
 

@@ -17,12 +17,10 @@ from functools import partial
 
 import torch
 
-from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.engine_core.platforms.cuda_attention import attention_kernels, given
 from headwater.kernels.attention.decode_plan import plan_decode
-from headwater.kernels.attention.prefill_attention import prefill_attention, prefill_tiles
+from headwater.kernels.attention.prefill_attention import prefill_tiles
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
-from headwater.kernels.attention.reduce_splits import reduce_splits
-from headwater.kernels.attention.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.gemm.gemm import configure_blas, linear
 from headwater.kernels.gemm.wide_gemm import tiles_for, wide_gemm
 from headwater.kernels.norm.rms_norm import add_rms_norm
@@ -182,10 +180,11 @@ def time_decode(sequences: Sequences, *, share: bool = False) -> tuple[float, fl
         plan_decode(plan, seq_lens, table_rows, table, sequences.block_size, share=share)
 
     def layer(k: torch.Tensor, v: torch.Tensor) -> None:
+        kernels = attention_kernels(q, k)
+        scales = given(k_scale=k_scale, v_scale=v_scale)
         if share:
-            shared_prefix_attention(q, k, v, *where, k_scale=k_scale, v_scale=v_scale)
-        if decode_attention(q, k, v, *where, k_scale=k_scale, v_scale=v_scale):
-            reduce_splits(seq_lens, plan, out, v_scale=v_scale)
+            kernels.shared(q, k, v, *where, **scales)
+        kernels.attend_decodes(q, k, v, *where, **scales)
 
     make_plan()
     calls = caches * (1 if len(caches) > 4 else 4)
@@ -233,7 +232,12 @@ def time_prefill(count: int, start: int = 0, block_size: int = 64) -> float:
     )
     tiles = prefill_tiles([count], [start], 4, torch.device("cuda"))
     return timed(
-        [partial(prefill_attention, q, k, v, bounds, seq_lens, rows, table, tiles, out)] * 3,
+        [
+            partial(
+                attention_kernels(q, k).prefill, q, k, v, bounds, seq_lens, rows, table, tiles, out
+            )
+        ]
+        * 3,
         replays=7,
     )
 

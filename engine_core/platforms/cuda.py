@@ -14,16 +14,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.kernels.attention.decode_attention import decode_attention
 from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
-from headwater.kernels.attention.prefill_attention import (
-    list_tiles,
-    prefill_attention,
-    tokens_per_tile,
-)
+from headwater.kernels.attention.prefill_attention import list_tiles, tokens_per_tile
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
-from headwater.kernels.attention.reduce_splits import reduce_splits
-from headwater.kernels.attention.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.gemm import product_probe
 from headwater.kernels.gemm.gemm import configure_blas
 from headwater.kernels.gemm.product_probe import Product as ProbedProduct
@@ -50,6 +43,7 @@ from ..layers.linear.planes import PlanesLinear
 from ..layers.linear.rounded import RoundedLinear
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
+from .cuda_attention import AttentionKernels, attention_kernels, given
 from .cuda_packed import (
     expanded_product,
     expander,
@@ -155,6 +149,8 @@ class CudaPlatform:
         )
         self._early = False
         """Whether products of few tokens fill rings with weights before their tokens are there."""
+        self._attention_kernels: dict[tuple[object, ...], AttentionKernels] = {}
+        """The table's rows by kind of queries, cache and layer."""
         self._choices: dict[ProbedProduct, ProductChoice] = {}
         self._products: dict[str, Callable[[Linear], Product]] = {
             DenseLinear.kind: self._dense,
@@ -395,9 +391,8 @@ class CudaPlatform:
         plan = attention_plan
         n = attention_plan.num_decodes
         scales = self._scales(kv_cache)
+        kernels = self._kernels_for(q, kv_cache[0], window)
         out = torch.empty_like(q)
-        k_scale = scales.get("k_scale")
-        v_scale = scales.get("v_scale")
         if n:
             decode = plan.windowed if window else plan.decode
             where = (
@@ -410,25 +405,19 @@ class CudaPlatform:
                 out[:n],
             )
             if plan.shares and not window:
-                shared_prefix_attention(
-                    q[:n], *where, k_scale=k_scale, v_scale=v_scale, scale=scale
-                )
-            dependent = plan.dependent or not decode.is_direct
-            if decode_attention(
+                kernels.shared(q[:n], *where, **scales, scale=scale)
+            kernels.attend_decodes(
                 q[:n],
                 *where,
-                k_scale=k_scale,
-                v_scale=v_scale,
+                k_scale=scales.get("k_scale"),
+                v_scale=scales.get("v_scale"),
                 scale=scale,
                 window=window,
-                dependent=dependent,
-            ):
-                parts = plan.seq_lens, decode, out[:n]
-                reduce_splits(
-                    *parts, v_scale=v_scale, window=window, dependent=dependent, early=self._early
-                )
+                dependent=plan.dependent or not decode.is_direct,
+                early=self._early,
+            )
         if len(plan.tiles):
-            prefill_attention(
+            kernels.prefill(
                 q,
                 kv_cache[0],
                 kv_cache[1],
@@ -438,12 +427,20 @@ class CudaPlatform:
                 plan.block_tables,
                 plan.tiles,
                 out,
-                k_scale=k_scale,
-                v_scale=v_scale,
+                **scales,
+                **given(window=window or None),
                 scale=scale,
-                window=window,
             )
         return out.flatten(1)
+
+    def _kernels_for(self, q: torch.Tensor, k_cache: torch.Tensor, window: int) -> AttentionKernels:
+        """The table's row, looked up once for each kind of queries, cache and layer."""
+        kind = (q.dtype, q.shape[2], k_cache.dtype, k_cache.shape, k_cache.stride(), window)
+        found = self._attention_kernels.get(kind)
+        if found is None:
+            found = attention_kernels(q, k_cache, window=window)
+            self._attention_kernels[kind] = found
+        return found
 
     def _scales(self, kv_cache: torch.Tensor) -> dict[str, torch.Tensor]:
         """float32 [Hk] of keys and of values; none where what is stored is the value."""

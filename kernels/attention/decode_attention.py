@@ -19,10 +19,7 @@ import triton.language as tl
 from ..launch.dependent_launch import launch_options, release_dependents, wait_for_inputs
 from ..launch.device import num_multiprocessors
 from .decode_folds import fold_split, fresh_fold, num_keys
-from .decode_plan import FEW_ROWS, DecodePlan
-from .hopper_attention import serves
-from .hopper_decode_attention import hopper_decode_attention
-from .hopper_decode_splits import hopper_decode_splits
+from .decode_plan import DecodePlan
 from .online_softmax import (
     attend_tile,
     base_2_scale,
@@ -64,38 +61,18 @@ def decode_attention(
     scale: float | None = None,
     window: int = 0,
     dependent: bool = False,
-) -> bool:
+) -> None:
     """Attention of q [R, Hq, D] into out of the same shape; caches [num_blocks, Hk, block_size, D];
     the other arguments as in `plan_decode`.
 
     k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by
-    default; window as in `plan_decode`. Rows whose length is 0 are left alone. Returns whether
-    `reduce_splits` must follow.
+    default; window as in `plan_decode`. Rows whose length is 0 are left alone. `reduce_splits`
+    follows.
     """
     num_rows, _, head_dim = q.shape
     assert q.is_contiguous()
     assert out.is_contiguous()
     assert plan.folded is None or not window
-    if (
-        k_scale is None
-        and not window
-        and serves(q, k_cache)
-        and (plan.is_direct or num_rows in FEW_ROWS)
-    ):
-        attend = hopper_decode_attention if plan.is_direct else hopper_decode_splits
-        attend(
-            q,
-            k_cache,
-            v_cache,
-            seq_lens,
-            table_rows,
-            block_tables,
-            plan,
-            out,
-            scale=scale,
-            dependent=dependent,
-        )
-        return not plan.is_direct
     stride_block, stride_head, stride_slot, _ = as_pairs(k_cache).stride()
     _decode_splits[(_num_programs(plan, num_rows, k_cache),)](
         q,
@@ -125,7 +102,6 @@ def decode_attention(
         maxnreg=MAX_REGISTERS,
         **launch_options(dependent),
     )
-    return True
 
 
 def _num_programs(plan: DecodePlan, num_rows: int, k_cache: torch.Tensor) -> int:

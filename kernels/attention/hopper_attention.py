@@ -17,7 +17,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
 from .online_softmax import GRAIN
-from .paged_cache import bulk_copied, is_paired
 
 ROWS = 64
 """Query rows of a team."""
@@ -35,34 +34,6 @@ def num_teams(device: torch.device) -> int:
     """Number of teams for a tile of query rows. Kernels for any GPU take tiles of the same size, so
     that lists of tiles serve both."""
     return TEAMS if is_hopper(device) else 1
-
-
-def serves(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
-    """Whether the kernels for Hopper compute attention of these queries over this cache."""
-    return q.dtype == k_cache.dtype and serves_cache(k_cache)
-
-
-def serves_cache(k_cache: torch.Tensor) -> bool:
-    """Whether the kernels for Hopper compute attention of queries of this cache's type [num_blocks,
-    Hk, block_size, D]."""
-    return (
-        k_cache.dtype == torch.bfloat16
-        and k_cache.shape[3] in (64, 128)
-        and bulk_copied(k_cache)
-        and is_hopper(k_cache.device)
-    )
-
-
-def widens(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
-    """Whether `hopper_rings.widen_tiles` serves these queries and this fp8 cache: a part of a head
-    is a line of shared memory."""
-    return (
-        q.dtype == torch.bfloat16
-        and is_paired(k_cache)
-        and q.shape[2] == 128
-        and bulk_copied(k_cache)
-        and is_hopper(q.device)
-    )
 
 
 @gluon.jit

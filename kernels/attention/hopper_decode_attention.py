@@ -38,9 +38,11 @@ def hopper_decode_attention(
     scale: float | None = None,
     dependent: bool,
 ) -> None:
-    """Arguments as in `decode_attention`, without scales. With `dependent`, the previous kernel is
-    the one that writes q and the newest keys and values, and it releases this one only when most of
-    its work has begun."""
+    """Arguments as in `decode_attention`, without scales; merges its splits itself. With
+    `dependent`, the previous kernel is the one that writes q and the newest keys and values, and it
+    releases this one only when most of its work has begun."""
+    assert q.is_contiguous()
+    assert out.is_contiguous()
     num_rows, _, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     num_programs = max(min(num_rows * plan.max_splits, MAX_PROGRAMS // num_kv_heads), 1)

@@ -51,6 +51,8 @@ def hopper_decode_splits(
     """Arguments as in `decode_attention`, without scales; `reduce_splits` follows. With
     `dependent`, the previous kernel may still be writing queries and the newest keys and values,
     and nothing else that is read here."""
+    assert q.is_contiguous()
+    assert out.is_contiguous()
     num_rows, _, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     num_programs = min(

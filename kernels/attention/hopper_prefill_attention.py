@@ -43,6 +43,8 @@ def hopper_prefill_attention(
     scale: float | None = None,
 ) -> None:
     """Arguments as in `prefill_attention`."""
+    assert q.is_contiguous()
+    assert out.is_contiguous()
     num_kv_heads = k_cache.shape[1]
     # The order in which programs start: the longest of all heads first, or head by head, whose keys
     # stay in the cache.

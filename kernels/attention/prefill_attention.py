@@ -3,8 +3,8 @@ the cache.
 
 A tile is 64 query rows (128 on Hopper), tokens times the heads of a group, of one sequence. Splits
 of 512 keys are merged as decode merges them, so a token that is computed again has the bits its
-decode step had. With a sliding window, tiles of keys before that of all rows are not read. On
-Hopper `hopper_prefill_attention` computes the same bits faster wherever it can.
+decode step had. With a sliding window, tiles of keys before that of all rows are not read.
+`hopper_prefill_attention` computes the same bits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import triton.language as tl
 
 from ..launch.device import upload
 from .decode_attention import attention_of_rows
-from .hopper_attention import ROWS, num_teams, serves, widens
-from .hopper_prefill_attention import hopper_prefill_attention
+from .hopper_attention import ROWS, num_teams
 from .online_softmax import (
     attend_tile,
     base_2_scale,
@@ -100,12 +99,6 @@ def prefill_attention(
     assert q.is_contiguous()
     assert out.is_contiguous()
     if len(tiles) == 0:
-        return
-    if not window and (serves(q, k_cache) or widens(q, k_cache)):
-        where = (query_starts, seq_lens, table_rows, block_tables, tiles)
-        hopper_prefill_attention(
-            q, k_cache, v_cache, *where, out, k_scale=k_scale, v_scale=v_scale, scale=scale
-        )
         return
     teams = num_teams(q.device)
     _prefill_tiles[(len(tiles), num_kv_heads)](

@@ -3,7 +3,7 @@ for all of them.
 
 `decode_plan` finds these splits in the block tables. Results go where the unshared path would have
 put them, with the same bits: the same tiles of keys, the same arithmetic, only more query rows
-beside one another. On Hopper `hopper_shared_prefix_attention` does so wherever it can.
+beside one another. `hopper_shared_prefix_attention` computes the same bits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 
 from .decode_plan import DecodePlan
-from .hopper_attention import ROWS, num_teams, serves
-from .hopper_shared_prefix_attention import hopper_shared_prefix_attention
+from .hopper_attention import ROWS, num_teams
 from .online_softmax import (
     attend_tile,
     base_2_scale,
@@ -48,11 +47,6 @@ def shared_prefix_attention(
     """Arguments as in `decode_attention`; runs beside it (either order, or two streams), before
     `reduce_splits`."""
     (num_rows, _, head_dim), num_kv_heads = q.shape, k_cache.shape[1]
-    if k_scale is None and serves(q, k_cache):
-        hopper_shared_prefix_attention(
-            q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, scale=scale
-        )
-        return
     most = triton.cdiv(num_rows, plan.rows_per_tile) * min(plan.max_splits, 64)
     num_programs = max(min(most, MAX_PROGRAMS // num_kv_heads), 1)
     _shared_splits[(num_programs, num_kv_heads)](

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.engine_core.platforms.cuda_attention import attention_kernels, given
 from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.attention.online_softmax import SPLIT
 from headwater.kernels.attention.paged_cache import unpaired_twin
-from headwater.kernels.attention.prefill_attention import prefill_attention, prefill_tiles
-from headwater.kernels.attention.reduce_splits import reduce_splits
-from headwater.kernels.attention.shared_prefix_attention import shared_prefix_attention
+from headwater.kernels.attention.prefill_attention import prefill_tiles
 
 POISON = 300.0
 """Fills everything that must be overwritten or never weighed; finite, as a cache always is."""
@@ -176,12 +174,13 @@ def decode(
         plan, seq_lens, table_rows, batch.block_tables, batch.block_size, share=share, window=window
     )
     caches = (batch.k_cache, batch.v_cache, seq_lens, table_rows, batch.block_tables, plan, out)
+    kernels = attention_kernels(q, batch.k_cache, window=window)
+    scales = given(**batch.scales())
     for _ in range(layers):
         out.fill_(POISON)
         if share:
-            shared_prefix_attention(q, *caches, **batch.scales(), scale=scale)
-        if decode_attention(q, *caches, **batch.scales(), scale=scale, window=window):
-            reduce_splits(seq_lens, plan, out, v_scale=batch.v_scale, window=window)
+            kernels.shared(q, *caches, **scales, scale=scale)
+        kernels.attend_decodes(q, *caches, **scales, scale=scale, window=window)
     return out
 
 
@@ -202,7 +201,7 @@ def prefill(
     starts = [n - c for n, c in zip(lengths, counts, strict=True)]
     tiles = prefill_tiles(counts, starts, batch.num_q_heads // batch.num_kv_heads, batch.device)
     out = torch.full_like(q, POISON)
-    prefill_attention(
+    attention_kernels(q, batch.k_cache, window=window).prefill(
         q,
         batch.k_cache,
         batch.v_cache,
@@ -212,8 +211,7 @@ def prefill(
         batch.block_tables,
         tiles,
         out,
-        **batch.scales(),
+        **given(**batch.scales(), window=window or None),
         scale=scale,
-        window=window,
     )
     return out

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.kernels.attention.decode_attention import decode_attention
+from headwater.engine_core.platforms.cuda_attention import attention_kernels
 from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
-from headwater.kernels.attention.reduce_splits import reduce_splits
 from headwater.kernels.gemm import packed_tiles
 from headwater.kernels.gemm.gemm import configure_blas, linear
 from headwater.kernels.gemm.hopper_packed_gemm import PackedWords, hopper_packed_gemm
@@ -185,8 +184,8 @@ class Chain:
                 at.qkv, self.positions, self.slots, self.cos_sin, *cache, at.q, **early
             )
             where = self.seq_lens, self.rows, self.table, self.plan, at.attention
-            if decode_attention(at.q, *cache, *where, **early):
-                reduce_splits(self.seq_lens, self.plan, at.attention, **at_once)
+            kernels = attention_kernels(at.q, own.k_cache)
+            kernels.attend_decodes(at.q, *cache, *where, **at_once)
             product(at.attention.flatten(1), own.o, at.o, **early)
             add_rms_norm(at.o, residual, own.norm, 1e-5, at.normed, **at_once)
             product(at.normed, own.gate_up, at.gate_up, **early)

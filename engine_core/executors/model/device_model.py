@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from headwater.kernels.attention.hopper_attention import serves_cache
 from headwater.kernels.rows.step_rows import load_tokens
 
 from ...config import EngineConfig
@@ -18,6 +17,7 @@ from ...executor import Int32Array
 from ...layers.batch import ForwardBatch
 from ...models.model import LastTokens, LayerInputs
 from ...platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
+from ...platforms.cuda_attention import is_read_by_hopper
 from ..device.cuda_graphs import Graphs
 from ..device.step_shapes import StepShape, StepShapes
 from ..entry.step_buffers import StepBuffers
@@ -78,7 +78,7 @@ class DeviceModel:
         self._block_size = config.block_size
         # Folds are measured with the caches that the kernels for Hopper serve; with fp8 and blocks
         # of 16 their state does not fit in registers.
-        self._can_fold = serves_cache(kv_cache[0, 0])
+        self._can_fold = is_read_by_hopper(kv_cache[0, 0])
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown | None = None
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
