@@ -76,31 +76,25 @@ def send_tokens(
 ) -> None:
     """Tells all other stages message `number`: the token int32 [S] that stands behind each position
     int32 [S] of rows int32 [S] of the table, negative for padding."""
-    count = len(rows)
-    assert count <= memory.sizes.most_positions
-    _send_tokens[(len(memory.others),)](
-        rows,
-        positions,
-        token_ids,
-        memory.others,
-        memory.message_at(number),
-        number,
-        count,
-        **options(memory, memory.sizes.most_positions, token_ids),
+    most = memory.sizes.most_positions
+    _launch_message(
+        _send_tokens, memory, number, len(rows), most, rows, positions, token_ids, is_sent=True
     )
 
 
 def receive_tokens(memory: StageMemory, number: int, count: int, token_table: torch.Tensor) -> None:
     """Writes the `count` tokens of message `number`, made by `send_tokens`, to token_table int32
     [rows, …]."""
-    _receive_tokens[(1,)](
-        memory.own + memory.message_at(number),
+    most = memory.sizes.most_positions
+    _launch_message(
+        _receive_tokens,
+        memory,
         number,
         count,
+        most,
         token_table,
         token_table.stride(0),
-        memory.max_polls,
-        **options(memory, memory.sizes.most_positions, token_table),
+        is_sent=False,
     )
 
 
@@ -114,19 +108,19 @@ def send_ends(
     """Tells all other stages message `number`: of each of rows int32 [R] of the table, negative for
     padding, how many tokens are known (known int32 [rows]), and the last of them in token_table
     int32 [rows, …]."""
-    count = len(rows)
-    assert count <= memory.sizes.most_rows
-    _send_ends[(len(memory.others),)](
+    table = token_table, token_table.stride(0)
+    most = memory.sizes.most_rows
+    _launch_message(
+        _send_ends,
+        memory,
+        number,
+        len(rows),
+        most,
         rows,
         known,
-        token_table,
-        token_table.stride(0),
-        memory.others,
-        memory.message_at(number),
-        number,
-        count,
+        *table,
+        is_sent=True,
         LAST=LAST_TOKENS,
-        **options(memory, memory.sizes.most_rows, token_table),
     )
 
 
@@ -135,17 +129,33 @@ def receive_ends(
 ) -> None:
     """Writes message `number` of `count` rows, made by `send_ends`, to `known` and
     `token_table`."""
-    _receive_ends[(1,)](
-        memory.own + memory.message_at(number),
-        number,
-        count,
-        known,
-        token_table,
-        token_table.stride(0),
-        memory.max_polls,
-        LAST=LAST_TOKENS,
-        **options(memory, memory.sizes.most_rows, token_table),
+    table = token_table, token_table.stride(0)
+    most = memory.sizes.most_rows
+    _launch_message(
+        _receive_ends, memory, number, count, most, known, *table, is_sent=False, LAST=LAST_TOKENS
     )
+
+
+def _launch_message(
+    kernel: Any,
+    memory: StageMemory,
+    number: int,
+    count: int,
+    most: int,
+    *arguments: Any,
+    is_sent: bool,
+    **constants: int,
+) -> None:
+    """Sends message `number` of `count` entries, `most` at most, to all other stages, or receives
+    it. The first of the arguments is a tensor."""
+    assert count <= most
+    offset = memory.message_at(number)
+    constants |= options(memory, most, arguments[0])
+    if is_sent:
+        grid = (len(memory.others),)
+        kernel[grid](*arguments, memory.others, offset, number, count, **constants)
+    else:
+        kernel[(1,)](memory.own + offset, number, count, *arguments, memory.max_polls, **constants)
 
 
 @triton.jit
