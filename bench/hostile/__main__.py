@@ -13,7 +13,7 @@ from ..figures import AsJson, print_table
 from ..program import check_choice, run_program
 from ..source_version import source_version
 from . import page
-from .bodies import NAMES
+from .bodies import ALL_NAMES
 from .run import Run
 from .table import columns_and_lines
 
@@ -40,9 +40,9 @@ def main(
     """A neighbour's time to first token, and to a structured answer, beside each hostile body."""
     check_choice("--key", key, KEYS)
     check_choice("--executor", executor, EXECUTORS)
-    names = bodies.split(",") if bodies else list(NAMES)
+    names = bodies.split(",") if bodies else list(ALL_NAMES)
     for name in names:
-        check_choice("--bodies", name, NAMES)
+        check_choice("--bodies", name, ALL_NAMES)
     if write and bodies:
         raise typer.BadParameter("--write replaces the whole table; leave out --bodies")
     commit = source_version()

@@ -4,26 +4,40 @@ machine of its own."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
 from .attack import Target, run_for
 from .bodies import named
 
 NICENESS = 10
+SESSION_NICENESS = Path("/proc/self/autogroup")
+"""Linux divides processors among sessions first, where it has no control groups: this is the nice
+value of a session, within which those of processes count."""
 
 
 @contextmanager
 def attacker() -> Iterator[ProcessPoolExecutor]:
     """One process, in which `prepare` and `attack` are to run."""
     with ProcessPoolExecutor(
-        1, multiprocessing.get_context("spawn"), initializer=os.nice, initargs=(NICENESS,)
+        1, multiprocessing.get_context("spawn"), initializer=yield_to_others
     ) as process:
         yield process
+
+
+def yield_to_others() -> None:
+    """Lowers the priority of this process, in a session of its own."""
+    os.setsid()
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):
+        SESSION_NICENESS.write_text(str(NICENESS))
 
 
 def prepare(name: str, model: str) -> None:
@@ -33,4 +47,12 @@ def prepare(name: str, model: str) -> None:
 
 def attack(name: str, target: Target, seconds: float) -> Counter[str]:
     """Sends a hostile body for so many seconds; returns the outcomes."""
-    return asyncio.run(run_for(named(name).attack, target, seconds))
+    return _runner().run(run_for(named(name).attack, target, seconds))
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    """The event loop of all attacks. NOTE: gRPC (1.85) goes on to report ends of calls to the loop
+    that began them; each one to a loop that is closed is a traceback, which cost attacks their
+    time."""
+    return asyncio.Runner()

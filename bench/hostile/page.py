@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..source_version import ROOT
-from .bodies import BODIES
+from .bodies import BODIES, CONTROLS
 from .table import STREAM_GOAL, STRUCTURED_GOAL, Figures, Report, Row
 
 PAGE = ROOT / "docs/security.md"
@@ -44,8 +44,8 @@ def with_table(page: str, reports: Mapping[str, Report]) -> str:
 
 
 def table(reports: Mapping[str, Report]) -> str:
-    """A line for each body of the list, with two cells for each key; below it, what was measured
-    when."""
+    """A line for each control and each body of the list, with two cells for each key; below it,
+    what was measured when."""
     names = list(reports)
     heads = [f"first token, {name} key | structured, {name} key" for name in names]
     lines = [
@@ -54,8 +54,9 @@ def table(reports: Mapping[str, Report]) -> str:
         _line("", "nothing", [_alone(report) for report in reports.values()]),
     ]
     by_name = [{row.body: row for row in report.rows} for report in reports.values()]
-    for body in BODIES:
-        found = [_cells(rows.get(body.name)) for rows in by_name]
+    for body in (*CONTROLS, *BODIES):
+        has_goals = body not in CONTROLS
+        found = [_cells(rows.get(body.name), has_goals=has_goals) for rows in by_name]
         lines.append(_line(f"`{body.name}`", body.what, found))
     return "\n".join([*lines, "", *map(_measured, reports.items()), ""])
 
@@ -68,10 +69,12 @@ def _alone(report: Report) -> str:
     return f"{_cell(report.first_token_alone)} | {_cell(report.structured_alone)}"
 
 
-def _cells(row: Row | None) -> str:
+def _cells(row: Row | None, *, has_goals: bool) -> str:
     if row is None:
         return f"{NOT_MEASURED} | {NOT_MEASURED}"
     faults = f", {row.num_faults} failed" if row.num_faults else ""
+    if not has_goals:
+        return f"{_cell(row.first_token)} | {_cell(row.structured)}{faults}"
     first_token = _cell(row.first_token, STREAM_GOAL)
     return f"{first_token} | {_cell(row.structured, STRUCTURED_GOAL)}{faults}"
 

@@ -100,6 +100,11 @@ def one_bad_prompt(model: str, idx: int) -> Post:
     return _post(COMPLETIONS, {"model": model, "prompt": prompts, "max_tokens": 1})
 
 
+def small_completion(model: str, idx: int) -> Post:
+    """A good request for one token, after a prompt of its own."""
+    return _post(COMPLETIONS, {"model": model, "prompt": f"{idx} Hi", "max_tokens": 1})
+
+
 def unknown_model(model: str, idx: int) -> Post:
     asked = {"model": f"no-such-model-{idx}", "prompt": _text(20_000, idx)}
     return _post(COMPLETIONS, asked)

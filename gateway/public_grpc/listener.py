@@ -18,6 +18,7 @@ from headwater.services.runtime.tls import bind
 
 from ..http.listener import PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
 from ..request.cluster import Cluster
+from ..tenancy.grant import Standing
 from ..tenancy.peers import peer_of_call
 from .call_standings import CallStandings
 from .message_limit import MessageLimit
@@ -59,11 +60,13 @@ SIZE_OPTIONS = (
 MAX_OPTION = 2**31 - 1
 """Largest value of gRPC's options, and no limit as one of bytes."""
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+UNLIMITED = frozenset(f"/{SERVICE}/{name}" for name in ("ListModels", "Resume", "Cancel"))
+"""Methods whose calls are no requests of the tenant's minute."""
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses a caller whose key is not known before its message comes, as over REST, and one call
-    too many. Calls that come at once begin one by one, tenants in turn."""
+    """Refuses before its message comes, as over REST, a caller whose key is not known or has used
+    up its requests, and one call too many. Calls that come at once begin one by one, tenants in turn."""
 
     def __init__(self, cluster: Cluster, max_calls: int) -> None:
         self._cluster = cluster
@@ -80,15 +83,18 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
             handler = await continuation(details)
             return handler and handler_like(handler, self._counted(behavior_of(handler)))
         try:
-            tenant = identified(details.invocation_metadata, self._cluster.tenants).tenant.key
+            tenant = identified(details.invocation_metadata, self._cluster.tenants).tenant
+            if str(details.method) not in UNLIMITED:
+                # Before its message is read, and without a turn: thousands may come at once.
+                self._cluster.accounts.exhausted.reject_early(tenant, Standing())
             # NOTE: interceptors run in the call's own task (grpcio 1.85).
-            self._open_calls.count(tenant)
+            self._open_calls.count(tenant.key)
         except HeadwaterError as error:
             refusal = error
             self._cluster.metrics.refused.add(refusal.code)
             return refusing(lambda context: abort(context, refusal))
         if not self._cluster.fair_start.begin_at_once():
-            await self._cluster.fair_start.wait(tenant)
+            await self._cluster.fair_start.wait(tenant.key)
         return await continuation(details)
 
     def _counted(self, behavior: Any) -> Any:

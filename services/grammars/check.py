@@ -1,9 +1,10 @@
 """The process that tries to compile grammars, each in a fork of itself; a grammar that takes too
 much time or memory ends the fork.
 
-Reads lines of JSON from standard input, `{"folder", "grammar"}` with the model's folder, and
-answers each with `{"error"}`, null where the grammar is good, or with `{"died"}`, the signal that
-ended the fork. Ends with its input.
+Reads lines of JSON from standard input, `{"number", "folder", "grammar"}` with the model's folder,
+and answers each when its fork has ended: `{"number", "error"}`, null where the grammar is good, or
+`{"number", "died"}`, the signal that ended the fork. `{"given_up"}` with the number of a question
+ends its fork. Ends with its input.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import functools
 import json
 import os
 import resource
+import selectors
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +35,8 @@ MAX_BYTES = 4 << 30
 """Largest address space in bytes."""
 TOO_LONG = f"compiling it takes more than {COMPILE_SECONDS:g} seconds"
 TOO_LARGE = "compiling it takes too much memory"
+GIVEN_UP = "the request is gone"
+READ_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1
 NUM_TRIED = 16
 """Number of tokens that are taken as a trial: a grammar that explodes mostly does so at once."""
@@ -77,30 +82,43 @@ def verdict_on(grammars: Grammars, grammar: str) -> str | None:
     return None
 
 
-def in_fork(work: Callable[[], str | None]) -> dict[str, Any]:
-    """The answer that `work` in a fork of this process leads to. What this process has read stays
-    ready for the next one, whatever becomes of the fork. NOTE: this process has one thread, and
-    compiles nothing itself."""
-    answer, written = os.pipe()
-    if not (pid := os.fork()):
-        _answer(written, work)
-    os.close(written)
-    with os.fdopen(answer, "rb") as reader:
-        reply = reader.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status == -signal.SIGPROF:
-        return {"error": TOO_LONG}
-    if status:
-        return {"died": -status}
-    found: dict[str, Any] = json.loads(reply)
-    return found
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A fork that tries a grammar, and the question that it answers."""
+
+    number: int
+    """Number of the question."""
+    pid: int
+    reader: int
+    """Descriptor of its answer."""
+
+    @classmethod
+    def start(cls, number: int, work: Callable[[], str | None]) -> Fork:
+        """Does the work in a fork of this process. NOTE: this process has one thread, and compiles
+        nothing itself."""
+        reader, writer = os.pipe()
+        if not (pid := os.fork()):
+            _answer(writer, work)
+        os.close(writer)
+        return cls(number, pid, reader)
+
+    def reply(self) -> dict[str, Any]:
+        """The answer that the fork leads to, once it has ended or written it."""
+        with os.fdopen(self.reader, "rb") as reader:
+            written = reader.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        if status == -signal.SIGPROF:
+            return {"number": self.number, "error": TOO_LONG}
+        if status:
+            return {"number": self.number, "died": -status}
+        return {"number": self.number, "error": json.loads(written)}
 
 
-def _answer(written: int, work: Callable[[], str | None]) -> NoReturn:
+def _answer(writer: int, work: Callable[[], str | None]) -> NoReturn:
     """Writes the verdict and ends the fork, which also ends when its parent does."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.write(written, json.dumps({"error": in_yielding_thread(work)}).encode())
+        os.write(writer, json.dumps(in_yielding_thread(work)).encode())
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -108,16 +126,65 @@ def _answer(written: int, work: Callable[[], str | None]) -> NoReturn:
         os._exit(1)
 
 
+class Checks:
+    """Forks that run, beside each other. What this process has read stays ready for the next one,
+    whatever becomes of a fork."""
+
+    def __init__(self, questions: int) -> None:
+        """`questions` is the descriptor from which lines are read."""
+        self._questions = questions
+        self._unfinished = b""
+        """Beginning of a line whose end has not come."""
+        self._grammars: dict[str, Grammars] = {}
+        self._forks: dict[int, Fork] = {}
+        """Forks that run, by the numbers of their questions."""
+        self._given_up: set[int] = set()
+        # NOTE: not epoll, whose registrations a fork shares.
+        self._selector = selectors.PollSelector()
+        self._selector.register(questions, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Answers questions until there are no more."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is not None:
+                    self._end(key.data)
+                elif data := os.read(self._questions, READ_BYTES):
+                    *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+                    for line in lines:
+                        self._take(json.loads(line))
+                else:
+                    return
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "given_up" not in message:
+            self._begin(message)
+        elif fork := self._forks.get(message["given_up"]):
+            self._given_up.add(fork.number)
+            os.kill(fork.pid, signal.SIGKILL)
+
+    def _begin(self, asked: dict[str, Any]) -> None:
+        folder = asked["folder"]
+        if folder not in self._grammars:
+            self._grammars[folder] = Grammars(Path(folder))
+        work = functools.partial(verdict_on, self._grammars[folder], asked["grammar"])
+        fork = Fork.start(asked["number"], work)
+        self._forks[fork.number] = fork
+        self._selector.register(fork.reader, selectors.EVENT_READ, fork)
+
+    def _end(self, fork: Fork) -> None:
+        self._selector.unregister(fork.reader)
+        del self._forks[fork.number]
+        reply = fork.reply()
+        if fork.number in self._given_up:
+            self._given_up.discard(fork.number)
+            reply = {"number": fork.number, "error": GIVEN_UP}
+        print(json.dumps(reply), flush=True)
+
+
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
-    grammars: dict[str, Grammars] = {}
-    for line in sys.stdin:
-        asked = json.loads(line)
-        folder = asked["folder"]
-        if folder not in grammars:
-            grammars[folder] = Grammars(Path(folder))
-        work = functools.partial(verdict_on, grammars[folder], asked["grammar"])
-        print(json.dumps(in_fork(work)), flush=True)
+    Checks(sys.stdin.fileno()).run()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The stage's side of one process that checks grammars in forks of itself: requests and replies, a
-line each.
+"""The stage's side of the process that checks grammars in forks of itself: questions and answers, a
+line each. Checks run beside each other.
 
 All methods block, so they are for threads. The process ends with its input, and so with the stage.
 """
@@ -11,9 +11,20 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
+from typing import Any, TypedDict
 
 Verdict = str | None
 """Reason against a grammar; None for a good one."""
+
+
+class Question(TypedDict):
+    number: int
+    """Unlike all numbers of one process before."""
+    folder: str
+    """The model's folder."""
+    grammar: str
 
 
 class CheckDied(Exception):
@@ -32,51 +43,78 @@ class CheckDied(Exception):
 
 
 class CheckProcess:
-    """A running process. One thread at a time may use it; any thread may call `kill`."""
+    """A running process. Any thread may use it."""
 
     def __init__(self) -> None:
         """Starts the process. Raises `OSError` when the system has no room for it."""
         # NOTE: not through uvloop, which forks: of a process that speaks gRPC 3 in 400 children
-        # died of SIGSEGV before they had begun (2026-11-21). This starts them by vfork. They have a
-        # session of their own, so that a terminal's Ctrl-C reaches the stage alone.
+        # died of SIGSEGV before they had begun (2026-11-21). This starts it by vfork. It has a
+        # process group of its own, so that a terminal's Ctrl-C reaches the stage alone, in the
+        # stage's session, where nice values count against the stage.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headwater.services.grammars.check"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,
+            process_group=0,
         )
+        self._lock = threading.Lock()
+        """Held while a question is sent, and while the end is noted: no question comes after it."""
+        self._asked: dict[int, Future[dict[str, Any]]] = {}
+        self._returncode: int | None = None
+        """Exit status, once no answer can come any more."""
+        self._reader = threading.Thread(target=self._read, name="verdicts", daemon=True)
+        self._reader.start()
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self._returncode is None and self._process.poll() is None
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def check(self, question: dict[str, str]) -> Verdict:
+    def check(self, question: Question) -> Verdict:
         """Sends a grammar and waits for the verdict. Raises `CheckDied`."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise CheckDied(self._process.wait()) from None
-        if line := self._process.stdout.readline():
-            answer = json.loads(line)
-            if "died" in answer:
-                raise CheckDied(-answer["died"])
-            verdict: Verdict = answer["error"]
-            return verdict
-        raise CheckDied(self._process.wait())
+        answer = self._ask(question).result()
+        if "died" in answer:
+            raise CheckDied(-answer["died"])
+        verdict: Verdict = answer["error"]
+        return verdict
 
-    def kill(self) -> None:
-        """Kills the process; a waiting caller gets `CheckDied`."""
-        self._process.kill()
+    def give_up(self, number: int) -> None:
+        """Ends the check of this number, whose verdict is not wanted any more."""
+        with self._lock:
+            self._send({"given_up": number})
 
     def end(self) -> None:
-        """Ends the process after its last call."""
+        """Kills the process; waiting callers get `CheckDied`."""
         self._process.kill()
+        self._reader.join()
         with contextlib.suppress(BrokenPipeError), self._process:
             pass
+
+    def _ask(self, question: Question) -> Future[dict[str, Any]]:
+        answer: Future[dict[str, Any]] = Future()
+        with self._lock:
+            if self._returncode is not None:
+                raise CheckDied(self._returncode)
+            self._asked[question["number"]] = answer
+            self._send(question)
+        return answer
+
+    def _send(self, message: Question | dict[str, int]) -> None:
+        assert self._process.stdin is not None
+        # Where the process is gone, the end of its output answers what was asked.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        """Passes answers on until the process has ended."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            self._asked.pop(answer["number"]).set_result(answer)
+        returncode = self._process.wait()
+        with self._lock:
+            self._returncode = returncode
+            left = list(self._asked.values())
+            self._asked.clear()
+        for asked in left:
+            asked.set_exception(CheckDied(returncode))

@@ -1,19 +1,17 @@
-"""Finds out in bounded time whether a grammar can be compiled, in processes that die of grammars
-that cannot.
+"""Finds out in bounded time whether a grammar can be compiled, in forks that die of grammars that
+cannot.
 
 Remembers verdicts within a cache namespace: no tenant learns from the time of a grammar whether
-others use it. Tenants share the processes fairly. The wait for one is no part of a grammar's limit.
+others use it. Tenants share the forks fairly. The wait for one is no part of a grammar's limit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
+import itertools
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,43 +23,45 @@ from ..runtime.fair_threads import FairThreads
 from ..runtime.tenant_cache import TenantCache
 from .asker import Asker
 from .check import TOO_LARGE
-from .check_process import CheckDied, CheckProcess, Verdict
+from .check_process import CheckDied, CheckProcess, Question, Verdict
 from .grammars import GrammarError
 
-MAX_PROCESSES = 4
-"""One of them is for a tenant that has none."""
+MAX_CHECKS = 4
+"""Checks at once. One of them is for a tenant that has none."""
 LIMITS = QueueLimits(num_waiting=256, num_bytes=16 << 20, wait_seconds=10.0)
 MAX_REMEMBERED_BYTES = 2 << 20
 VERDICT_BYTES = 256
 """Bytes of a remembered verdict without its reason."""
-ANYTHING = '{"grammars": [{"lark_grammar": "start: /a/"}]}'
-START_PAUSES = (0.1, 0.5)
-"""Seconds before a start that failed is tried again."""
+START_PAUSES = (0.1, 0.5, 0.0)
+"""Seconds to wait after each start that fails, as many as are tried."""
 
 
 @dataclass(slots=True)
 class _Asked:
     """A check under way, with the number of callers that wait for it."""
 
+    number: int
+    """Number of its question."""
     answer: asyncio.Task[Verdict]
     num_waiting: int = 0
 
 
 class GrammarChecker:
-    """Checker of one stage. The first check starts the first process; another one starts when all
-    are busy."""
+    """Checker of one stage. The first check starts its process, which has read the tokenizer for
+    all later ones: no tenant waits for a start because another one has checks under way."""
 
     def __init__(self) -> None:
         self._remembered: TenantCache[bytes, Verdict] = TenantCache(MAX_REMEMBERED_BYTES)
         self._asked: dict[bytes, _Asked] = {}
-        self._processes = _Processes()
-        self._threads = FairThreads("a check of its grammar", MAX_PROCESSES, LIMITS)
+        self._process = _Process()
+        self._numbers = itertools.count()
+        self._threads = FairThreads("a check of its grammar", MAX_CHECKS, LIMITS)
 
     async def __aenter__(self) -> GrammarChecker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._processes.close()
+        self._process.close()
         await asyncio.to_thread(self._threads.close, wait=True)
 
     async def check(self, folder: Path, grammar: str, asker: Asker) -> None:
@@ -72,24 +72,21 @@ class GrammarChecker:
         if key in self._remembered:
             verdict = self._remembered[key]
         else:
-            work = functools.partial(
-                _judged, self._processes, {"folder": str(folder), "grammar": grammar}
-            )
-            verdict = await self._answer(key, asker.tenant, len(grammar), work)
+            question = Question(number=next(self._numbers), folder=str(folder), grammar=grammar)
+            verdict = await self._answer(key, asker.tenant, question)
             num_bytes = VERDICT_BYTES + len(verdict or "")
             self._remembered.put(asker.tenant, key, verdict, num_bytes)
         if verdict is not None:
             raise GrammarError(verdict)
 
-    async def _answer(
-        self, key: bytes, tenant: str, num_bytes: int, work: Callable[[], Verdict]
-    ) -> Verdict:
+    async def _answer(self, key: bytes, tenant: str, question: Question) -> Verdict:
         """Verdict of one check for all waiting callers; it is cancelled when all of them have
         left."""
         asked = self._asked.get(key)
         if asked is None:
-            answer = asyncio.create_task(self._threads.run(tenant, num_bytes, work))
-            asked = self._asked[key] = _Asked(answer)
+            work = functools.partial(_judged, self._process, question)
+            checking = self._threads.run(tenant, len(question["grammar"]), work)
+            asked = self._asked[key] = _Asked(question["number"], asyncio.create_task(checking))
         asked.num_waiting += 1
         try:
             return await asyncio.shield(asked.answer)
@@ -97,101 +94,68 @@ class GrammarChecker:
             asked.num_waiting -= 1
             if not asked.num_waiting:
                 del self._asked[key]
-                asked.answer.cancel()
+                if asked.answer.cancel():
+                    # In a thread: the process may be reading a tokenizer.
+                    await asyncio.to_thread(self._process.give_up, asked.number)
 
 
-class _Processes:
-    """Pool of processes: a thread takes one, checks a grammar, and gives it back."""
+class _Process:
+    """The process that checks grammars: started when there is none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[CheckProcess] = []
-        self._busy: set[CheckProcess] = set()
-        self._spares = ThreadPoolExecutor(1, "spare")
+        """Held while the process starts, so that only one does."""
+        self._process: CheckProcess | None = None
         self._is_closed = False
 
-    def check(self, question: dict[str, str]) -> Verdict:
-        """Checks a grammar in an idle or a new process. Raises `CheckDied`, `Unavailable`."""
-        process = self._take() or self._start()
-        self._keep_spare(question)
-        return self._checked(process, question)
-
-    def _keep_spare(self, question: dict[str, str]) -> None:
-        """While several grammars are checked, a process is ready for another tenant."""
+    def check(self, question: Question) -> Verdict:
+        """Checks a grammar. Raises `CheckDied`, `Unavailable`."""
         with self._lock:
-            if self._needs_spare():
-                self._spares.submit(self._start_spare, question)
+            process = self._running()
+        return process.check(question)
 
-    def _start_spare(self, question: dict[str, str]) -> None:
+    def give_up(self, number: int) -> None:
+        """Ends a check whose verdict is not wanted any more: its place is free for others."""
         with self._lock:
-            is_needed = self._needs_spare()
-        if is_needed:
-            # It has read the tokenizer when a grammar comes.
-            with contextlib.suppress(CheckDied, Unavailable):
-                self._checked(self._start(), question | {"grammar": ANYTHING})
-
-    def _needs_spare(self) -> bool:
-        return not self._idle and 1 < len(self._busy) < MAX_PROCESSES and not self._is_closed
-
-    def _checked(self, process: CheckProcess, question: dict[str, str]) -> Verdict:
-        try:
-            return process.check(question)
-        finally:
-            self._give_back(process)
+            if self._process is not None:
+                self._process.give_up(number)
 
     def close(self) -> None:
-        """Ends all processes; waiting callers get `CheckDied`."""
+        """Ends the process; waiting callers get `CheckDied`."""
         with self._lock:
             self._is_closed = True
-            self._spares.shutdown(wait=False, cancel_futures=True)
-            for process in self._busy:
-                process.kill()
-            for process in self._idle:
-                process.end()
+            if self._process is not None:
+                self._process.end()
 
-    def _take(self) -> CheckProcess | None:
-        with self._lock:
-            while self._idle:
-                process = self._idle.pop()
-                if process.is_alive:
-                    self._busy.add(process)
-                    return process
-                process.end()
-        return None
+    def _running(self) -> CheckProcess:
+        if self._is_closed:
+            raise _out_of_reach()
+        if self._process is not None:
+            if self._process.is_alive:
+                return self._process
+            self._process.end()
+        self._process = self._started()
+        return self._process
 
-    def _give_back(self, process: CheckProcess) -> None:
-        with self._lock:
-            self._busy.remove(process)
-            if process.is_alive and not self._is_closed:
-                self._idle.append(process)
-            else:
-                process.end()
-
-    def _start(self) -> CheckProcess:
-        for pause in (*START_PAUSES, None):
+    def _started(self) -> CheckProcess:
+        for pause in START_PAUSES:
             try:
-                with self._lock:
-                    if self._is_closed:
-                        break
-                    self._busy.add(process := CheckProcess())
+                return CheckProcess()
             except OSError as fault:
                 structlog.get_logger().warning("grammar checker did not start", fault=str(fault))
-                if pause is not None:
-                    time.sleep(pause)
-            else:
-                return process
+                time.sleep(pause)
         raise _out_of_reach()
 
 
-def _judged(processes: _Processes, question: dict[str, str]) -> Verdict:
+def _judged(process: _Process, question: Question) -> Verdict:
     """Verdict on a grammar. A death counts against it only when a second process dies of it too,
     and of memory: the first process may have been killed."""
     try:
-        return processes.check(question)
+        return process.check(question)
     except CheckDied as death:
         structlog.get_logger().warning("grammar checker died", returncode=death.returncode)
     try:
-        return processes.check(question)
+        return process.check(question)
     except CheckDied as death:
         structlog.get_logger().warning("grammar checker died again", returncode=death.returncode)
         if death.is_of_memory:

@@ -120,15 +120,21 @@ class ProcessorSettings(TextStageSettings):
         return ServingChoices(**{name: getattr(self, name) for name in names})
 
 
+NUM_CONSTRAINT_THREADS = 2
+"""The second one is for another tenant: a grammar takes up to seconds to derive."""
+
+
 class WorkThreads:
-    """Threads for long texts: as many as one tenant may have, and one for another tenant. One
-    thread for constraints, since work on these holds the interpreter: several such threads would
+    """Threads for long texts: as many as one tenant may have, and one for another tenant. For
+    constraints one and one: work on these holds the interpreter, and several such threads would
     take it from the event loop in turns."""
 
     def __init__(self, num_threads: int = 0) -> None:
         num_texts = (num_threads or usable_cores()) + 1
         self.texts = FairThreads("a thread of the processor", num_texts, TEXT_LIMITS)
-        self.constraints = FairThreads("the processor's thread for constraints", 1, TEXT_LIMITS)
+        self.constraints = FairThreads(
+            "the processor's thread for constraints", NUM_CONSTRAINT_THREADS, TEXT_LIMITS
+        )
 
     def close(self) -> None:
         """Ends the threads. Work that has not begun is not done."""

@@ -5,6 +5,10 @@ REQUESTS is a socket on which each message asks for one program, and carries the
 a socket for the replies: first the process's id, with a pidfd, then its exit status. A request
 whose environment is not that of the imports gets no reply. The server ends with the process that
 started it; programs that it forked go on.
+
+NOTE: programs have process groups of their own and one session together. Linux (autogroup) divides
+processors among sessions first where it has no control groups, so that nice values count within a
+session alone: slow work of one program would take as much as all of another one.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ class Program:
     def run(self) -> None:
         """Runs in the process that was forked for it; other files than the standard ones are closed
         by then."""
-        os.setsid()
+        os.setpgid(0, 0)
         self._place_files()
         os.environ.clear()
         os.environ.update(self.environment)

@@ -98,8 +98,8 @@ class ForkClient:
         environment: Mapping[str, str],
         files: Mapping[int, int],
     ) -> ForkedProcess | None:
-        """A process in a session of its own that runs the module's `main`. `files`: number there →
-        number here.
+        """A process in a group of its own, so that a terminal's Ctrl-C does not reach it, that runs
+        the module's `main`. `files`: number there → number here.
 
         None where the server is gone, is asked for too much at once, or imported its modules with
         other variables; such a process is to be started anew. Cancelled, it leaves no process

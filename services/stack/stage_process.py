@@ -75,8 +75,8 @@ class StageProgram:
 
 
 class StageProcess:
-    """A running child in a session of its own, so that a terminal's Ctrl-C reaches the supervisor
-    alone."""
+    """A running child in a process group of its own, so that a terminal's Ctrl-C reaches the
+    supervisor alone. NOTE: not in a session of its own, for the reason that `fork_server` gives."""
 
     def __init__(self, name: str, process: Process, word: asyncio.StreamReader, log: Path) -> None:
         self.name = name
@@ -167,7 +167,7 @@ async def _started(program: StageProgram, log: BinaryIO, forks: ForkClient | Non
         stderr=log,
         env=dict(program.env),
         pass_fds=program.files,
-        start_new_session=True,
+        process_group=0,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from headwater.bench.hostile import posts
 from headwater.bench.hostile.attack import Attack, Target, run_for
+from headwater.bench.hostile.controls import OwnWork
 from headwater.bench.hostile.grpc_attacks import Calls, HeadReferences, UnreadCalls, small_chat
 from headwater.bench.hostile.rest_attacks import OpenHeads, Posts
 from headwater.proto import inference_pb2, inference_pb2_grpc
@@ -134,3 +136,11 @@ async def test_frames_by_hand_are_calls_to_a_grpc_server(
     assert seen == outcomes
     assert heard.bodies == [small_chat("m").SerializeToString()] * outcomes.total()
     assert set(heard.keys) == {"Bearer k"}
+
+
+async def test_a_client_that_only_computes_sends_nothing_and_ends_in_time() -> None:
+    async with rest_server(b"200") as (target, heard):
+        began = time.monotonic()
+        assert not await run_for(OwnWork(), target, SECONDS)
+        assert time.monotonic() < began + 4 * SECONDS
+    assert not heard.heads

@@ -12,20 +12,20 @@ import pytest
 
 from headwater.bench.hostile import constraints, posts, values
 from headwater.bench.hostile.attack import Target
-from headwater.bench.hostile.bodies import BODIES, NAMES
+from headwater.bench.hostile.bodies import ALL_NAMES, BODIES, CONTROLS
 from headwater.bench.hostile.posts import Builder
 from headwater.bench.hostile.rest_attacks import Posts, head_of
 from headwater.gateway.settings import GatewaySettings
 
 TARGET = Target(rest="http://127.0.0.1:80", grpc="127.0.0.1:81", model="m", key="hw-a-b")
-SENT = {body.name: body.attack for body in BODIES if isinstance(body.attack, Posts)}
+SENT = {body.name: body.attack for body in (*CONTROLS, *BODIES) if isinstance(body.attack, Posts)}
 NO_JSON = {"broken-end", "digits", "gzip-bomb", "gzip-then-chunked", "chunked-twice"}
 """Bodies that are not one JSON text that Python reads."""
 
 
 def test_names_are_unique_and_fit_a_command_line() -> None:
-    assert len(set(NAMES)) == len(NAMES)
-    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in NAMES)
+    assert len(set(ALL_NAMES)) == len(ALL_NAMES)
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in ALL_NAMES)
 
 
 @pytest.mark.parametrize("name", SENT)
@@ -69,6 +69,7 @@ def test_the_head_names_the_bodys_length_unless_a_transfer_coding_does() -> None
         posts.regex(constraints.bad_regex),
         posts.regex(constraints.exploding_regex),
         posts.regex(constraints.backtracking_regex),
+        posts.small_completion,
         posts.long_prompt,
         posts.one_bad_prompt,
     ],

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from headwater.bench.hostile import page
-from headwater.bench.hostile.bodies import NAMES
+from headwater.bench.hostile.bodies import ALL_NAMES, CONTROL_NAMES, NAMES
 from headwater.bench.hostile.page import PAGE, NoPlace, read_reports, table, with_table, write
 from tests.bench.hostile.reports import report_with, row
 
 SMALL = report_with(row("keys", first_token=1.05, structured=1.5))
 GENEROUS = report_with(row("keys", first_token=1.31, structured=2.5, num_faults=3))
+CONTROL = report_with(row("control-posts", first_token=1.4, structured=2.1))
 
 
 def test_the_page_holds_what_was_measured_of_each_body_of_the_list() -> None:
@@ -20,7 +21,9 @@ def test_the_page_holds_what_was_measured_of_each_body_of_the_list() -> None:
     text = PAGE.read_text()
     assert with_table(text, reports) == text
     for report in reports.values():
-        assert tuple(each.body for each in report.rows) == NAMES
+        measured = [each.body for each in report.rows]
+        assert tuple(name for name in measured if name not in CONTROL_NAMES) == NAMES
+        assert tuple(measured) in (NAMES, ALL_NAMES)
 
 
 def test_a_line_has_two_cells_for_each_key_and_what_misses_its_goal_is_bold() -> None:
@@ -32,6 +35,12 @@ def test_a_line_has_two_cells_for_each_key_and_what_misses_its_goal_is_bold() ->
     assert "|  | nothing | 1.10 ×, 100 ms | 1.10 ×, 100 ms | 1.10 ×" in written
     assert "| `escapes` | a string of 600,000 escapes (`\\u0061`) | – | – | – | – |" in written
     assert "- The small key has 2 requests a minute: 2026-11-29, c0ffee1, executor" in written
+
+
+def test_a_control_has_no_goals() -> None:
+    what = "harmless: completions of one token, on 12 connections"
+    line = f"| `control-posts` | {what} | 1.40 ×, 140 ms | 2.10 ×, 210 ms |"
+    assert line in table({"small": CONTROL})
 
 
 def test_reports_replace_the_earlier_ones_and_the_table(

@@ -3,6 +3,7 @@ in bytes."""
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -316,3 +317,33 @@ def test_a_conversation_does_not_grow_without_end(house: Gateway) -> None:
         ada.call("POST", path, json={"items": [{"role": "user", "content": "short"}]}).status_code
         == 200
     )
+
+
+def test_a_used_up_minute_refuses_a_call_over_grpc_before_its_message_comes(
+    house: Gateway,
+) -> None:
+    ada = Customer(house, requests_per_minute=1)
+    metadata = (("authorization", f"Bearer {ada.key}"),)
+    asked = inference_pb2.TokenizeRequest(model=MODEL, prompt=processor_pb2.Prompt(text="Hello"))
+    never = threading.Event()
+
+    def no_message() -> Iterator[inference_pb2.TokenizeRequest]:
+        never.wait()
+        yield asked
+
+    with grpc.insecure_channel(house.grpc) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        stub.Tokenize(asked, metadata=metadata)
+        with pytest.raises(grpc.RpcError) as counted:
+            stub.Tokenize(asked, metadata=metadata)
+        waiting = channel.stream_unary(
+            "/headwater.v1.Inference/Chat", request_serializer=asked.__class__.SerializeToString
+        )
+        try:
+            with pytest.raises(grpc.RpcError) as refused:
+                waiting(no_message(), metadata=metadata, timeout=5)
+        finally:
+            never.set()
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.value.details() == counted.value.details()
+        stub.ListModels(inference_pb2.ListModelsRequest(), metadata=metadata)

@@ -18,7 +18,7 @@ from headwater.services.grammars import checker as checker_module
 from headwater.services.grammars.asker import Asker
 from headwater.services.grammars.check import TOO_LARGE, TOO_LONG
 from headwater.services.grammars.checker import (
-    MAX_PROCESSES,
+    MAX_CHECKS,
     VERDICT_BYTES,
     GrammarChecker,
 )
@@ -170,8 +170,8 @@ async def test_what_several_want_to_know_is_asked_once(demo_folder: Path, others
         assert len(children() - others) == 1
         asking[0].cancel()
         assert await asyncio.gather(*asking[1:]) == [TOO_LONG] * 3
-        # Without its processes the checker can answer only from memory.
-        checker._processes.close()
+        # Without its process the checker can answer only from memory.
+        checker._process.close()
         assert await verdict(checker, demo_folder, EXPLODING) == TOO_LONG
     assert children() <= others
 
@@ -182,31 +182,56 @@ async def test_a_tenants_grammars_are_checked_beside_a_flood_of_another_one(
     neighbour = Asker("neighbour", bytes(16))
     async with GrammarChecker() as checker:
         assert await verdict(checker, demo_folder, GOOD, neighbour) == "good"
+        ready = children() - others
         flood = [
             asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING + " " * i))
-            for i in range(3 * MAX_PROCESSES)
+            for i in range(3 * MAX_CHECKS)
         ]
         async with asyncio.timeout(30):
-            # One process stays free.
-            while len(children() - others) < MAX_PROCESSES - 1:  # noqa: ASYNC110 (processes)
+            # One place stays free.
+            while len(forks_of(ready)) < MAX_CHECKS - 1:  # noqa: ASYNC110 (processes)
                 await asyncio.sleep(0.01)
         for i in range(5):
             assert await verdict(checker, demo_folder, GOOD + " " * i, neighbour) == "good"
+        # No check of the neighbour waited for the start of a process.
+        assert children() - others == ready
         # In the order of arrival all of them were checked before.
-        assert sum(each.done() for each in flood) < MAX_PROCESSES
+        assert sum(each.done() for each in flood) < MAX_CHECKS
         async with asyncio.timeout(30):
-            while LOWERED not in priorities(forks_of(children() - others)):  # noqa: ASYNC110 (processes)
+            while LOWERED not in priorities(forks_of(ready)):  # noqa: ASYNC110 (processes)
                 await asyncio.sleep(0.01)
         for each in flood:
             each.cancel()
+
+
+async def test_a_check_ends_when_all_who_asked_have_left(
+    demo_folder: Path, others: set[int]
+) -> None:
+    """Else it would keep its place, and a share of a core, from checks of others."""
+    async with GrammarChecker() as checker:
+        assert await verdict(checker, demo_folder, GOOD) == "good"
+        ready = children() - others
+        asking = [asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING)) for _ in range(2)]
+        async with asyncio.timeout(30):
+            while not (forks := forks_of(ready)):  # noqa: ASYNC110 (processes)
+                await asyncio.sleep(0.001)
+        asking[0].cancel()
+        await asyncio.wait([asking[0]])
+        assert forks_of(ready) == forks
+        asking[1].cancel()
+        await asyncio.wait([asking[1]])
+        (fork,) = forks
+        wait_for_end(fork, seconds=1)
+        assert await verdict(checker, demo_folder, GOOD + " ") == "good"
+        assert children() - others == ready
 
 
 async def test_a_verdict_is_remembered_in_its_namespace_alone(demo_folder: Path) -> None:
     async with GrammarChecker() as checker:
         for asker in (ASKER, Asker("b", bytes(range(16))), Asker("a", bytes(range(16)))):
             assert await verdict(checker, demo_folder, GOOD, asker) == "good"
-        # Without its processes the checker can answer only from memory.
-        checker._processes.close()
+        # Without its process the checker can answer only from memory.
+        checker._process.close()
         assert await verdict(checker, demo_folder, GOOD, ASKER) == "good"
         with pytest.raises(Unavailable):
             await checker.check(demo_folder, GOOD, Asker("c", b"c" * 16))
@@ -222,7 +247,7 @@ async def test_verdicts_of_a_flood_drive_out_none_of_another_tenant(
         for i in range(20):
             assert await verdict(checker, demo_folder, GOOD + " " * i) == "good"
         assert len(checker._remembered) == 10
-        checker._processes.close()
+        checker._process.close()
         assert await verdict(checker, demo_folder, GOOD, neighbour) == "good"
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -407,6 +408,23 @@ async def test_a_short_request_that_may_hold_its_answer_leaves_the_event_loop_al
                 await servicer.Prepare(request, None)  # type: ignore[arg-type] # it is not read
                 used.append(time.thread_time() - began)
     assert min(used) < min(took) / 2
+
+
+async def test_a_tenants_constraint_is_derived_beside_long_ones_of_another_tenant() -> None:
+    may_end = threading.Event()
+    with contextlib.closing(WorkThreads(1)) as threads:
+        long = [
+            asyncio.ensure_future(threads.constraints.run("hostile", 1, may_end.wait))
+            for _ in range(3)
+        ]
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(10):
+                assert await threads.constraints.run("neighbour", 1, lambda: "derived") == "derived"
+            assert not any(each.done() for each in long)
+        finally:
+            may_end.set()
+        await asyncio.gather(*long)
 
 
 async def test_a_refused_schema_is_derived_once(processor: Any) -> None:

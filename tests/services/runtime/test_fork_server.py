@@ -26,7 +26,7 @@ facts = {
     "has_module": "colorsys" in sys.modules,
     "variable": os.environ.get("HEADWATER_PROBE"),
     "files": {name: os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")},
-    "sid": os.getsid(0),
+    "group": os.getpgid(0),
     "shown": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0")[1:],
     "loop": __import__("asyncio").run(__import__("asyncio").sleep(0, "it runs")),
 }
@@ -82,7 +82,7 @@ async def test_a_fork_has_its_arguments_variables_and_files_and_what_the_server_
     assert facts["argv"] == ["-a", "b c"]
     assert facts["has_module"]
     assert facts["variable"] == "set"
-    assert facts["sid"] == process.pid
+    assert facts["group"] == process.pid
     assert facts["shown"] == ["-m", MODULE, "-a", "b c"]
     assert facts["loop"] == "it runs"
     named = {
@@ -91,6 +91,19 @@ async def test_a_fork_has_its_arguments_variables_and_files_and_what_the_server_
     assert named == {"0": "null", "1": "out", "2": "out", "3": "out", "4": "other"}
     with pytest.raises(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
+
+
+async def test_nice_values_count_among_all_forks_since_they_have_one_session(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    first = await start(forks, SLEEP, tmp_path, environment)
+    second = await start(forks, SLEEP, tmp_path, environment)
+    assert first is not None
+    assert second is not None
+    assert os.getsid(first.pid) == os.getsid(second.pid) != os.getsid(0)
+    first.kill()
+    second.kill()
+    await asyncio.gather(first.wait(), second.wait())
 
 
 async def test_a_fork_finds_what_threads_of_imports_have_done(

@@ -1,0 +1,25 @@
+"""The process that attacks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from headwater.bench.hostile.attacker import NICENESS, attacker
+from headwater.bench.hostile.bodies import CONTROLS, named
+
+AUTOGROUP = Path("/proc/self/autogroup")
+
+
+def test_it_yields_to_the_servers_within_its_session_and_as_a_session() -> None:
+    with attacker() as process:
+        assert process.submit(os.getpriority, os.PRIO_PROCESS, 0).result() == NICENESS
+        assert process.submit(os.getsid, 0).result() != os.getsid(0)
+        if AUTOGROUP.exists():
+            session = process.submit(AUTOGROUP.read_text).result()
+            assert session.endswith(f" nice {NICENESS}\n")
+
+
+def test_controls_are_found_by_name_as_bodies_are() -> None:
+    assert [named(body.name) for body in CONTROLS] == list(CONTROLS)
+    assert named("keys").name == "keys"
