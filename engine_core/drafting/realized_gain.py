@@ -53,6 +53,9 @@ class RealizedGain:
         """Stretches that lost since one gained."""
         self._num_behind = 0
         """Plain steps that still belong to the last stretch: they were planned within it."""
+        self._lost = 0.0
+        """Seconds that steps of the stretch took longer than plain ones for the same tokens;
+        negative where they were faster."""
         self._begin(NO_GAIN)
 
     def promised(self, gain: float) -> float:
@@ -134,8 +137,6 @@ class RealizedGain:
         self._begun_with = expected
         """Gain that was expected when the stretch began."""
         self._lost = 0.0
-        """Seconds that its steps took longer than plain ones for the same tokens; negative where
-        they were faster."""
         self._clear()
 
     def _clear(self) -> None:
