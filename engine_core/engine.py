@@ -27,9 +27,16 @@ from .scheduling.speculator import Speculator
 from .scheduling.step_builder import PlannedStep
 from .scheduling.step_results import ResultHandler
 from .step_output import EngineLoad, Finished, MaskReport, StepOutput
+from .waits_for import WaitsFor
 
 NO_MASKS: Int32Array = np.empty((1, 0, 0), np.int32)
 """Masks of an engine without grammars."""
+
+
+AWAIT_THE_DEVICE = (WaitsFor.DEVICE, WaitsFor.MASKS, WaitsFor.BLOCKS)
+"""Waits that end once the device is done, where it computes."""
+STORING_SECONDS = 0.005
+"""Between two looks of an idle engine at blocks that are being stored, or found again."""
 
 
 class Engine:
@@ -79,18 +86,14 @@ class Engine:
         """Tokens that grammars force, said since the last plan: row, ticket, output index,
         tokens."""
         self._launched: list[PlannedStep] = []
+        self._speaks = False
+        """Whether a step was settled since output was last taken that says something."""
         self._num_added = 0
         self._rise_at = 0.0
-        # The last step had nothing to do, and nothing was said to the engine since.
-        self._is_idle = True
-        self.awaits_blocks = False
-        """Whether the last step had nothing to do until blocks come from a source, or are lent."""
-        # The last step had nothing to do until the device is done.
-        self._awaits_device = False
-        # Blocks are on their way, from here or to here.
-        self._moves_blocks = False
-        # The last step might have computed something, had it not been better to wait.
+        self._waits_for = WaitsFor.WORK
+        """Result of the last `settle`, or NOTHING once the engine was called; see `waits_for`."""
         self._has_held_back = False
+        """Whether the last step might have computed something, had it not been better to wait."""
 
     def step(self) -> StepOutput | None:
         """Schedules and submits a step, retires and settles the oldest in flight when its time has
@@ -101,7 +104,8 @@ class Engine:
         other engines may ask for blocks.
         """
         self.launch()
-        return self.settle()
+        self.settle()
+        return self.take_output()
 
     def launch(self) -> None:
         """The first half of `step`: the device is at work when it returns. `settle` has to
@@ -126,31 +130,47 @@ class Engine:
         )
         self._launched = [planned for planned in (draw, step) if planned is not None]
 
-    def settle(self) -> StepOutput | None:
-        """The second half of `step`."""
+    def settle(self) -> WaitsFor:
+        """The second half of `step`: what it says is there for `take_output`. Returns what the next
+        step waits for."""
         planned = self._launched
         self._launched = []
         retired = self._retire(planned)
-        is_told = False
         for step, result in retired:
             self._results.settle(step, result, self._output)
             self._close(step)
-            is_told |= not step.is_silent
+            self._speaks |= not step.is_silent
         has_settled_loads = self._scheduler.settle_loads()
         is_lending = self._lend()
         self._scheduler.loads.launch()
-        is_busy = bool(
-            planned or retired or len(self._in_flight) or self._has_held_back or has_settled_loads
-        )
-        self.awaits_blocks = (self._is_load_awaited() or is_lending) and not is_busy
-        self._awaits_device = len(self._in_flight) > 0 and not (
-            planned or retired or has_settled_loads
-        )
-        self._moves_blocks = (
-            is_lending or self._scheduler.loads.is_any_open or bool(self._prefetches)
-        )
-        self._is_idle = not (is_busy or self.awaits_blocks)
-        return self._take_output(is_told=is_told)
+        has_moved = bool(planned or retired or has_settled_loads)
+        self._waits_for = self._awaited(has_moved=has_moved, is_lending=is_lending)
+        return self.waits_for
+
+    @property
+    def waits_for(self) -> WaitsFor:
+        """Event that the next step waits for, as of now: the device may be done since `settle`."""
+        if self._waits_for in AWAIT_THE_DEVICE and self._in_flight.is_oldest_ready:
+            return WaitsFor.NOTHING
+        if self._waits_for is WaitsFor.WORK and self.pause_seconds is not None:
+            return WaitsFor.TIME
+        return self._waits_for
+
+    def _awaited(self, *, has_moved: bool, is_lending: bool) -> WaitsFor:
+        num_in_flight = len(self._in_flight)
+        if num_in_flight and not has_moved:
+            return WaitsFor.BLOCKS if self._moves_blocks(is_lending) else WaitsFor.DEVICE
+        is_held_back = self._scheduler.held.hold_back(is_in_flight=num_in_flight > 0)
+        if num_in_flight <= 1 and is_held_back:
+            return WaitsFor.MASKS
+        if has_moved or num_in_flight or self._has_held_back:
+            return WaitsFor.NOTHING
+        return WaitsFor.BLOCKS if self._is_load_awaited() or is_lending else WaitsFor.WORK
+
+    def _moves_blocks(self, is_lending: bool) -> bool:
+        """Whether blocks are on their way, from here or to here: a step looks at them even while
+        the device computes."""
+        return is_lending or self._scheduler.loads.is_any_open or bool(self._prefetches)
 
     def _is_load_awaited(self) -> bool:
         """Whether a step is due as soon as an open load goes on; loads of prefetches have time."""
@@ -177,7 +197,7 @@ class Engine:
         assert new.key not in self._requests
         request = RequestState.enter(new, self._config, arrival=self._num_added, now=self._clock())
         self._num_added += 1
-        self._is_idle = False
+        self._waits_for = WaitsFor.NOTHING
         if (finished := finished_at_once(new, request, self._config)) is not None:
             self._output.finishes.append(finished)
             return
@@ -198,13 +218,13 @@ class Engine:
         """Begins to pull blocks of a prompt that another engine computes; an engine that pulls
         nothing ignores it."""
         if self._prefetches is not None:
-            self._is_idle = False
+            self._waits_for = WaitsFor.NOTHING
             self._prefetches.add(new)
 
     def end_prefetch(self, number: int) -> None:
         """Ends a prefetch; one that is not here has ended already. What has come stays cached."""
         if self._prefetches is not None:
-            self._is_idle = False
+            self._waits_for = WaitsFor.NOTHING
             self._prefetches.end(number)
 
     def bound_prompts(self, seconds: float) -> None:
@@ -214,32 +234,32 @@ class Engine:
 
     def take(self, message: FromLink) -> None:
         """Takes a message of the link to other engines."""
-        self._is_idle = False
+        self._waits_for = WaitsFor.NOTHING
         self._tiers.take(message)
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends a request; a key that is not here has ended already. Row and blocks return with the
         steps in flight."""
         if (request := self._requests.pop(key, None)) is not None:
-            self._is_idle = False
+            self._waits_for = WaitsFor.NOTHING
             self._results.finish(request, reason, self._output)
 
     def add_credit(self, key: int, tokens: int) -> None:
         """Lets a request emit `tokens` more; a key that is not here has ended already."""
         if (request := self._requests.get(key)) is not None:
-            self._is_idle = False
+            self._waits_for = WaitsFor.NOTHING
             self._scheduler.add_credit(request, tokens)
 
     def stall(self, key: int) -> None:
         """Lets a request that has no credit, and gets none, make room for those that wait; a key
         that is not here has ended already."""
         if (request := self._requests.get(key)) is not None:
-            self._is_idle = False
+            self._waits_for = WaitsFor.NOTHING
             self._scheduler.stall(request)
 
     def has_work(self) -> bool:
         """Whether a step would do anything. False also while every request waits for credit."""
-        return not self._is_idle
+        return self._waits_for is not WaitsFor.WORK
 
     def masks_filled(
         self,
@@ -251,7 +271,7 @@ class Engine:
         """Says that `masks[:, rows[i]]` holds masks of the request that got the ticket, from output
         output_indices[i] on num_masks[i] of them, or one where that is not given; see
         `MasksWanted`. They stay until these outputs are known."""
-        self._is_idle = False
+        self._waits_for = WaitsFor.NOTHING
         counts = (
             np.ones(len(rows), np.int32) if num_masks is None else np.array(num_masks, np.int32)
         )
@@ -268,7 +288,7 @@ class Engine:
     ) -> None:
         """Says that grammars force the tokens forced_ids[i] from output output_indices[i] of the
         request that got the ticket on, as far as that is known."""
-        self._is_idle = False
+        self._waits_for = WaitsFor.NOTHING
         self._foreseen += zip(rows, tickets, output_indices, forced_ids, strict=True)
 
     def _foresee(self) -> None:
@@ -296,7 +316,7 @@ class Engine:
     def fail(self, key: int, error: str) -> None:
         """Ends a request whose mask cannot be made; a key that is not here has ended already."""
         if (request := self._requests.pop(key, None)) is not None:
-            self._is_idle = False
+            self._waits_for = WaitsFor.NOTHING
             self._results.finish(request, FinishReason.UNFOLLOWABLE, self._output, error=error)
 
     def ask(self, keys: Iterable[int]) -> None:
@@ -304,44 +324,23 @@ class Engine:
         are not here."""
         for key in keys:
             if key not in self._requests:
-                self._is_idle = False
+                self._waits_for = WaitsFor.NOTHING
                 self._output.finishes.append(
                     Finished(key=key, reason=FinishReason.MISSING, num_output_tokens=0)
                 )
 
     @property
-    def has_background_work(self) -> bool:
-        """Whether a step is due now and then although there is nothing to compute: blocks are being
-        stored or found."""
-        return self._scheduler.loads.has_background_work
-
-    @property
-    def idle_seconds(self) -> float | None:
-        """How long an engine without work may sleep until a prefetch goes on; None: until it is
-        told something."""
+    def pause_seconds(self) -> float | None:
+        """How long an engine without work may sleep until blocks are stored or found, or a prefetch
+        goes on; None: until it is called."""
+        if self._scheduler.loads.has_background_work:
+            return STORING_SECONDS
         return None if self._prefetches is None else self._prefetches.idle_seconds
 
     @property
-    def holds_back(self) -> bool:
-        """Whether the next step would do nothing until masks or blocks come or the device is done:
-        time to wait."""
-        if self.awaits_blocks:
-            return True
-        num_steps = len(self._in_flight)
-        held = self._scheduler.held
-        if not self._awaits_device and (
-            num_steps > 1 or not held.hold_back(is_in_flight=num_steps > 0)
-        ):
-            return False
-        return not self._in_flight.is_oldest_ready
-
-    @property
-    def awaits_device_alone(self) -> bool:
-        """Whether the next step would do nothing until the device is done or the engine is told
-        something."""
-        if not self._awaits_device or self._moves_blocks:
-            return False
-        return not self._in_flight.is_oldest_ready
+    def has_steps_in_flight(self) -> bool:
+        """Whether the device has something to compute, or has yet to be asked for a result."""
+        return len(self._in_flight) > 0
 
     def load(self) -> EngineLoad:
         scheduler = self._scheduler
@@ -438,11 +437,13 @@ class Engine:
         self._scheduler.retire(planned.plan.step)
         self._output.step = planned.plan.step
 
-    def _take_output(self, *, is_told: bool) -> StepOutput | None:
+    def take_output(self) -> StepOutput | None:
+        """Takes what the last step says, if anything."""
         output = self._output
         output.cache_events = self._scheduler.cache.take_events()
-        if not (is_told or output.finishes or output.cache_events):
+        if not (self._speaks or output.finishes or output.cache_events):
             return None
+        self._speaks = False
         for finished in output.finishes:
             self._requests.pop(finished.key, None)
         output.load = self.load()

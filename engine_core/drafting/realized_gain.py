@@ -2,8 +2,8 @@
 that steps take while requests are served.
 
 Expected gains come from costs that were measured at the start, perhaps on a busy machine, and from
-estimated acceptance. A factor on them, learned from stretches of steps with drafts, keeps a wrong
-expectation from costing time again and again.
+estimated acceptance. A factor on them is learned from stretches of steps with drafts. A stretch that
+lost time is followed by a rest, so that drafts which bring nothing cost a small share of the time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,17 @@ CHECKED_STEPS = 8
 LEAST_FACTOR = 0.25
 LEARNED = 0.5
 """Weight of a new stretch in the factor."""
-RECOVERY_STEPS = 5000
-"""Plain steps in which the factor comes most of the way back to 1: drafts are tried again then."""
+MOST_LOST_STEPS = 4.0
+"""Times a plain step that a stretch may lose before it ends."""
+MOST_LOST_SHARE = 0.01
+"""Share of the time that stretches may lose: a rest has this many times less than its length lost
+before it."""
+MOST_DOUBLINGS = 4
+"""A rest is twice as long as the one before it while stretches keep losing, so many times."""
+IMPROVED = 1.25
+"""Times the gain that was expected of stretches that lost, from which on drafts are tried in spite
+of a rest: the text has changed."""
+NO_GAIN = 1.0
 
 
 class RealizedGain:
@@ -36,31 +45,98 @@ class RealizedGain:
         self._plain = plain
         self.factor = 1.0
         """Expected gains times this are the gains to act on, in `LEAST_FACTOR`…1."""
-        self._clear()
+        self._rest = 0.0
+        """Seconds of plain steps before drafts are tried again."""
+        self._refused_gain = NO_GAIN
+        """Largest gain that was expected of a stretch which lost, of those that the rest is for."""
+        self._num_lost = 0
+        """Stretches that lost since one gained."""
+        self._num_behind = 0
+        """Plain steps that still belong to the last stretch: they were planned within it."""
+        self._lost = 0.0
+        """Seconds that steps of the stretch took longer than plain ones for the same tokens;
+        negative where they were faster."""
+        self._begin(NO_GAIN)
 
-    def recover(self) -> None:
-        """A step without drafts was settled."""
-        self.factor += (1.0 - self.factor) / RECOVERY_STEPS
+    def promised(self, gain: float) -> float:
+        """The gain to act on where rows have no drafts; no gain during a rest."""
+        if self._rest > 0.0:
+            return gain if gain > IMPROVED * self._refused_gain else NO_GAIN
+        return gain * self.factor
 
-    def note(self, expected: float, num_rows: int, num_tokens: int, seconds: float) -> None:
+    def begin(self, expected: float) -> None:
+        """A stretch of steps with drafts begins, of which this gain is expected."""
+        if self._rest > 0.0:
+            self.factor = 1.0
+        self._begin(expected)
+
+    def note_plain(self, num_rows: int, seconds: float) -> None:
+        """A step without drafts was settled so long after the one before it."""
+        if self._rest <= 0.0 and self._num_behind == 0:
+            return
+        plain = self._plain.seconds(num_rows)
+        seconds = min(seconds, LONG_PAUSE * plain)
+        if self._num_behind > 0:
+            self._num_behind -= 1
+            self._add_rest(max(seconds - plain, 0.0) if self._num_lost else 0.0)
+            return
+        self._rest -= seconds
+        if self._rest <= 0.0:
+            self._end_rest()
+            self.factor = 1.0
+
+    def note(self, expected: float, num_rows: int, num_tokens: int, seconds: float) -> bool:
         """A step of a stretch with drafts was settled: the gain that was expected of it, and the
-        time since the step before it."""
+        time since the step before it. Returns whether the stretch goes on: it ends where it has
+        lost more than a trial may."""
         plain = self._plain.seconds(num_rows)
         if not 0.0 < seconds < LONG_PAUSE * plain:
-            return
+            return True
         self._num_steps += 1
         self._expected += expected
         self._realized += num_tokens * plain / num_rows
         self._seconds += seconds
+        lost = max(self._lost, 0.0) + self._seconds - self._realized
+        if lost > MOST_LOST_STEPS * plain:
+            return False
         if self._num_steps >= CHECKED_STEPS:
-            self.judge()
+            self._learn()
+        return True
 
-    def judge(self) -> None:
-        """Learns from the stretch of steps so far, and begins a new one."""
+    def end(self) -> None:
+        """The stretch has ended."""
+        self._learn()
+        if self._lost > 0.0:
+            self._num_lost += 1
+            self._refused_gain = max(self._refused_gain, self._begun_with)
+            self._add_rest(self._lost)
+        elif self._lost < 0.0:
+            self._num_lost = 0
+            self._end_rest()
+        self._num_behind = UNSETTLED_STEPS
+        self._lost = 0.0
+
+    def _end_rest(self) -> None:
+        self._rest = 0.0
+        self._refused_gain = NO_GAIN
+
+    def _add_rest(self, lost: float) -> None:
+        num_doublings = min(max(self._num_lost - 1, 0), MOST_DOUBLINGS)
+        self._rest += lost / MOST_LOST_SHARE * 2**num_doublings
+
+    def _learn(self) -> None:
+        """Learns the factor from the steps since this was last done."""
         if self._num_steps > 0:
             expected = self._expected / self._num_steps
             ratio = self._realized / self._seconds / expected
             self.factor += LEARNED * (min(max(ratio, LEAST_FACTOR), 1.0) - self.factor)
+            self._lost += self._seconds - self._realized
+        self._clear()
+
+    def _begin(self, expected: float) -> None:
+        self._begun_with = expected
+        """Gain that was expected when the stretch began."""
+        self._lost = 0.0
         self._clear()
 
     def _clear(self) -> None:

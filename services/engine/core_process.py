@@ -27,6 +27,7 @@ from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.options import ExecutorOptions, ModelFacts
 from headwater.engine_core.parallel.rank_facts import RankedExecutor, RankLost
 from headwater.engine_core.system.ring import PeerGone, RingReader, RingWriter
+from headwater.engine_core.waits_for import WaitsFor
 
 from ..runtime import collector
 from ..runtime.settings import read_settings
@@ -70,8 +71,6 @@ SPARE_ROWS = 8
 """Requests a step that take the seat of one which is still in flight."""
 PATIENCE_SECONDS = 0.0002
 """Between two looks at the device while masks are awaited."""
-STORING_SECONDS = 0.005
-"""Between two looks of an idle engine at blocks that are being stored, or found again."""
 WAITING_SECONDS = 1.0
 """Between two reports of a core that waits for blocks."""
 REPEAT_SECONDS = 10.0
@@ -100,34 +99,37 @@ def run(
     is_prepared = False
     is_idle = False
     num_commands = 0
+    waits_for = engine.waits_for
     with contextlib.suppress(PeerGone):
         while True:
+            has_work = waits_for not in (WaitsFor.WORK, WaitsFor.TIME)
             if rank_reports is not None:
-                rank_reports.send_when_due(is_idle=not engine.has_work())
-            if engine.has_work():
+                rank_reports.send_when_due(is_idle=not has_work)
+            if has_work:
                 is_idle = False
-                if engine.holds_back:
+                if waits_for is not WaitsFor.NOTHING:
                     said.write()
                     waits.write_when_due(engine)
                     commands.wait(PATIENCE_SECONDS)
-                    if engine.awaits_device_alone and not commands.is_readable():
+                    waits_for = engine.waits_for
+                    if waits_for is WaitsFor.DEVICE and not commands.is_readable():
                         continue
             else:
                 said.write()
-                sleep = STORING_SECONDS if engine.has_background_work else engine.idle_seconds
-                if not is_idle or sleep is None:
+                if not is_idle or waits_for is WaitsFor.WORK:
                     reports.write(encode(Idle(engine.load(), num_commands)))
                     is_idle = True
                 if not is_prepared:
                     is_prepared = _prepare(executor, commands, reports)
-                commands.wait(sleep)
+                commands.wait(engine.pause_seconds)
             for message in commands.read():
                 _apply(engine, decode_command(message))
                 num_commands = num_commands + 1
                 is_idle = False
             engine.launch()
             said.write()
-            if (output := engine.settle()) is not None:
+            waits_for = engine.settle()
+            if (output := engine.take_output()) is not None:
                 # The server waits for a word after each step that says something.
                 is_idle = False
                 said.report = Step(output, *executor.take())
@@ -158,7 +160,9 @@ class WaitReports:
         self._due_at = 0.0
 
     def write_when_due(self, engine: Engine) -> None:
-        if engine.awaits_blocks and (now := time.monotonic()) >= self._due_at:
+        # A device that computes for too long is to be noticed.
+        awaits_blocks = engine.waits_for is WaitsFor.BLOCKS and not engine.has_steps_in_flight
+        if awaits_blocks and (now := time.monotonic()) >= self._due_at:
             self._due_at = now + WAITING_SECONDS
             self._reports.write(encode(Waiting(engine.load())))
 

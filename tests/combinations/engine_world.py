@@ -26,6 +26,7 @@ from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpecula
 from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
+from headwater.engine_core.waits_for import WaitsFor
 from tests.combinations.asked import (
     BLOCK_SIZE,
     COMPANY,
@@ -173,7 +174,7 @@ class Replica:
             self.step()
 
     def finish(self) -> None:
-        while self.engine.has_work() or self.engine.has_background_work:
+        while self.engine.waits_for is not WaitsFor.WORK:
             self.step()
             if not self.engine.has_work():
                 # A core sleeps as well: threads that store blocks want the interpreter.

@@ -22,6 +22,7 @@ from headwater.engine_core.request import Holder, NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
+from headwater.engine_core.waits_for import WaitsFor
 from headwater.engine_core.weights.gguf import GgufFile
 from headwater.kernels.quant.block_formats import BlockWeight, expand
 from tests.engine_core.direct_link import DirectLink
@@ -196,7 +197,7 @@ class SmallEngine:
 
     def settle(self) -> None:
         """Returns when nothing is on its way to a disk or being looked for there."""
-        while self.engine.has_background_work:
+        while self.engine.waits_for is WaitsFor.TIME:
             self.engine.step()
 
     def close(self) -> None:

@@ -3,6 +3,7 @@ words are kept."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,10 @@ from headwater.engine_core.executors.simulated.model import SimulatedModel, expe
 from headwater.engine_core.request import FinishReason, NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import Work
+from tests.long_values import long_but
 
 NUM_ROWS = 8
 MAX_DRAFTS = 7
@@ -220,6 +224,54 @@ def test_rows_seldom_wait_where_waiting_takes_longer_than_was_measured() -> None
     assert any(run.waited)
     num_waited = sum(run.waited[400:])
     assert num_waited < 0.01 * len(run.waited[400:]), num_waited
+
+
+def chance(share: float) -> IsRight:
+    """Guesses of which so many are right, anywhere in the text."""
+    return lambda key, index: random.Random(100_003 * key + index).random() < share
+
+
+def seconds_of(is_right: IsRight, seconds_waiting: float, *, speculates: bool) -> float:
+    """Seconds of a few long answers, one after another."""
+    run = Run(Oracle(is_right), seconds_waiting=seconds_waiting)
+    for key in range(5):
+        run.add(key, 600, Speculation(is_on=speculates))
+        run.run()
+    return run.now
+
+
+@pytest.mark.parametrize("seconds_waiting", long_but([1.1, 1.5, 3.0], 3.0))
+@pytest.mark.parametrize("share", long_but([0.0, 0.05, 0.4, 0.6], 0.05, 0.6))
+def test_drafts_lose_at_most_a_hundredth_of_the_time_whatever_they_bring(
+    share: float, seconds_waiting: float
+) -> None:
+    plain = seconds_of(chance(share), seconds_waiting, speculates=False)
+    assert seconds_of(chance(share), seconds_waiting, speculates=True) < plain / 0.99
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.4, 0.7), (1.0, 0.15)])
+def test_text_that_repeats_itself_is_as_fast_as_its_drafts_are_right(
+    share: float, most: float
+) -> None:
+    plain = seconds_of(chance(share), 1.1, speculates=False)
+    assert seconds_of(chance(share), 1.1, speculates=True) < most * plain
+
+
+def test_drafters_are_seldom_asked_where_they_have_brought_nothing_for_long() -> None:
+    run = Run(Oracle(lambda key, index: False), costs=DEAR)
+    num_looks = 0
+    watch = run.speculator._watch
+
+    def counted(table: RequestTable, rows: Rows) -> None:
+        nonlocal num_looks
+        num_looks += 1
+        watch(table, rows)
+
+    run.speculator._watch = counted  # type: ignore[method-assign]
+    run.add(1, 700)
+    run.run()
+    # 16 in the first steps, 16 more in 64 steps, then one in 16.
+    assert num_looks < 32 + 700 / 16 + 2
 
 
 def test_rows_wait_on_where_waiting_takes_as_long_as_was_measured() -> None:

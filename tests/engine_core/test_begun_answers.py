@@ -21,6 +21,7 @@ from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.prefill_budget import BEGUN_STRETCH, BESIDE_BEGUN_SECONDS
+from headwater.engine_core.waits_for import WaitsFor
 from tests.engine_core.pulling_pair import KEY, AtOnce
 
 MODEL = SimulatedModel(vocab_size=1000)
@@ -84,9 +85,9 @@ class Loop:
 
     def run(self, *, until: float) -> None:
         while self.now < until and self.engine.has_work():
-            if self.engine.holds_back:
+            if self.engine.waits_for is not WaitsFor.NOTHING:
                 self.now += POLL_SECONDS
-                if self.engine.awaits_device_alone:
+                if self.engine.waits_for is WaitsFor.DEVICE:
                     continue
             if (output := self.engine.step()) is not None:
                 for key in output.keys:

@@ -18,6 +18,7 @@ from headwater.engine_core.executors.simulated.model import SimulatedModel, expe
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.waits_for import WaitsFor
 from tests.engine_core.driven_engine import DrivenEngine
 
 BLOCK_SIZE = 16
@@ -129,8 +130,7 @@ def test_an_engine_that_only_waits_for_blocks_says_so() -> None:
         bench.run()
     bench.add(2, 0)
     bench.step()
-    assert bench.engine.has_work()
-    assert bench.engine.holds_back
+    assert bench.engine.waits_for is WaitsFor.BLOCKS
 
 
 def test_a_cpu_has_no_other_memory(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from headwater.engine_core.kv.peer_link import LeaseRequest, Lent, PeerLink, ToL
 from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.waits_for import WaitsFor
 from tests.engine_core.pulling_pair import (
     BLOCK,
     CHUNK_BLOCKS,
@@ -113,10 +114,10 @@ def test_an_engine_that_lends_does_not_wait_for_its_device() -> None:
     owner = LendingEngine(is_direct=True)
     owner.turn(at=0.0)
     # Two steps are in flight, and nobody has asked for anything.
-    assert (owner.engine.holds_back, owner.engine.awaits_device_alone) == (True, True)
+    assert owner.engine.waits_for is WaitsFor.DEVICE
     owner.ask(1)
     owner.engine.step()
-    assert owner.engine.awaits_device_alone is False, (
+    assert owner.engine.waits_for is WaitsFor.BLOCKS, (
         "the lease wants to be looked at when its step has ended"
     )
     assert owner.lent == []
@@ -125,7 +126,7 @@ def test_an_engine_that_lends_does_not_wait_for_its_device() -> None:
     assert owner.engine.has_work()
     # The next step has ended by now: there is something to do.
     owner._now = 2.0
-    assert (owner.engine.holds_back, owner.engine.awaits_device_alone) == (False, False)
+    assert owner.engine.waits_for is WaitsFor.NOTHING
 
 
 @pytest.mark.parametrize("is_direct", [False, True])

@@ -14,6 +14,7 @@ from headwater.engine_core.executors.simulated.model import SimulatedModel, expe
 from headwater.engine_core.kv.block_source import BlockSource, Outcome, Ticket
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.waits_for import WaitsFor
 from tests.engine_core.driven_engine import DrivenEngine
 from tests.engine_core.lying_source import ScriptedSource
 
@@ -167,7 +168,7 @@ def test_a_request_does_not_wait_for_a_source_that_never_answers() -> None:
     ticket = served.load_of(2)
     for _ in range(20):
         served.step()
-    assert (served.tokens[2], served.engine.holds_back) == ([], True)
+    assert (served.tokens[2], served.engine.waits_for) == ([], WaitsFor.BLOCKS)
     served.now += 10 * 0.5 * 12
     for _ in range(20):
         served.step()

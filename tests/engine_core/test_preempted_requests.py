@@ -19,6 +19,7 @@ from headwater.engine_core.kv.read_costs import ReadCosts
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import EngineLoad
+from headwater.engine_core.waits_for import WaitsFor
 from tests.engine_core.manual_lane import ManualLane
 
 BLOCK_SIZE = 16
@@ -88,7 +89,7 @@ class Bench:
             self.tokens[key] = []
             engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=SAMPLING))
         for _ in range(20_000):
-            if not (engine.has_work() or engine.has_background_work):
+            if engine.waits_for is WaitsFor.WORK:
                 return
             writes.run()
             reads.run()

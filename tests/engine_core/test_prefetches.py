@@ -16,6 +16,7 @@ from headwater.engine_core.kv.prefetch import NewPrefetch
 from headwater.engine_core.request import Holder
 from headwater.engine_core.scheduling import prefetches
 from headwater.engine_core.step_output import StepOutput
+from headwater.engine_core.waits_for import WaitsFor
 from tests.engine_core.pulling_pair import (
     BLOCK,
     CHUNK_BLOCKS,
@@ -164,7 +165,7 @@ def test_an_ended_prefetch_asks_no_more_and_holds_nothing(ended_at: int) -> None
     pair.until(lambda: 1 in pair.ended)
     # What was on its way still comes.
     assert num_cached <= pair.num_cached <= num_cached + prefetches.MOST_LOADS * CHUNK_BLOCKS
-    assert (len(pair.prefetches), pair.b.load().num_used_blocks, pair.b.idle_seconds) == (
+    assert (len(pair.prefetches), pair.b.load().num_used_blocks, pair.b.pause_seconds) == (
         0,
         0,
         None,
@@ -184,11 +185,12 @@ def test_a_holder_that_has_nothing_is_asked_less_and_less_often_and_then_no_more
     with patch.object(pair.link, "send", side_effect=note):
         pair.prefetch(seconds=20.0)
         while len(pair.prefetches):
-            sleep = pair.b.idle_seconds
+            sleep = pair.b.pause_seconds
             assert sleep is not None
+            assert pair.b.waits_for in (WaitsFor.TIME, WaitsFor.NOTHING)
             pair.turn(max(sleep, 0.001))
     assert pair.now <= 21.0
-    assert not pair.b.has_work()
+    assert pair.b.waits_for is WaitsFor.WORK
     pauses = np.diff(np.unique(asked_at))
     assert prefetches.MIN_PAUSE_SECONDS - 1e-3 <= pauses[0] < pauses[-1]
     assert pauses[-1] >= prefetches.MAX_PAUSE_SECONDS - 1e-3
@@ -297,5 +299,5 @@ def test_an_engine_that_pulls_nothing_ignores_prefetches() -> None:
         )
     )
     pair.b.end_prefetch(1)
-    assert pair.b.idle_seconds is None
+    assert pair.b.pause_seconds is None
     assert not pair.b.has_work() or pair.b.step() is None

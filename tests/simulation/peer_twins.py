@@ -45,6 +45,7 @@ from headwater.engine_core.kv.published_blocks import BlocksView, PublishedBlock
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
+from headwater.engine_core.waits_for import WaitsFor
 from tests.simulation.files_twin import FilesTwin
 from tests.simulation.tier_faults import (
     BLOCK_SIZE,
@@ -187,11 +188,7 @@ class Replica:
 
     @property
     def has_work(self) -> bool:
-        return (
-            self.engine.has_work()
-            or self.engine.has_background_work
-            or self.engine.idle_seconds is not None
-        )
+        return self.engine.waits_for is not WaitsFor.WORK
 
     @property
     def prefetches(self) -> Prefetches:

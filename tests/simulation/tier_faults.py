@@ -31,6 +31,7 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.system.lanes import Job
+from headwater.engine_core.waits_for import WaitsFor
 from tests.engine_core.lying_source import LyingSource
 from tests.simulation.files_twin import FilesTwin
 from tests.simulation.late_saves import LateSavesExecutor
@@ -185,7 +186,7 @@ class Run:
 
     @property
     def _has_work(self) -> bool:
-        return self.engine.has_work() or self.engine.has_background_work
+        return self.engine.waits_for is not WaitsFor.WORK
 
     def _add_some(self) -> None:
         for _ in range(self.rng.randint(1, 2)):
