@@ -229,9 +229,12 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         request: processor_pb2.ProcessorTokenizerInfoRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> processor_pb2.ProcessorTokenizerInfoReply:
-        info = tokenizer_info(self._model(request.model))
+        model = self._model(request.model)
         return processor_pb2.ProcessorTokenizerInfoReply(
-            info_json=json.dumps(info, ensure_ascii=False)
+            info_json=json.dumps(tokenizer_info(model), ensure_ascii=False),
+            tool_parser=model.tool_format,
+            reasoning_parser=model.reasoning_format,
+            architecture=model.architecture,
         )
 
     async def ListModels(

@@ -40,6 +40,8 @@ class TextModel:
     chat_template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
     limits: ModelLimits
+    architecture: str = ""
+    """Architecture as in `config.json`."""
     tool_format: str = ""
     """Format of its calls; empty: they are not looked for."""
     reasoning_format: str = ""
@@ -126,6 +128,7 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         limits=ModelLimits(
             vocab_size=served.vocab_size, max_model_len=served.max_model_len, defaults=defaults
         ),
+        architecture=manifest.architecture,
         tool_format=_parser(
             "tool_parser", choices.tool_parser, TOOL_FORMATS, format_of_template(source)
         ),
