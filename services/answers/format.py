@@ -5,12 +5,15 @@ from __future__ import annotations
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.processor_pb2 import Conversation
 
+from . import harmony_parser as harmony
 from .argument_types import tool_types
 from .marked_formats import MARKED_FORMATS
 from .reasoning_parser import REASONING_FORMATS
 
 ENFORCING = "required"
 NAMED_CHOICES = ("auto", "none", ENFORCING)
+FRAMED = ("gpt_oss",)
+"""Formats whose parsers also read answers without calls, which stand between marks."""
 
 
 def named_tool(conversation: Conversation) -> str | None:
@@ -33,6 +36,8 @@ def answer_format(
     """Format of the answer; None where all of it is content. `rendered` is the prompt's text, which
     may have opened the reasoning."""
     form = AnswerFormat()
+    if tool_format in FRAMED and not may_call(conversation):
+        form.tool_parser = tool_format
     if tool_format and may_call(conversation):
         chosen = named_tool(conversation)
         form.tool_parser = tool_format
@@ -82,6 +87,8 @@ def reasoning_format_of(template: str | None) -> str:
     source = template or ""
     if "[THINK]" in source:
         return "magistral"
+    if harmony.CHANNEL in source and harmony.MESSAGE in source:
+        return "gpt_oss"
     if "<seed:think>" in source:
         return "seed_oss"
     if "</think>" not in source:

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 from headwater.proto.common_pb2 import AnswerFormat
 
 from .argument_types import types_by_tool
+from .harmony_parser import HarmonyParser
 from .marked_formats import MARKED_FORMATS
 from .marked_parser import MarkedParser
 from .parts import CallDelta, Parts
@@ -30,6 +31,10 @@ class ToolParser(Protocol):
     def is_call_open(self) -> bool:
         """Whether the arguments of the last call have not ended."""
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text that comes now is reasoning, of a format that has it beside calls."""
+
     def push(self, text: str) -> Parts: ...
     def flush(self) -> Parts: ...
 
@@ -44,6 +49,7 @@ class NamedParser(ToolParser, Protocol):
 
 
 TOOL_PARSERS: Mapping[str, type[NamedParser]] = {
+    "gpt_oss": HarmonyParser,
     "hermes": HermesParser,
     "llama3_json": LlamaJsonParser,
     "mistral": MistralParser,
@@ -63,13 +69,7 @@ class AnswerParser:
         form = answer_format
         self._omits_reasoning = form.omit_reasoning
         self._is_single = form.single_call
-        self._reasoning = (
-            ReasoningParser(
-                REASONING_FORMATS[form.reasoning_parser], starts_inside=form.starts_in_reasoning
-            )
-            if form.reasoning_parser
-            else None
-        )
+        self._reasoning = _reasoning_parser(form)
         self._tools = _tool_parser(form)
         self._custom_names = frozenset(form.custom_names)
         self._inputs: dict[int, TextInputReader] = {}
@@ -78,7 +78,9 @@ class AnswerParser:
 
     @property
     def is_reasoning(self) -> bool:
-        return self._reasoning is not None and self._reasoning.is_inside
+        if self._reasoning is not None:
+            return self._reasoning.is_inside
+        return self._tools is not None and self._tools.is_reasoning
 
     @property
     def is_over(self) -> bool:
@@ -114,7 +116,8 @@ class AnswerParser:
         )
         if self._tools is not None:
             rest = self._tools.flush()
-            parts.add(Parts(rest.content, rest.reasoning, self._with_inputs_as_text(rest.calls)))
+            reasoning = "" if self._omits_reasoning else rest.reasoning
+            parts.add(Parts(rest.content, reasoning, self._with_inputs_as_text(rest.calls)))
         return parts
 
     def _with_calls(self, parts: Parts) -> Parts:
@@ -123,6 +126,8 @@ class AnswerParser:
             return Parts(parts.content, reasoning)
         read = self._tools.push(parts.content)
         self.has_called = self.has_called or bool(read.calls)
+        if not self._omits_reasoning:
+            reasoning += read.reasoning
         return Parts(read.content, reasoning, self._with_inputs_as_text(read.calls))
 
     def _with_inputs_as_text(self, calls: list[CallDelta]) -> list[CallDelta]:
@@ -139,6 +144,17 @@ class AnswerParser:
         if (reader := self._inputs.get(call.index)) is None:
             return call
         return CallDelta(call.index, call.name, reader.push(call.arguments), is_text=True)
+
+
+def _reasoning_parser(form: AnswerFormat) -> ReasoningParser | None:
+    """Parser of reasoning before all else; None where there is none, or where the parser of calls
+    reads it."""
+    if not form.reasoning_parser:
+        return None
+    marks = REASONING_FORMATS[form.reasoning_parser]
+    if form.tool_parser in marks.read_by:
+        return None
+    return ReasoningParser(marks, starts_inside=form.starts_in_reasoning)
 
 
 def _tool_parser(form: AnswerFormat) -> ToolParser | None:

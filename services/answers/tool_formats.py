@@ -12,7 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .forms import Form, OfferedTool, const, in_order, inside, one_of, or_text, separated, sequence
+from . import harmony_parser as harmony
+from .forms import (
+    ANY_TEXT,
+    Form,
+    OfferedTool,
+    const,
+    in_order,
+    inside,
+    one_of,
+    or_text,
+    separated,
+    sequence,
+    tag,
+)
 from .marked_formats import MARKED_FORMATS, MarkedFormat
 from .marked_grammar import marked_calls, marked_free
 from .text_input import KEY
@@ -38,6 +51,8 @@ class ToolFormat:
     """Grammar of an answer that may call, and whose calls match their schemas."""
     opening: str = ""
     """Text with which calls begin anywhere in an answer; empty where they begin otherwise."""
+    frame: str = ""
+    """Text before content, where answers without calls have one."""
     is_json: bool = False
     """Whether a call is JSON from its first character, as other answers may be."""
 
@@ -154,6 +169,17 @@ def _pythonic_call(tool: OfferedTool) -> Form:
     return sequence(const(f"{tool.name}("), *arguments, const(")"))
 
 
+def _harmony_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    begin = f"{harmony.CHANNEL}commentary to=functions."
+    behind = f" {harmony.CONSTRAIN}json{harmony.MESSAGE}"
+    calls = [tag(f"{begin}{tool.name}{behind}", tool.arguments, "") for tool in tools]
+    return separated(calls, harmony.CALL + harmony.NEXT, single)
+
+
+def _harmony_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return one_of([_harmony_calls(tools, single), sequence(const(harmony.FINAL), ANY_TEXT)])
+
+
 def _marked(form: MarkedFormat) -> ToolFormat:
     return ToolFormat(
         signs=(form.signs,),
@@ -169,6 +195,12 @@ _TEKKEN = MarkedFormat(
 )
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     **{name: _marked(form) for name, form in MARKED_FORMATS.items()},
+    "gpt_oss": ToolFormat(
+        signs=((harmony.CHANNEL, harmony.MESSAGE),),
+        calls=_harmony_calls,
+        free=_harmony_free,
+        frame=harmony.FINAL,
+    ),
     "mistral_tekken": _marked(_TEKKEN),
     "mistral": ToolFormat(signs=(("[TOOL_CALLS]",),), calls=_mistral_calls, free=_mistral_free),
     "hermes": ToolFormat(

@@ -34,6 +34,7 @@ TOOL_SIGNS = {
     "{% set dsml_token = '｜DSML｜' %}{{ '<' + dsml_token + 'function_calls>' }}": "deepseek_v32",
     "{{ tool['type'] + '<｜tool▁sep｜>' + name + '\\n' + '```json' }}": "deepseek_v3",
     "{{ name + '<｜tool▁sep｜>' + arguments }}": "deepseek_v31",
+    "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>": "gpt_oss",
     "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>": "kimi_k2",
 }
 API = Path(__file__).parents[3] / "docs" / "api.md"
@@ -42,6 +43,7 @@ REASONING_SIGNS = {
     "{{ content.split('</think>')[-1] }}<｜Assistant｜>": "deepseek_r1",
     "{{ '</think>' }}": "think",
     "[THINK]": "magistral",
+    "<|start|>assistant<|channel|>analysis<|message|>{{ thinking }}<|end|>": "gpt_oss",
     "{{ message.content }}": "",
 }
 
@@ -104,6 +106,13 @@ def test_what_to_look_for_in_an_answer(
     conversation = Conversation(messages=[USER], **asked)
     found = answer_format(conversation, rendered, tool_format="hermes", reasoning_format=reasoning)
     assert found == (AnswerFormat(**expected) if expected is not None else None)
+
+
+def test_an_answer_in_a_frame_is_read_without_tools_too() -> None:
+    for asked in ({}, {"tools": [TIME], "tool_choice": "none"}):
+        conversation = Conversation(messages=[USER], **asked)
+        found = answer_format(conversation, "", tool_format="gpt_oss", reasoning_format="")
+        assert found == AnswerFormat(tool_parser="gpt_oss")
 
 
 @pytest.mark.parametrize(

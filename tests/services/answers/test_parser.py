@@ -47,6 +47,15 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '\nHi.<tool_call>{"name": "time"}</tool_call>\n \nBye.<tool_call>{"name": '
                '"time"}</tool_call>\n', "\nHi.\n \nBye.", [("time", {}), ("time", {})]),
     ("hermes", '\n<tool_call>{"name": "time"}</tool_call>\n\nBye.', "Bye.", [("time", {})]),
+    ("gpt_oss", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + ULM_JSON + "<|call|>", "", [("weather", ULM)]),
+    ("gpt_oss", " to=functions.time<|channel|>commentary json<|message|>{}", "", [("time", {})]),
+    ("gpt_oss", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.time<|channel|>commentary json<|message|>{}<|call|>", "I look.", [("time", {})]),
+    ("gpt_oss", "<|channel|>commentary<|message|>One.<|end|><|start|>assistant<|channel|>final<|message|> Two.\n<|return|>", "One.\n Two.\n", []),
+    ("gpt_oss", "<|channel|>commentary to=functions.time<|message|><|call|>", "", [("time", {})]),
+    ("gpt_oss", "<|channel|>commentary to=python code<|message|>1 + 1<|call|>", "1 + 1", []),
+    ("gpt_oss", "<|channel|>final<|message|>a <|sta", "a <|sta", []),
+    ("gpt_oss", "Just an answer.", "Just an answer.", []),
+    ("gpt_oss", "<|channel|>fin", "", []),
     ("llama3_json", '{"name": "weather", "parameters": ' + ULM_JSON + "}", "", [("weather", ULM)]),
     ("llama3_json", '<|python_tag|>{"type": "function", "name": "time", "parameters": {}}; '
                     '{"name": "get_user", "parameters": {"id": 1}}', "", [("time", {}), ("get_user", {"id": 1})]),
@@ -131,6 +140,7 @@ arguments_of = st.dictionaries(
     max_size=4,
 )
 WRITERS = {
+    "gpt_oss": lambda args: f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{json.dumps(args)}<|call|><|start|>assistant" * 2,
     "hermes": lambda args: f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(args)}}}\n</tool_call>\n' * 2,
     "llama3_json": lambda args: "; ".join([f'{{"name": "weather", "parameters": {json.dumps(args, ensure_ascii=False)}}}'] * 2),
     "mistral": lambda args: f"[TOOL_CALLS]{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
@@ -270,7 +280,38 @@ def test_the_id_of_a_call_is_the_same_on_every_attempt_and_fits_its_family() -> 
         assert len(call_id(AnswerFormat(tool_parser=name), "r", 0, 0)) == 9
 
 
+HARMONY = (
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>"
+    "I look.<|end|><|start|>assistant<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+    "<|channel|>final<|message|>Late."
+)
+
+
+@given(places=st.lists(st.integers(0, 500), max_size=12))
+def test_thoughts_may_stand_between_messages_of_one_answer(places: list[int]) -> None:
+    form = AnswerFormat(tool_parser="gpt_oss", reasoning_parser="gpt_oss", tool_names=NAMES)
+    for pieces in (cut(HARMONY, places), [HARMONY]):
+        heard = heard_of(form, pieces)
+        assert (heard.reasoning, heard.content) == ("Hm.\nSo.", "I look.\nLate.")
+    form.omit_reasoning = True
+    assert heard_of(form, [HARMONY]).reasoning == ""
+    parser = AnswerParser(form)
+    parser.push(HARMONY[: HARMONY.index("Hm.")])
+    assert parser.is_reasoning
+    parser.push(HARMONY[HARMONY.index("Hm.") :])
+    assert not parser.is_reasoning
+
+
+def test_without_tools_a_message_to_a_function_is_no_call() -> None:
+    text = "<|channel|>commentary to=functions.time json<|message|>{}"
+    heard = heard_of(AnswerFormat(tool_parser="gpt_oss"), [text])
+    assert (heard.names, heard.content) == ([], "{}")
+
+
 TEXT_CALLS = {
+    "gpt_oss": lambda json_text: (
+        f"<|channel|>commentary to=functions.time <|constrain|>json<|message|>{json_text}"
+    ),
     "hermes": lambda json_text: (
         f'<tool_call>\n{{"name": "time", "arguments": {json_text}}}\n</tool_call>'
     ),

@@ -141,7 +141,15 @@ def _pythonic(calls: Sequence[Call]) -> str:
     return f"[{inner}]"
 
 
+def _gpt_oss(calls: Sequence[Call]) -> str:
+    return "<|call|><|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}"
+        for name, arguments in calls
+    )
+
+
 WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
+    "gpt_oss": _gpt_oss,
     "hermes": _hermes,
     "llama3_json": _llama3_json,
     "mistral": _mistral,
@@ -162,3 +170,9 @@ BARE = frozenset(
     {"qwen3_coder", "seed_oss", "glm45", "glm47", "minimax_m2", "deepseek_v4", "deepseek_v32"}
 )
 """Formats that write strings without quotes."""
+CONTENT = {"gpt_oss": "<|channel|>final<|message|>{}"}
+"""Content as formats write it that have text before it."""
+
+
+def written_content(form: str, text: str) -> str:
+    return CONTENT.get(form, "{}").format(text)
