@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.processor_pb2 import Conversation
 
@@ -14,6 +16,14 @@ ENFORCING = "required"
 NAMED_CHOICES = ("auto", "none", ENFORCING)
 FRAMED = ("gpt_oss",)
 """Formats whose parsers also read answers without calls, which stand between marks."""
+
+SIGNS: Mapping[str, tuple[str, ...]] = {
+    "magistral": ("[THINK]",),
+    "gpt_oss": (harmony.CHANNEL, harmony.MESSAGE),
+    "command": ("<|END_THINKING|>",),
+    "seed_oss": ("<seed:think>",),
+}
+"""Texts of the chat templates of models whose thoughts have marks of their own."""
 
 
 def named_tool(conversation: Conversation) -> str | None:
@@ -85,14 +95,9 @@ def reasoning_format_of(template: str | None) -> str:
     """Name of the reasoning format that the model's chat template uses; empty where it uses
     none."""
     source = template or ""
-    if "[THINK]" in source:
-        return "magistral"
-    if harmony.CHANNEL in source and harmony.MESSAGE in source:
-        return "gpt_oss"
-    if "<seed:think>" in source:
-        return "seed_oss"
-    if "</think>" not in source:
-        return ""
+    marked = (name for name, signs in SIGNS.items() if all(sign in source for sign in signs))
+    if (found := next(marked, "")) or "</think>" not in source:
+        return found
     if "enable_thinking" in source:
         return "qwen3"
     return "deepseek_r1" if "<｜Assistant｜>" in source else "think"

@@ -11,13 +11,15 @@ from headwater.proto.common_pb2 import AnswerFormat
 
 from .argument_types import types_by_tool
 from .harmony_parser import HarmonyParser
+from .list_formats import LIST_FORMATS
+from .list_parser import ListParser
 from .marked_formats import MARKED_FORMATS
 from .marked_parser import MarkedParser
 from .parts import CallDelta, Parts
 from .pythonic_parser import PythonicParser
 from .reasoning_parser import REASONING_FORMATS, ReasoningParser
 from .text_input import TextInputReader
-from .tool_parsers import HermesParser, LlamaJsonParser, MistralParser
+from .tool_parsers import HermesParser, LlamaJsonParser, XlamParser
 
 
 class ToolParser(Protocol):
@@ -52,12 +54,13 @@ TOOL_PARSERS: Mapping[str, type[NamedParser]] = {
     "gpt_oss": HarmonyParser,
     "hermes": HermesParser,
     "llama3_json": LlamaJsonParser,
-    "mistral": MistralParser,
-    "mistral_tekken": MistralParser,
     "pythonic": PythonicParser,
+    "xlam": XlamParser,
 }
-"""Parsers of the formats that are no rows of `marked_formats`."""
-TOOL_PARSER_NAMES = frozenset({*TOOL_PARSERS, *MARKED_FORMATS})
+"""Parsers of the formats that are rows of no table."""
+LISTS = {**LIST_FORMATS, "mistral_tekken": LIST_FORMATS["mistral"]}
+"""Formats that `ListParser` reads."""
+TOOL_PARSER_NAMES = frozenset({*TOOL_PARSERS, *LISTS, *MARKED_FORMATS})
 """Names of all formats of calls, as in `tool_formats`."""
 
 
@@ -161,6 +164,8 @@ def _tool_parser(form: AnswerFormat) -> ToolParser | None:
     names = frozenset(form.tool_names)
     if (marked := MARKED_FORMATS.get(form.tool_parser)) is not None:
         return MarkedParser(marked, names, types_by_tool(form))
+    if (listed := LISTS.get(form.tool_parser)) is not None:
+        return ListParser(listed)
     make = TOOL_PARSERS.get(form.tool_parser)
     return make(names) if make is not None else None
 
@@ -188,6 +193,8 @@ def markers_of(answer_format: AnswerFormat) -> tuple[str, ...]:
 def _tool_markers(name: str) -> tuple[str, ...]:
     if name in MARKED_FORMATS:
         return MARKED_FORMATS[name].markers
+    if name in LISTS:
+        return LISTS[name].markers
     return TOOL_PARSERS[name].markers if name in TOOL_PARSERS else ()
 
 
@@ -200,5 +207,5 @@ def call_id(
         f"{request_id}|{choice_index}|{call_index}".encode(), digest_size=12
     ).hexdigest()
     # Mistral's template takes ids of nine letters and digits only.
-    is_mistral = TOOL_PARSERS.get(answer_format.tool_parser) is MistralParser
+    is_mistral = answer_format.tool_parser in ("mistral", "mistral_tekken")
     return digest[:9] if is_mistral else f"call_{digest}"

@@ -30,6 +30,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat(is_implied=True),
     "magistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
     "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
+    "command": ReasoningFormat(start="<|START_THINKING|>", end="<|END_THINKING|>"),
     "gpt_oss": ReasoningFormat(
         start=harmony.THOUGHTS, end=harmony.END, behind=harmony.NEXT, read_by=("gpt_oss",)
     ),

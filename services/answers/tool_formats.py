@@ -1,14 +1,14 @@
 """Formats in which families of models write calls, as grammars, and the family of a chat template.
 
-Formats that are regular are rows of `marked_formats`; the parsers of the others are in
-`tool_parsers` and `pythonic_parser`.
+Formats that are regular are rows of `marked_formats` or `list_formats`; the parsers of the others are
+in `tool_parsers`, `pythonic_parser` and `harmony_parser`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from .forms import (
     sequence,
     tag,
 )
+from .list_formats import LIST_FORMATS, ListFormat
 from .marked_formats import MARKED_FORMATS, MarkedFormat
 from .marked_grammar import marked_calls, marked_free
 from .text_input import KEY
@@ -127,13 +128,53 @@ def _llama_free(tools: Sequence[OfferedTool], single: bool) -> Form:
     return or_text(_llama_calls(tools, single), "{")
 
 
-def _mistral_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
-    calls = separated([_tag(tool, "", "") for tool in tools], ", ", single)
-    return sequence(const("[TOOL_CALLS]["), calls, const("]"))
+def _list_calls(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+    ends = [const(form.end)] if form.end else []
+    return sequence(const(form.begin), _call_list(form, tools, single), *ends)
+
+
+def _list_free(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+    return {
+        "type": "triggered_tags",
+        "triggers": [form.begin],
+        "tags": [
+            {
+                "type": "tag",
+                "begin": form.begin,
+                "content": _call_list(form, tools, single),
+                "end": form.end,
+            }
+        ],
+        "stop_after_first": True,
+    }
+
+
+def _call_list(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+    return sequence(
+        const("["), separated([_listed(form, tool) for tool in tools], ", ", single), const("]")
+    )
+
+
+def _listed(form: ListFormat, tool: OfferedTool) -> Form:
+    name = f'"{form.name_key}": {json.dumps(tool.name)}, "{form.arguments_key}": '
+    if not form.id_key:
+        return {"type": "tag", "begin": f"{{{name}", "content": tool.arguments, "end": "}"}
+    number = {"type": "regex", "pattern": "[0-9]{1,4}"}
+    content = sequence(number, const(f'", {name}'), tool.arguments)
+    return {"type": "tag", "begin": f'{{"{form.id_key}": "', "content": content, "end": "}"}
 
 
 def _mistral_free(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return or_text(_mistral_calls(tools, single), r"\[")
+    return or_text(_list_calls(LIST_FORMATS["mistral"], tools, single), r"\[")
+
+
+def _xlam_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    calls = separated([_tag(tool, "", "") for tool in tools], ", ", single)
+    return sequence(const("["), calls, const("]"))
+
+
+def _xlam_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return or_text(_xlam_calls(tools, single), r"\[")
 
 
 def _pythonic_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
@@ -189,6 +230,15 @@ def _marked(form: MarkedFormat) -> ToolFormat:
     )
 
 
+def _listed_format(form: ListFormat) -> ToolFormat:
+    return ToolFormat(
+        signs=(form.signs,),
+        calls=partial(_list_calls, form),
+        free=partial(_list_free, form),
+        opening=form.begin,
+    )
+
+
 # The parser of the older format reads this one, too.
 _TEKKEN = MarkedFormat(
     signs=("[TOOL_CALLS]", "[ARGS]"), begin="[TOOL_CALLS]", name_end="[ARGS]", end=""
@@ -202,7 +252,10 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         frame=harmony.FINAL,
     ),
     "mistral_tekken": _marked(_TEKKEN),
-    "mistral": ToolFormat(signs=(("[TOOL_CALLS]",),), calls=_mistral_calls, free=_mistral_free),
+    # It writes no text before calls.
+    "mistral": replace(_listed_format(LIST_FORMATS["mistral"]), free=_mistral_free, opening=""),
+    **{name: _listed_format(form) for name, form in LIST_FORMATS.items() if name != "mistral"},
+    "xlam": ToolFormat(signs=(('"tool_call_name"',),), calls=_xlam_calls, free=_xlam_free),
     "hermes": ToolFormat(
         signs=(("<tool_call>",),),
         calls=_hermes_calls,

@@ -35,6 +35,11 @@ TOOL_SIGNS = {
     "{{ tool['type'] + '<｜tool▁sep｜>' + name + '\\n' + '```json' }}": "deepseek_v3",
     "{{ name + '<｜tool▁sep｜>' + arguments }}": "deepseek_v31",
     "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>": "gpt_oss",
+    "{{ '<TOOLCALL>[' + call + ']</TOOLCALL>' }}": "nemotron",
+    "{{ '<|START_ACTION|>[' }}": "command",
+    "{{ '<|tool_call|>[' + calls + ']<|/tool_call|>' }}": "phi4_mini",
+    "respond only with <|tool_call|> followed by a JSON list of tools used": "granite",
+    '[{"name": "tool_call_name", "arguments": {"arg1": "value1"}}]': "xlam",
     "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>": "kimi_k2",
 }
 API = Path(__file__).parents[3] / "docs" / "api.md"
@@ -43,6 +48,7 @@ REASONING_SIGNS = {
     "{{ content.split('</think>')[-1] }}<｜Assistant｜>": "deepseek_r1",
     "{{ '</think>' }}": "think",
     "[THINK]": "magistral",
+    "{{ '<|START_THINKING|>' + thoughts + '<|END_THINKING|>' }}": "command",
     "<|start|>assistant<|channel|>analysis<|message|>{{ thinking }}<|end|>": "gpt_oss",
     "{{ message.content }}": "",
 }

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.proto.common_pb2 import AnswerFormat
-from headwater.services.answers.parser import TOOL_PARSERS, AnswerParser, call_id
+from headwater.services.answers.parser import LISTS, TOOL_PARSERS, AnswerParser, call_id
 from tests.services.answers.heard import Heard, cut, heard_of
 
 NAMES = ["weather", "time", "get_user", "2fa-code"]
@@ -72,6 +72,14 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("mistral", '[TOOL_CALLS] [{"name": "time", "arguments": {}}, {"nam', "", [("time", {})]),
     ("mistral", "[TOOL_CALLS]time{}[TOOL_CALLS]weat", "", [("time", {})]),
     ("mistral", "No [brackets] matter. [TOOL", "No [brackets] matter. [TOOL", []),
+    ("nemotron", 'I look.\n<TOOLCALL>[{"name": "time", "arguments": {}}]</TOOLCALL>\n', "I look.", [("time", {})]),
+    ("nemotron", "See <TOOLCALL> here.", "See <TOOLCALL> here.", []),
+    ("phi4_mini", '<|tool_call|>[{"name": "time"}, {"nam', "", [("time", {})]),
+    ("granite", '<|tool_call|>[{"arguments": {"id": 7}, "name": "get_user"}] ', "", [("get_user", {"id": 7})]),
+    ("xlam", '[{"name": "time", "arguments": {}}, {"name": "get_user", "arguments": {"id": 1}}]', "", [("time", {}), ("get_user", {"id": 1})]),
+    ("xlam", '[{"name": "Ada"}]', '[{"name": "Ada"}]', []),
+    ("xlam", "[1, 2]", "[1, 2]", []),
+    ("command", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "time", "parameters": {}}\n]<|END_ACTION|>', "", [("time", {})]),
     ("pythonic", "[weather(city='Ulm', note=\"a ) and ' b\", days=[1, 2.5, True, None], "
                  "deep={'a': (1, 2)}), time()]", "", [("weather", {"city": "Ulm", "note": "a "
                                                                                           ") and ' b", "days": [1, 2.5, True, None], "deep": {"a": [1, 2]}}), ("time", {})]),
@@ -100,7 +108,7 @@ def test_calls_and_content_are_the_same_however_the_text_is_cut(
         assert (heard.content, heard.calls) == (content, calls)
 
 
-@pytest.mark.parametrize("parser", TOOL_PARSERS)
+@pytest.mark.parametrize("parser", [*TOOL_PARSERS, *LISTS])
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.text(alphabet="<tool_call>{}[]\"'\\(),:;= \naTOL_CALLSname|python_tag>", max_size=60),
@@ -143,6 +151,11 @@ WRITERS = {
     "gpt_oss": lambda args: f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{json.dumps(args)}<|call|><|start|>assistant" * 2,
     "hermes": lambda args: f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(args)}}}\n</tool_call>\n' * 2,
     "llama3_json": lambda args: "; ".join([f'{{"name": "weather", "parameters": {json.dumps(args, ensure_ascii=False)}}}'] * 2),
+    "nemotron": lambda args: f"<TOOLCALL>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}</TOOLCALL>",
+    "phi4_mini": lambda args: f"<|tool_call|>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}<|/tool_call|>",
+    "granite": lambda args: f"<|tool_call|>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
+    "xlam": lambda args: json.dumps([{"name": "weather", "arguments": args}] * 2),
+    "command": lambda args: f"<|START_ACTION|>{json.dumps([{'tool_call_id': '0', 'tool_name': 'weather', 'parameters': args}] * 2)}<|END_ACTION|>",
     "mistral": lambda args: f"[TOOL_CALLS]{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
     "mistral_tekken": lambda args: f"[TOOL_CALLS]weather[ARGS]{json.dumps(args)}" * 2,
     "pythonic": lambda args: f"[{', '.join(['weather(' + ', '.join(f'{k}={v!r}' for k, v in args.items()) + ')'] * 2)}]",
@@ -150,10 +163,10 @@ WRITERS = {
 
 
 def test_every_parser_of_calls_reads_what_is_written_at_random() -> None:
-    assert WRITERS.keys() == TOOL_PARSERS.keys(), (
+    assert WRITERS.keys() == {*TOOL_PARSERS, *LISTS}, (
         "add a row to WRITERS: a weather call, written twice"
     )
-    assert TEXT_CALLS.keys() == TOOL_PARSERS.keys(), (
+    assert TEXT_CALLS.keys() == {*TOOL_PARSERS, *LISTS}, (
         "add a row to TEXT_CALLS: a call of a custom tool"
     )
 
@@ -316,6 +329,18 @@ TEXT_CALLS = {
         f'<tool_call>\n{{"name": "time", "arguments": {json_text}}}\n</tool_call>'
     ),
     "llama3_json": lambda json_text: f'{{"name": "time", "parameters": {json_text}}}',
+    "nemotron": lambda json_text: (
+        f'<TOOLCALL>[{{"name": "time", "arguments": {json_text}}}]</TOOLCALL>'
+    ),
+    "phi4_mini": lambda json_text: (
+        f'<|tool_call|>[{{"name": "time", "arguments": {json_text}}}]<|/tool_call|>'
+    ),
+    "granite": lambda json_text: f'<|tool_call|>[{{"name": "time", "arguments": {json_text}}}]',
+    "xlam": lambda json_text: f'[{{"name": "time", "arguments": {json_text}}}]',
+    "command": lambda json_text: (
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "time", "parameters": '
+        f"{json_text}}}]<|END_ACTION|>"
+    ),
     "mistral": lambda json_text: f'[TOOL_CALLS][{{"name": "time", "arguments": {json_text}}}]',
     "mistral_tekken": lambda json_text: f"[TOOL_CALLS]time[ARGS]{json_text}",
     "pythonic": lambda json_text: f"[time(input={json.dumps(json.loads(json_text)['input'])})]",

@@ -122,13 +122,6 @@ def _llama3_json(calls: Sequence[Call]) -> str:
     )
 
 
-def _mistral(calls: Sequence[Call]) -> str:
-    inner = ", ".join(
-        f'{{"name": "{name}", "arguments": {_json(arguments)}}}' for name, arguments in calls
-    )
-    return f"[TOOL_CALLS][{inner}]"
-
-
 def _mistral_tekken(calls: Sequence[Call]) -> str:
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls)
 
@@ -139,6 +132,24 @@ def _pythonic(calls: Sequence[Call]) -> str:
         for name, arguments in calls
     )
     return f"[{inner}]"
+
+
+def _list(begin: str, end: str) -> Callable[[Sequence[Call]], str]:
+    return lambda calls: (
+        f"{begin}["
+        + ", ".join(
+            f'{{"name": "{name}", "arguments": {_json(arguments)}}}' for name, arguments in calls
+        )
+        + f"]{end}"
+    )
+
+
+def _command(calls: Sequence[Call]) -> str:
+    inner = ", ".join(
+        f'{{"tool_call_id": "{i}", "tool_name": "{name}", "parameters": {_json(arguments)}}}'
+        for i, (name, arguments) in enumerate(calls)
+    )
+    return f"<|START_ACTION|>[{inner}]<|END_ACTION|>"
 
 
 def _gpt_oss(calls: Sequence[Call]) -> str:
@@ -152,7 +163,12 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "gpt_oss": _gpt_oss,
     "hermes": _hermes,
     "llama3_json": _llama3_json,
-    "mistral": _mistral,
+    "mistral": _list("[TOOL_CALLS]", ""),
+    "nemotron": _list("<TOOLCALL>", "</TOOLCALL>"),
+    "phi4_mini": _list("<|tool_call|>", "<|/tool_call|>"),
+    "granite": _list("<|tool_call|>", ""),
+    "xlam": _list("", ""),
+    "command": _command,
     "mistral_tekken": _mistral_tekken,
     "pythonic": _pythonic,
     "qwen3_coder": _qwen3_coder,
