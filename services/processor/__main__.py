@@ -99,7 +99,7 @@ class ProcessorSettings(TextStageSettings):
     generation_config: str = setting(
         "auto", "auto (the model's), none, or a file with sampling defaults"
     )
-    tool_parser: str = setting("auto", _names_of(TOOL_FORMATS))
+    tool_call_parser: str = setting("auto", _names_of(TOOL_FORMATS))
     reasoning_parser: str = setting("auto", _names_of(REASONING_FORMATS))
     escape_special_tokens: bool = setting(
         False,

@@ -12,7 +12,9 @@ import pytest
 from headwater.proto.common_pb2 import AnswerFormat, ChatMessage, Tool
 from headwater.proto.processor_pb2 import Conversation
 from headwater.services.answers.format import answer_format, reasoning_format_of
+from headwater.services.answers.format_names import REASONING_ALIASES, TOOL_ALIASES
 from headwater.services.answers.parser import TOOL_PARSER_NAMES
+from headwater.services.answers.reasoning_parser import REASONING_FORMATS
 from headwater.services.answers.tool_formats import TOOL_FORMATS, format_of_template
 from headwater.services.runtime.settings import SettingError
 from headwater.services.text.model import ServingChoices, load_text_model
@@ -77,13 +79,23 @@ def test_a_template_tells_how_its_model_writes_thoughts(template: str, family: s
 
 def test_an_operator_knows_better(demo_folder: Path) -> None:
     model = load_text_model(
-        demo_folder, "m", ServingChoices(tool_parser="pythonic", reasoning_parser="qwen3")
+        demo_folder, "m", ServingChoices(tool_call_parser="pythonic", reasoning_parser="qwen3")
     )
     assert (model.tool_format, model.reasoning_format) == ("pythonic", "qwen3")
-    none = load_text_model(demo_folder, "m", ServingChoices(tool_parser="none"))
+    none = load_text_model(demo_folder, "m", ServingChoices(tool_call_parser="none"))
     assert (none.tool_format, none.reasoning_format) == ("", "")
     with pytest.raises(SettingError, match="morse"):
-        load_text_model(demo_folder, "m", ServingChoices(tool_parser="morse"))
+        load_text_model(demo_folder, "m", ServingChoices(tool_call_parser="morse"))
+
+
+def test_names_of_vllms_formats_are_names_of_ours(demo_folder: Path) -> None:
+    assert set(TOOL_ALIASES.values()) <= TOOL_FORMATS.keys()
+    assert not TOOL_ALIASES.keys() & TOOL_FORMATS.keys()
+    assert set(REASONING_ALIASES.values()) <= REASONING_FORMATS.keys()
+    assert not REASONING_ALIASES.keys() & REASONING_FORMATS.keys()
+    choices = ServingChoices(tool_call_parser="openai", reasoning_parser="openai_gptoss")
+    model = load_text_model(demo_folder, "m", choices)
+    assert (model.tool_format, model.reasoning_format) == ("gpt_oss", "gpt_oss")
 
 
 USER = ChatMessage(role="user", content="hi")
