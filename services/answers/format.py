@@ -20,6 +20,7 @@ FRAMED = ("gpt_oss",)
 SIGNS: Mapping[str, tuple[str, ...]] = {
     "magistral": ("[THINK]",),
     "gpt_oss": (harmony.CHANNEL, harmony.MESSAGE),
+    "gemma4": ("<|channel>",),
     "command": ("<|END_THINKING|>",),
     "seed_oss": ("<seed:think>",),
 }

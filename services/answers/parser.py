@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 from headwater.proto.common_pb2 import AnswerFormat
 
 from .argument_types import types_by_tool
+from .gemma_parser import GemmaParser
 from .harmony_parser import HarmonyParser
 from .list_formats import LIST_FORMATS
 from .list_parser import ListParser
@@ -51,6 +52,7 @@ class NamedParser(ToolParser, Protocol):
 
 
 TOOL_PARSERS: Mapping[str, type[NamedParser]] = {
+    "gemma4": GemmaParser,
     "gpt_oss": HarmonyParser,
     "hermes": HermesParser,
     "llama3_json": LlamaJsonParser,

@@ -1,7 +1,7 @@
 """Formats in which families of models write calls, as grammars, and the family of a chat template.
 
 Formats that are regular are rows of `marked_formats` or `list_formats`; the parsers of the others are
-in `tool_parsers`, `pythonic_parser` and `harmony_parser`.
+in `tool_parsers` and in `…_parser` files of one format each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from . import gemma_parser as gemma
 from . import harmony_parser as harmony
 from .forms import (
     ANY_TEXT,
@@ -26,6 +27,7 @@ from .forms import (
     sequence,
     tag,
 )
+from .gemma_grammar import gemma_calls, gemma_free
 from .list_formats import LIST_FORMATS, ListFormat
 from .marked_formats import MARKED_FORMATS, MarkedFormat
 from .marked_grammar import marked_calls, marked_free
@@ -250,6 +252,9 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         calls=_harmony_calls,
         free=_harmony_free,
         frame=harmony.FINAL,
+    ),
+    "gemma4": ToolFormat(
+        signs=((gemma.OPENING,),), calls=gemma_calls, free=gemma_free, opening=gemma.OPENING
     ),
     "mistral_tekken": _marked(_TEKKEN),
     # It writes no text before calls.

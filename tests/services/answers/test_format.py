@@ -42,6 +42,7 @@ TOOL_SIGNS = {
     "{{ '<|tool_call|>[' + calls + ']<|/tool_call|>' }}": "phi4_mini",
     "respond only with <|tool_call|> followed by a JSON list of tools used": "granite",
     '[{"name": "tool_call_name", "arguments": {"arg1": "value1"}}]': "xlam",
+    "{{ '<|tool_call>call:' + name + '{' + arguments + '}<tool_call|>' }}": "gemma4",
     "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>": "kimi_k2",
 }
 API = Path(__file__).parents[3] / "docs" / "api.md"
@@ -50,6 +51,7 @@ REASONING_SIGNS = {
     "{{ content.split('</think>')[-1] }}<｜Assistant｜>": "deepseek_r1",
     "{{ '</think>' }}": "think",
     "[THINK]": "magistral",
+    "{{ '<|channel>thought\n' + thoughts + '<channel|>' }}": "gemma4",
     "{{ '<|START_THINKING|>' + thoughts + '<|END_THINKING|>' }}": "command",
     "<|start|>assistant<|channel|>analysis<|message|>{{ thinking }}<|end|>": "gpt_oss",
     "{{ message.content }}": "",

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.proto.common_pb2 import AnswerFormat
-from headwater.services.answers.parser import LISTS, TOOL_PARSERS, AnswerParser, call_id
+from headwater.services.answers.parser import LISTS, TOOL_PARSERS, AnswerParser, call_id, markers_of
 from tests.services.answers.heard import Heard, cut, heard_of
+from tests.services.answers.written_calls import gemma_value
 
 NAMES = ["weather", "time", "get_user", "2fa-code"]
 ULM = {
@@ -47,6 +48,11 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '\nHi.<tool_call>{"name": "time"}</tool_call>\n \nBye.<tool_call>{"name": '
                '"time"}</tool_call>\n', "\nHi.\n \nBye.", [("time", {}), ("time", {})]),
     ("hermes", '\n<tool_call>{"name": "time"}</tool_call>\n\nBye.', "Bye.", [("time", {})]),
+    ("gemma4", 'I look.\n<|tool_call>call:weather{city:<|"|>a "b", {c} \n<|"|>,days:[1,2.5,true,null],deep:{a:{b:<|"|><|"|>}}}<tool_call|>', "I look.", [("weather", {"city": 'a "b", {c} \n', "days": [1, 2.5, True, None], "deep": {"a": {"b": ""}}})]),
+    ("gemma4", "<|tool_call>call:time{}<tool_call|><|tool_call>call:get_user{id: 7}<tool_call|>", "", [("time", {}), ("get_user", {"id": 7})]),
+    ("gemma4", "<|tool_call>call:time{zone:UTC,at:None}", "", [("time", {"zone": "UTC", "at": None})]),
+    ("gemma4", "See <|tool_call> here.", "See <|tool_call> here.", []),
+    ("gemma4", "<|tool_call>call:ti", "<|tool_call>call:ti", []),
     ("gpt_oss", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + ULM_JSON + "<|call|>", "", [("weather", ULM)]),
     ("gpt_oss", " to=functions.time<|channel|>commentary json<|message|>{}", "", [("time", {})]),
     ("gpt_oss", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.time<|channel|>commentary json<|message|>{}<|call|>", "I look.", [("time", {})]),
@@ -136,6 +142,20 @@ def test_what_is_said_after_some_text_depends_on_that_text_alone(
     assert heard == expected
 
 
+@pytest.mark.parametrize("parser", [*TOOL_PARSERS, *LISTS])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), places=st.lists(st.integers(0, 500), max_size=6))
+def test_marks_in_any_order_are_read_alike_however_they_are_cut(
+    parser: str, data: st.DataObject, places: list[int]
+) -> None:
+    form = AnswerFormat(tool_parser=parser, tool_names=NAMES)
+    texts = ["call:time", "final", "analysis", " to=functions.time", '{"name": "time"}', *"{}[]:,<"]
+    pieces = st.sampled_from([*markers_of(form), *texts]) | st.text(max_size=3)
+    text = "".join(data.draw(st.lists(pieces, max_size=14)))
+    heard = heard_of(form, cut(text, places))
+    assert heard == heard_of(form, list(text))
+
+
 arguments_of = st.dictionaries(
     st.text(alphabet="abcdefgh_", min_size=1, max_size=6),
     st.recursive(
@@ -148,6 +168,7 @@ arguments_of = st.dictionaries(
     max_size=4,
 )
 WRITERS = {
+    "gemma4": lambda args: f"<|tool_call>call:weather{gemma_value(args)}<tool_call|>" * 2,
     "gpt_oss": lambda args: f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{json.dumps(args)}<|call|><|start|>assistant" * 2,
     "hermes": lambda args: f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(args)}}}\n</tool_call>\n' * 2,
     "llama3_json": lambda args: "; ".join([f'{{"name": "weather", "parameters": {json.dumps(args, ensure_ascii=False)}}}'] * 2),
@@ -322,6 +343,9 @@ def test_without_tools_a_message_to_a_function_is_no_call() -> None:
 
 
 TEXT_CALLS = {
+    "gemma4": lambda json_text: (
+        f"<|tool_call>call:time{gemma_value(json.loads(json_text))}<tool_call|>"
+    ),
     "gpt_oss": lambda json_text: (
         f"<|channel|>commentary to=functions.time <|constrain|>json<|message|>{json_text}"
     ),

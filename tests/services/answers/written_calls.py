@@ -144,6 +144,24 @@ def _list(begin: str, end: str) -> Callable[[Sequence[Call]], str]:
     )
 
 
+def gemma_value(value: Any) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, list):
+        return f"[{','.join(map(gemma_value, value))}]"
+    if isinstance(value, dict):
+        names = (key if key.isidentifier() else gemma_value(key) for key in value)
+        members = zip(names, map(gemma_value, value.values()), strict=True)
+        return "{" + ",".join(map(":".join, members)) + "}"
+    return json.dumps(value)
+
+
+def _gemma4(calls: Sequence[Call]) -> str:
+    return "".join(
+        f"<|tool_call>call:{name}{gemma_value(arguments)}<tool_call|>" for name, arguments in calls
+    )
+
+
 def _command(calls: Sequence[Call]) -> str:
     inner = ", ".join(
         f'{{"tool_call_id": "{i}", "tool_name": "{name}", "parameters": {_json(arguments)}}}'
@@ -160,6 +178,7 @@ def _gpt_oss(calls: Sequence[Call]) -> str:
 
 
 WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
+    "gemma4": _gemma4,
     "gpt_oss": _gpt_oss,
     "hermes": _hermes,
     "llama3_json": _llama3_json,
