@@ -41,6 +41,7 @@ from ..request.sinks import Gathered
 from ..settings import GatewaySettings
 from ..stages.stream_context import StreamKind
 from ..tenancy.caller import Caller
+from ..tenancy.tenants import authorization_of
 from ..wire.decode import build_decoders
 from ..wire.http_errors import MethodNotAllowed, PathNotServed
 from .background_responses import BackgroundResponses
@@ -98,7 +99,7 @@ def make_app(
         *surface.routes(),
         *OllamaSurface(cluster, callers, settings).routes(),
         *BatchSurface(storage, callers, settings.max_file_bytes).routes(),
-        *OwnPages(cluster, may_see_tenants).routes(),
+        *OwnPages(cluster, may_see_tenants, settings.root_path).routes(),
         *admin_routes,
     )
     handlers: dict[str, dict[str, Handler]] = {}
@@ -112,7 +113,7 @@ def make_app(
         for path, instead in (PATHS_NOT_SERVED | OLLAMA_PATHS).items()
     }
     unknown = _Endpoint(cluster, "other", {}, settings, _unknown_path)
-    app: ASGIApp = Paths(endpoints | not_served, otherwise=unknown)
+    app: ASGIApp = Paths(endpoints | not_served, otherwise=unknown, root=settings.root_path)
     if settings.allowed_origins:
         app = CORSMiddleware(
             app,
@@ -181,9 +182,7 @@ class _Endpoint:
         identity = exchange.tenants or self._cluster.tenants
         headers = exchange.headers
         try:
-            return identity.identify(
-                headers.get("authorization", ""), headers.get("x-tenant", "")
-            ).key
+            return identity.identify(authorization_of(headers), headers.get("x-tenant", "")).key
         except errors.HeadwaterError:
             # The handler says so, if it needs to know.
             return exchange.peer
@@ -239,8 +238,6 @@ class RestSurface:
             ("GET", "/v1/responses/{id}/input_items", self._for_caller(self._responses.list_input)),
             *self._conversation_routes(),
             ("GET", "/v1/models", self.list_models),
-            # Also with the slash that some clients put behind it.
-            ("GET", "/v1/models/", self.list_models),
             ("GET", "/v1/models/{name:path}", self.get_model),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),

@@ -108,7 +108,8 @@ _RESPONSES = {
 
 
 @cache
-def openapi_document(version: str) -> dict[str, Any]:
+def openapi_document(version: str, root: str) -> dict[str, Any]:
+    """The document; `root` is the path under which the API is served, empty for none."""
     kinds = [kind for kind, _ in _BODIES.values()]
     bodies, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
@@ -135,6 +136,7 @@ def openapi_document(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headwater", "version": version},
+        "servers": [{"url": root or "/"}],
         "paths": paths,
         "components": {
             "schemas": components,

@@ -223,6 +223,7 @@ class StackSettings:
     close_schemas: bool = flag(
         True, "Answers contain only the properties that their schema names.", PROCESSOR
     )
+    root_path: str = flag("", "Path under which a proxy serves the gateway, as /llm.", GATEWAY)
     api_key_file: Path | None = flag(
         None, "File of `tenant key` lines; none: no keys, loopback only.", GATEWAY
     )

@@ -72,6 +72,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             "api_key_file",
             "admin_key_file",
             "allowed_origins",
+            # A proxy that serves several things under one name.
+            "root_path",
             "state_dir",
             "cache_dir",
         ),
