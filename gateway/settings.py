@@ -17,6 +17,7 @@ BODY_BYTES_PER_SECOND = 16 * 1024
 """Past its first seconds a body may take as long as it does at this rate: a slow body holds no
 place for ever."""
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
+_ROOT_PATH = re.compile(r"(/[^/?#\s]+)+")
 
 _POSITIVE = (
     "max_body_bytes", "max_text_bytes", "max_file_bytes", "tenant_file_bytes", "tenant_response_bytes", "max_choices",
@@ -113,6 +114,9 @@ class GatewaySettings(StageSecuritySettings):
         (),
         "host name, besides loopback names, that a gateway without keys answers to "
         "(repeatable); *: any",
+    )
+    root_path: str = setting(
+        "", "path under which a proxy serves this gateway, as /llm; also without it"
     )
     tokenizer_info: bool = setting(
         False, "answer GET /tokenizer_info with the tokenizer's configuration and the chat template"
@@ -222,6 +226,9 @@ class GatewaySettings(StageSecuritySettings):
             raise SettingError("host", self.host, allowed)
 
     def _check_addresses(self) -> None:
+        if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
+            allowed = "a path that begins with a slash and ends with none, as /llm"
+            raise SettingError("root_path", self.root_path, allowed)
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 allowed = (

@@ -555,16 +555,28 @@ class ProcessorTokenizerInfoReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INFO_JSON_FIELD_NUMBER: _builtins.int
+    TOOL_PARSER_FIELD_NUMBER: _builtins.int
+    REASONING_PARSER_FIELD_NUMBER: _builtins.int
+    ARCHITECTURE_FIELD_NUMBER: _builtins.int
     info_json: _builtins.str
     """its configuration with the served chat template, as JSON"""
+    tool_parser: _builtins.str
+    """format of its calls; empty: they are not looked for"""
+    reasoning_parser: _builtins.str
+    """format of its reasoning; empty: it is not looked for"""
+    architecture: _builtins.str
+    """as in config.json: LlamaForCausalLM, …"""
     def __init__(
         self,
         *,
         info_json: _builtins.str = ...,
+        tool_parser: _builtins.str = ...,
+        reasoning_parser: _builtins.str = ...,
+        architecture: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["info_json", b"info_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "info_json", b"info_json", "reasoning_parser", b"reasoning_parser", "tool_parser", b"tool_parser"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -98,7 +98,7 @@ class ProcessorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TokenizerInfo(self, request, context):
-        """What a model's tokenizer is.
+        """What a model's tokenizer is, and how its answers are read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,7 @@ class ProcessorStub:
     Detokenize: _grpc.UnaryUnaryMultiCallable[_processor_pb2.ProcessorDetokenizeRequest, _processor_pb2.ProcessorDetokenizeReply]
     """Token ids to text."""
     TokenizerInfo: _grpc.UnaryUnaryMultiCallable[_processor_pb2.ProcessorTokenizerInfoRequest, _processor_pb2.ProcessorTokenizerInfoReply]
-    """What a model's tokenizer is."""
+    """What a model's tokenizer is, and how its answers are read."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_processor_pb2.ProcessorModelsRequest, _processor_pb2.ProcessorModelsReply]
     """Which models it prepares for."""
 
@@ -56,7 +56,7 @@ class ProcessorAsyncStub(ProcessorStub):
     Detokenize: _aio.UnaryUnaryMultiCallable[_processor_pb2.ProcessorDetokenizeRequest, _processor_pb2.ProcessorDetokenizeReply]  # type: ignore[assignment]
     """Token ids to text."""
     TokenizerInfo: _aio.UnaryUnaryMultiCallable[_processor_pb2.ProcessorTokenizerInfoRequest, _processor_pb2.ProcessorTokenizerInfoReply]  # type: ignore[assignment]
-    """What a model's tokenizer is."""
+    """What a model's tokenizer is, and how its answers are read."""
     ListModels: _aio.UnaryUnaryMultiCallable[_processor_pb2.ProcessorModelsRequest, _processor_pb2.ProcessorModelsReply]  # type: ignore[assignment]
     """Which models it prepares for."""
 
@@ -99,7 +99,7 @@ class ProcessorServicer(metaclass=_abc_1.ABCMeta):
         request: _processor_pb2.ProcessorTokenizerInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_processor_pb2.ProcessorTokenizerInfoReply, _abc.Awaitable[_processor_pb2.ProcessorTokenizerInfoReply]]:
-        """What a model's tokenizer is."""
+        """What a model's tokenizer is, and how its answers are read."""
 
     @_abc_1.abstractmethod
     def ListModels(

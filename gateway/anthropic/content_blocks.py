@@ -7,14 +7,11 @@ from base64 import b64encode
 from hashlib import blake2b
 from typing import Any
 
-import msgspec
-
 from ..request.sinks import CallPiece, Piece
+from ..wire.call_arguments import arguments_as_object
 
 Event = dict[str, Any]
 Block = dict[str, Any]
-NO_OBJECT = "arguments"
-"""Name under which text of a call that is no JSON object stands in its input."""
 
 
 class ContentBlocks:
@@ -57,7 +54,7 @@ class ContentBlocks:
                 block |= {"thinking": text, "signature": signature}
                 events.append(self._delta("signature_delta", "signature", signature))
             case "tool_use":
-                block["input"] = _input_of(text)
+                block["input"] = arguments_as_object(text)
         events.append({"type": "content_block_stop", "index": len(self.blocks) - 1})
         return events
 
@@ -97,13 +94,3 @@ class ContentBlocks:
 def _signature(thoughts: str) -> str:
     """Mark of a block of thoughts. Clients drop a block without one; nothing reads it."""
     return b64encode(blake2b(thoughts.encode(), digest_size=24).digest()).decode()
-
-
-def _input_of(arguments: str) -> dict[str, Any]:
-    """Arguments of a call as an object. What is none, as of a call that was cut, stands in one as
-    text."""
-    try:
-        decoded = msgspec.json.decode(arguments or "{}")
-    except (msgspec.MsgspecError, RecursionError):
-        decoded = None
-    return decoded if isinstance(decoded, dict) else {NO_OBJECT: arguments}

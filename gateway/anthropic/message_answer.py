@@ -10,8 +10,9 @@ from typing import Any
 from ..request.choice import Choice
 from ..request.generation import Generation
 from ..request.sinks import Piece
+from ..wire.body_stream import BodyStream
 from ..wire.event_sink import EventSink
-from ..wire.sse import SseStream, typed_event
+from ..wire.sse import typed_event
 from .content_blocks import ContentBlocks, Event
 
 
@@ -72,7 +73,7 @@ class MessageEvents(EventSink):
     silence = typed_event({"type": "ping"})
 
     def __init__(
-        self, answer: MessageAnswer, open_stream: Callable[[Callable[[], None]], SseStream]
+        self, answer: MessageAnswer, open_stream: Callable[[Callable[[], None]], BodyStream]
     ) -> None:
         super().__init__(open_stream)
         self._answer = answer

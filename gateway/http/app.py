@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import msgspec
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,6 +15,8 @@ from ..anthropic.schema import CountTokensRequest, MessagesRequest
 from ..jobs.response_store import ResponseStore
 from ..jobs.tenant_storage import TenantStorage
 from ..long_work import without_collector
+from ..ollama import schema as ollama
+from ..ollama.not_served import PATHS_NOT_SERVED as OLLAMA_PATHS
 from ..openai import models
 from ..openai.answers import Answer, EventStream, Renderer
 from ..openai.chat import ChatRenderer
@@ -23,7 +24,7 @@ from ..openai.completions import CompletionRenderer
 from ..openai.conversation_schema import ConversationChange, NewConversation, NewItems
 from ..openai.decode import RequestT, decode
 from ..openai.embeddings import EmbeddingRequest, reply_of, to_embedding
-from ..openai.not_served import PATHS_NOT_SERVED, PathNotServed
+from ..openai.not_served import PATHS_NOT_SERVED
 from ..openai.response_schema import ResponsesRequest
 from ..openai.run_answer import Silence, run_answer
 from ..openai.schema import (
@@ -33,21 +34,23 @@ from ..openai.schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from ..request.cluster import Cluster, shutting_down
+from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.resumed import bare_id
 from ..request.sinks import Gathered
 from ..settings import GatewaySettings
 from ..stages.stream_context import StreamKind
 from ..tenancy.caller import Caller
-from ..tenancy.tenants import Tenant
+from ..tenancy.tenants import authorization_of
 from ..wire.decode import build_decoders
-from ..wire.http_errors import MethodNotAllowed
+from ..wire.http_errors import MethodNotAllowed, PathNotServed
 from .background_responses import BackgroundResponses
 from .batches import BatchSurface
+from .callers import Callers
 from .conversations import Conversations
 from .http_exchange import JSON, Exchange, Handler, HeadOnly, Route
 from .messages import Messages
+from .ollama import OllamaSurface
 from .own_pages import OwnPages
 from .paths import Paths
 from .responses import Responses
@@ -70,6 +73,11 @@ LONG_BODIES = (
     NewItems,
     MessagesRequest,
     CountTokensRequest,
+    ollama.ChatRequest,
+    ollama.GenerateRequest,
+    ollama.EmbedRequest,
+    ollama.EmbeddingsRequest,
+    ollama.ShowRequest,
 )
 """Kinds of bodies that are decoded in a thread where they are long."""
 
@@ -85,20 +93,27 @@ def make_app(
     """The application. Error pages and methods are ours, so that every answer has the
     envelope of its API."""
     build_decoders(*LONG_BODIES)
-    surface = RestSurface(cluster, settings, storage, responses)
-    pages = OwnPages(cluster, may_see_tenants)
-    batches = BatchSurface(
-        storage, surface.tenant_of, surface.counted_tenant, settings.max_file_bytes
+    callers = Callers(cluster)
+    surface = RestSurface(cluster, callers, settings, storage, responses)
+    routes = (
+        *surface.routes(),
+        *OllamaSurface(cluster, callers, settings).routes(),
+        *BatchSurface(storage, callers, settings.max_file_bytes).routes(),
+        *OwnPages(cluster, may_see_tenants, settings.root_path).routes(),
+        *admin_routes,
     )
-    routes = (*surface.routes(), *batches.routes(), *pages.routes(), *admin_routes)
     handlers: dict[str, dict[str, Handler]] = {}
     for method, path, handler in routes:
         handlers.setdefault(path, {})[method] = handler
     endpoints = {
         path: _Endpoint(cluster, path, methods, settings) for path, methods in handlers.items()
     }
-    unknown = _Endpoint(cluster, "other", {}, settings, surface.unknown_path)
-    app: ASGIApp = Paths(endpoints | dict.fromkeys(PATHS_NOT_SERVED, unknown), otherwise=unknown)
+    not_served = {
+        path: _Endpoint(cluster, "other", {}, settings, _refusing(instead))
+        for path, instead in (PATHS_NOT_SERVED | OLLAMA_PATHS).items()
+    }
+    unknown = _Endpoint(cluster, "other", {}, settings, _unknown_path)
+    app: ASGIApp = Paths(endpoints | not_served, otherwise=unknown, root=settings.root_path)
     if settings.allowed_origins:
         app = CORSMiddleware(
             app,
@@ -167,12 +182,21 @@ class _Endpoint:
         identity = exchange.tenants or self._cluster.tenants
         headers = exchange.headers
         try:
-            return identity.identify(
-                headers.get("authorization", ""), headers.get("x-tenant", "")
-            ).key
+            return identity.identify(authorization_of(headers), headers.get("x-tenant", "")).key
         except errors.HeadwaterError:
             # The handler says so, if it needs to know.
             return exchange.peer
+
+
+def _refusing(instead: str) -> Handler:
+    async def refuse(exchange: Exchange) -> None:
+        raise PathNotServed(exchange.path, instead)
+
+    return refuse
+
+
+async def _unknown_path(exchange: Exchange) -> None:
+    raise errors.NotFound("path", exchange.path)
 
 
 class RestSurface:
@@ -181,11 +205,13 @@ class RestSurface:
     def __init__(
         self,
         cluster: Cluster,
+        callers: Callers,
         settings: GatewaySettings,
         storage: TenantStorage,
         responses: ResponseStore,
     ) -> None:
         self._cluster = cluster
+        self._callers = callers
         self._settings = settings
         self._responses = Responses(cluster, responses, settings.sse_keep_alive)
         self._background = BackgroundResponses(
@@ -212,8 +238,6 @@ class RestSurface:
             ("GET", "/v1/responses/{id}/input_items", self._for_caller(self._responses.list_input)),
             *self._conversation_routes(),
             ("GET", "/v1/models", self.list_models),
-            # Also with the slash that some clients put behind it.
-            ("GET", "/v1/models/", self.list_models),
             ("GET", "/v1/models/{name:path}", self.get_model),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
@@ -224,13 +248,13 @@ class RestSurface:
         ]
 
     async def chat_completions(self, exchange: Exchange) -> None:
-        caller = self._let_in(exchange)
+        caller = self._callers.let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         asked = await self._decoded(caller, body, ChatCompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatRenderer(asked), body)
 
     async def completions(self, exchange: Exchange) -> None:
-        caller = self._let_in(exchange)
+        caller = self._callers.let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         asked = await self._decoded(caller, body, CompletionRequest)
         await self._answer(
@@ -239,7 +263,7 @@ class RestSurface:
 
     async def resume(self, exchange: Exchange) -> None:
         """Goes on with a stream, behind the last event that its client has."""
-        caller = self._admit(exchange)
+        caller = self._callers.admit(exchange)
         await self._resumable.resume(exchange, caller, exchange.path_params["id"])
 
     async def _answer(
@@ -293,7 +317,7 @@ class RestSurface:
             ]
 
     async def embeddings(self, exchange: Exchange) -> None:
-        caller = self._let_in(exchange)
+        caller = self._callers.let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         asked = await self._decoded(caller, body, EmbeddingRequest)
         caller = caller.with_body(asked.request_id, asked.priority)
@@ -307,29 +331,29 @@ class RestSurface:
         await exchange.reply_json(reply_of(asked, embedding, caller.request_id))
 
     async def create_response(self, exchange: Exchange) -> None:
-        caller = self._admit(exchange)
+        caller = self._callers.admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         asked = await self._decoded(caller, body, ResponsesRequest)
         if asked.background and exchange.known is None:
-            await self._count(caller, asked.model)
+            await self._callers.count(caller, asked.model)
             await self._background.create(exchange, caller, asked, body)
         else:
             await self._responses.create(exchange, caller, asked, body)
 
     async def count_response_input(self, exchange: Exchange) -> None:
-        caller = self._admit(exchange)
+        caller = self._callers.admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         asked = await self._decoded(caller, body, ResponsesRequest)
-        await self._count(caller, asked.model)
+        await self._callers.count(caller, asked.model)
         await self._responses.count_input(exchange, caller, asked)
 
     async def create_message(self, exchange: Exchange) -> None:
-        caller = self._let_in(exchange)
+        caller = self._callers.let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         await self._messages.create(exchange, caller, body)
 
     async def count_message_tokens(self, exchange: Exchange) -> None:
-        caller = self._admit(exchange)
+        caller = self._callers.admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         await self._messages.count_tokens(exchange, caller, body)
 
@@ -356,34 +380,37 @@ class RestSurface:
         self, handler: Callable[[Exchange, Caller], Awaitable[None]], *, is_counted: bool = False
     ) -> Handler:
         async def handle(exchange: Exchange) -> None:
-            await handler(
-                exchange, await self.counted(exchange) if is_counted else self._caller(exchange)
+            caller = (
+                await self._callers.counted(exchange)
+                if is_counted
+                else self._callers.identify(exchange)
             )
+            await handler(exchange, caller)
 
         return handle
 
     async def list_models(self, exchange: Exchange) -> None:
-        self._caller(exchange)
+        self._callers.identify(exchange)
         await exchange.reply_json(models.list_models(self._cluster))
 
     async def get_model(self, exchange: Exchange) -> None:
-        self._caller(exchange)
+        self._callers.identify(exchange)
         await exchange.reply_json(models.get_model(self._cluster, exchange.path_params["name"]))
 
     async def tokenize(self, exchange: Exchange) -> None:
-        caller = self._admit(exchange)
+        caller = self._callers.admit(exchange)
         body = await exchange.body(self._settings.max_text_bytes)
         asked = await self._decoded(caller, body, TokenizeRequest)
         model = self._model(asked.model)
-        await self._count(caller, model)
+        await self._callers.count(caller, model)
         await exchange.reply_json(await models.tokenize(self._cluster, caller.tenant, asked, model))
 
     async def detokenize(self, exchange: Exchange) -> None:
-        caller = self._admit(exchange)
+        caller = self._callers.admit(exchange)
         body = await exchange.body(self._settings.max_text_bytes)
         asked = await self._decoded(caller, body, DetokenizeRequest)
         model = self._model(asked.model)
-        await self._count(caller, model)
+        await self._callers.count(caller, model)
         await exchange.reply_json(
             await models.detokenize(self._cluster, caller.tenant, asked, model)
         )
@@ -392,12 +419,13 @@ class RestSurface:
         """As vLLM's, of the only model or the one under `model` in the query."""
         if not self._settings.tokenizer_info:
             raise models.TokenizerNotShown(exchange.path)
-        await self.counted(exchange)
+        await self._callers.counted(exchange)
         model = self._model(exchange.query.get("model"))
         # Raises for a model that is not there, also where no processor is asked.
         self._cluster.processors.model(model)
         exchange.end_head()
-        await exchange.reply(await self._cluster.processors.tokenizer_info(model), JSON)
+        known = await self._cluster.processors.tokenizer_info(model)
+        await exchange.reply(known.info_json.encode(), JSON)
 
     def _model(self, name: str | None) -> str:
         return self._cluster.processors.only_model() if name is None else name
@@ -406,55 +434,6 @@ class RestSurface:
         """Explains a request by the gateway's id, with or without the prefix that an answer's id
         has."""
         known = await self._cluster.explain(
-            self._caller(exchange), bare_id(exchange.path_params["id"])
+            self._callers.identify(exchange), bare_id(exchange.path_params["id"])
         )
         await exchange.reply_json(known)
-
-    async def unknown_path(self, exchange: Exchange) -> None:
-        if exchange.path in PATHS_NOT_SERVED:
-            raise PathNotServed(exchange.path)
-        raise errors.NotFound("path", exchange.path)
-
-    def tenant_of(self, exchange: Exchange) -> Tenant:
-        return self._caller(exchange).tenant
-
-    async def counted_tenant(self, exchange: Exchange) -> Tenant:
-        return (await self.counted(exchange)).tenant
-
-    def _caller(self, exchange: Exchange) -> Caller:
-        if exchange.tenants is not None:
-            # The request of a tenant that is gone is not computed.
-            self._cluster.tenants.check(exchange.tenants.tenant)
-        caller = Caller.of(exchange.headers, exchange.tenants or self._cluster.tenants)
-        caller = msgspec.structs.replace(caller, standing=exchange.standing)
-        exchange.tenant = caller.tenant.key
-        if exchange.known is None:
-            return caller
-        return msgspec.structs.replace(caller, request_id=exchange.known.id)
-
-    async def counted(self, exchange: Exchange) -> Caller:
-        """The caller of something that no engine computes. Raises `LimitExceeded` where the minute
-        is used up."""
-        caller = self._caller(exchange)
-        await self._count(caller)
-        return caller
-
-    async def _count(self, caller: Caller, model: str = "") -> None:
-        await self._cluster.accounts.count(caller.tenant, caller.standing, model)
-
-    def _let_in(self, exchange: Exchange) -> Caller:
-        """The caller of an answer. Raises what the request would be refused with after its body was
-        read."""
-        caller = self._admit(exchange)
-        self._cluster.reject_early(caller)
-        return caller
-
-    def _admit(self, exchange: Exchange) -> Caller:
-        """The caller of work. Raises `Unavailable` while draining."""
-        if self._cluster.draining:
-            raise shutting_down()
-        caller = self._cluster.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")
-        exchange.request_id = caller.shown_id
-        if not caller.standing.is_counted:
-            self._cluster.accounts.exhausted.reject_early(caller.tenant, caller.standing)
-        return caller

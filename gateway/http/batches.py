@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ from ..openai.not_served import check_served
 from ..openai.paging import page_of
 from ..tenancy.tenants import Tenant
 from ..wire.required import given
+from .callers import Callers
 from .http_exchange import Exchange, Route, file_headers
 
 PURPOSE = "batch"
@@ -53,18 +54,14 @@ class BatchSurface:
     def __init__(
         self,
         storage: TenantStorage,
-        tenant_of: Callable[[Exchange], Tenant],
-        counted: Callable[[Exchange], Awaitable[Tenant]],
+        callers: Callers,
         max_file_bytes: int,
     ) -> None:
-        """`counted` counts calls about files, and new batches, as requests; polling and deleting
-        are free."""
         self._files = Files(storage.durable)
         self._ledger = Ledger(storage.durable)
         self._storage = storage
         self._max_file_bytes = max_file_bytes
-        self._tenant_of = tenant_of
-        self._counted = counted
+        self._callers = callers
         self._num_in_transit: Counter[str] = Counter()
         """Number of files that are received or sent, by key of their tenant."""
 
@@ -84,7 +81,7 @@ class BatchSurface:
     # Files.
 
     async def add_file(self, exchange: Exchange) -> None:
-        tenant = await self._counted(exchange)
+        tenant = (await self._callers.counted(exchange)).tenant
         _check_form(exchange.headers.get("content-type", ""))
         with self._in_transit(tenant):
             added = await self._received(exchange)
@@ -126,7 +123,7 @@ class BatchSurface:
             if given("purpose", purpose, PURPOSE) != PURPOSE:
                 raise BadRequest.of("purpose", purpose, PURPOSE)
             # The body may have taken long, and the key may be gone since.
-            tenant = self._tenant_of(exchange)
+            tenant = self._callers.identify(exchange).tenant
             with or_unavailable():
                 if len(await self._files.all(tenant.key)) >= MAX_FILES:
                     raise LimitExceeded(
@@ -140,7 +137,7 @@ class BatchSurface:
             await form.close()
 
     async def list_files(self, exchange: Exchange) -> None:
-        tenant = await self._counted(exchange)
+        tenant = (await self._callers.counted(exchange)).tenant
         with or_unavailable():
             files = await self._files.all(tenant.key)
         purpose = exchange.query.get("purpose")
@@ -149,12 +146,12 @@ class BatchSurface:
         )
 
     async def get_file(self, exchange: Exchange) -> None:
-        tenant = await self._counted(exchange)
+        tenant = (await self._callers.counted(exchange)).tenant
         with or_unavailable():
             await exchange.reply_json(await self._files.get(tenant.key, exchange.path_params["id"]))
 
     async def file_content(self, exchange: Exchange) -> None:
-        tenant = await self._counted(exchange)
+        tenant = (await self._callers.counted(exchange)).tenant
         file_id = exchange.path_params["id"]
         with or_unavailable():
             file = await self._files.get(tenant.key, file_id)
@@ -166,7 +163,7 @@ class BatchSurface:
                     await exchange.reply_file(content, file.bytes)
 
     async def delete_file(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = self._callers.identify(exchange).tenant
         file_id = exchange.path_params["id"]
         with or_unavailable():
             await self._files.delete(tenant.key, file_id)
@@ -175,7 +172,7 @@ class BatchSurface:
     # Batches.
 
     async def add_batch(self, exchange: Exchange) -> None:
-        tenant = await self._counted(exchange)
+        tenant = (await self._callers.counted(exchange)).tenant
         asked = decode(await exchange.body(MAX_BATCH_BODY_BYTES), NewBatch)
         hours = _checked(asked)
         with or_unavailable():
@@ -211,20 +208,20 @@ class BatchSurface:
             raise
 
     async def list_batches(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = self._callers.identify(exchange).tenant
         with or_unavailable():
             batches = await self._ledger.batches(tenant.key)
         await exchange.reply_json(_page(exchange, batches))
 
     async def get_batch(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = self._callers.identify(exchange).tenant
         with or_unavailable():
             kept = await self._ledger.get(tenant.key, exchange.path_params["id"])
         await exchange.reply_json(kept.batch)
 
     async def cancel_batch(self, exchange: Exchange) -> None:
         """Its runner, or the next one, ends it with the results that there are."""
-        tenant = self._tenant_of(exchange)
+        tenant = self._callers.identify(exchange).tenant
         with or_unavailable():
             kept = await self._ledger.change(tenant.key, exchange.path_params["id"], _cancel)
         await exchange.reply_json(kept.batch)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ..anthropic.schema import CountTokensRequest, MessagesRequest
+from ..ollama import schema as ollama
 from ..openai import schema
 from ..openai.batch_schema import NewBatch
 from ..openai.conversation_schema import ConversationChange, NewConversation, NewItems
@@ -32,6 +33,11 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
         CountTokensRequest,
         "How many tokens the prompt of such a request has",
     ),
+    "/api/chat": (ollama.ChatRequest, "Answer a conversation as Ollama's API does"),
+    "/api/generate": (ollama.GenerateRequest, "Answer a prompt as Ollama's API does"),
+    "/api/embed": (ollama.EmbedRequest, "Texts to vectors as Ollama's API does"),
+    "/api/embeddings": (ollama.EmbeddingsRequest, "A text to a vector, the older form"),
+    "/api/show": (ollama.ShowRequest, "What is known of a model, as Ollama's API shows it"),
     "/v1/conversations": (NewConversation, "Begin a conversation that is kept"),
     "/v1/conversations/{id}": (ConversationChange, "Change what is said of a conversation"),
     "/v1/conversations/{id}/items": (NewItems, "Add to a conversation"),
@@ -56,6 +62,9 @@ _READS = {
     "/v1/files/{id}/content": "What is in it",
     "/v1/batches": "The tenant's batches, youngest first",
     "/v1/batches/{id}": "One batch, and how far it is",
+    "/api/tags": "What is served, as Ollama's API lists it",
+    "/api/ps": "Models that have a replica, as Ollama's API lists them",
+    "/api/version": "Of Ollama's API that is served",
     "/health": "Alive",
     "/ping": "The same under another name",
     "/load": "How many requests are here",
@@ -99,7 +108,8 @@ _RESPONSES = {
 
 
 @cache
-def openapi_document(version: str) -> dict[str, Any]:
+def openapi_document(version: str, root: str) -> dict[str, Any]:
+    """The document; `root` is the path under which the API is served, empty for none."""
     kinds = [kind for kind, _ in _BODIES.values()]
     bodies, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
@@ -126,6 +136,7 @@ def openapi_document(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headwater", "version": version},
+        "servers": [{"url": root or "/"}],
         "paths": paths,
         "components": {
             "schemas": components,

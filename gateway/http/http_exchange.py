@@ -25,8 +25,8 @@ from ..tenancy.caller import new_request_id, printable
 from ..tenancy.grant import Standing
 from ..tenancy.peers import peer_of
 from ..tenancy.tenants import KnownTenant
+from ..wire.body_stream import BodyStream, Headers, rest_of
 from ..wire.http_errors import headers_of
-from ..wire.sse import EVENT_STREAM, Headers, SseStream, rest_of
 from .content_encoding import (
     MIN_BYTES,
     PIECE_BYTES,
@@ -99,7 +99,7 @@ class Exchange:
         # A request of the gateway's own was counted when its client sent it.
         self.standing = Standing(is_counted=self.known is not None)
         """Answered as `x-ratelimit-…`."""
-        self.stream: SseStream | None = None
+        self.stream: BodyStream | None = None
         self.status = 499
         self.error_event: Callable[[errors.HeadwaterError], bytes] | None = None
         """Renders the events that end a stream that breaks, where the surface's own do not do."""
@@ -305,11 +305,13 @@ class Exchange:
             self._client_left = True
             raise errors.SlowReader(self._slow_reader_limit) from None
 
-    def open_stream(self, on_writable: Callable[[], None]) -> SseStream:
+    def open_stream(self, on_writable: Callable[[], None]) -> BodyStream:
         """A stream of events; its response begins with the first of them. Raises `HeadOnly`."""
         if self.method == "HEAD":
-            raise HeadOnly(EVENT_STREAM)
-        self.stream = SseStream(self._send, self._headers, on_writable, self._slow_reader_limit)
+            raise HeadOnly(self._format.stream_headers)
+        self.stream = BodyStream(
+            self._send, self._stream_headers, on_writable, self._slow_reader_limit
+        )
         return self.stream
 
     async def end_stream(self, last_events: bytes) -> None:
@@ -381,7 +383,10 @@ class Exchange:
             pass
         on_disconnect()
 
-    def _headers(self) -> list[tuple[bytes, bytes]]:
+    def _stream_headers(self) -> Headers:
+        return [*self._format.stream_headers, *self._headers()]
+
+    def _headers(self) -> Headers:
         request_id = self._shown_id().encode()
         ids = [(name, request_id) for name in self._format.id_headers]
         return [NO_SNIFFING, *self.reply_headers, *ids, *self.standing.headers()]

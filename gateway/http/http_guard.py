@@ -23,7 +23,7 @@ from ..settings import GatewaySettings
 from .connection_limit import check_surplus
 from .http_exchange import Exchange
 
-UNIQUE = (b"authorization", b"x-api-key", b"host", b"content-type", b"content-encoding")
+UNIQUE = (b"authorization", b"x-api-key", b"api-key", b"host", b"content-type", b"content-encoding")
 """A proxy and a gateway that read different ones of two would disagree about the caller."""
 ANY = "*"
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}

@@ -11,16 +11,14 @@ from ..anthropic.message_answer import MessageAnswer, MessageEvents
 from ..anthropic.schema import CountTokensRequest, MessagesRequest
 from ..anthropic.to_pb import names_of, to_prompt, to_sampling
 from ..long_work import without_collector
-from ..request.choice import Sink
 from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
-from ..request.prepare import prepare
 from ..request.prompt_length import prompt_length
-from ..request.prompt_runs import run_all
 from ..request.sinks import Gathered
 from ..tenancy.caller import Caller
 from .http_exchange import Exchange
+from .one_answer import run_one
 
 
 class Messages:
@@ -43,10 +41,14 @@ class Messages:
         )
         events = MessageEvents(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
-        async with caller.within_deadline():
-            tick = events.keep_alive if events is not None else _nothing
-            work = self._run(generation, asked, events or gathered)
-            await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
+        await run_one(
+            self._cluster,
+            exchange,
+            generation,
+            events or gathered,
+            names_of=lambda: names_of(asked),
+            silence=self._keep_alive,
+        )
         if events is None:
             [choice] = generation.choices
             await exchange.reply_json(answer.whole(gathered.of(choice)))
@@ -71,13 +73,6 @@ class Messages:
         tenant = caller.tenant.key
         return await self._cluster.long_work.by_size(tenant, len(body), decode, body, kind)
 
-    async def _run(self, generation: Generation, asked: MessagesRequest, sink: Sink) -> None:
-        try:
-            await prepare(self._cluster, generation)
-        except errors.BadRequest as error:
-            raise error.in_words_of(names_of(asked)) from None
-        await run_all(self._cluster, [generation], sink)
-
 
 def _prompt_of(asked: CountTokensRequest, num_bytes: int) -> processor_pb2.Prompt:
     with without_collector(num_bytes):
@@ -92,7 +87,3 @@ def _request_of(caller: Caller, asked: MessagesRequest, num_bytes: int) -> Gener
         sampling=to_sampling(asked),
         stream=bool(asked.stream),
     )
-
-
-def _nothing() -> None:
-    """A whole answer sends nothing before it is there."""

@@ -36,8 +36,11 @@ CONSOLE_HEADERS = [
 class OwnPages:
     """The handlers. None of them counts as a request of a tenant."""
 
-    def __init__(self, cluster: Cluster, may_see_tenants: Callable[[Exchange], bool]) -> None:
+    def __init__(
+        self, cluster: Cluster, may_see_tenants: Callable[[Exchange], bool], root_path: str = ""
+    ) -> None:
         self._cluster = cluster
+        self._root_path = root_path
         self._may_see_tenants = may_see_tenants
 
     def routes(self) -> list[Route]:
@@ -92,7 +95,7 @@ class OwnPages:
 
     async def openapi(self, exchange: Exchange) -> None:
         exchange.end_head()
-        await exchange.reply_json(openapi_document(VERSION))
+        await exchange.reply_json(openapi_document(VERSION, self._root_path))
 
     async def api_page(self, exchange: Exchange) -> None:
         """The page that shows /openapi.json to people."""

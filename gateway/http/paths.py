@@ -10,13 +10,27 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 class Paths:
     """Looks up the paths that have no parameters, where a router would try its patterns one after
-    another."""
+    another. A slash at the end of a path says nothing."""
 
-    def __init__(self, apps: Mapping[str, ASGIApp], *, otherwise: ASGIApp) -> None:
-        """`apps` by path, with parameters in braces; `otherwise` answers all other paths."""
+    def __init__(self, apps: Mapping[str, ASGIApp], *, otherwise: ASGIApp, root: str = "") -> None:
+        """`apps` by path, with parameters in braces; `otherwise` answers all other paths. `root` is
+        the path under which a proxy serves them, whether or not it takes that off."""
         self._plain = {path: app for path, app in apps.items() if "{" not in path}
         routes = [Route(path, app) for path, app in apps.items() if "{" in path]
         self._router = Router(routes, default=otherwise, redirect_slashes=False)
+        self._root = root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._plain.get(scope["path"], self._router)(scope, receive, send)
+        path: str = scope["path"]
+        own = self._own(path)
+        if own != path:
+            # Handlers, and the envelopes of their errors, go by the path.
+            scope = {**scope, "path": own, "root_path": ""}
+        await self._plain.get(own, self._router)(scope, receive, send)
+
+    def _own(self, path: str) -> str:
+        if self._root and (path == self._root or path.startswith(f"{self._root}/")):
+            path = path[len(self._root) :]
+        if path.endswith("/"):
+            path = path[:-1]
+        return path or "/"

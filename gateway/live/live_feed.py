@@ -18,7 +18,7 @@ from ..admin.administration import Administration
 from ..http.http_exchange import Exchange
 from ..request.cluster import Cluster
 from ..tenancy.caller import Caller
-from ..wire.sse import SseStream
+from ..wire.body_stream import BodyStream
 from .cluster_view import ClusterView, Scope
 
 TICK_SECONDS = 1.0
@@ -79,7 +79,7 @@ class LiveFeed:
         await exchange.unless_client_leaves(work, silence=self._patience, on_silence=lambda: None)
         await exchange.end_stream(b"")
 
-    async def _tell(self, stream: SseStream, scope: Scope) -> None:
+    async def _tell(self, stream: BodyStream, scope: Scope) -> None:
         """Sends snapshots until the gateway drains. Raises `KeyRevoked` when the watcher's key is
         gone, `SlowReader` when the watcher reads nothing."""
         blocked_for = 0.0

@@ -19,7 +19,8 @@ from ..request.prepared_prompt import PreparedPrompt
 from ..request.sinks import Gathered, Held, Piece
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
-from ..wire.sse import DONE, KEEP_ALIVE, SseStream
+from ..wire.body_stream import BodyStream
+from ..wire.sse import DONE, KEEP_ALIVE
 from .numbered import NumberedStream
 from .schema import Answering
 
@@ -159,7 +160,7 @@ class EventStream:
     def __init__(
         self,
         answer: Answer,
-        open_stream: Callable[[Callable[[], None]], SseStream | NumberedStream],
+        open_stream: Callable[[Callable[[], None]], BodyStream | NumberedStream],
     ) -> None:
         self.answer, self.out = answer, open_stream(self._flush)
         options = answer.asked.stream_options

@@ -10,34 +10,13 @@ from typing import Any
 
 from headwater.proto.common_pb2 import TokenLogprob, TopLogprob
 
-LOWEST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+from ..wire.token_scores import LOWEST, token_scores
+
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
-def token_text(entry: TopLogprob, *, as_id: bool) -> str:
-    return f"token_id:{entry.token_id}" if as_id else entry.token
-
-
 def chat_logprobs(tokens: Iterable[TokenLogprob], *, as_ids: bool) -> dict[str, Any]:
-    return {
-        "content": [
-            {
-                **_entry(token.chosen, as_ids),
-                "top_logprobs": [_entry(top, as_ids) for top in token.top],
-            }
-            for token in tokens
-        ],
-        "refusal": None,
-    }
-
-
-def _entry(entry: TopLogprob, as_ids: bool) -> dict[str, Any]:
-    return {
-        "token": token_text(entry, as_id=as_ids),
-        "logprob": max(entry.logprob, LOWEST),
-        "bytes": list(entry.token_bytes),
-    }
+    return {"content": token_scores(tokens, as_ids=as_ids), "refusal": None}
 
 
 class TextCounter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headwater.services.runtime.errors import NotFound, UnsupportedField
+from headwater.services.runtime.errors import UnsupportedField
 
 TEXT_ONLY = "only text is served"
 NO_PLUG_INS = "this version takes no code or parameters of extensions"
@@ -87,14 +87,6 @@ PATHS_NOT_SERVED = {
 }
 """Paths of OpenAI's that another endpoint would take for the id of what it keeps, each with what
 there is instead."""
-
-
-class PathNotServed(NotFound):
-    """One of these paths."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("path", path)
-        self.args = (f"{self}; {PATHS_NOT_SERVED[path]}",)
 
 
 def check_served(name: str, path: str, value: Any) -> bool:

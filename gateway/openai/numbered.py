@@ -13,18 +13,19 @@ from headwater.proto.output_processor_pb2 import RowParts
 
 from ..request.choice import Choice, Sink
 from ..stages.output_session import Scores
-from ..wire.sse import KEEP_ALIVE, SseStream
+from ..wire.body_stream import BodyStream
+from ..wire.sse import KEEP_ALIVE
 
 
 class NumberedStream:
-    """Replaces an `SseStream` as the target of a sink; `after` is the number of the last event that
+    """Replaces an `BodyStream` as the target of a sink; `after` is the number of the last event that
     the client has."""
 
     blocked = False
     """Always False: the writer is not blocked but asked to hold back credit."""
 
     def __init__(
-        self, open_stream: Callable[[Callable[[], None]], SseStream], after: int = 0
+        self, open_stream: Callable[[Callable[[], None]], BodyStream], after: int = 0
     ) -> None:
         self._out = open_stream(self._on_writable)
         self._after = after

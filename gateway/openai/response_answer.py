@@ -12,8 +12,9 @@ from headwater.services.runtime import errors
 from ..request.choice import Choice
 from ..request.generation import Generation
 from ..request.sinks import Piece
+from ..wire.body_stream import BodyStream
 from ..wire.event_sink import EventSink
-from ..wire.sse import KEEP_ALIVE, SseStream, typed_event
+from ..wire.sse import KEEP_ALIVE, typed_event
 from .errors import envelope
 from .numbered import NumberedStream
 from .response_input import LOGPROBS
@@ -142,7 +143,7 @@ class ResponseEvents(EventSink):
     def __init__(
         self,
         answer: ResponseAnswer,
-        open_stream: Callable[[Callable[[], None]], SseStream | NumberedStream],
+        open_stream: Callable[[Callable[[], None]], BodyStream | NumberedStream],
     ) -> None:
         super().__init__(open_stream)
         self._answer = answer

@@ -11,7 +11,12 @@ import msgspec
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest, UnsupportedField
 from headwater.services.runtime.message_roles import ROLES, check_role
-from headwater.services.runtime.request_limits import MAX_MESSAGE_PARTS, bounded_tools, check_count
+from headwater.services.runtime.request_limits import (
+    MAX_MESSAGE_PARTS,
+    WHAT_FITS,
+    bounded_tools,
+    check_count,
+)
 
 from ..wire.required import given
 from .legacy_functions import with_tool_calls
@@ -41,8 +46,6 @@ _OTHERS = ("stop", "logit_bias", "truncate_prompt_tokens", "thinking_token_budge
 _SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHERS)
 _VALUES = attrgetter(*_SCALARS)
 MAX_TOKEN_ID = 2**32 - 1
-WHAT_FITS = 2**32 - 1
-"""Stands for a prompt that is cut to as many tokens as the context has room for."""
 UNLIMITED = -1
 CHAT_ROLES = (*ROLES, "function")
 """Roles that a chat may have. The contract has messages of functions as results of tools."""

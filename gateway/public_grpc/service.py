@@ -335,7 +335,7 @@ def identified(metadata: Any, tenants: Identity, *, remaining: float | None = No
     """The caller of a call, by its metadata; `remaining` are the seconds of its deadline. Raises as
     `Caller.of`."""
     words = _words(metadata)
-    for name in ("authorization", "x-api-key"):
+    for name in ("authorization", "x-api-key", "api-key"):
         if [key for key, _ in words].count(name) > 1:
             raise errors.BadRequest(name, f"{name} is given more than once; allowed: once")
     return Caller.of(dict(words), tenants, remaining=remaining)

@@ -164,13 +164,11 @@ class Processors:
             lambda processor: processor.stub.Detokenize(request, timeout=CALL_SECONDS),
         )
 
-    async def tokenizer_info(self, model: str) -> bytes:
-        """Configuration of the model's tokenizer as JSON."""
+    async def tokenizer_info(self, model: str) -> processor_pb2.ProcessorTokenizerInfoReply:
         request = processor_pb2.ProcessorTokenizerInfoRequest(model=model)
-        reply = await self._call(
+        return await self._call(
             model, lambda processor: processor.stub.TokenizerInfo(request, timeout=CALL_SECONDS)
         )
-        return reply.info_json.encode()
 
     async def _call(self, model: str, send: Callable[[Processor], Awaitable[ReplyT]]) -> ReplyT:
         """Calls a processor. Raises the named error of the stage. A processor out of reach is

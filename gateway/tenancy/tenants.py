@@ -178,9 +178,9 @@ def key_revoked(tenant: Tenant) -> errors.KeyRevoked:
 
 def authorization_of(headers: Mapping[str, str]) -> str:
     """The header `authorization` of a request. A key in `x-api-key`, where Anthropic's clients put
-    it, counts as one unless the request has a key there too."""
+    it, or in `api-key`, where Azure's do, counts as one unless the request has a key there too."""
     authorization = headers.get("authorization", "")
-    key = headers.get("x-api-key", "").strip()
+    key = headers.get("x-api-key", "").strip() or headers.get("api-key", "").strip()
     has_bearer = authorization[:6].lower() == "bearer"
     return f"Bearer {key}" if key and not has_bearer else authorization
 

@@ -25,6 +25,14 @@ class MethodNotAllowed(errors.HeadwaterError):
         self.allowed = allowed
 
 
+class PathNotServed(errors.NotFound):
+    """A path of another server that is not served, with what there is instead."""
+
+    def __init__(self, path: str, instead: str) -> None:
+        super().__init__("path", path)
+        self.args = (f"{self}; {instead}",)
+
+
 STATUS: dict[type[errors.HeadwaterError], int] = {
     errors.BadRequest: 400,
     errors.Unauthenticated: 401,

@@ -7,9 +7,9 @@ import json
 from collections.abc import Collection
 from enum import Enum
 
-NAME_KEYS = ("name", "function")
+NAME_KEYS = ("name", "function", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
-OTHER_KEYS = ("type", "id")
+OTHER_KEYS = ("type", "id", "tool_call_id")
 """Keys besides name and arguments that a call may have."""
 _SPACE = " \t\r\n"
 _OPENING = "{["

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.processor_pb2 import Conversation
 
+from . import harmony_parser as harmony
 from .argument_types import tool_types
 from .marked_formats import MARKED_FORMATS
 from .reasoning_parser import REASONING_FORMATS
 
 ENFORCING = "required"
 NAMED_CHOICES = ("auto", "none", ENFORCING)
+FRAMED = ("gpt_oss",)
+"""Formats whose parsers also read answers without calls, which stand between marks."""
+
+SIGNS: Mapping[str, tuple[str, ...]] = {
+    "magistral": ("[THINK]",),
+    "gpt_oss": (harmony.CHANNEL, harmony.MESSAGE),
+    "gemma4": ("<|channel>",),
+    "command": ("<|END_THINKING|>",),
+    "seed_oss": ("<seed:think>",),
+}
+"""Texts of the chat templates of models whose thoughts have marks of their own."""
 
 
 def named_tool(conversation: Conversation) -> str | None:
@@ -33,6 +47,8 @@ def answer_format(
     """Format of the answer; None where all of it is content. `rendered` is the prompt's text, which
     may have opened the reasoning."""
     form = AnswerFormat()
+    if tool_format in FRAMED and not may_call(conversation):
+        form.tool_parser = tool_format
     if tool_format and may_call(conversation):
         chosen = named_tool(conversation)
         form.tool_parser = tool_format
@@ -80,12 +96,9 @@ def reasoning_format_of(template: str | None) -> str:
     """Name of the reasoning format that the model's chat template uses; empty where it uses
     none."""
     source = template or ""
-    if "[THINK]" in source:
-        return "magistral"
-    if "<seed:think>" in source:
-        return "seed_oss"
-    if "</think>" not in source:
-        return ""
+    marked = (name for name, signs in SIGNS.items() if all(sign in source for sign in signs))
+    if (found := next(marked, "")) or "</think>" not in source:
+        return found
     if "enable_thinking" in source:
         return "qwen3"
     return "deepseek_r1" if "<｜Assistant｜>" in source else "think"

@@ -102,7 +102,7 @@ def _property(marks: Parameters, name: str, schema: Any, whole: Mapping[str, Any
         case {"enum": [*values]} if values:
             return _choice(marks, name, values)
     if types == TEXT:
-        return _argument(marks, name, _text(schema), marks.text_sign)
+        return _argument(marks, name, text_form(schema), marks.text_sign)
     as_json = _argument(
         marks, name, {"type": "json_schema", "json_schema": inside(schema, whole)}, marks.json_sign
     )
@@ -135,7 +135,7 @@ def _argument(marks: Parameters, name: str, value: Form, sign: str) -> Form:
     return sequence(one, const(marks.between)) if marks.between else one
 
 
-def _text(schema: Mapping[str, Any]) -> Form:
+def text_form(schema: Mapping[str, Any]) -> Form:
     """Grammar of a string without quotes. Formats are not enforced: they are annotations."""
     if isinstance(schema.get("pattern"), str):
         return {"type": "regex", "pattern": _searched(schema["pattern"])}

@@ -10,13 +10,17 @@ from typing import ClassVar, Protocol
 from headwater.proto.common_pb2 import AnswerFormat
 
 from .argument_types import types_by_tool
+from .gemma_parser import GemmaParser
+from .harmony_parser import HarmonyParser
+from .list_formats import LIST_FORMATS
+from .list_parser import ListParser
 from .marked_formats import MARKED_FORMATS
 from .marked_parser import MarkedParser
 from .parts import CallDelta, Parts
 from .pythonic_parser import PythonicParser
 from .reasoning_parser import REASONING_FORMATS, ReasoningParser
 from .text_input import TextInputReader
-from .tool_parsers import HermesParser, LlamaJsonParser, MistralParser
+from .tool_parsers import HermesParser, LlamaJsonParser, XlamParser
 
 
 class ToolParser(Protocol):
@@ -29,6 +33,10 @@ class ToolParser(Protocol):
     @property
     def is_call_open(self) -> bool:
         """Whether the arguments of the last call have not ended."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text that comes now is reasoning, of a format that has it beside calls."""
 
     def push(self, text: str) -> Parts: ...
     def flush(self) -> Parts: ...
@@ -44,14 +52,17 @@ class NamedParser(ToolParser, Protocol):
 
 
 TOOL_PARSERS: Mapping[str, type[NamedParser]] = {
+    "gemma4": GemmaParser,
+    "gpt_oss": HarmonyParser,
     "hermes": HermesParser,
     "llama3_json": LlamaJsonParser,
-    "mistral": MistralParser,
-    "mistral_tekken": MistralParser,
     "pythonic": PythonicParser,
+    "xlam": XlamParser,
 }
-"""Parsers of the formats that are no rows of `marked_formats`."""
-TOOL_PARSER_NAMES = frozenset({*TOOL_PARSERS, *MARKED_FORMATS})
+"""Parsers of the formats that are rows of no table."""
+LISTS = {**LIST_FORMATS, "mistral_tekken": LIST_FORMATS["mistral"]}
+"""Formats that `ListParser` reads."""
+TOOL_PARSER_NAMES = frozenset({*TOOL_PARSERS, *LISTS, *MARKED_FORMATS})
 """Names of all formats of calls, as in `tool_formats`."""
 
 
@@ -63,13 +74,7 @@ class AnswerParser:
         form = answer_format
         self._omits_reasoning = form.omit_reasoning
         self._is_single = form.single_call
-        self._reasoning = (
-            ReasoningParser(
-                REASONING_FORMATS[form.reasoning_parser], starts_inside=form.starts_in_reasoning
-            )
-            if form.reasoning_parser
-            else None
-        )
+        self._reasoning = _reasoning_parser(form)
         self._tools = _tool_parser(form)
         self._custom_names = frozenset(form.custom_names)
         self._inputs: dict[int, TextInputReader] = {}
@@ -78,7 +83,9 @@ class AnswerParser:
 
     @property
     def is_reasoning(self) -> bool:
-        return self._reasoning is not None and self._reasoning.is_inside
+        if self._reasoning is not None:
+            return self._reasoning.is_inside
+        return self._tools is not None and self._tools.is_reasoning
 
     @property
     def is_over(self) -> bool:
@@ -114,7 +121,8 @@ class AnswerParser:
         )
         if self._tools is not None:
             rest = self._tools.flush()
-            parts.add(Parts(rest.content, rest.reasoning, self._with_inputs_as_text(rest.calls)))
+            reasoning = "" if self._omits_reasoning else rest.reasoning
+            parts.add(Parts(rest.content, reasoning, self._with_inputs_as_text(rest.calls)))
         return parts
 
     def _with_calls(self, parts: Parts) -> Parts:
@@ -123,6 +131,8 @@ class AnswerParser:
             return Parts(parts.content, reasoning)
         read = self._tools.push(parts.content)
         self.has_called = self.has_called or bool(read.calls)
+        if not self._omits_reasoning:
+            reasoning += read.reasoning
         return Parts(read.content, reasoning, self._with_inputs_as_text(read.calls))
 
     def _with_inputs_as_text(self, calls: list[CallDelta]) -> list[CallDelta]:
@@ -141,10 +151,23 @@ class AnswerParser:
         return CallDelta(call.index, call.name, reader.push(call.arguments), is_text=True)
 
 
+def _reasoning_parser(form: AnswerFormat) -> ReasoningParser | None:
+    """Parser of reasoning before all else; None where there is none, or where the parser of calls
+    reads it."""
+    if not form.reasoning_parser:
+        return None
+    marks = REASONING_FORMATS[form.reasoning_parser]
+    if form.tool_parser in marks.read_by:
+        return None
+    return ReasoningParser(marks, starts_inside=form.starts_in_reasoning)
+
+
 def _tool_parser(form: AnswerFormat) -> ToolParser | None:
     names = frozenset(form.tool_names)
     if (marked := MARKED_FORMATS.get(form.tool_parser)) is not None:
         return MarkedParser(marked, names, types_by_tool(form))
+    if (listed := LISTS.get(form.tool_parser)) is not None:
+        return ListParser(listed)
     make = TOOL_PARSERS.get(form.tool_parser)
     return make(names) if make is not None else None
 
@@ -172,6 +195,8 @@ def markers_of(answer_format: AnswerFormat) -> tuple[str, ...]:
 def _tool_markers(name: str) -> tuple[str, ...]:
     if name in MARKED_FORMATS:
         return MARKED_FORMATS[name].markers
+    if name in LISTS:
+        return LISTS[name].markers
     return TOOL_PARSERS[name].markers if name in TOOL_PARSERS else ()
 
 
@@ -184,5 +209,5 @@ def call_id(
         f"{request_id}|{choice_index}|{call_index}".encode(), digest_size=12
     ).hexdigest()
     # Mistral's template takes ids of nine letters and digits only.
-    is_mistral = TOOL_PARSERS.get(answer_format.tool_parser) is MistralParser
+    is_mistral = answer_format.tool_parser in ("mistral", "mistral_tekken")
     return digest[:9] if is_mistral else f"call_{digest}"

@@ -64,6 +64,11 @@ class PartsParser(ABC):
     """Reads a stream of text in states. The state is a method, `_read`: it takes text, adds to the
     parts what is certain, and returns the text behind what it took."""
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text that comes now is reasoning, of a format that has it beside calls."""
+        return False
+
     def __init__(self, state: Callable[[str, Parts], str]) -> None:
         self._read = state
         self._held = ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from . import harmony_parser as harmony
 from .parts import Margin, Parts, PartsParser, split_at
 
 
@@ -17,6 +18,10 @@ class ReasoningFormat:
     end: str = "</think>"
     is_implied: bool = False
     """Whether reasoning comes first even where no tag opens it."""
+    behind: str = ""
+    """Text that models write between reasoning and what follows it."""
+    read_by: tuple[str, ...] = ()
+    """Formats of calls whose parsers read the reasoning, too."""
 
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -25,6 +30,11 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat(is_implied=True),
     "magistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
     "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
+    "command": ReasoningFormat(start="<|START_THINKING|>", end="<|END_THINKING|>"),
+    "gemma4": ReasoningFormat(start="<|channel>thought", end="<channel|>"),
+    "gpt_oss": ReasoningFormat(
+        start=harmony.THOUGHTS, end=harmony.END, behind=harmony.NEXT, read_by=("gpt_oss",)
+    ),
 }
 
 

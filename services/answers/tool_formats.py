@@ -1,18 +1,34 @@
 """Formats in which families of models write calls, as grammars, and the family of a chat template.
 
-Formats that are regular are rows of `marked_formats`; the parsers of the others are in
-`tool_parsers` and `pythonic_parser`.
+Formats that are regular are rows of `marked_formats` or `list_formats`; the parsers of the others are
+in `tool_parsers` and in `…_parser` files of one format each.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from .forms import Form, OfferedTool, const, in_order, inside, one_of, or_text, separated, sequence
+from . import gemma_parser as gemma
+from . import harmony_parser as harmony
+from .forms import (
+    ANY_TEXT,
+    Form,
+    OfferedTool,
+    const,
+    in_order,
+    inside,
+    one_of,
+    or_text,
+    separated,
+    sequence,
+    tag,
+)
+from .gemma_grammar import gemma_calls, gemma_free
+from .list_formats import LIST_FORMATS, ListFormat
 from .marked_formats import MARKED_FORMATS, MarkedFormat
 from .marked_grammar import marked_calls, marked_free
 from .text_input import KEY
@@ -38,6 +54,8 @@ class ToolFormat:
     """Grammar of an answer that may call, and whose calls match their schemas."""
     opening: str = ""
     """Text with which calls begin anywhere in an answer; empty where they begin otherwise."""
+    frame: str = ""
+    """Text before content, where answers without calls have one."""
     is_json: bool = False
     """Whether a call is JSON from its first character, as other answers may be."""
 
@@ -112,13 +130,53 @@ def _llama_free(tools: Sequence[OfferedTool], single: bool) -> Form:
     return or_text(_llama_calls(tools, single), "{")
 
 
-def _mistral_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
-    calls = separated([_tag(tool, "", "") for tool in tools], ", ", single)
-    return sequence(const("[TOOL_CALLS]["), calls, const("]"))
+def _list_calls(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+    ends = [const(form.end)] if form.end else []
+    return sequence(const(form.begin), _call_list(form, tools, single), *ends)
+
+
+def _list_free(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+    return {
+        "type": "triggered_tags",
+        "triggers": [form.begin],
+        "tags": [
+            {
+                "type": "tag",
+                "begin": form.begin,
+                "content": _call_list(form, tools, single),
+                "end": form.end,
+            }
+        ],
+        "stop_after_first": True,
+    }
+
+
+def _call_list(form: ListFormat, tools: Sequence[OfferedTool], single: bool) -> Form:
+    return sequence(
+        const("["), separated([_listed(form, tool) for tool in tools], ", ", single), const("]")
+    )
+
+
+def _listed(form: ListFormat, tool: OfferedTool) -> Form:
+    name = f'"{form.name_key}": {json.dumps(tool.name)}, "{form.arguments_key}": '
+    if not form.id_key:
+        return {"type": "tag", "begin": f"{{{name}", "content": tool.arguments, "end": "}"}
+    number = {"type": "regex", "pattern": "[0-9]{1,4}"}
+    content = sequence(number, const(f'", {name}'), tool.arguments)
+    return {"type": "tag", "begin": f'{{"{form.id_key}": "', "content": content, "end": "}"}
 
 
 def _mistral_free(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return or_text(_mistral_calls(tools, single), r"\[")
+    return or_text(_list_calls(LIST_FORMATS["mistral"], tools, single), r"\[")
+
+
+def _xlam_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    calls = separated([_tag(tool, "", "") for tool in tools], ", ", single)
+    return sequence(const("["), calls, const("]"))
+
+
+def _xlam_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return or_text(_xlam_calls(tools, single), r"\[")
 
 
 def _pythonic_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
@@ -154,6 +212,17 @@ def _pythonic_call(tool: OfferedTool) -> Form:
     return sequence(const(f"{tool.name}("), *arguments, const(")"))
 
 
+def _harmony_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    begin = f"{harmony.CHANNEL}commentary to=functions."
+    behind = f" {harmony.CONSTRAIN}json{harmony.MESSAGE}"
+    calls = [tag(f"{begin}{tool.name}{behind}", tool.arguments, "") for tool in tools]
+    return separated(calls, harmony.CALL + harmony.NEXT, single)
+
+
+def _harmony_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return one_of([_harmony_calls(tools, single), sequence(const(harmony.FINAL), ANY_TEXT)])
+
+
 def _marked(form: MarkedFormat) -> ToolFormat:
     return ToolFormat(
         signs=(form.signs,),
@@ -163,14 +232,35 @@ def _marked(form: MarkedFormat) -> ToolFormat:
     )
 
 
+def _listed_format(form: ListFormat) -> ToolFormat:
+    return ToolFormat(
+        signs=(form.signs,),
+        calls=partial(_list_calls, form),
+        free=partial(_list_free, form),
+        opening=form.begin,
+    )
+
+
 # The parser of the older format reads this one, too.
 _TEKKEN = MarkedFormat(
     signs=("[TOOL_CALLS]", "[ARGS]"), begin="[TOOL_CALLS]", name_end="[ARGS]", end=""
 )
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     **{name: _marked(form) for name, form in MARKED_FORMATS.items()},
+    "gpt_oss": ToolFormat(
+        signs=((harmony.CHANNEL, harmony.MESSAGE),),
+        calls=_harmony_calls,
+        free=_harmony_free,
+        frame=harmony.FINAL,
+    ),
+    "gemma4": ToolFormat(
+        signs=((gemma.OPENING,),), calls=gemma_calls, free=gemma_free, opening=gemma.OPENING
+    ),
     "mistral_tekken": _marked(_TEKKEN),
-    "mistral": ToolFormat(signs=(("[TOOL_CALLS]",),), calls=_mistral_calls, free=_mistral_free),
+    # It writes no text before calls.
+    "mistral": replace(_listed_format(LIST_FORMATS["mistral"]), free=_mistral_free, opening=""),
+    **{name: _listed_format(form) for name, form in LIST_FORMATS.items() if name != "mistral"},
+    "xlam": ToolFormat(signs=(('"tool_call_name"',),), calls=_xlam_calls, free=_xlam_free),
     "hermes": ToolFormat(
         signs=(("<tool_call>",),),
         calls=_hermes_calls,

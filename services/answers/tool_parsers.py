@@ -1,4 +1,4 @@
-"""Parsers of calls in the formats of Hermes and Qwen, Llama 3 and Mistral, from text as it comes.
+"""Parsers of calls in the formats of Hermes and Qwen, Llama 3 and xLAM, from text as it comes.
 
 Each parser passes on text outside of calls as content. Pythonic calls have a file of their own.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
-from .call_reader import CallReader, JsonValue
+from .call_reader import CallReader
 from .parts import CallDelta, Margin, Parts, PartsParser, split_at
 
 
@@ -130,7 +130,7 @@ class LlamaJsonParser(PartsParser):
     """
 
     markers: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
-    _BETWEEN = "; \t\r\n,"
+    _BETWEEN: ClassVar[str] = "; \t\r\n,"
 
     def __init__(self, tool_names: Collection[str]) -> None:
         super().__init__(self._before_call)
@@ -190,94 +190,8 @@ class LlamaJsonParser(PartsParser):
         return ""
 
 
-class MistralParser(PartsParser):
-    """Reads `[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`, or, since 2025, a name
-    and its arguments."""
+class XlamParser(LlamaJsonParser):
+    """Reads the same objects in a list, `[{"name": …, "arguments": {…}}, …]`, as the whole
+    answer."""
 
-    markers: ClassVar[tuple[str, ...]] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-
-    def __init__(self, tool_names: Collection[str]) -> None:
-        super().__init__(self._in_text)
-        self._calls = Calls()
-        self._margin = Margin()
-        self._value: JsonValue | None = None
-
-    @property
-    def num_done(self) -> int:
-        is_open = self._value is not None or (
-            self._read == self._in_object and self._calls.reader.name != ""
-        )
-        return self._calls.num_begun - is_open
-
-    @property
-    def is_call_open(self) -> bool:
-        return self._value is not None or self._calls.is_open
-
-    def flush(self) -> Parts:
-        if self._read == self._in_text:
-            return Parts(self._margin.push(self._held) + self._margin.flush())
-        is_in_object = self._read == self._in_object and not self._calls.reader.name
-        if self._calls.num_begun and (is_in_object or self._read == self._in_name):
-            # Another call, which the end of the answer cut off.
-            return Parts()
-        if is_in_object:
-            return Parts(self._calls.reader.raw)
-        return Parts("" if self._read == self._in_list else self._held)
-
-    def _in_text(self, text: str, parts: Parts) -> str:
-        before, marker, rest = split_at(text, self.markers[:1])
-        parts.content += self._margin.push(before)
-        if marker:
-            self._margin.cut()
-            self._read = self._behind_marker
-            return rest
-        return self._wait(rest)
-
-    def _behind_marker(self, text: str, parts: Parts) -> str:
-        text = text.lstrip()
-        if text:
-            self._read = self._in_list if text[0] in "[{" else self._in_name
-        return text
-
-    def _in_list(self, text: str, parts: Parts) -> str:
-        """Reads between the objects of a list: brackets, commas, white space; text again behind
-        it."""
-        text = text.lstrip("[, \t\r\n")
-        if text.startswith("{"):
-            self._calls.next()
-            self._read = self._in_object
-        elif text:
-            self._read = self._in_text
-            return text.removeprefix("]")
-        return text
-
-    def _in_object(self, text: str, parts: Parts) -> str:
-        rest = self._calls.read(text, parts)
-        if self._calls.reader.is_no_call:
-            parts.content += self._margin.push(self._calls.reader.raw)
-            self._read = self._in_text
-        elif self._calls.reader.is_done:
-            self._read = self._in_list
-        return rest
-
-    def _in_name(self, text: str, parts: Parts) -> str:
-        """Reads the name, perhaps an id, then the arguments' object."""
-        name, brace, _ = text.partition("{")
-        if not brace:
-            return self._wait(text)
-        self._calls.begin(name.split("[")[0].strip(), parts)
-        self._value = JsonValue("{")
-        self._calls.add("{", parts)
-        self._read = self._in_arguments
-        return text[len(name) + 1 :]
-
-    def _in_arguments(self, text: str, parts: Parts) -> str:
-        assert self._value is not None
-        for i, char in enumerate(text):
-            if self._value.take(char):
-                self._calls.add(text[: i + 1], parts)
-                self._value = None
-                self._read = self._in_text
-                return text[i + 1 :]
-        self._calls.add(text, parts)
-        return ""
+    _BETWEEN = LlamaJsonParser._BETWEEN + "[]"

@@ -4,7 +4,7 @@ either."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headwater.engine_core.capabilities import (
@@ -37,6 +37,7 @@ from .structured_output import grammar_of, param_of
 Grammars = list[dict[str, Any]]
 _ANSWER = "answer"
 _CONTENT = "content"
+_FRAMED = "framed"
 _SPACE = r"/[ \t\r\n]{0,8}/"
 _UNLIMITED = -1
 
@@ -58,7 +59,7 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
     if content:
         _refuse_choices_read_as_thoughts(sampling.structured_output, reply.answer_format)
     if content and not calls_win(conversation, tool_format):
-        grammars = json.loads(content)["grammars"]
+        grammars = _framed(json.loads(content)["grammars"], tool_format, special)
         # Structural tags define the places of calls themselves.
         if sampling.structured_output.WhichOneof("kind") != "structural_tag":
             calls = calls_instead(conversation, tool_format)
@@ -98,12 +99,25 @@ def content_grammar(model: TextModel, asked: StructuredOutput) -> str:
 def _calls_or_text(model: TextModel, conversation: Conversation, tool_format: str) -> Grammars:
     """Grammar of an answer that may call, where a budget of thoughts alone asks for a grammar and
     calls begin with a token that is no text; otherwise any text may be a call."""
-    special = model.tokenizer.special_texts
-    opening = TOOL_FORMATS[tool_format].opening if tool_format else ""
-    if opening not in special or not may_call(conversation):
+    if not tool_format:
         return []
-    calls = TOOL_FORMATS[tool_format].free(_all_offered(conversation), _is_single(conversation))
-    return structural_tag_grammar("tools", {"format": calls}, special)
+    special = model.tokenizer.special_texts
+    form = TOOL_FORMATS[tool_format]
+    if may_call(conversation) and (form.frame or form.opening in special):
+        calls = form.free(_all_offered(conversation), _is_single(conversation))
+        return structural_tag_grammar("tools", {"format": calls}, special)
+    if not form.frame:
+        return []
+    return _framed([{"lark_grammar": f"start: {ANY_TEXT}"}], tool_format, special)
+
+
+def _framed(content: Grammars, tool_format: str, special: Mapping[str, int]) -> Grammars:
+    """Grammar of content behind the text that its format has before it."""
+    frame = TOOL_FORMATS[tool_format].frame if tool_format else ""
+    if not frame:
+        return content
+    content[0]["name"] = _FRAMED
+    return [{"lark_grammar": f"start: {literal(frame, special)} @{_FRAMED}"}, *content]
 
 
 def _refuse_choices_read_as_thoughts(asked: StructuredOutput, form: AnswerFormat) -> None:
@@ -306,10 +320,13 @@ def _behind_thoughts(
         else _UNLIMITED
     )
     rules = _thoughts(model, form, budget)
+    special = model.tokenizer.special_texts
     # White space belongs to neither, and so stands only behind thoughts.
-    start = f"start: thoughts {_SPACE} {answer}"
+    behind = REASONING_FORMATS[form.reasoning_parser].behind
+    between = literal(behind, special) if behind else ""
+    start = f"start: thoughts {between} {_SPACE} {answer}"
     if not form.starts_in_reasoning:
-        start = f"start: opened thoughts {_SPACE} {answer} | {answer}"
+        start = f"start: opened thoughts {between} {_SPACE} {answer} | {answer}"
     return [{"lark_grammar": "\n".join((start, *rules))}, *grammars]
 
 

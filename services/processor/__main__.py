@@ -99,7 +99,7 @@ class ProcessorSettings(TextStageSettings):
     generation_config: str = setting(
         "auto", "auto (the model's), none, or a file with sampling defaults"
     )
-    tool_parser: str = setting("auto", _names_of(TOOL_FORMATS))
+    tool_call_parser: str = setting("auto", _names_of(TOOL_FORMATS))
     reasoning_parser: str = setting("auto", _names_of(REASONING_FORMATS))
     escape_special_tokens: bool = setting(
         False,
@@ -235,9 +235,12 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         request: processor_pb2.ProcessorTokenizerInfoRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> processor_pb2.ProcessorTokenizerInfoReply:
-        info = tokenizer_info(self._model(request.model))
+        model = self._model(request.model)
         return processor_pb2.ProcessorTokenizerInfoReply(
-            info_json=json.dumps(info, ensure_ascii=False)
+            info_json=json.dumps(tokenizer_info(model), ensure_ascii=False),
+            tool_parser=model.tool_format,
+            reasoning_parser=model.reasoning_format,
+            architecture=model.architecture,
         )
 
     async def ListModels(

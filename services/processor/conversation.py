@@ -91,10 +91,21 @@ def _understood(
     calls."""
     if not template.mentions("developer"):
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    if template.mentions("message.thinking") and not template.mentions("reasoning_content"):
+        messages = [_with_thinking(message) for message in messages]
     if template.reads_tools or template.mentions("tool_calls"):
         return messages
     messages = plain_tools.written(messages)
     return plain_tools.offered(messages, tools) if tools else messages
+
+
+def _with_thinking(message: Message) -> Message:
+    """The message with its thoughts under gpt-oss's name. Beside calls, its template takes thoughts
+    or content, and raises for both."""
+    thoughts = message.get("reasoning_content")
+    if not thoughts or (message.get("tool_calls") and message["content"]):
+        return message
+    return message | {"thinking": thoughts}
 
 
 def _effort(conversation: processor_pb2.Conversation) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
 from headwater.proto import common_pb2
 
 from ..runtime.errors import BadRequest, ContextTooLong
-from ..runtime.request_limits import check_sampling_sizes
+from ..runtime.request_limits import WHAT_FITS, check_sampling_sizes
 from ..runtime.slices import slices
 from ..runtime.speculation import MAX_DRAFT_TOKENS, MODES, NAMES
 from ..text.model_limits import ModelLimits
@@ -32,8 +32,6 @@ MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_BEAMS = MAX_TOP_LOGPROBS // 2
-WHAT_FITS = 2**32 - 1
-"""Value of `truncate_prompt_tokens` that keeps as many tokens as the context has room for."""
 LEAST_TOP_P = 1e-9
 """Smaller ones keep the same token, the likeliest, but engines compute in float32, which may have a
 0 for them."""

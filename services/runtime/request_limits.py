@@ -19,6 +19,8 @@ MAX_GRAMMAR_BYTES = 1 << 20
 MAX_BIASES = 1024
 MAX_TEXTS = 1024
 """Largest length of a list of strings or token ids in the sampling fields."""
+WHAT_FITS = 2**32 - 1
+"""Value of `truncate_prompt_tokens` that keeps as many tokens as the context has room for."""
 
 
 def check_count(param: str, count: int, most: int) -> None:

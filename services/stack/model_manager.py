@@ -342,6 +342,8 @@ class ModelManager:
                     self._settings,
                     max_model_len=None,
                     chat_template=None,
+                    tool_call_parser=None,
+                    reasoning_parser=None,
                     generation_config=None,
                     profile=None,
                     draft_model=None,

@@ -208,6 +208,12 @@ class StackSettings:
     chat_template: Path | None = flag(
         None, "Jinja file instead of the model's own chat template.", PROCESSOR
     )
+    tool_call_parser: str | None = flag(
+        None, "Format of calls: auto (by the chat template), none, or a name.", PROCESSOR
+    )
+    reasoning_parser: str | None = flag(
+        None, "Format of thoughts: auto (by the chat template), none, or a name.", PROCESSOR
+    )
     generation_config: str | None = flag(
         None, "Sampling defaults: auto (the model's), none, or a file.", PROCESSOR
     )
@@ -217,6 +223,7 @@ class StackSettings:
     close_schemas: bool = flag(
         True, "Answers contain only the properties that their schema names.", PROCESSOR
     )
+    root_path: str = flag("", "Path under which a proxy serves the gateway, as /llm.", GATEWAY)
     api_key_file: Path | None = flag(
         None, "File of `tenant key` lines; none: no keys, loopback only.", GATEWAY
     )

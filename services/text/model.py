@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..answers.format import reasoning_format_of
+from ..answers.format_names import REASONING_ALIASES, TOOL_ALIASES
 from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS, format_of_template
 from ..models.manifest import ModelManifest
@@ -40,6 +41,8 @@ class TextModel:
     chat_template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
     limits: ModelLimits
+    architecture: str = ""
+    """Architecture as in `config.json`."""
     tool_format: str = ""
     """Format of its calls; empty: they are not looked for."""
     reasoning_format: str = ""
@@ -66,7 +69,7 @@ class ServingChoices:
     max_model_len: int = 0
     chat_template: str = ""
     generation_config: str = "auto"
-    tool_parser: str = "auto"
+    tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     escape_special_tokens: bool = False
     close_schemas: bool = True
@@ -126,12 +129,16 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         limits=ModelLimits(
             vocab_size=served.vocab_size, max_model_len=served.max_model_len, defaults=defaults
         ),
+        architecture=manifest.architecture,
         tool_format=_parser(
-            "tool_parser", choices.tool_parser, TOOL_FORMATS, format_of_template(source)
+            "tool_call_parser",
+            TOOL_ALIASES.get(choices.tool_call_parser, choices.tool_call_parser),
+            TOOL_FORMATS,
+            format_of_template(source),
         ),
         reasoning_format=_parser(
             "reasoning_parser",
-            choices.reasoning_parser,
+            REASONING_ALIASES.get(choices.reasoning_parser, choices.reasoning_parser),
             REASONING_FORMATS,
             reasoning_format_of(source),
         ),

@@ -106,7 +106,7 @@ def test_every_header_of_a_request_is_in_the_documentation() -> None:
 def test_a_page_of_another_origin_may_read_every_header_of_an_answer() -> None:
     files = (
         path
-        for room in ("http", "openai", "anthropic", "wire", "admin")
+        for room in ("http", "openai", "anthropic", "ollama", "wire", "admin")
         for path in (ROOT / "gateway" / room).rglob("*.py")
     )
     headers = {

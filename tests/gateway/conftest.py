@@ -11,6 +11,7 @@ import pytest
 
 from headwater.gateway.tenancy import limiter
 from headwater.services.runtime import store
+from headwater.services.text.tokenizer import Tokenizer
 from tests.gateway.processes import (
     QUIET,
     THINKER,
@@ -23,7 +24,9 @@ from tests.gateway.processes import (
     processor_stage,
     started,
 )
-from tests.small_models import make_thinking_folder
+from tests.gateway.scripted_conversation import SAID, WITH_THOUGHTS
+from tests.gateway.scripted_model import ScriptedModel, scripted_model
+from tests.small_models import CONFIG, make_thinking_folder
 
 GatewayStarter = Callable[..., contextlib.AbstractContextManager[Gateway]]
 
@@ -113,3 +116,22 @@ def thinker(
     """A gateway of a model that thinks and calls tools. It keeps responses."""
     with start_gateway(thinking_behind, f"--redis-url={shared_redis_url}") as gateway:
         yield gateway
+
+
+@pytest.fixture
+def scripted(
+    text_folder: Path, start_gateway: GatewayStarter, tmp_path: Path
+) -> Iterator[tuple[Gateway, ScriptedModel]]:
+    """A model whose template shows thoughts, and which says the same three times."""
+    folder = make_thinking_folder(
+        text_folder, tmp_path / THINKER, name=THINKER, template=WITH_THOUGHTS
+    )
+    tokenizer = Tokenizer.from_folder(folder, CONFIG["vocab_size"])
+    processor = processor_stage(folder)
+    output_processor = output_processor_stage(folder)
+    with (
+        started(processor, output_processor),
+        scripted_model(processor.address, tokenizer, [SAID] * 3) as (model, address),
+        start_gateway(Behind(processor.address, output_processor.address, (address,))) as gateway,
+    ):
+        yield gateway, model

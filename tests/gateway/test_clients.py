@@ -1,5 +1,5 @@
 """The clients that people use, unchanged, each in a process of its own: LangChain, LiteLLM,
-Anthropic's, OpenAI's for JavaScript."""
+Anthropic's, Ollama's, OpenAI's for JavaScript."""
 
 from __future__ import annotations
 
@@ -78,6 +78,31 @@ def test_anthropics_client_streams_calls_tools_and_counts_tokens(thinker: Gatewa
         "model": {"class": "NotFoundError", "status": 404, "has_id": True},
         "temperature": {"class": "BadRequestError", "status": 400, "has_id": True},
     }
+
+
+@pytest.mark.long
+def test_ollamas_client_chats_generates_streams_and_embeds(thinker: Gateway) -> None:
+    said = told(sys.executable, str(CLIENTS / "ollama_client.py"), thinker.rest, THINKER)
+    print("ollama", said["version"])
+    assert said["streamed"] == said["whole"]
+    assert said["reason"] == "length"
+    [num_prompt_tokens, *num_tokens] = said["counts"]
+    assert (num_prompt_tokens > 0, num_tokens) == (True, [12, 12])
+    assert said["has_durations"]
+    assert said["river"] == "Blau"
+    assert said["after"]
+    assert said["pieces"] == said["generated"] != ""
+    assert said["lengths"] == [said["old"]] * 2 == [64, 64]
+    assert said["listed"] == said["running"] == [THINKER]
+    assert said["capabilities"] == ["completion", "tools", "thinking"]
+    refusals = said["refusals"]
+    assert {name: each["status"] for name, each in refusals.items()} == {
+        "model": 404,
+        "temperature": 400,
+        "pull": 404,
+    }
+    assert refusals["temperature"]["sentence"] == "options.temperature is 7.0; allowed: 0…2"
+    assert "`headwater pull`" in refusals["pull"]["sentence"]
 
 
 def test_openais_client_for_javascript_chats_streams_calls_tools_and_embeds(

@@ -4,32 +4,12 @@ model says to them, whole and streamed."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.gateway.processes import THINKER, Gateway
+from tests.gateway.scripted_conversation import CITY, IN_CHAT, NOTHING
+from tests.gateway.scripted_model import ScriptedModel
 
-from headwater.services.text.tokenizer import Tokenizer
-from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import (
-    THINKER,
-    Behind,
-    Gateway,
-    output_processor_stage,
-    processor_stage,
-    started,
-)
-from tests.gateway.scripted_model import ScriptedModel, scripted_model
-from tests.small_models import CONFIG, make_thinking_folder
-
-SAID = (
-    "<think>\nUlm it is.\n</think>\n\nOne moment. "
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
-)
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 ASKED: dict[str, Any] = {
     "model": THINKER,
     "max_tokens": 400,
@@ -67,62 +47,6 @@ ASKED: dict[str, Any] = {
         },
     ],
 }
-IN_CHAT: dict[str, Any] = {
-    "model": THINKER,
-    "max_tokens": 400,
-    "tools": [
-        {
-            "type": "function",
-            "function": {"name": "weather", "description": "Rain or not.", "parameters": CITY},
-        },
-        {"type": "function", "function": {"name": "time", "parameters": NOTHING}},
-    ],
-    "messages": [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "What is the weather in Ulm?"},
-        {
-            "role": "assistant",
-            "content": "I look.",
-            "reasoning_content": "A tool knows.",
-            "tool_calls": [
-                {
-                    "id": "toolu_1",
-                    "type": "function",
-                    "function": {"name": "weather", "arguments": '{"city":"Ulm"}'},
-                }
-            ],
-        },
-        {"role": "tool", "tool_call_id": "toolu_1", "content": "Rain."},
-        {"role": "user", "content": "And the time?\nIn Ulm."},
-    ],
-}
-WITH_THOUGHTS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    "{{ m.content }}{% for call in m.tool_calls or [] %}"
-    "<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-@pytest.fixture
-def scripted(
-    text_folder: Path, start_gateway: GatewayStarter, tmp_path: Path
-) -> Iterator[tuple[Gateway, ScriptedModel]]:
-    """A model whose template shows thoughts, and which says the same three times."""
-    folder = make_thinking_folder(
-        text_folder, tmp_path / THINKER, name=THINKER, template=WITH_THOUGHTS
-    )
-    tokenizer = Tokenizer.from_folder(folder, CONFIG["vocab_size"])
-    processor = processor_stage(folder)
-    output_processor = output_processor_stage(folder)
-    with (
-        started(processor, output_processor),
-        scripted_model(processor.address, tokenizer, [SAID] * 3) as (model, address),
-        start_gateway(Behind(processor.address, output_processor.address, (address,))) as gateway,
-    ):
-        yield gateway, model
 
 
 def test_a_conversation_is_the_same_prompt_and_answer_through_chat_and_messages(

@@ -169,7 +169,7 @@ async def test_the_content_of_a_file_is_not_read_for_a_head() -> None:
 
     file = File(id="file-1", bytes=7, filename="a", purpose="batch", created_at=1, expires_at=2)
     files = Mock(get=AsyncMock(return_value=file))
-    surface = BatchSurface(Mock(), Mock(), AsyncMock(), 100)
+    surface = BatchSurface(Mock(), Mock(counted=AsyncMock()), 100)
     surface._files = files
     exchange = exchange_of("HEAD", send, id="file-1")
     await surface.file_content(exchange)

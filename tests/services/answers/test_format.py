@@ -12,7 +12,9 @@ import pytest
 from headwater.proto.common_pb2 import AnswerFormat, ChatMessage, Tool
 from headwater.proto.processor_pb2 import Conversation
 from headwater.services.answers.format import answer_format, reasoning_format_of
+from headwater.services.answers.format_names import REASONING_ALIASES, TOOL_ALIASES
 from headwater.services.answers.parser import TOOL_PARSER_NAMES
+from headwater.services.answers.reasoning_parser import REASONING_FORMATS
 from headwater.services.answers.tool_formats import TOOL_FORMATS, format_of_template
 from headwater.services.runtime.settings import SettingError
 from headwater.services.text.model import ServingChoices, load_text_model
@@ -34,6 +36,13 @@ TOOL_SIGNS = {
     "{% set dsml_token = '｜DSML｜' %}{{ '<' + dsml_token + 'function_calls>' }}": "deepseek_v32",
     "{{ tool['type'] + '<｜tool▁sep｜>' + name + '\\n' + '```json' }}": "deepseek_v3",
     "{{ name + '<｜tool▁sep｜>' + arguments }}": "deepseek_v31",
+    "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>": "gpt_oss",
+    "{{ '<TOOLCALL>[' + call + ']</TOOLCALL>' }}": "nemotron",
+    "{{ '<|START_ACTION|>[' }}": "command",
+    "{{ '<|tool_call|>[' + calls + ']<|/tool_call|>' }}": "phi4_mini",
+    "respond only with <|tool_call|> followed by a JSON list of tools used": "granite",
+    '[{"name": "tool_call_name", "arguments": {"arg1": "value1"}}]': "xlam",
+    "{{ '<|tool_call>call:' + name + '{' + arguments + '}<tool_call|>' }}": "gemma4",
     "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>": "kimi_k2",
 }
 API = Path(__file__).parents[3] / "docs" / "api.md"
@@ -42,6 +51,9 @@ REASONING_SIGNS = {
     "{{ content.split('</think>')[-1] }}<｜Assistant｜>": "deepseek_r1",
     "{{ '</think>' }}": "think",
     "[THINK]": "magistral",
+    "{{ '<|channel>thought\n' + thoughts + '<channel|>' }}": "gemma4",
+    "{{ '<|START_THINKING|>' + thoughts + '<|END_THINKING|>' }}": "command",
+    "<|start|>assistant<|channel|>analysis<|message|>{{ thinking }}<|end|>": "gpt_oss",
     "{{ message.content }}": "",
 }
 
@@ -69,13 +81,23 @@ def test_a_template_tells_how_its_model_writes_thoughts(template: str, family: s
 
 def test_an_operator_knows_better(demo_folder: Path) -> None:
     model = load_text_model(
-        demo_folder, "m", ServingChoices(tool_parser="pythonic", reasoning_parser="qwen3")
+        demo_folder, "m", ServingChoices(tool_call_parser="pythonic", reasoning_parser="qwen3")
     )
     assert (model.tool_format, model.reasoning_format) == ("pythonic", "qwen3")
-    none = load_text_model(demo_folder, "m", ServingChoices(tool_parser="none"))
+    none = load_text_model(demo_folder, "m", ServingChoices(tool_call_parser="none"))
     assert (none.tool_format, none.reasoning_format) == ("", "")
     with pytest.raises(SettingError, match="morse"):
-        load_text_model(demo_folder, "m", ServingChoices(tool_parser="morse"))
+        load_text_model(demo_folder, "m", ServingChoices(tool_call_parser="morse"))
+
+
+def test_names_of_vllms_formats_are_names_of_ours(demo_folder: Path) -> None:
+    assert set(TOOL_ALIASES.values()) <= TOOL_FORMATS.keys()
+    assert not TOOL_ALIASES.keys() & TOOL_FORMATS.keys()
+    assert set(REASONING_ALIASES.values()) <= REASONING_FORMATS.keys()
+    assert not REASONING_ALIASES.keys() & REASONING_FORMATS.keys()
+    choices = ServingChoices(tool_call_parser="openai", reasoning_parser="openai_gptoss")
+    model = load_text_model(demo_folder, "m", choices)
+    assert (model.tool_format, model.reasoning_format) == ("gpt_oss", "gpt_oss")
 
 
 USER = ChatMessage(role="user", content="hi")
@@ -104,6 +126,13 @@ def test_what_to_look_for_in_an_answer(
     conversation = Conversation(messages=[USER], **asked)
     found = answer_format(conversation, rendered, tool_format="hermes", reasoning_format=reasoning)
     assert found == (AnswerFormat(**expected) if expected is not None else None)
+
+
+def test_an_answer_in_a_frame_is_read_without_tools_too() -> None:
+    for asked in ({}, {"tools": [TIME], "tool_choice": "none"}):
+        conversation = Conversation(messages=[USER], **asked)
+        found = answer_format(conversation, "", tool_format="gpt_oss", reasoning_format="")
+        assert found == AnswerFormat(tool_parser="gpt_oss")
 
 
 @pytest.mark.parametrize(

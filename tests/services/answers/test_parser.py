@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.proto.common_pb2 import AnswerFormat
-from headwater.services.answers.parser import TOOL_PARSERS, AnswerParser, call_id
+from headwater.services.answers.parser import LISTS, TOOL_PARSERS, AnswerParser, call_id, markers_of
 from tests.services.answers.heard import Heard, cut, heard_of
+from tests.services.answers.written_calls import gemma_value
 
 NAMES = ["weather", "time", "get_user", "2fa-code"]
 ULM = {
@@ -47,6 +48,20 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '\nHi.<tool_call>{"name": "time"}</tool_call>\n \nBye.<tool_call>{"name": '
                '"time"}</tool_call>\n', "\nHi.\n \nBye.", [("time", {}), ("time", {})]),
     ("hermes", '\n<tool_call>{"name": "time"}</tool_call>\n\nBye.', "Bye.", [("time", {})]),
+    ("gemma4", 'I look.\n<|tool_call>call:weather{city:<|"|>a "b", {c} \n<|"|>,days:[1,2.5,true,null],deep:{a:{b:<|"|><|"|>}}}<tool_call|>', "I look.", [("weather", {"city": 'a "b", {c} \n', "days": [1, 2.5, True, None], "deep": {"a": {"b": ""}}})]),
+    ("gemma4", "<|tool_call>call:time{}<tool_call|><|tool_call>call:get_user{id: 7}<tool_call|>", "", [("time", {}), ("get_user", {"id": 7})]),
+    ("gemma4", "<|tool_call>call:time{zone:UTC,at:None}", "", [("time", {"zone": "UTC", "at": None})]),
+    ("gemma4", "See <|tool_call> here.", "See <|tool_call> here.", []),
+    ("gemma4", "<|tool_call>call:ti", "<|tool_call>call:ti", []),
+    ("gpt_oss", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + ULM_JSON + "<|call|>", "", [("weather", ULM)]),
+    ("gpt_oss", " to=functions.time<|channel|>commentary json<|message|>{}", "", [("time", {})]),
+    ("gpt_oss", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.time<|channel|>commentary json<|message|>{}<|call|>", "I look.", [("time", {})]),
+    ("gpt_oss", "<|channel|>commentary<|message|>One.<|end|><|start|>assistant<|channel|>final<|message|> Two.\n<|return|>", "One.\n Two.\n", []),
+    ("gpt_oss", "<|channel|>commentary to=functions.time<|message|><|call|>", "", [("time", {})]),
+    ("gpt_oss", "<|channel|>commentary to=python code<|message|>1 + 1<|call|>", "1 + 1", []),
+    ("gpt_oss", "<|channel|>final<|message|>a <|sta", "a <|sta", []),
+    ("gpt_oss", "Just an answer.", "Just an answer.", []),
+    ("gpt_oss", "<|channel|>fin", "", []),
     ("llama3_json", '{"name": "weather", "parameters": ' + ULM_JSON + "}", "", [("weather", ULM)]),
     ("llama3_json", '<|python_tag|>{"type": "function", "name": "time", "parameters": {}}; '
                     '{"name": "get_user", "parameters": {"id": 1}}', "", [("time", {}), ("get_user", {"id": 1})]),
@@ -63,6 +78,14 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("mistral", '[TOOL_CALLS] [{"name": "time", "arguments": {}}, {"nam', "", [("time", {})]),
     ("mistral", "[TOOL_CALLS]time{}[TOOL_CALLS]weat", "", [("time", {})]),
     ("mistral", "No [brackets] matter. [TOOL", "No [brackets] matter. [TOOL", []),
+    ("nemotron", 'I look.\n<TOOLCALL>[{"name": "time", "arguments": {}}]</TOOLCALL>\n', "I look.", [("time", {})]),
+    ("nemotron", "See <TOOLCALL> here.", "See <TOOLCALL> here.", []),
+    ("phi4_mini", '<|tool_call|>[{"name": "time"}, {"nam', "", [("time", {})]),
+    ("granite", '<|tool_call|>[{"arguments": {"id": 7}, "name": "get_user"}] ', "", [("get_user", {"id": 7})]),
+    ("xlam", '[{"name": "time", "arguments": {}}, {"name": "get_user", "arguments": {"id": 1}}]', "", [("time", {}), ("get_user", {"id": 1})]),
+    ("xlam", '[{"name": "Ada"}]', '[{"name": "Ada"}]', []),
+    ("xlam", "[1, 2]", "[1, 2]", []),
+    ("command", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "time", "parameters": {}}\n]<|END_ACTION|>', "", [("time", {})]),
     ("pythonic", "[weather(city='Ulm', note=\"a ) and ' b\", days=[1, 2.5, True, None], "
                  "deep={'a': (1, 2)}), time()]", "", [("weather", {"city": "Ulm", "note": "a "
                                                                                           ") and ' b", "days": [1, 2.5, True, None], "deep": {"a": [1, 2]}}), ("time", {})]),
@@ -91,7 +114,7 @@ def test_calls_and_content_are_the_same_however_the_text_is_cut(
         assert (heard.content, heard.calls) == (content, calls)
 
 
-@pytest.mark.parametrize("parser", TOOL_PARSERS)
+@pytest.mark.parametrize("parser", [*TOOL_PARSERS, *LISTS])
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.text(alphabet="<tool_call>{}[]\"'\\(),:;= \naTOL_CALLSname|python_tag>", max_size=60),
@@ -119,6 +142,20 @@ def test_what_is_said_after_some_text_depends_on_that_text_alone(
     assert heard == expected
 
 
+@pytest.mark.parametrize("parser", [*TOOL_PARSERS, *LISTS])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), places=st.lists(st.integers(0, 500), max_size=6))
+def test_marks_in_any_order_are_read_alike_however_they_are_cut(
+    parser: str, data: st.DataObject, places: list[int]
+) -> None:
+    form = AnswerFormat(tool_parser=parser, tool_names=NAMES)
+    texts = ["call:time", "final", "analysis", " to=functions.time", '{"name": "time"}', *"{}[]:,<"]
+    pieces = st.sampled_from([*markers_of(form), *texts]) | st.text(max_size=3)
+    text = "".join(data.draw(st.lists(pieces, max_size=14)))
+    heard = heard_of(form, cut(text, places))
+    assert heard == heard_of(form, list(text))
+
+
 arguments_of = st.dictionaries(
     st.text(alphabet="abcdefgh_", min_size=1, max_size=6),
     st.recursive(
@@ -131,8 +168,15 @@ arguments_of = st.dictionaries(
     max_size=4,
 )
 WRITERS = {
+    "gemma4": lambda args: f"<|tool_call>call:weather{gemma_value(args)}<tool_call|>" * 2,
+    "gpt_oss": lambda args: f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{json.dumps(args)}<|call|><|start|>assistant" * 2,
     "hermes": lambda args: f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(args)}}}\n</tool_call>\n' * 2,
     "llama3_json": lambda args: "; ".join([f'{{"name": "weather", "parameters": {json.dumps(args, ensure_ascii=False)}}}'] * 2),
+    "nemotron": lambda args: f"<TOOLCALL>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}</TOOLCALL>",
+    "phi4_mini": lambda args: f"<|tool_call|>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}<|/tool_call|>",
+    "granite": lambda args: f"<|tool_call|>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
+    "xlam": lambda args: json.dumps([{"name": "weather", "arguments": args}] * 2),
+    "command": lambda args: f"<|START_ACTION|>{json.dumps([{'tool_call_id': '0', 'tool_name': 'weather', 'parameters': args}] * 2)}<|END_ACTION|>",
     "mistral": lambda args: f"[TOOL_CALLS]{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
     "mistral_tekken": lambda args: f"[TOOL_CALLS]weather[ARGS]{json.dumps(args)}" * 2,
     "pythonic": lambda args: f"[{', '.join(['weather(' + ', '.join(f'{k}={v!r}' for k, v in args.items()) + ')'] * 2)}]",
@@ -140,10 +184,10 @@ WRITERS = {
 
 
 def test_every_parser_of_calls_reads_what_is_written_at_random() -> None:
-    assert WRITERS.keys() == TOOL_PARSERS.keys(), (
+    assert WRITERS.keys() == {*TOOL_PARSERS, *LISTS}, (
         "add a row to WRITERS: a weather call, written twice"
     )
-    assert TEXT_CALLS.keys() == TOOL_PARSERS.keys(), (
+    assert TEXT_CALLS.keys() == {*TOOL_PARSERS, *LISTS}, (
         "add a row to TEXT_CALLS: a call of a custom tool"
     )
 
@@ -270,11 +314,57 @@ def test_the_id_of_a_call_is_the_same_on_every_attempt_and_fits_its_family() -> 
         assert len(call_id(AnswerFormat(tool_parser=name), "r", 0, 0)) == 9
 
 
+HARMONY = (
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>"
+    "I look.<|end|><|start|>assistant<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+    "<|channel|>final<|message|>Late."
+)
+
+
+@given(places=st.lists(st.integers(0, 500), max_size=12))
+def test_thoughts_may_stand_between_messages_of_one_answer(places: list[int]) -> None:
+    form = AnswerFormat(tool_parser="gpt_oss", reasoning_parser="gpt_oss", tool_names=NAMES)
+    for pieces in (cut(HARMONY, places), [HARMONY]):
+        heard = heard_of(form, pieces)
+        assert (heard.reasoning, heard.content) == ("Hm.\nSo.", "I look.\nLate.")
+    form.omit_reasoning = True
+    assert heard_of(form, [HARMONY]).reasoning == ""
+    parser = AnswerParser(form)
+    parser.push(HARMONY[: HARMONY.index("Hm.")])
+    assert parser.is_reasoning
+    parser.push(HARMONY[HARMONY.index("Hm.") :])
+    assert not parser.is_reasoning
+
+
+def test_without_tools_a_message_to_a_function_is_no_call() -> None:
+    text = "<|channel|>commentary to=functions.time json<|message|>{}"
+    heard = heard_of(AnswerFormat(tool_parser="gpt_oss"), [text])
+    assert (heard.names, heard.content) == ([], "{}")
+
+
 TEXT_CALLS = {
+    "gemma4": lambda json_text: (
+        f"<|tool_call>call:time{gemma_value(json.loads(json_text))}<tool_call|>"
+    ),
+    "gpt_oss": lambda json_text: (
+        f"<|channel|>commentary to=functions.time <|constrain|>json<|message|>{json_text}"
+    ),
     "hermes": lambda json_text: (
         f'<tool_call>\n{{"name": "time", "arguments": {json_text}}}\n</tool_call>'
     ),
     "llama3_json": lambda json_text: f'{{"name": "time", "parameters": {json_text}}}',
+    "nemotron": lambda json_text: (
+        f'<TOOLCALL>[{{"name": "time", "arguments": {json_text}}}]</TOOLCALL>'
+    ),
+    "phi4_mini": lambda json_text: (
+        f'<|tool_call|>[{{"name": "time", "arguments": {json_text}}}]<|/tool_call|>'
+    ),
+    "granite": lambda json_text: f'<|tool_call|>[{{"name": "time", "arguments": {json_text}}}]',
+    "xlam": lambda json_text: f'[{{"name": "time", "arguments": {json_text}}}]',
+    "command": lambda json_text: (
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "time", "parameters": '
+        f"{json_text}}}]<|END_ACTION|>"
+    ),
     "mistral": lambda json_text: f'[TOOL_CALLS][{{"name": "time", "arguments": {json_text}}}]',
     "mistral_tekken": lambda json_text: f"[TOOL_CALLS]time[ARGS]{json_text}",
     "pythonic": lambda json_text: f"[time(input={json.dumps(json.loads(json_text)['input'])})]",

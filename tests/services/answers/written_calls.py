@@ -122,13 +122,6 @@ def _llama3_json(calls: Sequence[Call]) -> str:
     )
 
 
-def _mistral(calls: Sequence[Call]) -> str:
-    inner = ", ".join(
-        f'{{"name": "{name}", "arguments": {_json(arguments)}}}' for name, arguments in calls
-    )
-    return f"[TOOL_CALLS][{inner}]"
-
-
 def _mistral_tekken(calls: Sequence[Call]) -> str:
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls)
 
@@ -141,10 +134,60 @@ def _pythonic(calls: Sequence[Call]) -> str:
     return f"[{inner}]"
 
 
+def _list(begin: str, end: str) -> Callable[[Sequence[Call]], str]:
+    return lambda calls: (
+        f"{begin}["
+        + ", ".join(
+            f'{{"name": "{name}", "arguments": {_json(arguments)}}}' for name, arguments in calls
+        )
+        + f"]{end}"
+    )
+
+
+def gemma_value(value: Any) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, list):
+        return f"[{','.join(map(gemma_value, value))}]"
+    if isinstance(value, dict):
+        names = (key if key.isidentifier() else gemma_value(key) for key in value)
+        members = zip(names, map(gemma_value, value.values()), strict=True)
+        return "{" + ",".join(map(":".join, members)) + "}"
+    return json.dumps(value)
+
+
+def _gemma4(calls: Sequence[Call]) -> str:
+    return "".join(
+        f"<|tool_call>call:{name}{gemma_value(arguments)}<tool_call|>" for name, arguments in calls
+    )
+
+
+def _command(calls: Sequence[Call]) -> str:
+    inner = ", ".join(
+        f'{{"tool_call_id": "{i}", "tool_name": "{name}", "parameters": {_json(arguments)}}}'
+        for i, (name, arguments) in enumerate(calls)
+    )
+    return f"<|START_ACTION|>[{inner}]<|END_ACTION|>"
+
+
+def _gpt_oss(calls: Sequence[Call]) -> str:
+    return "<|call|><|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}"
+        for name, arguments in calls
+    )
+
+
 WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
+    "gemma4": _gemma4,
+    "gpt_oss": _gpt_oss,
     "hermes": _hermes,
     "llama3_json": _llama3_json,
-    "mistral": _mistral,
+    "mistral": _list("[TOOL_CALLS]", ""),
+    "nemotron": _list("<TOOLCALL>", "</TOOLCALL>"),
+    "phi4_mini": _list("<|tool_call|>", "<|/tool_call|>"),
+    "granite": _list("<|tool_call|>", ""),
+    "xlam": _list("", ""),
+    "command": _command,
     "mistral_tekken": _mistral_tekken,
     "pythonic": _pythonic,
     "qwen3_coder": _qwen3_coder,
@@ -162,3 +205,9 @@ BARE = frozenset(
     {"qwen3_coder", "seed_oss", "glm45", "glm47", "minimax_m2", "deepseek_v4", "deepseek_v32"}
 )
 """Formats that write strings without quotes."""
+CONTENT = {"gpt_oss": "<|channel|>final<|message|>{}"}
+"""Content as formats write it that have text before it."""
+
+
+def written_content(form: str, text: str) -> str:
+    return CONTENT.get(form, "{}").format(text)

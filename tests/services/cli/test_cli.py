@@ -55,6 +55,9 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             # off.
             "close_schemas",
             "chat_template",
+            # A template may not show how its model writes.
+            "tool_call_parser",
+            "reasoning_parser",
             "generation_config",
             "profile",
             "replicas",
@@ -69,6 +72,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             "api_key_file",
             "admin_key_file",
             "allowed_origins",
+            # A proxy that serves several things under one name.
+            "root_path",
             "state_dir",
             "cache_dir",
         ),

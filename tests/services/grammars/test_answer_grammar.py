@@ -19,7 +19,7 @@ from headwater.services.grammars.grammars import Grammars
 from headwater.services.processor.prepare import prepare
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
-from tests.services.answers.written_calls import BARE, WRITERS, Call
+from tests.services.answers.written_calls import BARE, WRITERS, Call, written_content
 from tests.small_models import make_thinking_folder
 
 CITY = {
@@ -100,11 +100,12 @@ def test_calls_that_are_due_are_written_as_the_family_writes_them(
     model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
     weather, time = WEATHER_CALL, TIME_CALL
     wrong = [written(form, call) for call in WRONG_TYPES[: 1 if form in BARE else None]]
+    late = written_content(form, "It is late.")
     cases: list[tuple[dict[str, Any], list[str], list[str]]] = [
-        ({"choice": "required"}, [written(form, weather), written(form, time, weather)], ["It is late.", "", *wrong]),
+        ({"choice": "required"}, [written(form, weather), written(form, time, weather)], [late, "", *wrong]),
         ({"choice": "required", "parallel_tool_calls": False}, [written(form, time)], [written(form, time, weather)]),
         ({"choice": "weather"}, [written(form, weather)], [written(form, time), written(form, weather, weather)]),
-        ({"choice": "auto"}, ["It is late.", written(form, weather)], [written(form, OTHER_UNIT)]),
+        ({"choice": "auto"}, [late, written(form, weather)], [written(form, OTHER_UNIT)]),
     ]  # fmt: skip
     for options, good, bad in cases:
         reply, grammar = prepared(model, request(WEATHER, TIME, **options))
@@ -146,11 +147,12 @@ def test_beside_structured_output_an_answer_calls_or_matches_it(
             _, grammar = prepared(
                 model, request(WEATHER, TIME, loose, choice=choice, sampling=sampling)
             )
-            for text in (match, written(form, weather), written(form, time, weather)):
+            said = written_content(form, match)
+            for text in (said, written(form, weather), written(form, time, weather)):
                 assert accepts(model, grammars, grammar, text), (choice, text)
             for text in (
-                "It is late.",
-                match + written(form, time),
+                written_content(form, "It is late."),
+                said + written(form, time),
                 written(form, OTHER_UNIT),
             ):
                 assert not accepts(model, grammars, grammar, text), (choice, text)
@@ -160,7 +162,7 @@ def test_beside_structured_output_an_answer_calls_or_matches_it(
             {"parallel_tool_calls": False},
         ):
             _, grammar = prepared(model, request(WEATHER, TIME, sampling=sampling, **more))
-            assert accepts(model, grammars, grammar, match), more
+            assert accepts(model, grammars, grammar, written_content(form, match)), more
             assert accepts(model, grammars, grammar, written(form, time)) == (
                 more != {"choice": "none"}
             ), more
@@ -188,9 +190,38 @@ def test_the_text_of_a_custom_tool_matches_also_where_it_need_not_be_called(
                 continue
             assert accepts(model, grammars, grammar, good), (choice, kind)
             assert accepts(model, grammars, grammar, bad) == (kind is None), (choice, kind)
-            assert accepts(model, grammars, grammar, "It is late.") == (choice == "auto")
+            assert accepts(model, grammars, grammar, written_content(form, "It is late.")) == (
+                choice == "auto"
+            )
             parser = AnswerParser(reply.answer_format)
             assert [call.arguments for call in parser.push(good).calls] == ['say "abc"\n']
+
+
+def test_content_behind_thoughts_stands_in_the_frame_of_its_format(
+    thinking: TextModel, grammars: Grammars
+) -> None:
+    model = dataclasses.replace(thinking, tool_format="gpt_oss", reasoning_format="gpt_oss")
+    sampling = Sampling(structured_output=StructuredOutput(regex="[0-9]+"))
+    reply, grammar = prepared(model, request(sampling=sampling))
+    thoughts = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+    for text in ("<|channel|>final<|message|>7", f"{thoughts}<|channel|>final<|message|>7"):
+        assert accepts(model, grammars, grammar, text), text
+        parser = AnswerParser(reply.answer_format)
+        read = parser.push(text)
+        read.add(parser.flush())
+        assert read.content == "7"
+    for text in ("7", f"{thoughts}7", f"{thoughts}<|channel|>final<|message|>x"):
+        assert not accepts(model, grammars, grammar, text), text
+
+
+def test_a_budget_of_thoughts_leaves_room_for_the_frame(
+    thinking: TextModel, grammars: Grammars
+) -> None:
+    model = dataclasses.replace(thinking, tool_format="gpt_oss", reasoning_format="gpt_oss")
+    for tools in ((), (TIME,)):
+        _, grammar = prepared(model, request(*tools, sampling=Sampling(thinking_token_budget=8)))
+        assert accepts(model, grammars, grammar, "<|channel|>final<|message|>It is late.")
+        assert accepts(model, grammars, grammar, written("gpt_oss", TIME_CALL)) == bool(tools)
 
 
 def test_digits_of_a_custom_tool_are_ascii(thinking: TextModel, grammars: Grammars) -> None:
@@ -421,7 +452,8 @@ def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: G
             )
             assert accepts(model, grammars, grammar, written(form, time)), (form, choice)
             assert not accepts(model, grammars, grammar, written(form, weather)), (form, choice)
-            assert accepts(model, grammars, grammar, "It is late.") == (choice == "auto")
+            late = written_content(form, "It is late.")
+            assert accepts(model, grammars, grammar, late) == (choice == "auto")
 
 
 def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: TextModel) -> None:

@@ -79,7 +79,7 @@ COMMON += [
 ]
 COMMON += ["metrics_port", "otlp_endpoint", "log_level"]
 OWN = ["dtype", "kv_format", "block_size", "max_model_len", "chat_template", "generation_config"]
-OWN += ["tool_parser", "reasoning_parser", "escape_special_tokens", "close_schemas", "threads"]
+OWN += ["tool_call_parser", "reasoning_parser", "escape_special_tokens", "close_schemas", "threads"]
 
 
 @pytest.mark.parametrize(

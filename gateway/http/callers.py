@@ -1,0 +1,57 @@
+"""The caller of an HTTP request: who it is, whether it may have work done now, and its place in its
+tenant's minute."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..request.cluster import Cluster, shutting_down
+from ..tenancy.caller import Caller
+from .http_exchange import Exchange
+
+
+class Callers:
+    """Callers of one gateway."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def identify(self, exchange: Exchange) -> Caller:
+        """The caller, whatever it asks for. Raises `Unauthenticated` and others of a head."""
+        if exchange.tenants is not None:
+            # The request of a tenant that is gone is not computed.
+            self._cluster.tenants.check(exchange.tenants.tenant)
+        caller = Caller.of(exchange.headers, exchange.tenants or self._cluster.tenants)
+        caller = msgspec.structs.replace(caller, standing=exchange.standing)
+        exchange.tenant = caller.tenant.key
+        if exchange.known is None:
+            return caller
+        return msgspec.structs.replace(caller, request_id=exchange.known.id)
+
+    def admit(self, exchange: Exchange) -> Caller:
+        """The caller of work. Raises `Unavailable` while draining."""
+        if self._cluster.draining:
+            raise shutting_down()
+        caller = self._cluster.traced(self.identify(exchange), f"{exchange.method} {exchange.path}")
+        exchange.request_id = caller.shown_id
+        if not caller.standing.is_counted:
+            self._cluster.accounts.exhausted.reject_early(caller.tenant, caller.standing)
+        return caller
+
+    def let_in(self, exchange: Exchange) -> Caller:
+        """The caller of an answer. Raises what the request would be refused with after its body was
+        read."""
+        caller = self.admit(exchange)
+        self._cluster.reject_early(caller)
+        return caller
+
+    async def counted(self, exchange: Exchange) -> Caller:
+        """The caller of something that no engine computes. Raises `LimitExceeded` where the minute
+        is used up."""
+        caller = self.identify(exchange)
+        await self.count(caller)
+        return caller
+
+    async def count(self, caller: Caller, model: str = "") -> None:
+        """Takes the request's place in its tenant's minute. Raises `LimitExceeded`."""
+        await self._cluster.accounts.count(caller.tenant, caller.standing, model)

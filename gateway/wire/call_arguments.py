@@ -1,0 +1,20 @@
+"""Arguments of a call as an object, for APIs that have no text there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+NO_OBJECT = "arguments"
+"""Name under which text of a call that is no JSON object stands in its object."""
+
+
+def arguments_as_object(arguments: str) -> dict[str, Any]:
+    """Arguments of a call as an object. What is none, as of a call that was cut, stands in one as
+    text."""
+    try:
+        decoded = msgspec.json.decode(arguments or "{}")
+    except (msgspec.MsgspecError, RecursionError):
+        decoded = None
+    return decoded if isinstance(decoded, dict) else {NO_OBJECT: arguments}

@@ -1,0 +1,28 @@
+"""Names under which vLLM's servers know the formats of calls and thoughts that are named otherwise
+here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+TOOL_ALIASES: Mapping[str, str] = {
+    "cohere_command3": "command",
+    "ernie45": "hermes",
+    "granite4": "hermes",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+    "openai": "gpt_oss",
+    "phi4_mini_json": "phi4_mini",
+    "qwen3_xml": "qwen3_coder",
+    "step3p5": "qwen3_coder",
+}
+REASONING_ALIASES: Mapping[str, str] = {
+    "cohere_command3": "command",
+    "deepseek_v3": "qwen3",
+    "ernie45": "qwen3",
+    "glm45": "qwen3",
+    "kimi_k2": "think",
+    "minimax_m2": "deepseek_r1",
+    "mistral": "magistral",
+    "openai_gptoss": "gpt_oss",
+}

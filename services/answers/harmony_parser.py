@@ -1,0 +1,176 @@
+"""Reads answers in gpt-oss's format, harmony: messages with a header each, which says whether a message
+is a thought, a call or content.
+
+All of an answer is in such messages, so that this parser reads thoughts too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import ClassVar
+
+from .call_reader import JsonValue
+from .parts import CallDelta, Parts, PartsParser, split_at
+
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+END = "<|end|>"
+CALL = "<|call|>"
+RETURN = "<|return|>"
+CONSTRAIN = "<|constrain|>"
+THOUGHTS = f"{CHANNEL}analysis{MESSAGE}"
+FINAL = f"{CHANNEL}final{MESSAGE}"
+NEXT = f"{START}assistant"
+"""Text between two messages of an answer, behind the end of the first."""
+_ENDS = (END, CALL, RETURN, START, CHANNEL)
+"""Marks that end a message; the last two begin the next one."""
+_OPENINGS = (START, CHANNEL, MESSAGE, "to=")
+"""Texts with which a header may begin: the prompt has written its first part."""
+_MAX_HEADER = 1024
+_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
+_ANALYSIS = re.compile(rf"{re.escape(CHANNEL)}\s*analysis\b")
+
+
+class _Messages:
+    """Texts of messages of one kind, on lines of their own."""
+
+    def __init__(self) -> None:
+        self._gap = ""
+        self._has_text = False
+
+    def add(self, text: str) -> str:
+        """Returns text of a message as part of all of them."""
+        if not text:
+            return ""
+        gap = self._gap
+        self._gap = ""
+        self._has_text = True
+        return gap + text
+
+    def end(self) -> None:
+        """Ends a message."""
+        self._gap = "\n" if self._has_text else ""
+
+
+class HarmonyParser(PartsParser):
+    """Reads messages to functions as calls, those of the channel `analysis` as thoughts, and all
+    others as content. Without `tool_names` no message is a call."""
+
+    markers: ClassVar[tuple[str, ...]] = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
+
+    def __init__(self, tool_names: Collection[str]) -> None:
+        super().__init__(self._before)
+        self._may_call = bool(tool_names)
+        self._num_begun = 0
+        self._value: JsonValue | None = None
+        self._is_begun = False
+        """Whether a header was read."""
+        self._content = _Messages()
+        self._thoughts = _Messages()
+        self.num_done = 0
+        """Number of calls that are complete."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._read == self._in_thoughts
+
+    @property
+    def is_call_open(self) -> bool:
+        return self._num_begun > self.num_done
+
+    def flush(self) -> Parts:
+        if self._read == self._in_thoughts:
+            return Parts(reasoning=self._thoughts.add(self._held))
+        is_content = self._read == self._in_final
+        if is_content or (self._read == self._before and not self._is_begun):
+            return Parts(content=self._content.add(self._held))
+        return Parts()
+
+    def _before(self, text: str, parts: Parts) -> str:
+        """Reads up to a header. An answer that begins with none is content."""
+        body = text.lstrip()
+        if any(body.startswith(opening) for opening in _OPENINGS):
+            self._read = self._in_header
+            return body
+        if any(opening.startswith(body) for opening in _OPENINGS):
+            return self._wait(text)
+        if self._is_begun:
+            # Text behind a message is part of none.
+            _, marker, rest = split_at(text, (START, CHANNEL))
+            return marker + rest if marker else self._wait(rest)
+        self._read = self._in_final
+        return text
+
+    def _in_header(self, text: str, parts: Parts) -> str:
+        header, marker, rest = split_at(text, (MESSAGE,))
+        if not marker and len(text) < _MAX_HEADER:
+            return self._wait(text)
+        self._is_begun = True
+        recipient = _RECIPIENT.search(header)
+        if recipient is not None and self._may_call:
+            self._begin_call(recipient.group(1), parts)
+        elif _ANALYSIS.search(header):
+            self._read = self._in_thoughts
+        else:
+            self._read = self._in_final
+        return rest
+
+    def _in_thoughts(self, text: str, parts: Parts) -> str:
+        said, marker, rest = split_at(text, _ENDS)
+        parts.reasoning += self._thoughts.add(said)
+        if not marker:
+            return self._wait(rest)
+        self._thoughts.end()
+        return self._end_message(marker, rest)
+
+    def _in_final(self, text: str, parts: Parts) -> str:
+        said, marker, rest = split_at(text, _ENDS)
+        parts.content += self._content.add(said)
+        if not marker:
+            return self._wait(rest)
+        self._content.end()
+        return self._end_message(marker, rest)
+
+    def _end_message(self, marker: str, rest: str) -> str:
+        self._is_begun = True
+        self._read = self._before
+        return marker + rest if marker in (START, CHANNEL) else rest
+
+    def _begin_call(self, name: str, parts: Parts) -> None:
+        parts.add_call(CallDelta(self._num_begun, name))
+        self._num_begun += 1
+        self._value = None
+        self._read = self._in_arguments
+
+    def _in_arguments(self, text: str, parts: Parts) -> str:
+        """Reads the JSON object of the arguments; a call without one has none."""
+        if self._value is None:
+            text = text.lstrip()
+            if not text:
+                return ""
+            if text[0] != "{":
+                self._emit("{}", parts)
+                return self._end_call(text)
+            self._value = JsonValue("{")
+            self._emit("{", parts)
+            return text[1:]
+        for i, char in enumerate(text):
+            if self._value.take(char):
+                self._emit(text[: i + 1], parts)
+                return self._end_call(text[i + 1 :])
+        self._emit(text, parts)
+        return ""
+
+    def _end_call(self, rest: str) -> str:
+        self.num_done += 1
+        self._read = self._behind_call
+        return rest
+
+    def _behind_call(self, text: str, parts: Parts) -> str:
+        _, marker, rest = split_at(text, _ENDS)
+        return self._end_message(marker, rest) if marker else self._wait(rest)
+
+    def _emit(self, arguments: str, parts: Parts) -> None:
+        parts.add_call(CallDelta(self._num_begun - 1, "", arguments))
