@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from headwater.engine_core.executor import Executor, StepPlan
-from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.executors.single import SingleExecutor
+from headwater.engine_core.executors.step_executor import StepExecutor
 
 Prompt = tuple[int, ...]
 
@@ -61,7 +61,7 @@ class KvReader:
 
 def _kv_cache(executor: Executor) -> torch.Tensor:
     """[layers, 2, num_blocks, Hk, block_size, D]"""
-    if isinstance(executor, CudaExecutor):
-        return executor._model.kv_cache
+    if isinstance(executor, StepExecutor):
+        return executor.kv_caches[0]
     assert isinstance(executor, SingleExecutor)
     return executor._runner._kv_cache

@@ -6,12 +6,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.cuda import CudaExecutor
+from headwater.engine_core.executors.step_executor import StepExecutor
 
 MAX_DELAY_CYCLES = 2_000_000
 """Largest delay, about a millisecond, as long as a step."""
@@ -33,14 +34,16 @@ class Stress:
 
     def __init__(self, executor: Executor, *, is_on: bool, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._executor = executor if is_on and isinstance(executor, CudaExecutor) else None
+        self._executor: StepExecutor[Any, Any] | None = None
+        if is_on and isinstance(executor, StepExecutor) and not executor.computes_at_once:
+            self._executor = executor
         self._streams: list[torch.cuda.Stream] = []
 
     @property
     def _guard(self) -> torch.Tensor:
         """Guard blocks [layers, 2, guard blocks, Hk, block_size, D]."""
         assert self._executor is not None
-        return self._executor._model.kv_cache[:, :, -NUM_GUARD_BLOCKS:]
+        return self._executor.kv_caches[0][:, :, -NUM_GUARD_BLOCKS:]
 
     def __enter__(self) -> None:
         if self._executor is not None:
@@ -81,8 +84,8 @@ class Stress:
                     torch.cuda._sleep(self._rng.randrange(MAX_DELAY_CYCLES))  # type: ignore[no-untyped-call]  # torch ships it so
 
 
-def _streams(executor: CudaExecutor) -> list[torch.cuda.Stream]:
+def _streams(executor: StepExecutor[Any, Any]) -> list[torch.cuda.Stream]:
     """Streams of the launches of this executor and of its swapper."""
-    owners = [executor] if executor.swapper is None else [executor, executor.swapper]
+    owners = [executor._device, executor._tiers]
     attributes = [value for owner in owners for value in vars(owner).values()]
     return [value for value in attributes if isinstance(value, torch.cuda.Stream)]

@@ -162,6 +162,10 @@ class StepResult:
     """By table row: float32 [hidden size] of prompts that are pooled."""
 
 
+NO_RESULT = StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty(0, np.int32))
+"""The result of a step that samples for no row."""
+
+
 def no_places() -> Int32Array:
     """The blocks or slots of a plan that copies nothing that way."""
     return np.empty(0, np.int32)

@@ -96,8 +96,7 @@ room. Options of an executor hold what the configurations of a model and of draf
 EXECUTORS_ORDER = (
     "rank_process",
     "build",
-    "cuda",
-    "cuda_stage",
+    "step_executor",
     "single",
     "stage_runner",
     "runner",
@@ -110,6 +109,7 @@ EXECUTORS_ORDER = (
     "entry",
     "table",
     "device",
+    "step_parts",
 )
 """Folders and files of engine_core/executors: each imports only those below it. A new one gets a row
 here and in the table in CONTRIBUTING.md."""

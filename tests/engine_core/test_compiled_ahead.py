@@ -27,10 +27,10 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan, Int32Array
 from headwater.engine_core.executors.build.cuda_drafting import LoadedModel
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank
-from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.executors.entry.device_rows import DeviceGains
 from headwater.engine_core.executors.ranks.rank_place import RankPlace
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
+from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.leaf_matrix import keep_leaves
 from headwater.engine_core.layers.linear.kinds import Weights, load_weights
@@ -218,7 +218,7 @@ def prepared(
 
 def executor(
     config: EngineConfig, kv_dtype: torch.dtype, *, is_tree: bool = False, num_ranks: int = 1
-) -> CudaExecutor:
+) -> StepExecutor[Any, Any]:
     """`num_ranks`: that of the first of so many ranks with trees."""
     platform, weights = prepared(config, is_tree=is_tree, shard=Shard(0, num_ranks))
     loaded = LoadedModel(MODEL, weights, kv_dtype, is_tree)
@@ -229,10 +229,11 @@ def executor(
     with CompileAhead(platform.device, num_cores=2) as ahead:
         ahead.note(partial(platform.launch_own_products, weights))
         caches = [torch.zeros(shape, dtype=kv_dtype)]
-        made = loaded.executor(decoder, platform, config, caches, swapper=None, looks_at_all=False)
-        assert isinstance(made, CudaExecutor)
-        ahead.note(made.launch_likely)
-    return made
+        parts = loaded.parts(
+            decoder, platform, config, caches, swapper=None, make=None, looks_at_all=False
+        )
+        ahead.note(parts.rehearse)
+    return parts.executor()
 
 
 def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> LoadedRank:
@@ -317,7 +318,6 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     ahead = set(launches.seen)
     assert len(ahead) > 20
     assert ("_tree_gemm" in {name for _, name, *_ in ahead}) == is_tree
-    device.prepare_first()
     assert device.can_draft == drafts
     monkeypatch.setattr(DeviceGains, "read", nothing_gained)
     serve_at_random(device, config)
@@ -325,7 +325,7 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     assert not new, "\n".join(sorted(str(x)[:400] for x in new))
 
 
-def serve_at_random(device: CudaExecutor, config: EngineConfig) -> None:
+def serve_at_random(device: StepExecutor[Any, Any], config: EngineConfig) -> None:
     """Steps of all kinds and sizes, with drafts where the executor has any."""
     while device.prepare():
         pass

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.engine_core.executors import cuda
-from headwater.engine_core.executors.cuda import CudaExecutor
+from headwater.engine_core.executors.build import cuda_parts
+from headwater.engine_core.executors.build.cuda_parts import CudaParts
 from headwater.engine_core.executors.entry.device_rows import DeviceRows
+from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.attention.hopper_attention import is_hopper
 from tests.engine_core.small_models import (
@@ -134,8 +135,8 @@ def test_an_answer_whose_first_splits_are_folded_is_the_one_alone(
     one = engine(
         folder, max_num_seqs=num_requests, num_blocks=40 * num_requests, max_num_batched_tokens=8192
     )
-    assert isinstance(one.executor, CudaExecutor)
-    folded = one.executor._model.platform.decode_plan(num_requests, folds=True).folded
+    assert isinstance(one.executor, StepExecutor)
+    folded = one.executor._layers.platform.decode_plan(num_requests, folds=True).folded
     maxima = []
     step = one.engine.step
 
@@ -191,20 +192,21 @@ def test_steps_wait_for_what_an_executor_is_made_of(
     """Weights, cache and tables are made on another stream than steps run on."""
     one = engine(folder)
     made = one.executor
-    assert isinstance(made, CudaExecutor)
-    model = made._model
+    assert isinstance(made, StepExecutor)
+    model = made._layers
 
-    def slowly(*given: Any) -> DeviceRows:
-        rows = DeviceRows(*given)
+    def slowly(*given: Any, **more: Any) -> DeviceRows:
+        rows = DeviceRows(*given, **more)
         # Memory that is locked before may wait for the device.
         torch.cuda._sleep(4_000_000_000)
         return rows
 
-    monkeypatch.setattr(cuda, "DeviceRows", slowly)
-    another = CudaExecutor(model.decoder, model.platform, one.config, [model.kv_cache])
-    assert not another._stream.query()
+    monkeypatch.setattr(cuda_parts, "DeviceRows", slowly)
+    parts = CudaParts(model.decoder, model.platform, one.config, [model.kv_cache])
+    parts.executor()
+    assert not parts.device._stream.query()
     torch.cuda.synchronize()
-    assert another._stream.query()
+    assert parts.device._stream.query()
     one.close()
 
 

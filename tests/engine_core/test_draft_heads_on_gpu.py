@@ -13,9 +13,9 @@ import torch
 
 from headwater.bench.forced_answers import ForcedAnswers
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.executors.drafter.cuda_drafter import CudaDrafter
+from headwater.engine_core.executors.entry.cuda_entry import SentStep
+from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.heads_twin import HeadsTwin
 from tests.engine_core.many_requests import check_equality
@@ -43,18 +43,18 @@ class Recorder:
     """Stands before the drafter of an executor and notes what it guesses behind which tokens."""
 
     def __init__(self, small: SmallEngine) -> None:
-        assert isinstance(small.executor, CudaExecutor)
-        assert small.executor._drafter is not None
+        assert isinstance(small.executor, StepExecutor)
         self._drafter: CudaDrafter = small.executor._drafter
-        self._tokens = small.executor._table.token_ids
+        self._tokens = small.executor._entry._table.token_ids
         self.noted: list[tuple[list[int], list[int]]] = []
         small.executor._drafter = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
 
-    def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        self._drafter.follow(plan, steps, positions)
+    def draft(self, sent: SentStep) -> None:
+        plan = sent.plan
+        self._drafter.draft(sent)
         if plan.num_drafts is None:
             return
         assert plan.follows is None

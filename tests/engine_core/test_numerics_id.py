@@ -46,7 +46,7 @@ KINDS = {
         "engine_core/weights/gguf.py",
     ),
     "executors": (
-        "engine_core/executors/cuda.py",
+        "engine_core/executors/step_executor.py",
         "engine_core/executors/build/request.py",
         "engine_core/executors/runner.py",
     ),

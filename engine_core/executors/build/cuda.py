@@ -19,10 +19,10 @@ from ...models.model import LayerInputs, Model
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded
 from ...system.usable_cores import usable_cores
-from ..cuda import CudaExecutor
-from ..cuda_stage import CudaStageExecutor
-from ..device.step_shapes import probed_rows
+from ..device.step_shapes import StepShape, probed_rows
+from ..entry.cuda_entry import SentStep
 from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
+from ..step_executor import StepExecutor
 from ..tiers.cuda_swapper import CudaSwapper, staged_blocks
 from .cuda_drafting import Drafting, HeadsDrafting, LoadedHeads, LoadedModel, ModelDrafting
 from .gpu_memory import GB, SPARE_BYTES, Memory, measure
@@ -40,7 +40,7 @@ def build_cuda_executor(
     kv_cache_memory: int,
     gpu_memory_utilization: float,
     is_sized: bool,
-) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
+) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises
     `ConfigError` with what would fit."""
     block_size = config.block_size
@@ -85,17 +85,23 @@ def build_cuda_executor(
         )
         kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
         swapper = _swapper(served, kv_caches, config) if config.num_swap_slots else None
-        looks_at_all = drafting is not None and drafting.looks_at_all
-        executor = served.executor(
-            decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all
+        parts = served.parts(
+            decoder,
+            platform,
+            config,
+            kv_caches,
+            swapper=swapper,
+            make=None if drafting is None else drafting.make(config, kv_caches[1:]),
+            looks_at_all=drafting is not None and drafting.looks_at_all,
         )
-        if drafting is not None:
-            assert isinstance(executor, CudaExecutor)
-            executor.draft_by(drafting.make(config, kv_caches[1:]))
-        ahead.note(executor.launch_likely)
+        ahead.note(parts.rehearse)
     _choose_products(platform, weights, config, device)
-    served.begin(executor)
-    executor.prepare_first()
+    served.begin()
+    executor = parts.executor()
+    # The shapes without which no engine serves.
+    for _ in range(parts.shapes.num_first):
+        executor.prepare()
+    parts.device.finish()
     return executor, config
 
 

@@ -21,12 +21,11 @@ from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_tree import TreePlatform
 from ...weights.model_config import ModelConfig
 from ...weights.shards import WHOLE, Shard
-from ..cuda import CudaExecutor
-from ..cuda_stage import CudaStageExecutor
 from ..drafter.cuda_draft_model import drafting_config
 from ..drafter.cuda_drafters import Make, by_chain, by_model, by_places
 from ..exit.head_part import HeadPart
 from ..tiers.cuda_swapper import CudaSwapper
+from .cuda_parts import CudaParts
 from .gpu_memory import Planes, measure
 
 
@@ -55,7 +54,7 @@ class LoadedModel:
         """Whether the vocabulary head is here, or a part of it."""
         return True
 
-    def executor(
+    def parts(
         self,
         decoder: Model,
         platform: CudaPlatform,
@@ -63,11 +62,18 @@ class LoadedModel:
         kv_caches: Sequence[torch.Tensor],
         *,
         swapper: CudaSwapper | None,
+        make: Make | None,
         looks_at_all: bool,
-    ) -> CudaExecutor | CudaStageExecutor:
-        """Builds the executor that computes plans with the model."""
-        return CudaExecutor(
-            decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all
+    ) -> CudaParts:
+        """Parts of the executor that computes plans with the model; see `CudaParts`."""
+        return CudaParts(
+            decoder,
+            platform,
+            config,
+            kv_caches,
+            swapper=swapper,
+            make=make,
+            looks_at_all=looks_at_all,
         )
 
     def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
@@ -87,7 +93,7 @@ class LoadedModel:
         """The least of the numbers of all ranks; returns when each has come here."""
         return number
 
-    def begin(self, executor: CudaExecutor | CudaStageExecutor) -> None:
+    def begin(self) -> None:
         """Returns when every rank has compiled what it launches: from now on launches of one wait
         for those of others."""
 

@@ -26,18 +26,21 @@ from ...platforms.peer_group import PeerGroup
 from ...weights.byte_weights import Keeps
 from ...weights.model_file import DTYPES
 from ...weights.shards import Shard
-from ..cuda import CudaExecutor
-from ..cuda_stage import CudaStageExecutor
+from ..device.step_shapes import StepShape
+from ..drafter.cuda_drafters import Make
+from ..entry.cuda_entry import SentStep
 from ..exit.head_part import HeadPart
 from ..model.block_bytes import KV_DTYPES, block_bytes_of
 from ..ranks.gpu_stage import GpuStageEnds
 from ..ranks.rank_channels import agreed, open_channels
 from ..ranks.rank_place import RankPlace, block_part, map_slots
 from ..ranks.stage_relay import StageRelay
+from ..step_executor import StepExecutor
 from ..tiers.cuda_swapper import CudaSwapper
 from ..tiers.locked_slots import LOCKABLE, RankSlots, check_room, touch
 from .cuda import build_cuda_executor
 from .cuda_drafting import LoadedHeads, LoadedModel
+from .cuda_parts import CudaParts
 from .rank import load_rank_weights, rank_model
 from .rank_drafts import HEAD, draft_layout, load_draft_weights
 from .single import engine_config_of, load_heads_weights
@@ -86,7 +89,7 @@ class LoadedRank(LoadedModel):
             ends=ends,
         )
 
-    def executor(
+    def parts(
         self,
         decoder: Model,
         platform: CudaPlatform,
@@ -94,26 +97,21 @@ class LoadedRank(LoadedModel):
         kv_caches: Sequence[torch.Tensor],
         *,
         swapper: CudaSwapper | None,
+        make: Make | None,
         looks_at_all: bool,
-    ) -> CudaExecutor | CudaStageExecutor:
-        if self.stages is not None and not self.has_head:
-            return CudaStageExecutor(
-                decoder,
-                platform,
-                config,
-                kv_caches[0],
-                self.stages,
-                swapper=swapper,
-            )
-        return CudaExecutor(
+    ) -> CudaParts:
+        return CudaParts(
             decoder,
             platform,
             config,
             kv_caches,
             swapper=swapper,
+            make=make,
             looks_at_all=looks_at_all,
-            head_part=self.head_part(platform),
+            head_part=self.head_part(platform) if self.has_head else None,
             stages=self.stages,
+            relay=self.relay,
+            samples=self.has_head,
         )
 
     def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
@@ -153,10 +151,9 @@ class LoadedRank(LoadedModel):
     def agreed(self, number: int) -> int:
         return agreed(self.host, self.place.links, number)
 
-    def begin(self, executor: CudaExecutor | CudaStageExecutor) -> None:
+    def begin(self) -> None:
         self.agreed(0)
         if self.relay is not None:
-            executor.relay_by(self.relay)
             self.relay.start()
 
 
@@ -187,7 +184,7 @@ def _head_part(
 
 def build_cuda_rank(
     request: BuildRequest, place: RankPlace, progress: Progress, keeps_bytes: Keeps
-) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
+) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
     """Builds a rank's executor on this process's first GPU. `keeps_bytes`: weights of eight bits,
     or parts of such, that the GPU multiplies as they are. Raises `ConfigError`."""
     device = torch.device("cuda")

@@ -21,8 +21,10 @@ from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan
 from ...ragged import places
 from ..device.step_shapes import StepShape
+from ..entry.cuda_entry import SentStep
 from ..exit.device_sampler import PLAIN, DeviceSampler, Needs, Places
-from ..model.device_model import DeviceModel, Shown
+from ..model.device_model import DeviceModel
+from ..model.shown import NotShown
 from ..table.device_table import DeviceTable
 from .computed_positions import CATCH_UP, CatchUp, ComputedPositions
 from .cuda_drafter import EVERY_NEED, PASSES, DraftingSteps, drafting_step
@@ -41,7 +43,7 @@ def drafting_config(config: EngineConfig) -> EngineConfig:
 class CudaDraftModel:
     """See `CudaDrafter`."""
 
-    shown: Shown | None = None
+    shown = NotShown()
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class CudaDraftModel:
         self._sampler = sampler
         self._table = table
         self._most_positions = config.max_positions
+        self.most = config.max_draft_tokens
         self._kept = ComputedPositions(config.num_rows)
         size = config.max_positions, hidden_size
         self._chosen = torch.zeros(size, dtype=sampler.dtype, device=table.token_ids.device)
@@ -66,10 +69,10 @@ class CudaDraftModel:
     def seat(self, row: int) -> None:
         self._kept.seat(row)
 
-    def launch_likely(self) -> None:
+    def rehearse(self) -> None:
         shapes = list(self._model.shapes.for_each_kernel())
         for shape in shapes:
-            self._model.try_out(shape)
+            self._model.rehearse(shape)
         for shape in shapes:
             if shape.is_decode:
                 self._steps.buffers.clear(shape, shape.num_tokens)
@@ -86,6 +89,8 @@ class CudaDraftModel:
         )
 
     def prepare(self, shape: StepShape) -> None:
+        if shape.shares:
+            return
         num_draws = shape.num_decodes
         self._steps.buffers.clear(shape, num_draws)
         self._model.prepare(shape)
@@ -95,10 +100,8 @@ class CudaDraftModel:
                 (shape, num_passes, PLAIN), partial(self._passes, shape, num_passes, PLAIN)
             )
 
-    def capture_due(self) -> None:
-        self._model.graphs.capture_due()
-
-    def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
+    def draft(self, sent: SentStep) -> None:
+        plan = sent.plan
         none = np.zeros(len(plan.rows), np.int32)
         num_drafts = none if plan.num_drafts is None else plan.num_drafts
         num_guesses = num_drafts if plan.draft_ids is None else none
@@ -108,7 +111,7 @@ class CudaDraftModel:
             return
         is_shifted = plan.follows is not None
         if is_shifted:
-            self._steps.find_shifts(steps, positions)
+            self._steps.find_shifts(sent)
         rows = plan.rows[caught.index]
         outputs = plan.output_indices[caught.index]
         self._catch_up(rows, outputs, caught, is_shifted=is_shifted)
@@ -124,7 +127,7 @@ class CudaDraftModel:
                 is_shifted=is_shifted,
             )
 
-    def see(self, shape: StepShape, steps: torch.Tensor) -> None:
+    def see(self, sent: SentStep, hidden: torch.Tensor) -> None:
         """Does nothing: the model computes from tokens alone."""
 
     def _catch_up(

@@ -15,9 +15,11 @@ from headwater.kernels.rows.guessed_rows import find_shifts, shift_words
 from ...config import EngineConfig
 from ...executor import BoolArray, Int32Array, StepPlan
 from ..device.step_shapes import StepShape, StepShapes
+from ..entry.cuda_entry import SentStep
 from ..entry.step_buffers import StepBuffers
 from ..exit.device_sampler import PLAIN, DeviceSampler, Needs
-from ..model.device_model import Shown
+from ..model.shown import Shown
+from ..step_parts import Drafter
 from ..table.device_table import NO_CHANGES, DeviceTable
 
 SENDS_A_STEP = 2
@@ -27,32 +29,18 @@ EVERY_NEED = (PLAIN, Needs(edits=True, filters=True), Needs(filters=True))
 """Needs of draws of guesses, which together launch all kernels that such draws launch."""
 
 
-class CudaDrafter(Protocol):
-    """Launches on the current stream, beside each step of the served model."""
+class CudaDrafter(Drafter[SentStep], Protocol):
+    """See `Drafter`. Launches on the current stream."""
 
-    shown: Shown | None
-    """Reader of the served model's hidden states; None: the drafter reads none."""
+    @property
+    def shown(self) -> Shown:
+        """Reader of the served model's hidden states."""
 
-    def seat(self, row: int) -> None:
-        """A request takes the row."""
-
-    def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        """Launches the guesses that a plan leaves to the executor, once the table has the plan's
-        changes: they stand in it behind what is known. `steps` and `positions` are the plan's words
-        for `draft_rows`, which comes behind this."""
-
-    def see(self, shape: StepShape, steps: torch.Tensor) -> None:
-        """To be called when a step of this shape has been launched whose rows are `steps`, its
-        draws stored."""
-
-    def launch_likely(self) -> None:
-        """All kernels that it launches, of rows of padding."""
+    def rehearse(self) -> None:
+        """Launches all kernels that it launches, of rows of padding."""
 
     def prepare(self, shape: StepShape) -> None:
         """Captures a shape of steps that decode."""
-
-    def capture_due(self) -> None:
-        """See `Graphs.capture_due`."""
 
 
 class DraftingSteps:
@@ -65,24 +53,29 @@ class DraftingSteps:
         shapes: StepShapes,
         sampler: DeviceSampler,
         table: DeviceTable,
+        served: StepBuffers,
         num_parts: int,
     ) -> None:
-        """`num_parts`: steps of the served model that may be in flight."""
+        """`served`: words of the served model's steps, of which `num_parts` may be in flight."""
         device = table.token_ids.device
         self.shapes = shapes
         self.buffers = StepBuffers(config, shapes.max_tiles, device, SENDS_A_STEP * num_parts)
         self._sampler = sampler
         self._table = table
+        self._served = served
         self._shifts = torch.zeros(config.num_rows, dtype=torch.int32, device=device)
         self._num_sends = 0
 
-    def find_shifts(self, steps: torch.Tensor, positions: torch.Tensor) -> None:
-        find_shifts(steps, self._table.known, positions, self._shifts)
+    def find_shifts(self, sent: SentStep) -> None:
+        """Finds how far the rows of a step are from where the host takes them to be."""
+        rows = self._served.steps[:, : sent.num_rows]
+        positions = self._served.words(sent.shape).positions
+        find_shifts(rows, self._table.known, positions, self._shifts)
 
     def send(
         self, step: StepPlan, num_left: Int32Array | None = None, *, is_shifted: bool
     ) -> tuple[StepShape, int]:
-        """Tells the device a step; returns its shape and the number of its draws, padded."""
+        """Sends a step; returns its shape and the number of its draws, padded."""
         shape, tiles = self.shapes.of(step)
         count = int(step.samples.sum())
         num_draws = self.shapes.num_rows(count) if count else 0

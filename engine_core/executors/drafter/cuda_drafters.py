@@ -13,6 +13,7 @@ from ...heads.medusa import Medusa
 from ...heads.registry import ChainHeads
 from ...models.model import Model
 from ...platforms.cuda import CudaPlatform
+from ..device.cuda_device import CudaDevice
 from ..device.step_shapes import StepShapes
 from ..entry.step_buffers import StepBuffers
 from ..exit.device_sampler import DeviceSampler
@@ -28,11 +29,18 @@ from .cuda_heads import CudaChainHeads, CudaParallelHeads, PairedModel, Pairs
 class Drafted:
     """Parts of an executor that its drafter uses."""
 
+    device: CudaDevice
     served: DeviceModel
     sampler: DeviceSampler
     table: DeviceTable
-    num_parts: int
-    """Steps that may be in flight."""
+
+    def steps(
+        self, config: EngineConfig, platform: CudaPlatform, sampler: DeviceSampler
+    ) -> DraftingSteps:
+        """Makes the steps of what drafts, within the limits of the config."""
+        shapes = StepShapes(config, platform)
+        num_parts = self.device.num_parts
+        return DraftingSteps(config, shapes, sampler, self.table, self.served.buffers, num_parts)
 
 
 Make = Callable[[Drafted], CudaDrafter]
@@ -51,10 +59,11 @@ def by_model(
         table = drafted.table
         limits = drafting_config(config)
         sampler = drafted.sampler.beside(decoder.lm_head, decoder.dtype, head_part)
-        steps = DraftingSteps(
-            limits, StepShapes(limits, platform), sampler, table, drafted.num_parts
+        steps = drafted.steps(limits, platform, sampler)
+        graphs = drafted.device.new_graphs()
+        model = DeviceModel(
+            decoder, platform, limits, kv_cache, table, steps.buffers, steps.shapes, graphs
         )
-        model = DeviceModel(decoder, platform, limits, kv_cache, table, steps.buffers, steps.shapes)
         return CudaDraftModel(model, steps, sampler, config, table, decoder.config.hidden_size)
 
     return make
@@ -71,14 +80,13 @@ def by_chain(
         table = drafted.table
         model = drafted.served
         sampler = drafted.sampler.beside(served.lm_head, served.dtype)
-        steps = DraftingSteps(
-            config, StepShapes(config, platform), sampler, table, drafted.num_parts
-        )
+        steps = drafted.steps(config, platform, sampler)
 
         def pairs(num_tokens: int, buffers: StepBuffers, shapes: StepShapes) -> Pairs:
             size = num_tokens, heads.config.hidden_size
             features = torch.zeros(size, dtype=served.dtype, device=platform.device)
-            given = platform, config, kv_cache, table, buffers, shapes
+            graphs = drafted.device.new_graphs()
+            given = platform, config, kv_cache, table, buffers, shapes, graphs
             return Pairs(
                 DeviceModel(PairedModel(heads, features), *given, is_paired=True), features
             )
@@ -96,9 +104,7 @@ def by_places(heads: Medusa, served: Model, platform: CudaPlatform, config: Engi
     def make(drafted: Drafted) -> CudaDrafter:
         table = drafted.table
         sampler = drafted.sampler.beside(served.lm_head, served.dtype)
-        steps = DraftingSteps(
-            config, StepShapes(config, platform), sampler, table, drafted.num_parts
-        )
+        steps = drafted.steps(config, platform, sampler)
         return CudaParallelHeads(heads, drafted.served, steps, sampler, config, table)
 
     return make

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,14 +21,14 @@ import torch
 from headwater.kernels.rows.guessed_rows import keep_states, store_guesses_and_advance
 
 from ...config import EngineConfig
-from ...executor import StepPlan
 from ...heads.medusa import Medusa
 from ...heads.registry import ChainHeads
 from ...layers.batch import ForwardBatch
 from ...models.model import LastTokens, LayerInputs
 from ..device.step_shapes import StepShape
+from ..entry.cuda_entry import SentStep
 from ..exit.device_sampler import PLAIN, DeviceSampler, Needs, Places
-from ..model.device_model import DeviceModel, Shown
+from ..model.device_model import DeviceModel
 from ..table.device_table import DeviceTable
 from .cuda_drafter import EVERY_NEED, PASSES, DraftingSteps, drafting_step
 
@@ -84,12 +84,18 @@ class CudaHeads(ABC):
         dtype = sampler.dtype
         self._states = torch.zeros(config.num_rows, hidden_size, dtype=dtype, device=device)
         self._chosen = torch.zeros(config.max_positions, hidden_size, dtype=dtype, device=device)
+        self.most = config.max_draft_tokens
 
-    def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
+    @property
+    def shown(self) -> Self:
+        return self
+
+    def draft(self, sent: SentStep) -> None:
+        plan = sent.plan
         if plan.num_drafts is None or plan.draft_ids is not None or not plan.num_drafts.any():
             return
         if plan.follows is not None:
-            self._steps.find_shifts(steps, positions)
+            self._steps.find_shifts(sent)
         drafted = plan.num_drafts > 0
         rows = plan.rows[drafted]
         num_guesses = plan.num_drafts[drafted]
@@ -162,7 +168,6 @@ class CudaChainHeads(CudaHeads):
         self._guessing = guess.model
         self._read_features = read.features
         self._features = guess.features
-        self.shown: Shown | None = self
         self.layers = heads.layers
 
     def seat(self, row: int) -> None:
@@ -173,14 +178,15 @@ class CudaChainHeads(CudaHeads):
         features = self._heads.features(final, inputs)
         self._read_features[: len(features)].copy_(features)
 
-    def see(self, shape: StepShape, steps: torch.Tensor) -> None:
-        launch = partial(self._read_pairs, shape, steps)
-        if self._read.shapes.recurs(shape):
-            self._read.graphs.run_once((shape, steps.shape[1]), launch)
+    def see(self, sent: SentStep, hidden: torch.Tensor) -> None:
+        steps = self._read.buffers.steps[:, : sent.num_rows]
+        launch = partial(self._read_pairs, sent.shape, steps)
+        if self._read.shapes.recurs(sent.shape):
+            self._read.graphs.run_once((sent.shape, sent.num_rows), launch)
         else:
             launch()
 
-    def launch_likely(self) -> None:
+    def rehearse(self) -> None:
         size = self._chosen.shape[1]
         device = self._chosen.device
         for shape in self._read.shapes.for_each_kernel():
@@ -195,11 +201,10 @@ class CudaChainHeads(CudaHeads):
         self._steps.shift(shape, 1)
 
     def prepare(self, shape: StepShape) -> None:
+        if shape.shares:
+            return
         self._steps.buffers.clear(shape, shape.num_tokens)
         self._launch(shape, PLAIN, 1 + sum(PASSES))
-
-    def capture_due(self) -> None:
-        """Does nothing: each launch is captured with its first run."""
 
     def _read_pairs(self, shape: StepShape, steps: torch.Tensor) -> None:
         hidden = self._read.forward(shape)
@@ -248,7 +253,6 @@ class CudaParallelHeads(CudaHeads):
         super().__init__(steps, sampler, config, table, heads.hidden_size)
         self._heads = heads
         self._served = served
-        self.shown: Shown | None = self
         self.layers: tuple[int, ...] = ()
         most = max(served.shapes.most_tokens, config.max_positions)
         self._final = torch.zeros(
@@ -262,10 +266,10 @@ class CudaParallelHeads(CudaHeads):
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
         self._final[: len(final)].copy_(final)
 
-    def see(self, shape: StepShape, steps: torch.Tensor) -> None:
-        self._keep(shape, steps)
+    def see(self, sent: SentStep, hidden: torch.Tensor) -> None:
+        self._keep(sent.shape, self._served.buffers.steps[:, : sent.num_rows])
 
-    def launch_likely(self) -> None:
+    def rehearse(self) -> None:
         for shape in self._decodes():
             self._steps.buffers.clear(shape, shape.num_tokens)
             for needs in EVERY_NEED:
@@ -274,11 +278,10 @@ class CudaParallelHeads(CudaHeads):
         self._steps.shift(shape, 1)
 
     def prepare(self, shape: StepShape) -> None:
+        if shape.shares:
+            return
         self._steps.buffers.clear(shape, shape.num_tokens)
         self._guess(shape, PLAIN, self._heads.num_heads)
-
-    def capture_due(self) -> None:
-        """Does nothing: each launch is captured with its first run."""
 
     def _keep(self, shape: StepShape, steps: torch.Tensor) -> None:
         words = self._served.buffers.words(shape)

@@ -1,6 +1,6 @@
 """Steps of a GPU in which it drafts by itself, or in which rows go on from where it alone knows
-that they are: what it is told of their rows, its launches, and what the host reads of what rows
-gained.
+that they are: their columns, the
+launches that draft and store, and what the host reads of what rows gained.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ...executor import BoolArray, Int32Array, StepPlan
 from ...sampling.verification import NO_TOKEN, positions_of
 from ..device.step_shapes import StepShape
 from ..table.device_table import DeviceTable
+from .result_memory import ResultMemory
 from .step_buffers import StepBuffers
 
 
@@ -36,9 +37,9 @@ class DeviceGains:
         row gained, and how many drafts it had."""
         packed: Int32Array = self.packed.numpy()[: len(self.samples)][self.samples]
         # A step of prompt chunks alone samples for no row.
-        is_own = np.arange(self.num_positions.max(initial=1)) < self.num_positions[:, None]
-        token_ids = np.full(is_own.shape, NO_TOKEN, np.int32)
-        token_ids[is_own] = sampled
+        is_row = np.arange(self.num_positions.max(initial=1)) < self.num_positions[:, None]
+        token_ids = np.full(is_row.shape, NO_TOKEN, np.int32)
+        token_ids[is_row] = sampled
         return token_ids, packed % 256, packed // 256
 
 
@@ -49,28 +50,29 @@ def knows_alone(plan: StepPlan) -> bool:
 
 class DeviceRows:
     def __init__(
-        self, config: EngineConfig, table: DeviceTable, buffers: StepBuffers, num_parts: int
+        self,
+        config: EngineConfig,
+        table: DeviceTable,
+        buffers: StepBuffers,
+        results: ResultMemory,
+        *,
+        are_drafted: bool,
     ) -> None:
-        """`num_parts`: steps whose results may be unread at the same time."""
-        self.are_guessed = False
-        """Whether a model has written the drafts before; otherwise they are looked up."""
+        """`are_drafted`: a model or heads have written the drafts before; otherwise they are looked
+        up."""
+        self._are_drafted = are_drafted
         device = buffers.steps.device
         self._table = table
         self._buffers = buffers
         self._most_rows = config.max_num_seqs
         self._scratch = match_scratch(config.max_num_seqs, device)
         self._num_drafts = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
-        self._gains = torch.zeros(
-            num_parts, config.max_num_seqs, dtype=torch.int32, pin_memory=device.type == "cuda"
-        )
+        self._results = results
 
-    def first_gain(self, part: int) -> int:
-        """Where the gains of that part begin."""
-        return part * self._gains.stride(0)
-
-    def gains(self, plan: StepPlan, part: int) -> DeviceGains:
+    def gains(self, plan: StepPlan) -> DeviceGains:
         num_positions = positions_of(plan.num_drafts, len(plan.rows))[plan.samples]
-        return DeviceGains(self._gains[part], plan.samples, num_positions)
+        gains = self._results.gains[self._results.part(plan.step)]
+        return DeviceGains(gains, plan.samples, num_positions)
 
     def columns(self, plan: StepPlan, num_rows: int) -> Int32Array:
         """The rows of a plan as `draft_rows` reads them, [5, padded]."""
@@ -104,10 +106,10 @@ class DeviceRows:
             ),
             self._scratch,
             self._num_drafts,
-            are_there=self.are_guessed,
+            are_there=self._are_drafted,
         )
 
-    def store(self, token_ids: torch.Tensor, num_rows: int, results: torch.Tensor) -> None:
+    def store(self, token_ids: torch.Tensor, num_rows: int) -> None:
         """Launches what comes behind its draws."""
         store_drafted(
             self._buffers.steps[:, :num_rows],
@@ -116,7 +118,7 @@ class DeviceRows:
             self._buffers.draws,
             self._num_drafts,
             token_ids,
-            results,
-            self._gains,
+            self._results.tokens,
+            self._results.gains,
             self._buffers.first_results,
         )

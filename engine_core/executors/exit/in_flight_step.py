@@ -3,7 +3,6 @@ and launches."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,17 +15,13 @@ from ..entry.device_rows import DeviceGains
 from .device_sampler import Scores
 from .score_table import SampledScores
 
-SPIN_SECONDS = 0.0005
-"""Time for which the end of a draw is looked for before the thread sleeps until it."""
 
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class InFlightStep:
-    """A step that is launched."""
+    """A step that is launched. To call it, once the step is done, returns its result."""
 
-    step: int
     tokens: torch.Tensor
-    """[positions], pinned; there when `done`."""
+    """[positions], pinned."""
     num_sampled: int
     """S, of which it samples: rows, or with drafts positions, those of a row one after
     another."""
@@ -34,20 +29,14 @@ class InFlightStep:
     """Drafts of each row that is sampled; None: no row has any."""
     drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     """[S] see `drafts_in_place`."""
-    own: DeviceGains | None = None
+    gains: DeviceGains | None = None
     """Gains of rows where the device drafts."""
-    done: torch.cuda.Event
-    is_draw: bool = False
     scores: SampledScores | None = None
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)
     vectors: dict[int, torch.Tensor] = field(default_factory=dict)
     """By row, of prompts that are pooled."""
 
-    def result(self) -> StepResult:
-        """Waits for the step, and returns what it sampled."""
-        if self.is_draw:
-            _spin_until(self.done)
-        self.done.synchronize()
+    def __call__(self) -> StepResult:
         prompt_logprobs = {
             row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
             for row, (parts, num_top) in self.prompt_scores.items()
@@ -69,9 +58,9 @@ class InFlightStep:
         its drafts where the device drafted."""
         # A later step writes to the same memory.
         tokens: Int32Array = self.tokens.numpy()[: self.num_sampled].copy()
-        if self.own is not None:
-            token_ids, num_tokens, num_drafts = self.own.read(tokens)
-            return Gained(token_ids, num_tokens), self.own.num_positions, num_drafts
+        if self.gains is not None:
+            token_ids, num_tokens, num_drafts = self.gains.read(tokens)
+            return Gained(token_ids, num_tokens), self.gains.num_positions, num_drafts
         if self.num_drafts is not None:
             num_positions = self.num_drafts + 1
             return gained(tokens, self.drafts, num_positions), num_positions, None
@@ -87,15 +76,6 @@ class InFlightStep:
         is_wanted = self.scores.num_tops[positions] >= 0
         entries = (rows * found.token_ids.shape[1] + columns)[is_wanted]
         return dict(zip(entries.tolist(), self.scores.entries(positions[is_wanted]), strict=True))
-
-
-def _spin_until(done: torch.cuda.Event) -> None:
-    """Waits for a while without sleeping. Behind a step the next one is in flight; behind a draw
-    the device waits for masks that are made from its tokens, and being woken would take a good part
-    of the draw's own time."""
-    end = time.perf_counter() + SPIN_SECONDS
-    while not done.query() and time.perf_counter() < end:  # type: ignore[no-untyped-call]  # torch ships it so
-        pass
 
 
 def _entries(scores: Scores) -> list[TokenLogprobs]:

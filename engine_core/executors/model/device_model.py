@@ -3,7 +3,8 @@ step's layers; knows nothing about what is sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,20 +23,10 @@ from ..device.cuda_graphs import Graphs
 from ..device.step_shapes import StepShape, StepShapes
 from ..entry.step_buffers import StepBuffers
 from ..table.device_table import DeviceTable
+from .shown import NotShown, Shown
 
 _UNUSED: Int32Array = np.empty(0, np.int32)
 """Stands for arrays of a batch that only a CPU reads."""
-
-
-class Shown(Protocol):
-    """Reader of a model's hidden states."""
-
-    layers: tuple[int, ...]
-    """Layers whose inputs it is shown."""
-
-    def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
-        """Launches only. Normed hidden states, of all tokens or of the ends, and the layers' inputs
-        [T, H]."""
 
 
 class Forward(Protocol):
@@ -64,14 +55,17 @@ class DeviceModel:
         table: DeviceTable,
         buffers: StepBuffers,
         shapes: StepShapes,
+        graphs: Graphs,
         *,
         is_paired: bool = False,
+        on_launch: Callable[[], None] | None = None,
     ) -> None:
-        """`is_paired`: the token of a position is the one behind it."""
+        """`is_paired`: the token of a position is the one behind it. `on_launch` is called behind
+        each launch of layers, of a step or a trial."""
         self.decoder = decoder
         self.platform = platform
         self.kv_cache = kv_cache
-        self.graphs = Graphs()
+        self.graphs = graphs
         self.buffers = buffers
         self.shapes = shapes
         self._table = table
@@ -80,10 +74,9 @@ class DeviceModel:
         # of 16 their state does not fit in registers.
         self._can_fold = is_read_by_hopper(kv_cache[0, 0])
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
-        self.shown: Shown | None = None
+        self.shown: Shown = NotShown()
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
-        self.launched: Callable[[], None] = _nothing
-        """Is called behind each launch of layers, of a step or a trial."""
+        self._on_launch = on_launch or _nothing
 
     def hidden(self, shape: StepShape) -> torch.Tensor:
         """Launches the step of this shape that the buffers hold. Returns its hidden states,
@@ -93,7 +86,7 @@ class DeviceModel:
             hidden = self.graphs.replay(shape, launch, partial(self.try_out, shape))
         else:
             hidden = self.graphs.run(shape, launch) if self.shapes.recurs(shape) else launch()
-        self.launched()
+        self._on_launch()
         return hidden
 
     def prepare(self, shape: StepShape) -> torch.Tensor:
@@ -105,7 +98,14 @@ class DeviceModel:
     def try_out(self, shape: StepShape) -> None:
         """Layers are alike but for the last, so two of them launch all there is."""
         self.forward(shape, num_layers=2)
-        self.launched()
+        self._on_launch()
+
+    def rehearse(self, shape: StepShape) -> None:
+        """Launches each kernel of the shape, where nothing is really launched."""
+        self.forward(shape, num_layers=2)
+        if shape.num_ends and len(self.kv_cache) == 1:
+            # Only in a step that looks at all tokens does the one layer compute more than the ends.
+            self.forward(replace(shape, num_ends=0), num_layers=2)
 
     def forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
         """As `hidden`, without a graph."""
@@ -153,7 +153,7 @@ class DeviceModel:
             sampled=slots[:0],
         )
         given = batch, self.kv_cache, attention
-        if self.shown is None or num_layers is not None:
+        if num_layers is not None:
             return self.decoder.forward(*given, ends=ends, num_layers=num_layers)
         inputs = LayerInputs(self.shown.layers)
         hidden = self.decoder.forward(*given, ends=ends, inputs=inputs)

@@ -1,5 +1,5 @@
-"""Ends of a pipeline stage on a GPU, and the last stage's tokens on their way to the others:
-launches only."""
+"""Ends of a pipeline stage on a GPU, as layers: launches only. And the memory through which stages
+exchange."""
 
 from __future__ import annotations
 
@@ -8,27 +8,14 @@ from collections.abc import Callable
 import torch
 
 from headwater.kernels.peer.peer_memory import handle_of
-from headwater.kernels.stage.stage_memory import (
-    LAST_TOKENS,
-    StageMemory,
-    StageSizes,
-    allocate_piece,
-    beside,
-)
-from headwater.kernels.stage.stage_stream import (
-    MOST_NUMBERS,
-    receive_stream,
-    send_ends,
-    send_stream,
-    send_tokens,
-)
+from headwater.kernels.stage.stage_memory import StageMemory, StageSizes, allocate_piece, beside
+from headwater.kernels.stage.stage_stream import receive_stream, send_stream
 
 from ...config import EngineConfig
 from ...layers.embedding import Embedding
 from ...layers.group import Group
 from ...models.model import LastNorm
-from ..table.device_table import DeviceTable
-from .stage_relay import StageRelay
+from ..device.cuda_device import parts_of
 
 
 class GpuStageEnds:
@@ -75,56 +62,6 @@ class _SentStream:
         return stream
 
 
-class MessageNumbers:
-    """Numbers of messages, which one stage sends and the others receive in one order: from 1 on,
-    and again from 1 where the slots begin anew."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._number = 0
-        self._most = MOST_NUMBERS - MOST_NUMBERS % num_slots
-
-    def next(self) -> int:
-        self._number = self._number % self._most + 1
-        return self._number
-
-
-class TokenTeller:
-    """Tells the other stages what the last one has sampled."""
-
-    def __init__(self, memory: StageMemory, table: DeviceTable) -> None:
-        self._memory = memory
-        self._table = table
-        self._numbers = MessageNumbers(memory.sizes.num_messages)
-        self.relay: StageRelay | None = None
-        """Is told of each message where stages are on other hosts."""
-
-    def tell(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Tokens int32 [S] behind positions of table rows."""
-        number = self._numbers.next()
-        send_tokens(self._memory, number, rows, positions, token_ids)
-        if self.relay is not None:
-            self.relay.note_tokens(number, 1 + 3 * len(rows))
-
-    def tell_ends(self, rows: torch.Tensor) -> None:
-        """How far table rows int32 [R] came in a step after which the device alone knows it."""
-        number = self._numbers.next()
-        send_ends(self._memory, number, rows, self._table.known, self._table.token_ids)
-        if self.relay is not None:
-            self.relay.note_tokens(number, 1 + (2 + LAST_TOKENS) * len(rows))
-
-    def rehearse(self) -> None:
-        """Launches both ways to tell, of padding; for where nothing is really launched."""
-        padding = torch.full(
-            (min(4, self._memory.sizes.most_rows),),
-            -1,
-            dtype=torch.int32,
-            device=self._table.known.device,
-        )
-        self.tell(padding, padding, padding)
-        self.tell_ends(padding)
-        self._numbers = MessageNumbers(self._memory.sizes.num_messages)
-
-
 def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> StageSizes:
     """The sizes of a piece for steps of this config. The last stage sends a message only behind the
     step before it, which has left every other stage; those stages had received all but the messages
@@ -137,11 +74,6 @@ def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> Stag
         most_positions=config.max_positions,
         num_messages=2 * parts_of(config) + 2 + config.num_rows,
     )
-
-
-def parts_of(config: EngineConfig) -> int:
-    """Steps and draws that may be in flight; see `Executor`."""
-    return 2 * config.async_depth + 1
 
 
 def open_stage_memory(

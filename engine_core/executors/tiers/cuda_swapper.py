@@ -18,7 +18,7 @@ import torch
 from headwater.kernels.blocks.copy_blocks import as_planes, copy_blocks
 from headwater.kernels.launch.device import upload
 
-from ...executor import Int32Array, SwapPlan, UInt8Array
+from ...executor import Int32Array, StepPlan, SwapPlan, UInt8Array
 from .cuda_direct_copies import CudaDirectCopies
 from .locked_slots import LockedSlots, OwnSlots
 from .save_queue import Launched, SavePart, SaveQueue
@@ -38,6 +38,7 @@ class CudaSwapper:
         `ConfigError` where there is no such memory."""
         self._caches = [as_planes(each) for each in kv_caches]
         self._device = kv_caches[0].device
+        self._block_size = kv_caches[0].shape[4]
         num_words = sum(planes.shape[0] * planes.shape[2] for planes in self._caches)
         self._host = OwnSlots((num_slots, num_words)) if slots is None else slots
         self._out, self._in = _Staging(self._caches, self._host), _Staging(self._caches, self._host)
@@ -76,6 +77,10 @@ class CudaSwapper:
     @property
     def num_saved(self) -> int:
         return self._saves.num_saved
+
+    def precede(self, plan: StepPlan) -> None:
+        """See `Tiers`. The stream of steps is current here."""
+        self.protect(torch.cuda.current_stream(self._device), plan.written_blocks(self._block_size))
 
     def protect(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
         """Lets `stream` wait until copies have read these blocks: later launches on it may write to

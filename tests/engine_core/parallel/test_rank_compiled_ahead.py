@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.build import cuda as build_cuda
 from headwater.engine_core.executors.build import cuda_drafting
 from headwater.engine_core.executors.build.cuda import build_cuda_executor
@@ -18,6 +17,7 @@ from headwater.engine_core.executors.build.cuda_drafting import LoadedHeads
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank, LoadedRankDraft
 from headwater.engine_core.executors.build.gpu_memory import Memory
 from headwater.engine_core.executors.build.rank_drafts import draft_layout
+from headwater.engine_core.executors.entry.cuda_entry import SentStep
 from headwater.engine_core.executors.entry.device_rows import DeviceGains
 from headwater.engine_core.executors.ranks.rank_place import RankPlace
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
@@ -219,15 +219,15 @@ def run_rank(
     )
     ahead = set(launches.seen)
     num_guessed = 0
-    assert device._drafter is not None
-    follow = device._drafter.follow
+    drafted = device._drafter.draft
 
-    def counted(plan: StepPlan, *words: torch.Tensor) -> None:
+    def counted(sent: SentStep) -> None:
         nonlocal num_guessed
-        num_guessed += plan.num_drafts is not None and bool(plan.num_drafts.any())
-        follow(plan, *words)
+        num_drafts = sent.plan.num_drafts
+        num_guessed += num_drafts is not None and bool(num_drafts.any())
+        drafted(sent)
 
-    device._drafter.follow = counted  # type: ignore[method-assign]
+    device._drafter.draft = counted  # type: ignore[method-assign]
     serve_at_random(device, config)
     late = launches.seen - ahead
     assert not late, "\n".join(sorted(str(each)[:400] for each in late))

@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
-from headwater.engine_core.executors import cuda_stage
 from headwater.engine_core.executors.build.cuda import build_cuda_executor
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank
-from headwater.engine_core.executors.cuda import CudaExecutor
-from headwater.engine_core.executors.cuda_stage import CudaStageExecutor
+from headwater.engine_core.executors.device.cuda_device import parts_of
 from headwater.engine_core.executors.device.step_shapes import StepShape
+from headwater.engine_core.executors.exit import cuda_send
+from headwater.engine_core.executors.exit.token_messages import MessageNumbers
 from headwater.engine_core.executors.model.device_model import DeviceModel
-from headwater.engine_core.executors.ranks.gpu_stage import MessageNumbers, parts_of, sizes_of
+from headwater.engine_core.executors.ranks.gpu_stage import sizes_of
 from headwater.engine_core.executors.ranks.rank_place import RankPlace
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
+from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.staged import stage_weights
 from headwater.engine_core.models.decoder import Decoder
@@ -53,12 +54,12 @@ class Stages:
     computes_at_once = False
     prefill_seconds = 0.0
 
-    def __init__(self, stages: list[CudaExecutor | CudaStageExecutor], launches: Launches) -> None:
+    def __init__(self, stages: list[StepExecutor[Any, Any]], launches: Launches) -> None:
         self._stages = stages
         self._launches = launches
         self.launched: list[set[tuple[object, ...]]] = [set() for _ in stages]
 
-    def _each(self, do: Callable[[CudaExecutor | CudaStageExecutor], Any]) -> Any:
+    def _each(self, do: Callable[[StepExecutor[Any, Any]], Any]) -> Any:
         found = None
         for stage, launched in zip(self._stages, self.launched, strict=True):
             self._launches.seen = launched
@@ -104,7 +105,7 @@ class NotedRelay:
         self.tokens.append((number, num_words))
 
 
-def stage_of(index: int, relay: Any = None) -> CudaExecutor | CudaStageExecutor:
+def stage_of(index: int, relay: Any = None) -> StepExecutor[Any, Any]:
     layout = Decoder.layout(SERVED)
     last = len(STAGES) - 1
     memory = StageMemory(
@@ -175,17 +176,18 @@ def test_a_stage_prepares_a_shape_over_padding_whatever_step_its_buffers_hold(
 ) -> None:
     stage = stage_of(0)
     tried = list[torch.Tensor]()
-    stage._buffers._words.fill_(1)
+    layers = stage._layers
+    layers.buffers._words.fill_(1)
     try_out = DeviceModel.try_out
 
     def noted(model: DeviceModel, shape: StepShape) -> None:
-        if model is stage._model:
+        if model is layers:
             tried.append(model.buffers.words(shape).rows.clone())
         try_out(model, shape)
 
     monkeypatch.setattr(DeviceModel, "try_out", noted)
     while stage.prepare():
-        stage._buffers._words.fill_(1)
+        layers.buffers._words.fill_(1)
     assert len(tried) > 5
     assert all((rows == -1).all() for rows in tried)
 
@@ -196,13 +198,13 @@ def test_draws_without_a_step_between_them_receive_what_earlier_ones_drew(
 ) -> None:
     stage = stage_of(0)
     received = list[int]()
-    receive = cuda_stage.receive_tokens
+    receive = cuda_send.receive_tokens
 
     def noted(memory: StageMemory, number: int, *more: Any) -> None:
         received.append(number)
         receive(memory, number, *more)
 
-    monkeypatch.setattr(cuda_stage, "receive_tokens", noted)
+    monkeypatch.setattr(cuda_send, "receive_tokens", noted)
     row = np.zeros(1, np.int32)
     masks = np.zeros((1, LIMITS.num_rows, 1), np.int32)
     for number in range(1, 50):

@@ -1,0 +1,204 @@
+"""Parts of a step on a GPU, put together: over a whole model, or a pipeline stage of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from headwater.kernels.stage.stage_memory import StageMemory
+
+from ...config import EngineConfig
+from ...models.model import Model
+from ...platforms.cuda import CudaPlatform
+from ..device.cuda_device import CudaDevice
+from ..device.step_shapes import StepShape, StepShapes
+from ..drafter.cuda_drafter import CudaDrafter
+from ..drafter.cuda_drafters import Drafted, Make
+from ..drafter.none import NoDrafter
+from ..entry.cuda_entry import CudaEntry, SentStep
+from ..entry.device_rows import DeviceRows
+from ..entry.result_memory import ResultMemory
+from ..entry.step_buffers import StepBuffers
+from ..exit.cuda_prompt_scores import CudaPromptScores
+from ..exit.cuda_sample import CudaSample
+from ..exit.cuda_send import CudaSend
+from ..exit.device_sampler import DeviceSampler
+from ..exit.head_part import HeadPart
+from ..exit.held_states import HeldStates
+from ..exit.token_messages import NoTokenSender, TokenRelay, TokenSender
+from ..model.cuda_caches import CudaCaches
+from ..model.device_model import DeviceModel
+from ..model.shown import NotShown
+from ..step_executor import StepExecutor
+from ..step_parts import Exit
+from ..table.device_table import DeviceTable
+from ..tiers.cuda_swapper import CudaSwapper
+from ..tiers.none import NoTiers
+
+
+class StageRelay(TokenRelay, Protocol):
+    """Moves what a stage sends to stages on other hosts."""
+
+    def note_layers(self) -> None:
+        """Notes a launch of layers."""
+
+
+class NoRelay:
+    """See `StageRelay`: all stages are on this host."""
+
+    def note_layers(self) -> None:
+        pass
+
+    def note_tokens(self, number: int, num_words: int) -> None:
+        pass
+
+
+class CudaExit(Exit[SentStep], Protocol):
+    """See `Exit`."""
+
+    def rehearse(self) -> None:
+        """Launches all that it launches, where nothing is really launched."""
+
+    def rehearse_draws(self) -> None:
+        """Launches draws that no shape of steps captures."""
+
+    def prepare(self, shape: StepShape, hidden: torch.Tensor) -> None:
+        """Captures what follows steps of this shape, which decode."""
+
+
+class CudaParts:
+    """Parts of the steps of one executor."""
+
+    def __init__(
+        self,
+        decoder: Model,
+        platform: CudaPlatform,
+        config: EngineConfig,
+        kv_caches: Sequence[torch.Tensor],
+        *,
+        swapper: CudaSwapper | None = None,
+        make: Make | None = None,
+        looks_at_all: bool = False,
+        head_part: HeadPart | None = None,
+        stages: StageMemory | None = None,
+        relay: StageRelay | None = None,
+        samples: bool = True,
+    ) -> None:
+        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values
+        a block has, the served model's first. `make`: makes what drafts, which is shown the hidden
+        states of all tokens if it `looks_at_all`. `head_part`: see `DeviceSampler`. `stages` and
+        `relay`: those beside this one, of which the last `samples`."""
+        device = platform.device
+        relay = relay or NoRelay()
+        self.swapper = swapper
+        self.device = CudaDevice(device, config)
+        # The next stage goes on with all tokens.
+        self.shapes = StepShapes(config, platform, looks_at_all=looks_at_all or not samples)
+        self.caches = CudaCaches(kv_caches)
+        table = DeviceTable(config, device)
+        num_parts = self.device.num_parts
+        buffers = StepBuffers(config, self.shapes.max_tiles, device, num_parts)
+        results = ResultMemory(config, num_parts, device)
+        rows = DeviceRows(config, table, buffers, results, are_drafted=make is not None)
+        graphs = self.device.new_graphs()
+        self.layers = DeviceModel(
+            decoder,
+            platform,
+            config,
+            kv_caches[0],
+            table,
+            buffers,
+            self.shapes,
+            graphs,
+            on_launch=relay.note_layers,
+        )
+        self.drafter: CudaDrafter = NoDrafter(config.max_draft_tokens)
+        self.exit: CudaExit
+        if samples:
+            sampler = DeviceSampler(
+                decoder.lm_head,
+                config.num_rows,
+                config.max_positions,
+                decoder.dtype,
+                device,
+                num_parts,
+                head_part,
+            )
+            if make is not None:
+                self.drafter = make(Drafted(self.device, self.layers, sampler, table))
+                self.layers.shown = self.drafter.shown
+            model = decoder.config
+            self.exit = CudaSample(
+                decoder,
+                sampler,
+                CudaPromptScores(decoder, table, config.num_rows, head_part),
+                HeldStates(config, model.vocab_size, model.hidden_size, decoder.dtype, device),
+                table=table,
+                buffers=buffers,
+                shapes=self.shapes,
+                rows=rows,
+                results=results,
+                graphs=graphs,
+                tokens=NoTokenSender() if stages is None else TokenSender(stages, table, relay),
+            )
+        else:
+            assert stages is not None
+            self.exit = CudaSend(stages, table, self.shapes, num_parts)
+        self.entry = CudaEntry(
+            table,
+            buffers,
+            self.shapes,
+            rows,
+            results,
+            graphs,
+            sends_all_rows=not isinstance(self.drafter.shown, NotShown),
+        )
+        self.tiers = NoTiers() if swapper is None else swapper
+        self._can_draft = config.max_draft_tokens > 0
+
+    def executor(self) -> StepExecutor[SentStep, StepShape]:
+        """The executor of these parts."""
+        self.device.begin()
+        return StepExecutor(
+            device=self.device,
+            caches=self.caches,
+            entry=self.entry,
+            layers=self.layers,
+            exit=self.exit,
+            drafter=self.drafter,
+            tiers=self.tiers,
+            swapper=self.swapper,
+            preparations=self._preparations(),
+        )
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Launches all kernels of likely steps, where nothing is really launched: one layer of each
+        shape that has some of its own, and each way to draw."""
+        for shape in self.shapes.for_each_kernel():
+            self.layers.rehearse(shape)
+        if self._can_draft:
+            self.entry.rehearse()
+        self.exit.rehearse()
+        self.caches.rehearse()
+        self.drafter.rehearse()
+        self.tiers.rehearse()
+
+    def _preparations(self) -> Iterator[Callable[[], object]]:
+        """Captures of likely shapes; the first ones are those without which no engine serves."""
+        for i, shape in enumerate(self.shapes.likely()):
+            if i == self.shapes.num_first:
+                # All stages prepare equally many times.
+                yield self.exit.rehearse_draws
+            yield partial(self._prepare, shape)
+
+    def _prepare(self, shape: StepShape) -> None:
+        # Between requests, when the buffers hold a step of another shape.
+        self.entry.clear(shape)
+        hidden = self.layers.prepare(shape)
+        if shape.is_decode:
+            self.drafter.prepare(shape)
+            self.exit.prepare(shape, hidden)

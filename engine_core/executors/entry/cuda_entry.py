@@ -1,0 +1,95 @@
+"""The words of a step on a GPU: sent at once with what the step changes in the request table, and
+moved where the device alone knows how far rows came. Knows no other launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from headwater.kernels.launch.device import upload
+
+from ...executor import Int32Array, StepPlan
+from ..device.cuda_graphs import Graphs
+from ..device.step_shapes import StepShape, StepShapes
+from ..table.device_table import DeviceTable
+from ..table.drafted_rows import spread_drafts
+from .device_rows import DeviceRows, knows_alone
+from .result_memory import ResultMemory
+from .step_buffers import StepBuffers
+
+
+@dataclass(frozen=True, slots=True)
+class SentStep:
+    """A step whose words the buffers hold."""
+
+    plan: StepPlan
+    spread: StepPlan
+    """The plan with each drafted token as a row."""
+    shape: StepShape
+    num_draws: int
+    """Padded; 0: it draws nothing."""
+    num_rows: int
+    """Rows of `StepBuffers.steps`, padded; 0: the host knows where all rows are."""
+
+
+class CudaEntry:
+    """See `Entry`."""
+
+    def __init__(
+        self,
+        table: DeviceTable,
+        buffers: StepBuffers,
+        shapes: StepShapes,
+        rows: DeviceRows,
+        results: ResultMemory,
+        graphs: Graphs,
+        *,
+        sends_all_rows: bool,
+    ) -> None:
+        """`sends_all_rows`: what drafts reads of any step how far its rows came."""
+        self._table = table
+        self._buffers = buffers
+        self._shapes = shapes
+        self._rows = rows
+        self._results = results
+        self._graphs = graphs
+        self._sends_all_rows = sends_all_rows
+
+    def send(self, plan: StepPlan) -> SentStep:
+        spread = spread_drafts(plan)
+        rows: Int32Array | None = None
+        if self._sends_all_rows or knows_alone(plan):
+            rows = self._rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
+        changes = self._table.changes(plan)
+        shape, tiles = self._shapes.of(spread)
+        count = int(spread.samples.sum())
+        num_draws = self._shapes.num_rows(count) if count else 0
+        firsts = self._results.firsts(plan.step)
+        sent = self._buffers.send(spread, shape, tiles, num_draws, changes, firsts, rows)
+        if changes.size:
+            device = self._buffers.steps.device
+            self._table.apply(upload(changes, device) if sent is None else sent)
+        return SentStep(plan, spread, shape, num_draws, 0 if rows is None else rows.shape[1])
+
+    def take(self, sent: SentStep) -> StepShape:
+        if sent.num_rows:
+            self._graphs.run_once(
+                (sent.shape, "rows", sent.num_rows),
+                partial(self._rows.draft, sent.shape, sent.num_rows),
+            )
+        return sent.shape
+
+    def rehearse(self) -> None:
+        """Launches what `take` launches, of each shape."""
+        for shape in self._shapes.for_each_kernel():
+            self._rows.draft(shape, 1)
+
+    def clear(self, shape: StepShape) -> None:
+        """A step of this shape that is all padding."""
+        self._buffers.clear(shape, self._shapes.num_rows(shape.num_decodes or 1))
+
+    def rows(self, num_rows: int) -> torch.Tensor:
+        """The columns of rows that the buffers hold, int32 [5, num_rows]; see `draft_rows`."""
+        return self._buffers.steps[:, :num_rows]

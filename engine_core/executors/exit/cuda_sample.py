@@ -1,0 +1,224 @@
+"""Sampling on a GPU: from the hidden states of a step to tokens in the request table. Forward and
+sampling are launched apart, so that rows which need more than a plain draw gate the sampling
+alone."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from headwater.kernels.rows.step_rows import store_tokens
+
+from ...executor import DrawPlan, StepPlan
+from ...models.model import Model
+from ...sampling.pooling import Pools
+from ...sampling.verification import drafts_in_place
+from ..device.cuda_graphs import Graphs
+from ..device.step_shapes import StepShape, StepShapes
+from ..entry.cuda_entry import SentStep
+from ..entry.device_rows import DeviceRows
+from ..entry.result_memory import ResultMemory
+from ..entry.step_buffers import StepBuffers
+from ..table.device_table import DeviceTable
+from ..table.drafted_rows import spread_draw
+from .cuda_prompt_scores import CudaPromptScores
+from .device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places
+from .held_states import HeldStates
+from .in_flight_step import InFlightStep
+from .token_messages import NoTokenSender, TokenSender
+
+
+class CudaSample:
+    """See `Exit`."""
+
+    def __init__(
+        self,
+        decoder: Model,
+        sampler: DeviceSampler,
+        prompt_scores: CudaPromptScores,
+        held: HeldStates,
+        *,
+        table: DeviceTable,
+        buffers: StepBuffers,
+        shapes: StepShapes,
+        rows: DeviceRows,
+        results: ResultMemory,
+        graphs: Graphs,
+        tokens: TokenSender | NoTokenSender,
+    ) -> None:
+        """`table`, `buffers`, `shapes` and `rows` are those of the steps' entry. `tokens`: to other
+        stages."""
+        self._sampler = sampler
+        self._prompt_scores = prompt_scores
+        self._pools = Pools()
+        self._held = held
+        self._table = table
+        self._buffers = buffers
+        self._shapes = shapes
+        self._rows = rows
+        self._results = results
+        self._graphs = graphs
+        self._tokens = tokens
+        # Hidden states after which a step samples, where they are not all of them.
+        size = results.tokens.shape[1], decoder.config.hidden_size
+        self._chosen = torch.zeros(size, dtype=decoder.dtype, device=sampler.tokens.device)
+
+    def precede(self, plan: StepPlan) -> None:
+        """Does nothing: tokens are in the table, and what is admitted is noted when the device is
+        at work."""
+
+    def give(self, sent: SentStep, hidden: torch.Tensor) -> InFlightStep:
+        for admitted in sent.plan.admitted:
+            self._sampler.admit(admitted)
+            self._pools.admit(admitted)
+            self._prompt_scores.admit(admitted)
+        step = self._in_flight(sent)
+        plan = sent.spread
+        for row in plan.prompt_logprob_rows:
+            step.prompt_scores[row] = self._prompt_scores.score(plan, hidden, row)
+        if plan.pooled_rows:
+            step.vectors = self._pools.take(plan, hidden)
+        if plan.holds.any():
+            self._held.put(plan, sent.shape, hidden)
+        if step.num_sampled:
+            self._sample(sent, step, hidden)
+            self._send_tokens(sent)
+        return step
+
+    def draw(self, plan: DrawPlan) -> InFlightStep:
+        spread = spread_draw(plan)
+        step = InFlightStep(self._part(plan.step), len(spread.rows))
+        if plan.num_drafts is not None:
+            step.num_drafts = plan.num_drafts
+            step.drafts = self._held.drafts(spread)
+        num_draws = self._shapes.num_rows(len(spread.rows))
+        self._held.send(plan, spread, num_draws, self._results.firsts(plan.step)[0])
+        needs = self._sampler.needs(plan.rows)
+        self._graphs.run_once(
+            (num_draws, "masked", needs), partial(self._draw_masked, num_draws, needs)
+        )
+        rows, positions, _ = self._held.draws.draws(num_draws)
+        self._tokens.send(rows, positions, self._sampler.tokens[:num_draws])
+        if needs.scores:
+            step.scores = self._sampler.scores(plan.step, spread.rows)
+        return step
+
+    def rehearse(self) -> None:
+        """Launches each way to draw."""
+        for shape in self._shapes.for_each_kernel():
+            if shape.is_decode:
+                self._draw(self._chosen[: shape.num_tokens])
+                self._draw_special(shape.num_tokens, EVERYTHING, 0)
+                for needs in (PLAIN, EVERYTHING):
+                    self._draw_masked(shape.num_tokens, needs)
+        self._rows.store(self._sampler.tokens, 1)
+        self.rehearse_draws()
+        self._tokens.rehearse()
+
+    def rehearse_draws(self) -> None:
+        """Launches the draws of rows with filters, edits and scores, of a row of padding."""
+        self._sampler.rehearse(self._table.params, self._table.token_ids)
+
+    def prepare(self, shape: StepShape, hidden: torch.Tensor) -> None:
+        """Captures the draws of steps of this shape, which decode."""
+        num_draws = self._shapes.num_rows(shape.num_decodes)
+        self._graphs.run_once((shape, "draw"), partial(self._draw, hidden))
+        self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
+        self._held.draws.clear(num_draws)
+        self._graphs.run_once(
+            (num_draws, "masked", PLAIN), partial(self._draw_masked, num_draws, PLAIN)
+        )
+
+    def close(self) -> None:
+        self._held.draws.close()
+
+    def _in_flight(self, sent: SentStep) -> InFlightStep:
+        plan = sent.plan
+        step = InFlightStep(self._part(plan.step), int(sent.spread.samples.sum()))
+        self._held.note_drafts(plan)
+        if sent.num_rows:
+            step.gains = self._rows.gains(plan)
+        elif plan.num_drafts is not None and plan.draft_ids is not None:
+            step.num_drafts = plan.num_drafts[plan.samples]
+            sampled = np.repeat(plan.samples, plan.num_drafts)
+            step.drafts = drafts_in_place(step.num_drafts, plan.draft_ids[sampled])
+        return step
+
+    def _part(self, step: int) -> torch.Tensor:
+        return self._results.tokens[self._results.part(step)]
+
+    def _sample(self, sent: SentStep, step: InFlightStep, hidden: torch.Tensor) -> None:
+        plan = sent.spread
+        shape = sent.shape
+        num_draws = sent.num_draws
+        samples_all = shape.is_decode and step.num_sampled == len(plan.rows)
+        needs = self._sampler.needs(plan.rows[plan.samples])
+        if needs != PLAIN or not samples_all:
+            hidden = torch.index_select(
+                hidden, 0, self._buffers.draws[3, :num_draws], out=self._chosen[:num_draws]
+            )
+        if needs != PLAIN:
+            launch = partial(self._draw_special, num_draws, needs, sent.num_rows)
+            self._graphs.run_once((num_draws, needs, sent.num_rows), launch)
+            if needs.scores:
+                step.scores = self._sampler.scores(plan.step, plan.rows[plan.samples])
+        elif sent.num_rows:
+            key = shape if samples_all else num_draws, "rows drawn", sent.num_rows
+            self._graphs.run_once(key, partial(self._draw_rows, hidden, sent.num_rows))
+        elif samples_all:
+            self._graphs.run_once((shape, "draw"), partial(self._draw, hidden))
+        else:
+            self._graphs.run_once(num_draws, partial(self._draw, hidden))
+
+    def _send_tokens(self, sent: SentStep) -> None:
+        """Sends the other stages what was sampled last."""
+        if sent.num_rows:
+            self._tokens.send_ends(self._buffers.steps[0, : sent.num_rows])
+        else:
+            rows, positions = self._buffers.draws[:2, : sent.num_draws].unbind()
+            self._tokens.send(rows, positions, self._sampler.tokens[: sent.num_draws])
+
+    def _draw(self, hidden: torch.Tensor) -> None:
+        rows, positions, outputs, _ = self._buffers.draws[:, : len(hidden)].unbind()
+        tokens = self._sampler.draw(hidden, self._table.params, rows, outputs)
+        self._store(rows, positions, tokens, self._buffers.first_result)
+
+    def _draw_rows(self, hidden: torch.Tensor, num_rows: int) -> None:
+        """Draws what a step samples in which the device drafts, and counts what stands."""
+        rows, _, outputs, _ = self._buffers.draws[:, : len(hidden)].unbind()
+        tokens = self._sampler.draw(hidden, self._table.params, rows, outputs)
+        self._rows.store(tokens, num_rows)
+
+    def _draw_special(self, num_draws: int, needs: Needs, num_rows: int) -> None:
+        """Draws from the hidden states that are chosen, with what the rows need."""
+        places = Places(*self._buffers.draws[:3, :num_draws].unbind())
+        table = self._table
+        hidden = self._chosen[:num_draws]
+        tokens = self._sampler.draw_special(hidden, table.params, table.token_ids, places, needs)
+        if num_rows:
+            self._rows.store(tokens, num_rows)
+        else:
+            self._store(places.rows, places.positions, tokens, self._buffers.first_result)
+
+    def _draw_masked(self, num_draws: int, needs: Needs) -> None:
+        """Draws from the held states and under the masks that the buffers of draws hold."""
+        places = Places(*self._held.draws.draws(num_draws))
+        hidden, masks = self._held.take(num_draws)
+        table = self._table
+        tokens = self._sampler.draw_special(
+            hidden, table.params, table.token_ids, places, needs, masks
+        )
+        self._store(places.rows, places.positions, tokens, self._held.draws.first_result)
+
+    def _store(
+        self,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        tokens: torch.Tensor,
+        first_result: torch.Tensor,
+    ) -> None:
+        store_tokens(
+            rows, positions, tokens, self._table.token_ids, self._results.tokens, first_result
+        )

@@ -1,0 +1,122 @@
+"""Parts of a step on a device, with the verbs that `StepExecutor` calls in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+import torch
+
+from ..executor import DrawPlan, Executor, Int32Array, StepPlan, StepResult
+
+Sent = TypeVar("Sent")
+"""A step whose words are on the device."""
+Sent_contra = TypeVar("Sent_contra", contravariant=True)
+Taken = TypeVar("Taken")
+"""Words of a step as its layers read them."""
+Taken_co = TypeVar("Taken_co", covariant=True)
+Taken_contra = TypeVar("Taken_contra", contravariant=True)
+Read = Callable[[], StepResult]
+"""Reads the result of a step or a draw, once the device is done with it."""
+
+
+class Device(Protocol):
+    """Where steps are computed."""
+
+    @property
+    def computes_at_once(self) -> bool:
+        """See `Executor`."""
+
+    def launching(self) -> AbstractContextManager[object]:
+        """Scope of launches of steps."""
+
+    def end(self, step: int) -> None:
+        """Notes that all of a step or a draw is launched; within the scope of its launches."""
+
+    def is_done(self, step: int) -> bool:
+        """Whether a step that was ended is computed."""
+
+    def wait(self, step: int, *, spins: bool) -> None:
+        """Returns when the step is computed. `spins`: looks for its end for a while without
+        sleeping."""
+
+    def finish(self) -> None:
+        """Returns when nothing is launched any more."""
+
+    def warm_up(self, executor: Executor) -> float:
+        """See `Executor`."""
+
+
+class Caches(Protocol):
+    """The KV caches of the served model and of what drafts, in this order."""
+
+    @property
+    def kv_caches(self) -> Sequence[torch.Tensor]:
+        """[layers, 2, num_blocks, Hk, block_size, D] of each."""
+
+    def copy(self, pairs: Int32Array) -> None:
+        """Copies blocks: pairs [C, 2], from and to."""
+
+
+class Entry(Protocol[Sent, Taken_co]):
+    """The words of a step on their way to the device."""
+
+    def send(self, plan: StepPlan) -> Sent:
+        """Changes the request table as the plan says, and sends the step's words."""
+
+    def take(self, sent: Sent) -> Taken_co:
+        """Completes the words, once drafts are in the table, for the layers."""
+
+
+class Layers(Protocol[Taken_contra]):
+    """The layers of a model that are computed here."""
+
+    def hidden(self, taken: Taken_contra) -> torch.Tensor:
+        """Hidden states [T, H] of all tokens, or of those of each row that are wanted."""
+
+
+class Exit(Protocol[Sent_contra]):
+    """End of a step, behind its layers."""
+
+    def precede(self, plan: StepPlan) -> None:
+        """Puts into the request table what earlier steps sampled, as far as the plan reads it, and
+        forgets the rows that it releases."""
+
+    def give(self, sent: Sent_contra, hidden: torch.Tensor) -> Read:
+        """Launches what the plan asks of its hidden states: scores, vectors, rows to hold,
+        tokens."""
+
+    def draw(self, plan: DrawPlan) -> Read:
+        """Launches the draw of rows that are held."""
+
+    def close(self) -> None:
+        """Gives back what it holds; nothing is launched any more."""
+
+
+class Drafter(Protocol[Sent_contra]):
+    """Drafts tokens on the device. What it drafts changes no token of an answer."""
+
+    @property
+    def most(self) -> int:
+        """Drafts of one row and step, at most."""
+
+    def seat(self, row: int) -> None:
+        """A request takes the row of the request table."""
+
+    def draft(self, sent: Sent_contra) -> None:
+        """Writes the drafts that the plan leaves to the executor into the request table, behind
+        what is known."""
+
+    def see(self, sent: Sent_contra, hidden: torch.Tensor) -> None:
+        """Reads the hidden states of a step, of which all that is sampled is sampled."""
+
+
+class Tiers(Protocol):
+    """Copies of KV blocks to host memory and back, beside the steps."""
+
+    def precede(self, plan: StepPlan) -> None:
+        """Has the step wait for copies that read blocks which it writes."""
+
+    def close(self) -> None:
+        """Ends the copies."""
