@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
-from headwater.engine_core.executors import runner
-from headwater.engine_core.executors.build import cuda_parts
+from headwater.engine_core.executors.build import cuda_parts, eager
 from headwater.engine_core.executors.exit.device_sampler import DeviceSampler, Needs, Places
 from headwater.engine_core.executors.exit.head_part import HeadPart
 from headwater.engine_core.request import TokenLogprobs
@@ -55,7 +54,7 @@ class ForcedAnswers:
     def installed(self) -> Iterator[None]:
         """Scope in which executors are built that force these answers for as long as they live."""
         with (
-            mock.patch.object(runner, "Sampler", partial(ForcedSampler, self)),
+            mock.patch.object(eager, "Sampler", partial(ForcedSampler, self)),
             mock.patch.object(cuda_parts, "DeviceSampler", partial(ForcedDeviceSampler, self)),
         ):
             yield

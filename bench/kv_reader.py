@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 
 from headwater.engine_core.executor import Executor, StepPlan
-from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.executors.step_executor import StepExecutor
 
 Prompt = tuple[int, ...]
@@ -61,7 +60,5 @@ class KvReader:
 
 def _kv_cache(executor: Executor) -> torch.Tensor:
     """[layers, 2, num_blocks, Hk, block_size, D]"""
-    if isinstance(executor, StepExecutor):
-        return executor.kv_caches[0]
-    assert isinstance(executor, SingleExecutor)
-    return executor._runner._kv_cache
+    assert isinstance(executor, StepExecutor)
+    return executor.kv_caches[0]

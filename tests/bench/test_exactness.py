@@ -13,7 +13,7 @@ from headwater.bench.exactness_shapes import TINY
 from headwater.bench.exactness_trial import Trial
 from headwater.bench.stress import Stress
 from headwater.engine_core.executor import StepPlan, StepResult
-from headwater.engine_core.executors.single import SingleExecutor
+from headwater.engine_core.executors.step_executor import StepExecutor
 from tests.engine_core.small_models import SmallEngine
 
 COMMAND = [sys.executable, "-m", "headwater.bench.exactness", "--device=cpu", "--json"]
@@ -41,20 +41,20 @@ def test_an_engine_whose_bits_do_not_depend_on_company_shows_no_difference(
 def test_a_token_that_company_changes_is_found(
     engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    retire = SingleExecutor.retire
+    retire = StepExecutor.retire
     rows = dict[int, int]()
 
-    def submit(self: SingleExecutor, plan: StepPlan, submit=SingleExecutor.submit) -> int:  # type: ignore[no-untyped-def]
+    def submit(self: StepExecutor, plan: StepPlan, submit=StepExecutor.submit) -> int:  # type: ignore[no-untyped-def]
         handle: int = submit(self, plan)
         rows[handle] = len(plan.rows)
         return handle
 
-    def wrong_in_company(self: SingleExecutor, handle: int) -> StepResult:
+    def wrong_in_company(self: StepExecutor, handle: int) -> StepResult:
         result = retire(self, handle)
         return replace(result, token_ids=result.token_ids ^ 1) if rows[handle] > 4 else result
 
-    monkeypatch.setattr(SingleExecutor, "submit", submit)
-    monkeypatch.setattr(SingleExecutor, "retire", wrong_in_company)
+    monkeypatch.setattr(StepExecutor, "submit", submit)
+    monkeypatch.setattr(StepExecutor, "retire", wrong_in_company)
     (differences,) = trial(engine).rounds(6)
     assert any(each.company == "together" and each.what.startswith("token") for each in differences)
 
@@ -62,17 +62,17 @@ def test_a_token_that_company_changes_is_found(
 def test_keys_that_company_changes_are_found_where_no_token_does(
     engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit = SingleExecutor.submit
-    cache = engine.executor._runner._kv_cache
+    submit = StepExecutor.submit
+    cache = engine.executor.kv_caches[0]
 
-    def a_bit_more(self: SingleExecutor, plan: StepPlan) -> int:
+    def a_bit_more(self: StepExecutor, plan: StepPlan) -> int:
         handle = submit(self, plan)
         if len(plan.rows) > 1 and plan.block_ids.size:
             # Of the least that a number can grow by.
             cache[1, 0, int(plan.block_ids[0])] *= 1 + torch.finfo(cache.dtype).eps
         return handle
 
-    monkeypatch.setattr(SingleExecutor, "submit", a_bit_more)
+    monkeypatch.setattr(StepExecutor, "submit", a_bit_more)
     (differences,) = trial(engine).rounds(6)
     assert any("layer 1" in each.what for each in differences)
 

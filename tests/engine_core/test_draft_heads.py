@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from headwater.bench.forced_answers import ForcedAnswers
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
-from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.drafter.computed_positions import CATCH_UP
-from headwater.engine_core.executors.drafter.device_drafter import DeviceDrafter, Draw
-from headwater.engine_core.executors.runner import Runner
-from headwater.engine_core.executors.single import SingleExecutor
+from headwater.engine_core.executors.drafter.eager_drafter import EagerDrafter
+from headwater.engine_core.executors.entry.eager_entry import EagerStep
+from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.heads.checkpoint import HeadsFile
 from headwater.engine_core.heads.registry import load_heads, read_heads
 from headwater.engine_core.models import registry
@@ -90,36 +89,24 @@ def engines(
 
 
 class Recorder:
-    """Stands before the drafter of a runner and notes what it guesses behind which tokens."""
+    """Stands before the drafter of an executor and notes what it drafts behind which tokens."""
 
-    def __init__(self, runner: Runner) -> None:
-        assert runner._drafter is not None
-        self._drafter: DeviceDrafter = runner._drafter
-        self._tokens = runner.tables[0]
+    def __init__(self, executor: StepExecutor[Any, Any]) -> None:
+        self._drafter: EagerDrafter = executor._drafter
+        self._tokens = executor._entry._table.token_ids
         self.noted: list[tuple[list[int], list[int]]] = []
-        runner._drafter = self
+        executor._drafter = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
 
-    def follow(
-        self,
-        rows: Int32Array,
-        starts: Int32Array,
-        ends: Int32Array,
-        num_drafts: Int32Array,
-        draw: Draw,
-    ) -> None:
-        self._drafter.follow(rows, starts, ends, num_drafts, draw)
-        for row, end, count in zip(rows.tolist(), ends.tolist(), num_drafts.tolist(), strict=True):
+    def draft(self, sent: EagerStep) -> None:
+        self._drafter.draft(sent)
+        columns = sent.plan.rows.tolist(), sent.ends.tolist(), sent.num_drafted.tolist()
+        for row, end, count in zip(*columns, strict=True):
             tokens = self._tokens[row, : end + count].tolist()
             if count:
                 self.noted.append((tokens[:end], tokens[end:]))
-
-
-def runner_of(small: SmallEngine) -> Runner:
-    assert isinstance(small.executor, SingleExecutor)
-    return small.executor._runner
 
 
 def half_right(twin: HeadsTwin, prompt: Sequence[int], length: int) -> list[int]:
@@ -150,7 +137,7 @@ def test_guesses_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_
     heads = publish(tmp_path / "heads", config, tensors, pickled="of" in kind or "with" in kind)
     with forced.installed():
         small = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
-    recorder = Recorder(runner_of(small))
+    recorder = Recorder(small.executor)
     samplings = [greedy(length, seed=seed) for seed in (1, 2, 3)]
     told, load = answers_of_a_new_engine(
         small, prompts, samplings, WholeDrafts().beside(small.config), num_rounds=2
@@ -174,7 +161,7 @@ def test_pairs_that_were_not_read_while_nothing_was_drafted_are_caught_up(
     heads = publish(tmp_path / "heads", config, tensors)
     twin = HeadsTwin(model, config, tensors)
     small = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
-    recorder = Recorder(runner_of(small))
+    recorder = Recorder(small.executor)
     speculator = PausingSpeculator(num_steps).beside(small.config)
     answers_of_a_new_engine(small, PROMPTS[:3], [greedy(num_steps + 8)], speculator)
     small.close()

@@ -263,7 +263,7 @@ def test_norms_are_what_transformers_makes_of_them_in_bfloat16(tmp_path: Path) -
     model = random_checkpoint("gemma3", tmp_path / "hf").bfloat16()
     model.save_pretrained(tmp_path / "narrow")
     engine = SmallEngine(convert(tmp_path / "narrow", tmp_path / "ours", "bfloat16"))
-    ours = engine.executor._runner._decoder  # type: ignore[attr-defined]  # what an executor holds is its own
+    ours = engine.executor._entry._decoder  # type: ignore[attr-defined]  # what an executor holds is its own
     for i, layer in enumerate(model.model.layers):
         assert torch.equal(
             ours.layers[i].mlp_norm.weight, 1 + layer.post_feedforward_layernorm.weight.float()

@@ -48,7 +48,7 @@ KINDS = {
     "executors": (
         "engine_core/executors/step_executor.py",
         "engine_core/executors/build/request.py",
-        "engine_core/executors/runner.py",
+        "engine_core/executors/exit/eager_sample.py",
     ),
     "shapes": (
         "engine_core/executors/device/step_shapes.py",

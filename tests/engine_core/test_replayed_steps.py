@@ -162,7 +162,7 @@ def test_recorded_steps_are_bounded_and_the_last_used_ones_are_kept(
     expected = plain(monkeypatch, q4)
     monkeypatch.setattr(replayed_steps, "MAX_STEPS", 2)
     engine = SmallEngine(q4)
-    steps = engine.executor._runner._forward
+    steps = engine.executor._layers._forward
     assert isinstance(steps, ReplayedSteps)
     samplings = [
         SamplingParams(max_tokens=12 + 3 * i, **SAMPLINGS[KINDS[i]]) for i in range(len(PROMPTS))
@@ -177,7 +177,7 @@ def test_a_model_that_torch_computes_is_never_recorded(tmp_path: Path, runs: lis
     """Its products are the library's."""
     random_checkpoint("qwen3", tmp_path / "hf")
     engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"))
-    steps = engine.executor._runner._forward
+    steps = engine.executor._layers._forward
     engine.answer(PROMPTS, SamplingParams(temperature=0.0, max_tokens=8))
     assert not runs
     assert not steps.num_kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -25,14 +25,12 @@ from ...weights.byte_weights import Keeps, keeps_none
 from ...weights.layout import Layout
 from ...weights.model_file import DTYPES
 from ...weights.planes import in_planes as as_planes
-from ..model.block_bytes import KV_DTYPES, block_bytes_of
+from ..model.block_bytes import block_bytes_of
 from ..ranks.rank_place import RankPlace, block_part, map_slots
 from ..ranks.stage_link import StageEnds
-from ..runner import Runner
-from ..single import SingleExecutor
-from ..stage_runner import LastStageRunner, StageRunner
 from ..tiers.memory_swapper import MemorySwapper
-from .single import add_drafter, random_tensors, stored_tensors
+from .eager import Drafting, Loaded, Stage, eager_executor
+from .single import random_tensors, stored_tensors
 
 
 def _weight_of(tensor_name: str, layout: Layout) -> str:
@@ -126,43 +124,37 @@ def rank_executor(
     platform: Platform,
     weights: Weights,
     *,
-    draft: tuple[Platform, Weights] | None = None,
-    heads: tuple[Platform, Weights] | None = None,
+    draft: Loaded | None = None,
+    heads: Loaded | None = None,
 ) -> Executor:
     """As `single_executor`, over this rank's weights; `draft` and `heads` have its part of their
     vocabulary, see `rank_drafts`."""
-    model = rank_model(request, place, config.max_model_len, platform, weights)
-    runner = _runner(request, place, config, platform, model)
-    add_drafter(runner, request, config, model, draft=draft, heads=heads, shard=place.shard)
-    return SingleExecutor(
-        runner, _swapper(request, place, config, runner) if config.num_swap_slots else None
+    return eager_executor(
+        request,
+        config,
+        platform,
+        rank_model(request, place, config.max_model_len, platform, weights),
+        Drafting(draft=draft, heads=heads, shard=place.shard),
+        new_swapper=partial(_swapper, request, place, config),
+        sampler=_sampler(request, place, config, platform),
+        stage=Stage(links=place.links, is_last=place.stage.is_last),
     )
 
 
-def _runner(
-    request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, model: Model
-) -> Runner:
-    kv_dtype = KV_DTYPES[request.kv_format]
-    links = place.links
-    if not place.stage.is_last:
-        assert links.stream_out is not None
-        assert links.tokens_in is not None
-        return StageRunner(model, config, kv_dtype, platform, links.stream_out, links.tokens_in)
-    sampler = _sampler(request, place, config, platform)
-    if place.stage.is_first:
-        return Runner(model, config, kv_dtype, platform, sampler)
-    return LastStageRunner(model, config, kv_dtype, platform, links.tokens_out, sampler)
-
-
 def _swapper(
-    request: BuildRequest, place: RankPlace, config: EngineConfig, runner: Runner
-) -> MemorySwapper:
+    request: BuildRequest,
+    place: RankPlace,
+    config: EngineConfig,
+    kv_caches: Sequence[torch.Tensor],
+) -> MemorySwapper | None:
     """All ranks have all planes of what drafts; the first rank saves them."""
+    if not config.num_swap_slots:
+        return None
     slots = map_slots(place.slots, config, block_bytes_of(request))
     part = block_part(request, place)
     whole = place.shard.index == 0
     meet = partial(place.group.join, torch.zeros(1, 1))
-    return MemorySwapper.of_part(runner.kv_caches, slots, part, saves_whole_planes=whole, meet=meet)
+    return MemorySwapper.of_part(kv_caches, slots, part, saves_whole_planes=whole, meet=meet)
 
 
 def _sampler(

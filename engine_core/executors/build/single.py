@@ -3,23 +3,19 @@ that computes each plan where it is submitted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from ...config import EngineConfig
-from ...executor import Executor
-from ...heads.heads_config import HeadsConfig
-from ...heads.medusa import Medusa
-from ...heads.registry import chain_heads, load_heads
-from ...heads.served import Served
-from ...layers.group import Alone
-from ...layers.leaves import WithLeaves, cut_leaves, of_leaves
+from ...executor import Executor, Swapper
+from ...heads.registry import load_heads
+from ...layers.leaves import WithLeaves, cut_leaves
 from ...layers.linear import kinds
 from ...layers.linear.kinds import Weights
 from ...layers.platform import Platform
-from ...models.model import Model, model_class
+from ...models.model import model_class
 from ...options import BuildRequest, Progress, engine_config
 from ...weights import model_file
 from ...weights.byte_weights import Keeps, keeps_none
@@ -29,16 +25,11 @@ from ...weights.model_file import DTYPES, Tensors
 from ...weights.planes import put_all_in_planes
 from ...weights.shards import WHOLE, Shard
 from ..device.replayed_steps import ReplayedSteps
-from ..drafter.chained_heads import ChainedHeads
-from ..drafter.device_drafter import DeviceDrafter
-from ..drafter.draft_model import DraftModel
-from ..drafter.parallel_heads import ParallelHeads
-from ..model.block_bytes import KV_DTYPES, block_bytes_of, cache_bytes_of
-from ..model.new_cache import NewCache, cache_in, private_cache
+from ..model.block_bytes import block_bytes_of, cache_bytes_of
+from ..model.new_cache import cache_in, private_cache
 from ..model.shared_kv import SharedMemory
-from ..runner import Runner
-from ..single import SingleExecutor
 from ..tiers.memory_swapper import MemorySwapper
+from .eager import Drafting, Loaded, eager_executor, whole_model
 
 
 def load_weights(
@@ -144,80 +135,28 @@ def single_executor(
     platform: Platform,
     weights: Weights,
     *,
-    draft: tuple[Platform, Weights] | None = None,
-    heads: tuple[Platform, Weights] | None = None,
+    draft: Loaded | None = None,
+    heads: Loaded | None = None,
     replays: bool = False,
 ) -> Executor:
     """Model, KV cache and sampling over the platform's operations; for platforms without launches
     to wait for. `draft` and `heads`: platform and weights of those of the request. `replays`: small
     steps of the served model are recorded; the platform's kernels are the CPU's."""
-    served = _model(request, config, platform, weights)
+    served = whole_model(request, config, (platform, weights))
     max_blocks = -(-config.max_model_len // config.block_size)
-    forward = ReplayedSteps(served, platform, max_blocks) if replays else None
     memory = SharedMemory() if config.shares_kv_cache and platform.device.type == "cpu" else None
-    new_cache = private_cache if memory is None else cache_in(memory)
-    runner = Runner(
-        served, config, KV_DTYPES[request.kv_format], platform, new_cache=new_cache, forward=forward
+
+    def new_swapper(kv_caches: Sequence[torch.Tensor]) -> Swapper | None:
+        num_slots = config.num_swap_slots
+        return MemorySwapper.of(kv_caches, num_slots, memory) if num_slots else None
+
+    return eager_executor(
+        request,
+        config,
+        platform,
+        served,
+        Drafting(draft=draft, heads=heads),
+        new_swapper=new_swapper,
+        new_cache=private_cache if memory is None else cache_in(memory),
+        forward=ReplayedSteps(served, platform, max_blocks) if replays else None,
     )
-    add_drafter(runner, request, config, served, draft=draft, heads=heads, new_cache=new_cache)
-    swapper = (
-        MemorySwapper.of(runner.kv_caches, config.num_swap_slots, memory)
-        if config.num_swap_slots
-        else None
-    )
-    return SingleExecutor(runner, swapper)
-
-
-def add_drafter(
-    runner: Runner,
-    request: BuildRequest,
-    config: EngineConfig,
-    served: Served,
-    *,
-    draft: tuple[Platform, Weights] | None,
-    heads: tuple[Platform, Weights] | None,
-    new_cache: NewCache = private_cache,
-    shard: Shard = WHOLE,
-) -> None:
-    """Has the request's draft model or heads guess for the runner, whose model is `served`, if
-    there are any."""
-    if request.draft is not None:
-        assert draft is not None
-        kv_dtype = KV_DTYPES[request.draft.kv_format]
-        model = _model(request.draft, config, *draft)
-        runner.draft_by(
-            DraftModel(model, config, kv_dtype, draft[0].device, *runner.tables, new_cache)
-        )
-    if request.heads is not None:
-        assert heads is not None
-        runner.draft_by(
-            _head_drafter(request.heads, config, served, *heads, runner.tables, new_cache, shard)
-        )
-
-
-def _head_drafter(
-    heads: HeadsConfig,
-    config: EngineConfig,
-    served: Served,
-    platform: Platform,
-    weights: Weights,
-    tables: tuple[torch.Tensor, torch.Tensor],
-    new_cache: NewCache,
-    shard: Shard,
-) -> DeviceDrafter:
-    dtype = served.embedding.dtype
-    if heads.layer is None:
-        medusa = Medusa(heads, weights, platform, served, config.max_model_len)
-        return ParallelHeads(medusa, config, dtype, tables[0])
-    chained = chain_heads(heads, weights, platform, served, config.max_model_len, shard)
-    return ChainedHeads(chained, config, dtype, platform.device, *tables, new_cache)
-
-
-def _model(
-    request: BuildRequest, config: EngineConfig, platform: Platform, weights: Weights
-) -> Model:
-    if request.is_tree:
-        weights = of_leaves(
-            weights, model_class(request.model).layout(request.model), platform, Alone()
-        )
-    return model_class(request.model)(request.model, weights, platform, config.max_model_len)

@@ -4,12 +4,13 @@ nothing of them is left."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
 
 from ...config import EngineConfig
-from ...executor import AdmittedRow, DrawPlan, StepPlan
+from ...executor import AdmittedRow, DrawPlan, Executor, StepPlan
 from ...sampling_params import SamplingParams
 
 PROMPT_LEN = 24
@@ -51,6 +52,24 @@ def warmup_plans(config: EngineConfig, vocab_size: int) -> Iterator[StepPlan | D
             masks=masks,
         )
     yield _step(alone, 0, 1, released=rows.tolist())
+
+
+def seconds_of_a_step(executor: Executor, config: EngineConfig, vocab_size: int) -> float:
+    """Computes the plans for what they touch. Returns the seconds of a step of the whole budget at
+    their pace."""
+    first, *plans = warmup_plans(config, vocab_size)
+    assert isinstance(first, StepPlan)
+    executor.retire(executor.submit(first))
+    # The first touches what the others find.
+    start = time.perf_counter()
+    num_tokens = 0
+    for plan in plans:
+        if isinstance(plan, StepPlan):
+            executor.retire(executor.submit(plan))
+            num_tokens += plan.num_tokens
+        else:
+            executor.retire(executor.draw(plan))
+    return (time.perf_counter() - start) / num_tokens * config.max_num_batched_tokens
 
 
 def _admitted(row: int, sampling: SamplingParams, prompt_len: int, vocab_size: int) -> AdmittedRow:

@@ -17,15 +17,17 @@ from ...config import EngineConfig
 from ...executor import Int32Array
 from ...heads.registry import ChainHeads
 from ...ragged import places
+from ..entry.eager_entry import EagerStep
 from ..model.new_cache import NewCache, private_cache
 from ..table.batch import ragged_batch
+from ..table.eager_table import EagerTable
 from .computed_positions import CATCH_UP, UNKNOWN
-from .device_drafter import Computed, Draw
+from .eager_drafter import Drafts, picked
 from .recent_states import RecentStates
 
 
 class ChainedHeads:
-    """See `DeviceDrafter`."""
+    """See `EagerDrafter`."""
 
     def __init__(
         self,
@@ -33,8 +35,8 @@ class ChainedHeads:
         config: EngineConfig,
         dtype: torch.dtype,
         device: torch.device,
-        token_table: torch.Tensor,
-        block_table: torch.Tensor,
+        table: EagerTable,
+        drafts: Drafts,
         new_cache: NewCache = private_cache,
     ) -> None:
         layer = heads.config
@@ -45,8 +47,8 @@ class ChainedHeads:
         self._heads = heads
         self._block_size = config.block_size
         self._device = device
-        self._token_table = token_table
-        self._block_table = block_table
+        self._table = table
+        self._drafts = drafts
         shape = (1, 2, config.num_blocks, layer.num_kv_heads, config.block_size, layer.head_dim)
         self._kv_cache = new_cache(shape, dtype, device)
         self.kv_caches = (self._kv_cache,)
@@ -60,14 +62,11 @@ class ChainedHeads:
     def seat(self, row: int) -> None:
         self._num_kept[row] = UNKNOWN
 
-    def follow(
-        self,
-        rows: Int32Array,
-        starts: Int32Array,
-        ends: Int32Array,
-        num_drafts: Int32Array,
-        draw: Draw,
-    ) -> None:
+    def draft(self, sent: EagerStep) -> None:
+        rows = sent.plan.rows
+        starts = sent.plan.starts
+        ends = sent.ends
+        num_drafts = sent.num_drafted
         kept = self._kept(rows, starts)
         is_drafted = num_drafts > 0
         # Where no state of a row was seen, its guesses begin from what another request left.
@@ -85,12 +84,9 @@ class ChainedHeads:
         at = ends[is_drafted]
         num_left = num_drafts[is_drafted]
         while rows.size:
-            tokens = draw(self._heads.logits(hidden), rows, at)
-            self._token_table[torch.from_numpy(rows).long(), torch.from_numpy(at).long()] = (
-                torch.from_numpy(tokens)
-            )
+            self._drafts.put(self._heads.logits(hidden), rows, at)
             goes_on = num_left > 1
-            hidden = hidden[torch.from_numpy(goes_on).to(self._device)]
+            hidden = picked(hidden, goes_on)
             rows = rows[goes_on]
             at = at[goes_on] + 1
             num_left = num_left[goes_on] - 1
@@ -99,15 +95,16 @@ class ChainedHeads:
                 ones = np.ones_like(rows)
                 hidden = self._read(rows, at - 2, ones, hidden, ones)
 
-    def see(self, computed: Computed) -> None:
+    def see(self, sent: EagerStep, hidden: torch.Tensor) -> None:
         """Reads the pairs of prompt chunks at once, so that they are cached with the blocks; a
         chunk's last pair, and those of decode rows, wait until the token behind them is known."""
-        rows = computed.rows
-        starts = computed.starts
-        counts = computed.counts
-        features = self._heads.features(computed.final, computed.inputs)
+        rows = sent.plan.rows
+        starts = sent.plan.starts
+        counts = sent.plan.counts
+        inputs = {} if sent.inputs is None else sent.inputs.states
+        features = self._heads.features(hidden, inputs)
         kept = self._kept(rows, starts)
-        num_certain = counts - computed.num_drafts
+        num_certain = counts - sent.num_drafts
         self._num_kept[rows] = kept
         is_read = num_certain > 1
         if is_read.any():
@@ -148,10 +145,12 @@ class ChainedHeads:
         num_wanted: Int32Array,
     ) -> torch.Tensor:
         """Hidden states behind the last num_wanted[i] pairs of each row, [sum of num_wanted, H]."""
-        tables = self._token_table, self._block_table
+        tables = self._table.token_ids, self._table.block_ids
         batch = ragged_batch(rows, starts, counts, num_wanted, *tables, self._block_size)
         table_rows = torch.from_numpy(np.repeat(rows, counts)).long()
-        batch = replace(batch, token_ids=self._token_table[table_rows, batch.positions + 1].long())
+        batch = replace(
+            batch, token_ids=self._table.token_ids[table_rows, batch.positions + 1].long()
+        )
         batch = batch.to(self._device)
         ends = self._heads.ends(batch, num_wanted)
         return self._heads.forward(batch, features, self._kv_cache, ends=ends)

@@ -13,14 +13,16 @@ import torch
 from ...config import EngineConfig
 from ...executor import Int32Array
 from ...models.model import Model
+from ..entry.eager_entry import EagerStep
 from ..model.new_cache import NewCache, private_cache
 from ..table.batch import ragged_batch
+from ..table.eager_table import EagerTable
 from .computed_positions import ComputedPositions
-from .device_drafter import Computed, Draw
+from .eager_drafter import Drafts
 
 
 class DraftModel:
-    """See `DeviceDrafter`."""
+    """See `EagerDrafter`."""
 
     layers: tuple[int, ...] = ()
     looks_at_all = False
@@ -31,8 +33,8 @@ class DraftModel:
         config: EngineConfig,
         kv_dtype: torch.dtype,
         device: torch.device,
-        token_table: torch.Tensor,
-        block_table: torch.Tensor,
+        table: EagerTable,
+        drafts: Drafts,
         new_cache: NewCache = private_cache,
     ) -> None:
         model = decoder.config
@@ -40,8 +42,8 @@ class DraftModel:
         self._decoder = decoder
         self._block_size = config.block_size
         self._device = device
-        self._token_table = token_table
-        self._block_table = block_table
+        self._table = table
+        self._drafts = drafts
         shape = (
             model.num_layers,
             2,
@@ -57,14 +59,11 @@ class DraftModel:
     def seat(self, row: int) -> None:
         self._kept.seat(row)
 
-    def follow(
-        self,
-        rows: Int32Array,
-        starts: Int32Array,
-        ends: Int32Array,
-        num_drafts: Int32Array,
-        draw: Draw,
-    ) -> None:
+    def draft(self, sent: EagerStep) -> None:
+        rows = sent.plan.rows
+        starts = sent.plan.starts
+        ends = sent.ends
+        num_drafts = sent.num_drafted
         caught = self._kept.take(rows, starts, ends, num_drafts)
         if caught is None:
             return
@@ -78,10 +77,7 @@ class DraftModel:
         at = ends[drafted]
         num_left = num_drafts[drafted]
         while rows.size:
-            tokens = draw(logits, rows, at)
-            self._token_table[torch.from_numpy(rows).long(), torch.from_numpy(at).long()] = (
-                torch.from_numpy(tokens)
-            )
+            self._drafts.put(logits, rows, at)
             goes_on = num_left > 1
             rows = rows[goes_on]
             at = at[goes_on]
@@ -91,7 +87,7 @@ class DraftModel:
                 logits = self._logits(rows, at, ones, ones)
                 at = at + 1
 
-    def see(self, computed: Computed) -> None:
+    def see(self, sent: EagerStep, hidden: torch.Tensor) -> None:
         """Does nothing: the model computes the tokens itself."""
 
     def _logits(
@@ -99,7 +95,7 @@ class DraftModel:
     ) -> torch.Tensor:
         """Returns the logits of the last num_wanted[i] positions of each row, [sum of num_wanted,
         V]."""
-        tables = self._token_table, self._block_table
+        tables = self._table.token_ids, self._table.block_ids
         batch = ragged_batch(rows, starts, counts, num_wanted, *tables, self._block_size).to(
             self._device
         )

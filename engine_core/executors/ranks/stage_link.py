@@ -7,20 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 
-from ...executor import Int32Array
 from ...layers.embedding import Embedding
 from ...models.model import LastNorm
 from ...system.ring import RingReader, RingWriter
-
-
-class Writer(Protocol):
-    """Sends messages to another rank, in their order."""
-
-    def write(self, message: bytes) -> None:
-        """Raises `PeerGone`."""
 
 
 class Receiver:
@@ -117,23 +108,3 @@ class StageLinks:
         for writer in self.tokens_out:
             writer.write(given)
         return [given[at : at + len(own)] for at in range(0, len(given), len(own))]
-
-
-def send_stream(writer: Writer, stream: torch.Tensor) -> None:
-    """Sends the residual stream [T, H]. A ring waits while the other stage has no room. Raises
-    `PeerGone`."""
-    writer.write(stream.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-
-
-def send_tokens(writers: Sequence[Writer], token_ids: Int32Array, num_tokens: Int32Array) -> None:
-    """token_ids [S, n] of which the first num_tokens[j] of row j count."""
-    message = np.concatenate([num_tokens, token_ids.ravel()]).astype(np.int32).tobytes()
-    for writer in writers:
-        writer.write(np.int32(len(num_tokens)).tobytes() + message)
-
-
-def received_tokens(message: bytes) -> tuple[Int32Array, Int32Array]:
-    """token_ids and num_tokens, as they were sent."""
-    values = np.frombuffer(message, np.int32)
-    count = int(values[0])
-    return values[1 + count :].reshape(count, -1), values[1 : 1 + count]

@@ -17,7 +17,8 @@ from headwater.kernels.stage.stage_memory import NUM_LANES, NUM_SLOTS
 from ...executor import Int32Array
 from ...system.ring import PeerGone
 from ...system.worker_thread import start_worker
-from .stage_link import Receiver, StageLinks, Writer
+from ..exit.stage_messages import Writer
+from .stage_link import Receiver, StageLinks
 from .stage_pieces import Piece, lanes_of
 
 LEAST_PAUSE = 2e-5

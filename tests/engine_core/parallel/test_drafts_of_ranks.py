@@ -20,7 +20,7 @@ from headwater.engine_core.devices import cpu, cuda
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.ranks.multi import PATIENCE, MultiExecutor
-from headwater.engine_core.executors.runner import Runner
+from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.rank_facts import RankLost
 from headwater.engine_core.platforms.cpu_sampling import CpuSampling
@@ -199,14 +199,15 @@ def test_ranks_guess_what_the_published_definition_guesses(
         assert guesses == twin.guesses(known, len(guesses))
 
 
-def spoil(runner: Runner) -> None:
-    """Has a rank draw its guesses from other logits than it has computed."""
-    draw = runner._draw_guesses
+def spoil(rank: StepExecutor[Any, Any]) -> None:
+    """Has a rank draw its drafts from other logits than it has computed."""
+    drafts = rank._drafter._drafts
+    draw = drafts.draw
 
     def spoilt(logits: torch.Tensor, rows: Int32Array, at: Int32Array) -> Int32Array:
         return draw(logits + torch.randn_like(logits), rows, at)
 
-    runner._draw_guesses = spoilt  # type: ignore[method-assign]
+    drafts.draw = spoilt
 
 
 @pytest.mark.parametrize("what", long_but(("a draft model", *CONFIGS), "medusa"))

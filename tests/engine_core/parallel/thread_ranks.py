@@ -16,8 +16,7 @@ from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.ranks.rank_place import RankPlace, stages_of
 from headwater.engine_core.executors.ranks.stage_link import Receiver, StageLinks
-from headwater.engine_core.executors.runner import Runner
-from headwater.engine_core.executors.single import SingleExecutor
+from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
 from headwater.engine_core.parallel.stage_rings import StageRings, create_stage_rings
@@ -66,19 +65,16 @@ class ThreadExecutor:
         )
         os.close(slots)
         [self.config] = {config for _, config in built}
-        self.ranks: list[Runner] = []
-        for rank, _ in built:
-            assert isinstance(rank, SingleExecutor)
-            self.ranks.append(rank._runner)
+        self.ranks: list[StepExecutor[Any, Any]] = [rank for rank, _ in built]
         self.can_draft = all(rank.can_draft for rank in self.ranks)
         self._done: list[StepResult] = []
 
     def submit(self, plan: StepPlan) -> int:
-        self._note(self._each(lambda rank: self.ranks[rank].run(plan)))
+        self._note(self._each(lambda rank: _computed(self.ranks[rank], plan)))
         return plan.step
 
     def draw(self, plan: DrawPlan) -> int:
-        self._note(self._each(lambda rank: self.ranks[rank].draw(plan)))
+        self._note(self._each(lambda rank: _computed(self.ranks[rank], plan)))
         return plan.step
 
     def retire(self, handle: int) -> StepResult:
@@ -88,7 +84,7 @@ class ThreadExecutor:
         return True
 
     def warm_up(self) -> float:
-        return max(self._each(lambda rank: self.ranks[rank].rehearse()))
+        return max(self._each(lambda rank: self.ranks[rank].warm_up()))
 
     def prepare(self) -> bool:
         return False
@@ -107,10 +103,20 @@ class ThreadExecutor:
             first = rank // self._size * self._size
             assert other.token_ids.tolist() == results[first].token_ids.tolist(), rank
             assert other.num_tokens.tolist() == results[first].num_tokens.tolist(), rank
-            assert torch.equal(self.ranks[rank].tables[0], self.ranks[first].tables[0]), (
+            assert torch.equal(_tokens(self.ranks[rank]), _tokens(self.ranks[first])), (
                 "guesses differ"
             )
         self._done.append(results[self._speaker])
+
+
+def _computed(rank: StepExecutor[Any, Any], plan: StepPlan | DrawPlan) -> StepResult:
+    return rank.retire(rank.submit(plan) if isinstance(plan, StepPlan) else rank.draw(plan))
+
+
+def _tokens(rank: StepExecutor[Any, Any]) -> torch.Tensor:
+    """The token table of a rank."""
+    token_ids: torch.Tensor = rank._entry._table.token_ids
+    return token_ids
 
 
 def links_of(rings: StageRings) -> StageLinks:

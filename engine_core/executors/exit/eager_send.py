@@ -1,0 +1,88 @@
+"""The end of a pipeline stage that is not the last, where plans are computed at once. Its residual
+stream goes to the next stage; what is sampled after it comes from the last one. A row is computed
+again when its token is there; other rows need not wait for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...executor import NO_RESULT, BoolArray, DrawPlan, Int32Array, StepPlan, StepResult
+from ...ragged import places
+from ..entry.eager_entry import EagerStep
+from ..table.eager_table import EagerTable
+from .stage_messages import Messages, Writer, received_tokens, send_stream
+
+
+@dataclass(slots=True)
+class AwaitedTokens:
+    """A message of the last stage: tokens that it samples for a plan."""
+
+    rows: Int32Array
+    """[S] of the table."""
+    first: Int32Array
+    """[S] position of each row's first token."""
+    is_wanted: BoolArray
+    """[S] false of rows that have left since."""
+
+
+class EagerSend:
+    """See `Exit`."""
+
+    def __init__(self, table: EagerTable, writer: Writer, tokens: Messages) -> None:
+        self._table = table
+        self._writer = writer
+        self._tokens = tokens
+        self._awaited: deque[AwaitedTokens] = deque()
+
+    def precede(self, plan: StepPlan) -> None:
+        """Waits for the tokens that the plan reads, and takes what has come of others."""
+        num_needed = self._num_needed(plan)
+        while self._awaited and (num_needed > 0 or self._tokens.has_message()):
+            self._take(self._awaited.popleft())
+            num_needed -= 1
+
+    def give(self, sent: EagerStep, hidden: torch.Tensor) -> Callable[[], StepResult]:
+        plan = sent.plan
+        send_stream(self._writer, hidden)
+        if plan.samples.any():
+            num_positions = sent.num_sampled[plan.samples]
+            first = (plan.starts + plan.counts)[plan.samples] - num_positions + 1
+            self._await(plan.rows[plan.samples], first)
+        return _nothing
+
+    def draw(self, plan: DrawPlan) -> Callable[[], StepResult]:
+        self._await(plan.rows, plan.positions)
+        return _nothing
+
+    def close(self) -> None:
+        self._awaited.clear()
+
+    def _await(self, rows: Int32Array, first: Int32Array) -> None:
+        self._awaited.append(AwaitedTokens(rows, first, np.ones(len(rows), np.bool_)))
+
+    def _num_needed(self, plan: StepPlan) -> int:
+        """Messages of rows that the plan computes, and all before these. Notes rows that leave."""
+        left = np.array([*plan.released, *(admitted.row for admitted in plan.admitted)], np.int32)
+        num_needed = 0
+        for i, awaited in enumerate(self._awaited):
+            awaited.is_wanted &= ~np.isin(awaited.rows, left)
+            if np.isin(awaited.rows[awaited.is_wanted], plan.rows).any():
+                num_needed = i + 1
+        return num_needed
+
+    def _take(self, awaited: AwaitedTokens) -> None:
+        token_ids, num_tokens = received_tokens(self._tokens.receive())
+        counts = num_tokens * awaited.is_wanted
+        rows = np.repeat(np.arange(len(counts)), counts)
+        columns = places(counts)
+        table = self._table.token_ids.numpy()
+        table[awaited.rows[rows], awaited.first[rows] + columns] = token_ids[rows, columns]
+
+
+def _nothing() -> StepResult:
+    return NO_RESULT
