@@ -23,7 +23,7 @@ from ..drafting.realized_gain import PlainSteps, RealizedGain
 from ..drafting.step_costs import StepCosts
 from ..executor import BoolArray, Int32Array
 from .guesses import ANY
-from .masks import Rows
+from .masks import RowIndices
 from .request_state import RequestState
 from .request_table import RequestTable
 from .side_guesses import SideGuesses
@@ -138,15 +138,17 @@ class AdaptiveSpeculator:
         self._guesses.vacate(row, token_ids)
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         self._by_executor.note(rows, most, num_drafts, num_accepted)
         self._guesses.note_drafted(rows, num_drafts, num_accepted)
 
-    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+    def foresee(
+        self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
+    ) -> None:
         """Drafts nothing of that: `GrammarDrafts` does."""
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         self._num_steps += 1
         self._note_time(table, rows, first)
         if self._guesses.num_tokens[rows].any():
@@ -157,7 +159,7 @@ class AdaptiveSpeculator:
         elif self._is_ahead and self._others and self._num_steps % WATCHED_STEPS == 0:
             self._watch_others(table, rows)
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         most = np.minimum(most, self._most[rows])
         stands = self._by_executor.stands(rows, most, self.max_drafts)
         num_drafts, gain = choose(stands, self._costs_ahead, rows.size, total)
@@ -170,7 +172,7 @@ class AdaptiveSpeculator:
         return num_drafts
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
         most = np.minimum(most, self._most[rows])
         num_drafts, gain = self._guesses.choose(table, rows, most, self._wanted, self._costs, total)
@@ -190,7 +192,7 @@ class AdaptiveSpeculator:
         num_barren = self._num_barren // BARREN_LOOKS
         return MOST_INTERVAL if num_barren >= 2 else WATCHED_STEPS**num_barren
 
-    def _watch(self, table: RequestTable, rows: Rows) -> None:
+    def _watch(self, table: RequestTable, rows: RowIndices) -> None:
         """Guesses on the side while rows do neither, and lets them run ahead or wait if that
         pays."""
         unguessed = self._guesses.unguessed(rows, self._most)
@@ -214,7 +216,7 @@ class AdaptiveSpeculator:
         elif waiting > WORTHWHILE:
             self._start_waiting(waiting)
 
-    def _watch_others(self, table: RequestTable, rows: Rows) -> None:
+    def _watch_others(self, table: RequestTable, rows: RowIndices) -> None:
         """Guesses on the side while rows run ahead, and lets them wait instead if that pays
         better."""
         unguessed = self._guesses.unguessed(rows, self._most)
@@ -228,7 +230,7 @@ class AdaptiveSpeculator:
             self._stop()
             self._start_waiting(self._gain_waiting)
 
-    def _note_time(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def _note_time(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         seconds = self._plain.elapsed()
         if self._is_waiting or self._is_ahead:
             used = self._realized_waiting if self._is_waiting else self._realized_ahead

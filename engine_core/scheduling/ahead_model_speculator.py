@@ -15,7 +15,7 @@ from ..drafting.draft_depths import choose_depth
 from ..drafting.drafter import Drafter
 from ..drafting.step_costs import StepCosts
 from ..executor import BoolArray, Int32Array
-from .masks import Rows
+from .masks import RowIndices
 from .model_speculator import NAME, PROBE_STEPS, ModelSpeculator
 from .request_state import RequestState
 from .request_table import RequestTable
@@ -67,13 +67,13 @@ class AheadModelSpeculator(ModelSpeculator):
         self._is_seated[row] = False
         self._set()
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         super().settle(table, rows, first)
         self._num_steps += 1
         if not self._is_waiting and self._num_steps % WATCHED_STEPS == 0:
             self._watch(table, rows)
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         if 0 < self._num_idle < PROBE_STEPS and self._num_idle % REVIEWED_STEPS:
             self._num_idle += 1
             return np.zeros(rows.size, np.int32)
@@ -88,7 +88,7 @@ class AheadModelSpeculator(ModelSpeculator):
         return np.minimum(most, 1)
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
         looked_up = self._look_up(table, rows, np.minimum(most, self._most[0, rows]), total)
         self._gain_waiting = MEMORY * self._gain_waiting + (1 - MEMORY) * looked_up.gain
@@ -97,7 +97,7 @@ class AheadModelSpeculator(ModelSpeculator):
             self._set()
         return looked_up.num_drafts, self._guesses.token_ids[rows]
 
-    def _watch(self, table: RequestTable, rows: Rows) -> None:
+    def _watch(self, table: RequestTable, rows: RowIndices) -> None:
         """Guesses on the side, and lets rows wait if that pays."""
         most = self._most[0]
         unguessed = self._guesses.unguessed(rows, most)

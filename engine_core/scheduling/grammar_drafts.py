@@ -15,10 +15,11 @@ import numpy as np
 from headwater.kernels.cpu.guesses import comparer
 
 from ..executor import BoolArray, Int32Array
-from .masks import Rows
+from .masks import RowIndices
 from .request_state import RequestState
-from .request_table import NO_TOKEN, RequestTable
+from .request_table import RequestTable
 from .speculator import Speculator
+from .stop_ids import NO_TOKEN
 
 
 class GrammarDrafts:
@@ -69,7 +70,9 @@ class GrammarDrafts:
         self._is_awaited[row] = False
         self._note_needs()
 
-    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+    def foresee(
+        self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
+    ) -> None:
         """As many tokens count as fit, and none from the first on that is no token."""
         most = np.where(self._most[rows] > 0, self._forced.shape[1], 0).tolist()
         runs = [ids[:num] for ids, num in zip(token_ids, most, strict=True)]
@@ -83,7 +86,7 @@ class GrammarDrafts:
         self._num_right[rows] = 0
         self._await(table, rows)
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         self._speculator.settle(table, rows, first)
         is_forced = self._num_forced[rows] > 0
         if is_forced.any():
@@ -91,17 +94,17 @@ class GrammarDrafts:
         self._note_needs()
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         self._speculator.settle_drafts(rows, most, num_drafts, num_accepted)
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         num_drafts = self._speculator.lengths(rows, most, total)
         self._note_needs()
         return num_drafts
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
         num_left = self._num_forced[rows] - self._num_right[rows]
         num_forced = np.minimum(np.minimum(num_left, most), self._most[rows])
@@ -128,7 +131,7 @@ class GrammarDrafts:
         return num_drafts, draft_ids
 
     def _drafts_of_others(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
         """Drafts of the other speculator for rows that wait for its sake: counts [R] and ids [R,
         max_drafts], or None where it leaves that to the executor."""
@@ -144,7 +147,7 @@ class GrammarDrafts:
             draft_ids[:, : ids.shape[1]] = ids
         return num_drafts, draft_ids
 
-    def _compare(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def _compare(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         """Notes which forced tokens were sampled."""
         ends = np.empty(rows.size, np.int32)
         runs = self._forced, self._num_forced, self._forced_from
@@ -153,7 +156,7 @@ class GrammarDrafts:
         self._num_forced[over] = self._num_right[over] = 0
         self._await(table, rows)
 
-    def _await(self, table: RequestTable, rows: Rows) -> None:
+    def _await(self, table: RequestTable, rows: RowIndices) -> None:
         """Notes rows with tokens to draft; one that a step in flight samples needs no draft."""
         is_planned = table.num_computed[rows] >= table.num_known[rows]
         self._is_awaited[rows] = self._num_forced[rows] - self._num_right[rows] > is_planned

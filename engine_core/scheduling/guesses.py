@@ -12,7 +12,7 @@ from ..drafting.acceptance import Acceptance
 from ..drafting.draft_lengths import Float64Array, expected
 from ..drafting.drafter import Drafter
 from ..executor import BoolArray, Int32Array
-from .masks import Rows
+from .masks import RowIndices
 from .request_table import RequestTable
 
 ANY = -1
@@ -71,7 +71,7 @@ class Guesses:
     def make(
         self,
         table: RequestTable,
-        rows: Rows,
+        rows: RowIndices,
         most: Int32Array,
         wanted: Int32Array,
         drafters: Collection[int],
@@ -86,7 +86,7 @@ class Guesses:
     def improve(
         self,
         table: RequestTable,
-        rows: Rows,
+        rows: RowIndices,
         most: Int32Array,
         wanted: Int32Array,
         drafters: Collection[int],
@@ -114,7 +114,7 @@ class Guesses:
                 self.guessed_by,
             )
 
-    def compare(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def compare(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         """Notes which guessed tokens were sampled, those of `rows` from position first[i] on."""
         ends = np.empty(rows.size, np.int32)
         guesses = self.token_ids, self.num_tokens, self._from
@@ -123,23 +123,25 @@ class Guesses:
         if over.size:
             self.end(rows[over], ends[over] == WRONG)
 
-    def note_drafted(self, rows: Rows, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+    def note_drafted(
+        self, rows: RowIndices, num_drafts: Int32Array, num_accepted: Int32Array
+    ) -> None:
         """Tokens that the executor drafted were right or not, as if they had been guessed here."""
         drafted = np.flatnonzero(num_drafts)
         is_over = num_accepted[drafted] < num_drafts[drafted]
         self._acceptance.note_rows(rows[drafted], num_accepted[drafted], is_over)
 
-    def num_left(self, table: RequestTable, rows: Rows) -> Int32Array:
+    def num_left(self, table: RequestTable, rows: RowIndices) -> Int32Array:
         """Guessed tokens of rows that lie behind the known ones."""
         num_left: Int32Array = self.num_tokens[rows] - (table.num_known[rows] - self._from[rows])
         return num_left
 
-    def stands(self, rows: Rows, num_offered: Int32Array) -> Float64Array:
+    def stands(self, rows: RowIndices, num_offered: Int32Array) -> Float64Array:
         """[R, most] the probability that a row's i-th guessed token is right, as are all before
         it."""
         return expected(self._acceptance.of(rows, self._match_lens[rows]), num_offered, self._most)
 
-    def end(self, rows: Rows, is_wrong: BoolArray | None = None) -> None:
+    def end(self, rows: RowIndices, is_wrong: BoolArray | None = None) -> None:
         """Guesses of rows are over; None: none of them was wrong."""
         if is_wrong is None:
             is_wrong = np.zeros(rows.size, np.bool_)

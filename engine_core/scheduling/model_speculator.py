@@ -2,7 +2,7 @@
 a second.
 
 All rows wait for their results: both are served where plans are computed as they are submitted, so
-that nothing would run beside the wait. Rows under a grammar are drafted by look-up alone, since
+that nothing would run beside the wait. RowIndices under a grammar are drafted by look-up alone, since
 their masks are filled for drafts that are known when a step is planned.
 """
 
@@ -20,7 +20,7 @@ from ..drafting.executor_drafts import ExecutorDrafts
 from ..drafting.step_costs import StepCosts
 from ..executor import BoolArray, Int32Array
 from .guesses import ANY
-from .masks import Rows
+from .masks import RowIndices
 from .request_state import RequestState
 from .request_table import RequestTable
 from .side_guesses import SideGuesses
@@ -93,23 +93,25 @@ class ModelSpeculator:
         self._most[:, row] = 0
         self._guesses.vacate(row, token_ids)
 
-    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+    def foresee(
+        self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
+    ) -> None:
         """Drafts nothing of that: `GrammarDrafts` does."""
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         self._by_model.note(rows, most, num_drafts, num_accepted)
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         self._guesses.compare(table, rows, first)
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         """No row runs ahead."""
         return np.zeros(rows.size, np.int32)
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
         by_look_up, most_of_model = np.minimum(most, self._most[:, rows])
         looked_up = self._look_up(table, rows, by_look_up, total)
@@ -123,7 +125,9 @@ class ModelSpeculator:
         self._num_idle = 0
         return np.minimum(most_of_model, 1), None
 
-    def _look_up(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> Choice:
+    def _look_up(
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
+    ) -> Choice:
         """See `SideGuesses.choose`. What the model drafts instead says all the same how many were
         right."""
         return self._guesses.choose(table, rows, most, self._wanted, self._costs, total)

@@ -12,7 +12,7 @@ from ..drafting.drafter import Drafter
 from ..drafting.step_costs import StepCosts
 from ..executor import Int32Array
 from .guesses import Guesses
-from .masks import Rows
+from .masks import RowIndices
 from .request_table import RequestTable
 
 MOST_WATCHED = 64
@@ -27,10 +27,10 @@ class SideGuesses(Guesses):
         super().__init__(drafters, num_rows=num_rows, most=most, vocab_size=vocab_size)
         self._next_watched = 0
 
-    def unguessed(self, rows: Rows, most: Int32Array) -> Rows:
+    def unguessed(self, rows: RowIndices, most: Int32Array) -> RowIndices:
         """The rows for which a guess is to be made now; most [rows of the table]: drafts that each
         may have."""
-        unguessed: Rows = rows[(self.num_tokens[rows] == 0) & (most[rows] > 0)]
+        unguessed: RowIndices = rows[(self.num_tokens[rows] == 0) & (most[rows] > 0)]
         if unguessed.size > MOST_WATCHED:
             first = int(np.searchsorted(unguessed, self._next_watched))
             unguessed = unguessed.take(range(first, first + MOST_WATCHED), mode="wrap")
@@ -40,7 +40,7 @@ class SideGuesses(Guesses):
     def choose(
         self,
         table: RequestTable,
-        rows: Rows,
+        rows: RowIndices,
         most: Int32Array,
         wanted: Int32Array,
         costs: StepCosts,
@@ -58,7 +58,7 @@ class SideGuesses(Guesses):
             num_drafts[asked], gain = choose(stands, costs, rows.size, total)
         return Choice(num_drafts, gain)
 
-    def gain(self, table: RequestTable, rows: Rows, costs: StepCosts) -> float:
+    def gain(self, table: RequestTable, rows: RowIndices, costs: StepCosts) -> float:
         """Tokens a second with what is guessed for `rows`, over those without drafts."""
         rows = rows[self.num_tokens[rows] > 0]
         if not rows.size:

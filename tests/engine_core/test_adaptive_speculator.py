@@ -20,7 +20,7 @@ from headwater.engine_core.executors.simulated.model import SimulatedModel, expe
 from headwater.engine_core.request import FinishReason, NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import Work
 from tests.long_values import long_but
@@ -262,7 +262,7 @@ def test_drafters_are_seldom_asked_where_they_have_brought_nothing_for_long() ->
     num_looks = 0
     watch = run.speculator._watch
 
-    def counted(table: RequestTable, rows: Rows) -> None:
+    def counted(table: RequestTable, rows: RowIndices) -> None:
         nonlocal num_looks
         num_looks += 1
         watch(table, rows)
