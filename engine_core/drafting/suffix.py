@@ -15,15 +15,15 @@ import numpy.typing as npt
 from headwater.kernels.cpu.suffix_match import MIN_MATCH, history_drafter
 
 from ..executor import Int32Array
-from .drafter import Proposal
 from .history import NUM_FIELDS, History
+from .proposer import Proposal
 
 SMALLEST_HISTORY = 1 << 8
 """Number of tokens in the smallest history. A history doubles each time that it is full."""
 NO_HISTORY = -1
 
 
-class SuffixDrafter:
+class SuffixProposer:
     """One history a namespace. The histories hold `max_tokens` together: where one grows, others of
     the tenant that has most of them are dropped, least recently used first, so that a tenant with
     many namespaces drives out its own. One alone holds half of them at most, and then forgets its
@@ -83,7 +83,7 @@ class SuffixDrafter:
     def propose(
         self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
     ) -> Proposal:
-        """See `Drafter`."""
+        """See `Proposer`."""
         drafts = np.zeros((len(rows), self._max_drafts), np.int32)
         num_drafts, match_lens = np.zeros((2, len(rows)), np.int32)
         histories = self._fields, self._history_of_row

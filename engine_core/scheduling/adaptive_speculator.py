@@ -16,17 +16,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..drafting.device_drafts import DeviceDrafts
 from ..drafting.draft_lengths import choose
-from ..drafting.drafter import Drafter
-from ..drafting.executor_drafts import ExecutorDrafts
+from ..drafting.proposer import Proposer
 from ..drafting.realized_gain import PlainSteps, RealizedGain
 from ..drafting.step_costs import StepCosts
 from ..executor import BoolArray, Int32Array
-from .guesses import ANY
+from .look_up import ANY, LookUp
 from .masks import RowIndices
 from .request_state import RequestState
 from .request_table import RequestTable
-from .side_guesses import SideGuesses
 
 WORTHWHILE = 1.05
 """Gain from which on rows wait or run ahead, over what they do now."""
@@ -60,7 +59,7 @@ class AdaptiveSpeculator:
 
     def __init__(
         self,
-        drafters: Sequence[Drafter],
+        drafters: Sequence[Proposer],
         costs: StepCosts,
         *,
         num_rows: int,
@@ -81,10 +80,8 @@ class AdaptiveSpeculator:
         self._others = [i for i in range(len(drafters)) if i != self._ahead]
         self._costs = costs
         self._costs_ahead = replace(costs, gap=0.0)
-        self._guesses = SideGuesses(
-            drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size
-        )
-        self._by_executor = ExecutorDrafts(num_rows)
+        self._look_up = LookUp(drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
+        self._by_executor = DeviceDrafts(num_rows)
         self._plain = PlainSteps(clock)
         self._realized_waiting = RealizedGain(self._plain)
         self._realized_ahead = RealizedGain(self._plain)
@@ -108,7 +105,7 @@ class AdaptiveSpeculator:
 
     @property
     def num_bytes(self) -> int:
-        return self._guesses.num_bytes
+        return self._look_up.num_bytes
 
     def seat(self, request: RequestState) -> None:
         row = request.row
@@ -128,20 +125,20 @@ class AdaptiveSpeculator:
         self._num_barren = 0
         self._by_executor.reset(row)
         chain = request.chain
-        self._guesses.seat(row, chain.namespace, chain.tenant, request.num_prompt_tokens)
+        self._look_up.seat(row, chain.namespace, chain.tenant, request.num_prompt_tokens)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self.needs_result[row] = self.runs_ahead[row] = self._is_seated[row] = self._may_run_ahead[
             row
         ] = False
         self._most[row] = 0
-        self._guesses.vacate(row, token_ids)
+        self._look_up.vacate(row, token_ids)
 
     def settle_drafts(
         self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         self._by_executor.note(rows, most, num_drafts, num_accepted)
-        self._guesses.note_drafted(rows, num_drafts, num_accepted)
+        self._look_up.note_drafted(rows, num_drafts, num_accepted)
 
     def foresee(
         self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
@@ -151,8 +148,8 @@ class AdaptiveSpeculator:
     def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         self._num_steps += 1
         self._note_time(table, rows, first)
-        if self._guesses.num_tokens[rows].any():
-            self._guesses.compare(table, rows, first)
+        if self._look_up.num_tokens[rows].any():
+            self._look_up.compare(table, rows, first)
         if not self._is_ahead and not self._is_waiting:
             if self._num_steps % self._watch_interval == 0:
                 self._watch(table, rows)
@@ -175,7 +172,7 @@ class AdaptiveSpeculator:
         self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
         most = np.minimum(most, self._most[rows])
-        num_drafts, gain = self._guesses.choose(table, rows, most, self._wanted, self._costs, total)
+        num_drafts, gain = self._look_up.choose(table, rows, most, self._wanted, self._costs, total)
         if not num_drafts.any():
             seconds = float(self._costs.of(rows.size))
             gain = seconds / (seconds + self._costs.gap)
@@ -184,7 +181,7 @@ class AdaptiveSpeculator:
         is_reviewed = self._num_steps >= REVIEWED_STEPS and bool(self._may_run_ahead[rows].all())
         if self._pace < 1.0 or not self._most[rows].any() or is_reviewed:
             self._stop()
-        return num_drafts, self._guesses.token_ids[rows]
+        return num_drafts, self._look_up.token_ids[rows]
 
     @property
     def _watch_interval(self) -> int:
@@ -193,21 +190,21 @@ class AdaptiveSpeculator:
         return MOST_INTERVAL if num_barren >= 2 else WATCHED_STEPS**num_barren
 
     def _watch(self, table: RequestTable, rows: RowIndices) -> None:
-        """Guesses on the side while rows do neither, and lets them run ahead or wait if that
+        """Looks drafts up on the side while rows do neither, and lets them run ahead or wait if that
         pays."""
-        unguessed = self._guesses.unguessed(rows, self._most)
+        undrafted = self._look_up.undrafted(rows, self._most)
         ahead = 1.0
-        asked = table, unguessed, self._most[unguessed], self._wanted[unguessed]
+        asked = table, undrafted, self._most[undrafted], self._wanted[undrafted]
         own = [] if self._ahead == ANY else [self._ahead]
-        if unguessed.size:
-            self._guesses.make(*asked, own)
+        if undrafted.size:
+            self._look_up.propose(*asked, own)
         if own and self._may_run_ahead[self._is_seated & (self._most > 0)].all():
-            by_executor = rows[self._guesses.guessed_by[rows] == self._ahead]
-            ahead = self._guesses.gain(table, by_executor, self._costs_ahead)
-        if unguessed.size:
-            self._guesses.improve(*asked, self._others)
+            by_executor = rows[self._look_up.drafted_by[rows] == self._ahead]
+            ahead = self._look_up.gain(table, by_executor, self._costs_ahead)
+        if undrafted.size:
+            self._look_up.improve(*asked, self._others)
         ahead = self._realized_ahead.promised(ahead)
-        waiting = self._realized_waiting.promised(self._guesses.gain(table, rows, self._costs))
+        waiting = self._realized_waiting.promised(self._look_up.gain(table, rows, self._costs))
         self._num_barren = 0 if max(ahead, waiting) > 1.0 else self._num_barren + 1
         if self._plain.lacks(rows.size):
             return
@@ -217,14 +214,14 @@ class AdaptiveSpeculator:
             self._start_waiting(waiting)
 
     def _watch_others(self, table: RequestTable, rows: RowIndices) -> None:
-        """Guesses on the side while rows run ahead, and lets them wait instead if that pays
+        """Looks drafts up on the side while rows run ahead, and lets them wait instead if that pays
         better."""
-        unguessed = self._guesses.unguessed(rows, self._most)
-        if unguessed.size:
-            self._guesses.make(
-                table, unguessed, self._most[unguessed], self._wanted[unguessed], self._others
+        undrafted = self._look_up.undrafted(rows, self._most)
+        if undrafted.size:
+            self._look_up.propose(
+                table, undrafted, self._most[undrafted], self._wanted[undrafted], self._others
             )
-        gain = self._realized_waiting.promised(self._guesses.gain(table, rows, self._costs))
+        gain = self._realized_waiting.promised(self._look_up.gain(table, rows, self._costs))
         self._gain_waiting = PACE_MEMORY * self._gain_waiting + (1 - PACE_MEMORY) * gain
         if self._gain_waiting > WORTHWHILE * self._gain_ahead:
             self._stop()
@@ -254,7 +251,7 @@ class AdaptiveSpeculator:
         self._realized_ahead.begin(gain)
         self._gain_ahead = gain
         self._gain_waiting = 1.0
-        self._guesses.end(np.flatnonzero(self._is_seated))
+        self._look_up.end(np.flatnonzero(self._is_seated))
         self.runs_ahead[:] = self._is_seated & self._may_run_ahead
 
     def _start_waiting(self, gain: float) -> None:

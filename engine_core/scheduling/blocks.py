@@ -19,10 +19,10 @@ from ..kv.block_pool import BlockPool
 from ..kv.block_source import BlockSource, Loader, Ticket
 from ..kv.lending import Steps
 from ..kv.peer_blocks import PeerBlocks
+from ..kv.prefetch import NewPrefetch
 from ..kv.prefix_cache import PrefixCache
 from ..kv.prefix_hash import token_bytes
 from ..kv.tiers import Tiers
-from ..kv.prefetch import NewPrefetch
 from ..request import Holder
 from ..step_output import CacheEvents, EngineLoad, StoredChain
 from .block_table import BlockTable

@@ -1,5 +1,5 @@
 """Contract of speculators: which rows wait for their results or run ahead of them, and which tokens
-are guessed."""
+are drafted."""
 
 from __future__ import annotations
 

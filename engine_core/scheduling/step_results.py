@@ -31,7 +31,7 @@ class Sampled(NamedTuple):
     """[S] what they might have gained; None: that much."""
     num_drafts: Int32Array | None
     """[S] of them; None where none had any."""
-    are_own: bool
+    are_device_drafts: bool
     """Whether the executor drafted them."""
     logprobs: dict[int, TokenLogprobs]
     """By place in `tokens`."""
@@ -132,7 +132,7 @@ class ResultHandler:
         rows = planned.sampled_rows
         reserved = planned.reserved
         num_drafts = result.num_drafts
-        are_own = num_drafts is not None
+        are_device_drafts = num_drafts is not None
         if reserved is not None and num_drafts is None:
             num_drafts = reserved - 1
         if not self._rows.has_leaving or (is_alive := self._table.is_alive[rows]).all():
@@ -142,7 +142,7 @@ class ResultHandler:
                 result.num_tokens,
                 reserved,
                 num_drafts,
-                are_own,
+                are_device_drafts,
                 result.logprobs,
             )
         most = result.token_ids.shape[1]
@@ -157,7 +157,9 @@ class ResultHandler:
             num_drafts = num_drafts[is_alive]
         tokens = result.token_ids[is_alive]
         num_tokens = result.num_tokens[is_alive]
-        return Sampled(rows[is_alive], tokens, num_tokens, reserved, num_drafts, are_own, logprobs)
+        return Sampled(
+            rows[is_alive], tokens, num_tokens, reserved, num_drafts, are_device_drafts, logprobs
+        )
 
     def _settle_tokens(self, sampled: Sampled, output: StepOutput, *, is_draw: bool) -> None:
         table = self._table
@@ -242,7 +244,7 @@ class ResultHandler:
             self._drafts.note(sampled.num_drafts, num_accepted)
             self._table.drafts.note_result(rows, sampled.num_drafts, num_accepted)
             self._scheduler.roll_back(rows, sampled.reserved, sampled.num_tokens)
-            if sampled.are_own and speculator is not None:
+            if sampled.are_device_drafts and speculator is not None:
                 speculator.settle_drafts(
                     rows, sampled.reserved - 1, sampled.num_drafts, num_accepted
                 )

@@ -13,7 +13,7 @@ import transformers
 
 from headwater.bench.forced_answers import FREE, ForcedAnswers
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.drafting.ngram import NGramDrafter
+from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
@@ -115,7 +115,7 @@ def adaptive(small: SmallEngine, pass_seconds: float = 0.01) -> ModelSpeculator:
     """With a model that drafts beside look-up."""
     num_rows = small.config.max_num_seqs
     passes = StepCosts.measured([1, 64], [pass_seconds, pass_seconds])
-    ngram = NGramDrafter(num_rows, small.config.max_model_len, MAX_DRAFTS)
+    ngram = NGramProposer(num_rows, small.config.max_model_len, MAX_DRAFTS)
     return ModelSpeculator(
         [ngram], COSTS, passes, num_rows=num_rows, max_drafts=MAX_DRAFTS, vocab_size=512
     )
