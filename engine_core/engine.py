@@ -20,6 +20,7 @@ from .kv.tiers import Tiers
 from .request import FinishReason, NewRequest
 from .scheduling.forced_tokens import ForcedTokens
 from .scheduling.in_flight import StepsInFlight
+from .scheduling.no_drafts import NoDrafts
 from .scheduling.request_state import RequestState, finished_at_once
 from .scheduling.scheduler import Scheduler
 from .scheduling.speculator import Speculator
@@ -67,7 +68,7 @@ class Engine:
             config,
             clock,
             masks,
-            speculator,
+            NoDrafts(config.num_rows) if speculator is None else speculator,
             self._tiers,
             sources=sources,
             prefill_seconds=lambda: executor.prefill_seconds,

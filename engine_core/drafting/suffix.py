@@ -48,8 +48,6 @@ class SuffixProposer:
         num_histories = max_tokens // self._smallest
         self._fields: npt.NDArray[np.int64] = np.zeros((num_histories, NUM_FIELDS), np.int64)
         self._free = list(reversed(range(num_histories)))
-        self._num_tokens = 0
-        """Sum of the capacities of all histories, in tokens."""
         self._namespaces: list[bytes | None] = [None] * num_rows
         self._tenants = [""] * num_rows
         self._num_prompt = [0] * num_rows
@@ -125,8 +123,7 @@ class SuffixProposer:
     def _reserve(self, namespace: bytes, num_tokens: int) -> None:
         """Gives a namespace that many tokens more, and drops histories of others for them."""
         self._num_tokens_of[self._owner[namespace]] += num_tokens
-        self._num_tokens += num_tokens
-        while self._num_tokens > self._max_tokens:
+        while self._num_tokens_of.total() > self._max_tokens:
             self._drop(self._least_wanted(namespace))
 
     def _least_wanted(self, kept: bytes) -> bytes:
@@ -139,7 +136,6 @@ class SuffixProposer:
     def _drop(self, namespace: bytes) -> None:
         index, history = self._histories.pop(namespace)
         tenant = self._owner.pop(namespace)
-        self._num_tokens -= history.capacity
         self._num_tokens_of[tenant] -= history.capacity
         del self._used[tenant][namespace]
         if not self._used[tenant]:

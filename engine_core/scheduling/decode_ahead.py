@@ -15,10 +15,10 @@ from .step_builder import StepBuilder
 def add_drafts(step: StepBuilder, rows: Rows, blocks: Blocks, max_positions: int) -> None:
     """Adds drafts of rows that decode, of the speculator or the executor, with the budget that is
     left and blocks that no other row can need."""
-    speculator = rows.speculator
-    if speculator is None:
-        return
     table = rows.table
+    if not table.drafts.is_on:
+        return
+    speculator = rows.speculator
     decoding = step.decode_rows
     runs_ahead = table.drafts.runs_ahead[decoding]
     is_ahead = bool(runs_ahead.any())

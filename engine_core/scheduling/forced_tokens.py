@@ -41,5 +41,5 @@ class ForcedTokens:
             ):
                 found[row] = forced_ids[end - first :]
         self._noted.clear()
-        if self._rows.speculator is not None and found:
+        if found:
             self._rows.speculator.foresee(table, np.array(list(found)), list(found.values()))

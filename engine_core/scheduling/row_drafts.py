@@ -11,16 +11,15 @@ from .request_state import RequestState
 
 class RowDrafts:
     def __init__(
-        self, num_rows: int, needs_result: BoolArray | None, runs_ahead: BoolArray | None
+        self, num_rows: int, needs_result: BoolArray, runs_ahead: BoolArray, *, is_on: bool
     ) -> None:
-        """`needs_result`, `runs_ahead` [rows]: columns of the speculator; None: there is none."""
-        none: BoolArray = np.zeros(num_rows, np.bool_)
-        self.is_on = needs_result is not None
+        """`needs_result`, `runs_ahead` [rows]: columns of the speculator; `is_on`: it drafts."""
+        self.is_on = is_on
         """Whether any row may have drafts."""
-        self.needs_result = none if needs_result is None else needs_result
+        self.needs_result = needs_result
         """Whether the row's next plan needs the result of the last one, so that it decodes with
         nothing of it in flight. The speculator may change it between steps."""
-        self.runs_ahead = none if runs_ahead is None else runs_ahead
+        self.runs_ahead = runs_ahead
         """Whether the executor drafts for the row, which is then planned also while it is not known
         how far it came. The speculator may change it between steps."""
         self._num_uncertain: Int32Array = np.zeros(num_rows, np.int32)

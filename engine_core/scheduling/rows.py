@@ -29,16 +29,18 @@ class Rows:
         self,
         config: EngineConfig,
         masks: Int32Array,
-        speculator: Speculator | None,
+        speculator: Speculator,
         clock: Callable[[], float],
     ) -> None:
         """`masks`: int32 [positions, rows, words]."""
-        assert speculator is None or speculator.max_drafts <= config.max_draft_tokens
+        assert speculator.max_drafts <= config.max_draft_tokens
         self.held = HeldRows(config.num_rows, masks, clock)
-        needs_result, runs_ahead = (
-            (None, None) if speculator is None else (speculator.needs_result, speculator.runs_ahead)
+        drafts = RowDrafts(
+            config.num_rows,
+            speculator.needs_result,
+            speculator.runs_ahead,
+            is_on=speculator.max_drafts > 0,
         )
-        drafts = RowDrafts(config.num_rows, needs_result, runs_ahead)
         self.table = RequestTable(config, self.held, drafts)
         self.speculator = speculator
         self.running: dict[int, RequestState] = {}
@@ -114,8 +116,7 @@ class Rows:
         self._counts.begin(request)
         self.table.seat(request)
         self._groups.seat(request.row)
-        if self.speculator is not None:
-            self.speculator.seat(request)
+        self.speculator.seat(request)
         self.running[request.key] = self.prefilling[request.key] = request
 
     def start_decoding(self, request: RequestState) -> None:
@@ -147,9 +148,8 @@ class Rows:
             request.token_ids = known_ids
             request.credit = int(self.table.credit[row])
             request.num_computed = 0
-        if self.speculator is not None:
-            self.table.drafts.count(request)
-            self.speculator.vacate(row, known_ids)
+        self.table.drafts.count(request)
+        self.speculator.vacate(row, known_ids)
         self.table.vacate(row)
         self._released.append(row)
 
@@ -180,5 +180,4 @@ class Rows:
         load.num_prefill_tokens += sum(
             request.num_tokens - request.num_computed for request in self.prefilling.values()
         )
-        if self.speculator is not None:
-            load.num_drafter_bytes = self.speculator.num_bytes
+        load.num_drafter_bytes = self.speculator.num_bytes

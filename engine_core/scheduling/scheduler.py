@@ -38,7 +38,7 @@ class Scheduler:
         config: EngineConfig,
         clock: Callable[[], float],
         masks: Int32Array,
-        speculator: Speculator | None,
+        speculator: Speculator,
         tiers: Tiers,
         *,
         sources: Sequence[BlockSource] = (),

@@ -244,12 +244,11 @@ class ResultHandler:
             self._drafts.note(sampled.num_drafts, num_accepted)
             self._table.drafts.note_result(rows, sampled.num_drafts, num_accepted)
             self._scheduler.roll_back(rows, sampled.reserved, sampled.num_tokens)
-            if sampled.are_device_drafts and speculator is not None:
+            if sampled.are_device_drafts:
                 speculator.settle_drafts(
                     rows, sampled.reserved - 1, sampled.num_drafts, num_accepted
                 )
-        if speculator is not None:
-            speculator.settle(self._table, rows, first)
+        speculator.settle(self._table, rows, first)
 
     def _end(self, row: int, stop_token_id: int | None, output: StepOutput) -> None:
         request = self._table.requests[row]
