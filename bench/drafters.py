@@ -16,9 +16,9 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from headwater.engine_core.drafting.drafter import Drafter
-from headwater.engine_core.drafting.ngram import NGramDrafter
-from headwater.engine_core.drafting.suffix import SuffixDrafter
+from headwater.engine_core.drafting.ngram import NGramProposer
+from headwater.engine_core.drafting.proposer import Proposer
+from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.executor import Int32Array
 
 from .figures import AsJson, show_rows
@@ -56,11 +56,11 @@ def measure(
     rng = np.random.default_rng(0)
     max_len = context_len + num_steps
     token_ids = _text(rng, num_rows * max_len).reshape(num_rows, max_len)
-    suffix = SuffixDrafter(num_rows, MAX_DRAFTS)
+    suffix = SuffixProposer(num_rows, MAX_DRAFTS)
     for _ in range(num_learned // ANSWER_LEN):
         suffix.seat(0, NAMESPACE, TENANT, 0)
         suffix.vacate(0, _text(rng, ANSWER_LEN))
-    drafters: tuple[Drafter, ...] = NGramDrafter(num_rows, max_len, MAX_DRAFTS), suffix
+    drafters: tuple[Proposer, ...] = NGramProposer(num_rows, max_len, MAX_DRAFTS), suffix
     for drafter in drafters:
         seconds, num_drafts = _run(drafter, token_ids, context_len)
         microseconds = [second / num_rows * 1e6 for second in seconds]
@@ -76,7 +76,7 @@ def measure(
         )
 
 
-def _run(drafter: Drafter, token_ids: Int32Array, context_len: int) -> tuple[list[float], int]:
+def _run(drafter: Proposer, token_ids: Int32Array, context_len: int) -> tuple[list[float], int]:
     """Seconds of each step, and the number of tokens drafted in all."""
     num_rows, max_len = token_ids.shape
     rows = np.arange(num_rows, dtype=np.int32)

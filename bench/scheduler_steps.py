@@ -17,9 +17,9 @@ import numpy as np
 import typer
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.drafting.ngram import NGramDrafter
+from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.drafting.suffix import SuffixDrafter
+from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated.model import SimulatedModel
@@ -171,8 +171,8 @@ def _speculator(workload: Workload, config: EngineConfig) -> AdaptiveSpeculator 
     if not workload.max_drafts:
         return None
     drafters = (
-        NGramDrafter(config.num_rows, config.max_model_len, workload.max_drafts),
-        SuffixDrafter(config.num_rows, workload.max_drafts),
+        NGramProposer(config.num_rows, config.max_model_len, workload.max_drafts),
+        SuffixProposer(config.num_rows, workload.max_drafts),
     )
     # In vain they are looked for at the price that drafts have on a device: twice the rows, twice
     # the time.
@@ -185,7 +185,7 @@ def _speculator(workload: Workload, config: EngineConfig) -> AdaptiveSpeculator 
         num_rows=config.num_rows,
         max_drafts=workload.max_drafts,
         vocab_size=workload.vocab_size,
-        executor_drafts=NGramDrafter.name if workload.executor_drafts else "",
+        executor_drafts=NGramProposer.name if workload.executor_drafts else "",
     )
 
 

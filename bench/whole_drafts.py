@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
 
@@ -29,22 +29,24 @@ class WholeDrafts:
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self.needs_result[row] = False
 
-    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+    def foresee(
+        self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
+    ) -> None:
         """Does nothing: no request has a grammar."""
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         """Does nothing."""
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         """Does nothing."""
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         return np.zeros(rows.size, np.int32)
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, None]:
         wanted = np.minimum(most, self.max_drafts)
         room = np.maximum(total - (np.cumsum(wanted) - wanted), 0)

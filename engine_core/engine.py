@@ -5,7 +5,6 @@ Owns the order of a step and the steps in flight. Knows nothing about text, sess
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,9 +17,10 @@ from .kv.block_source import BlockSource
 from .kv.peer_link import FromLink, PeerLink
 from .kv.prefetch import NewPrefetch
 from .kv.tiers import Tiers
-from .request import FinishReason, Holder, NewRequest
+from .request import FinishReason, NewRequest
+from .scheduling.forced_tokens import ForcedTokens
 from .scheduling.in_flight import StepsInFlight
-from .scheduling.prefetches import Prefetches
+from .scheduling.no_drafts import NoDrafts
 from .scheduling.request_state import RequestState, finished_at_once
 from .scheduling.scheduler import Scheduler
 from .scheduling.speculator import Speculator
@@ -68,28 +68,23 @@ class Engine:
             config,
             clock,
             masks,
-            speculator,
-            sources=[*self._tiers.sources, *sources],
+            NoDrafts(config.num_rows) if speculator is None else speculator,
+            self._tiers,
+            sources=sources,
             prefill_seconds=lambda: executor.prefill_seconds,
             copies_blocks=executor.copies_blocks,
         )
-        self._prefetches = Prefetches.of(self._tiers.peers, self._scheduler, config, clock)
         self._report_masks = report_masks
         self._results = ResultHandler(self._scheduler, clock, report_masks)
         self._requests: dict[int, RequestState] = {}
         self._in_flight = StepsInFlight(executor, config.async_depth)
-        self._tiers.open_leases(
-            self._scheduler.pool, self._scheduler.loads.release, self._in_flight
-        )
+        self._scheduler.blocks.open_leases(self._tiers, self._in_flight)
         self._output = StepOutput(step=0)
-        self._foreseen: list[tuple[int, int, int, list[int]]] = []
-        """Tokens that grammars force, said since the last plan: row, ticket, output index,
-        tokens."""
+        self._forced = ForcedTokens(self._scheduler.rows)
         self._launched: list[PlannedStep] = []
         self._speaks = False
         """Whether a step was settled since output was last taken that says something."""
         self._num_added = 0
-        self._rise_at = 0.0
         self._waits_for = WaitsFor.WORK
         """Result of the last `settle`, or NOTHING once the engine was called; see `waits_for`."""
         self._has_held_back = False
@@ -110,16 +105,17 @@ class Engine:
     def launch(self) -> None:
         """The first half of `step`: the device is at work when it returns. `settle` has to
         follow."""
-        self._promote_waiting()
-        if self._prefetches is not None:
-            self._prefetches.advance()
+        self._scheduler.seating.promote()
+        self._scheduler.blocks.advance_prefetches(self._scheduler.seating)
         # A draw waits for late masks as a step does: what goes apart once would go apart at every
         # token. Both go by one look at the clock, or rows that could be drawn are left behind when
         # the step is planned. All that a draw does not need comes after its launch.
-        self._has_held_back = self._scheduler.held.hold_back(is_in_flight=len(self._in_flight) > 0)
+        self._has_held_back = self._scheduler.rows.held.hold_back(
+            is_in_flight=len(self._in_flight) > 0
+        )
         can_draw = self._in_flight.has_room_for_draw and not self._has_held_back
         draw = self._submit(self._scheduler.draw()) if can_draw else None
-        self._foresee()
+        self._forced.pass_on()
         # If the device waited for masks, the draw's tokens have to be known first: the next masks
         # are made from them. If it computes a step even now, the next one is launched right behind
         # the draw.
@@ -142,7 +138,7 @@ class Engine:
             self._speaks |= not step.is_silent
         has_settled_loads = self._scheduler.settle_loads()
         is_lending = self._lend()
-        self._scheduler.loads.launch()
+        self._scheduler.blocks.launch()
         has_moved = bool(planned or retired or has_settled_loads)
         self._waits_for = self._awaited(has_moved=has_moved, is_lending=is_lending)
         return self.waits_for
@@ -160,36 +156,29 @@ class Engine:
         num_in_flight = len(self._in_flight)
         if num_in_flight and not has_moved:
             return WaitsFor.BLOCKS if self._moves_blocks(is_lending) else WaitsFor.DEVICE
-        is_held_back = self._scheduler.held.hold_back(is_in_flight=num_in_flight > 0)
+        is_held_back = self._scheduler.rows.held.hold_back(is_in_flight=num_in_flight > 0)
         if num_in_flight <= 1 and is_held_back:
             return WaitsFor.MASKS
         if has_moved or num_in_flight or self._has_held_back:
             return WaitsFor.NOTHING
-        return WaitsFor.BLOCKS if self._is_load_awaited() or is_lending else WaitsFor.WORK
+        awaits_load = self._scheduler.blocks.is_load_awaited(self._scheduler.seating)
+        return WaitsFor.BLOCKS if awaits_load or is_lending else WaitsFor.WORK
 
     def _moves_blocks(self, is_lending: bool) -> bool:
         """Whether blocks are on their way, from here or to here: a step looks at them even while
         the device computes."""
-        return is_lending or self._scheduler.loads.is_any_open or bool(self._prefetches)
-
-    def _is_load_awaited(self) -> bool:
-        """Whether a step is due as soon as an open load goes on; loads of prefetches have time."""
-        loads = self._scheduler.loads
-        prefetches = self._prefetches
-        if prefetches is None or not loads.is_any_open:
-            return loads.is_any_open
-        return loads.num_open > prefetches.num_loading or self._scheduler.waiting.awaits_any_load
+        return is_lending or self._scheduler.blocks.are_loading
 
     def _lend(self) -> bool:
         """Goes on with what other engines copy from here. Whether there is more to do soon."""
         leases = self._tiers.leases
-        return leases is not None and (self._scheduler.lend(leases) or leases.is_busy)
-
-    def _promote_waiting(self) -> None:
-        """Once a second at most."""
-        if self._scheduler.waiting.may_rise and (now := self._clock()) >= self._rise_at:
-            self._rise_at = now + 1.0
-            self._scheduler.waiting.rise(now)
+        if leases is None:
+            return False
+        if leases.advance(self._scheduler.rows.retired_step):
+            # Blocks came free, which may be what a request waits for.
+            self._scheduler.seating.note_released()
+            return True
+        return leases.is_busy
 
     def add(self, new: NewRequest) -> None:
         """Takes a request. One that can never be served ends with ERROR, one whose resumed answer
@@ -203,34 +192,25 @@ class Engine:
             return
         self._requests[new.key] = request
         if new.holder is not None:
-            self._expect(request, new.holder)
+            self._scheduler.blocks.expect(request, new.holder)
         self._scheduler.enqueue(request)
-        if self._prefetches is not None:
-            self._prefetches.end_for(request.chain)
-
-    def _expect(self, request: RequestState, holder: Holder) -> None:
-        if self._tiers.peers is not None and self._config.enable_prefix_caching:
-            request.chain.cover(request.token_ids, self._config.block_size)
-            hashes = request.chain.hashes[: holder.num_tokens // self._config.block_size]
-            self._tiers.peers.expect(hashes, request.chain.owner, holder)
+        self._scheduler.blocks.end_prefetches_of(request)
 
     def prefetch(self, new: NewPrefetch) -> None:
         """Begins to pull blocks of a prompt that another engine computes; an engine that pulls
         nothing ignores it."""
-        if self._prefetches is not None:
-            self._waits_for = WaitsFor.NOTHING
-            self._prefetches.add(new)
+        self._waits_for = WaitsFor.NOTHING
+        self._scheduler.blocks.prefetch(new)
 
     def end_prefetch(self, number: int) -> None:
         """Ends a prefetch; one that is not here has ended already. What has come stays cached."""
-        if self._prefetches is not None:
-            self._waits_for = WaitsFor.NOTHING
-            self._prefetches.end(number)
+        self._waits_for = WaitsFor.NOTHING
+        self._scheduler.blocks.end_prefetch(number)
 
     def bound_prompts(self, seconds: float) -> None:
         """From now on a step computes prompts for about so long at most; 0: as many tokens as its
         budget has."""
-        self._scheduler.prefill_budget.max_seconds = seconds or math.inf
+        self._scheduler.seating.bound_prompts(seconds)
 
     def take(self, message: FromLink) -> None:
         """Takes a message of the link to other engines."""
@@ -248,14 +228,14 @@ class Engine:
         """Lets a request emit `tokens` more; a key that is not here has ended already."""
         if (request := self._requests.get(key)) is not None:
             self._waits_for = WaitsFor.NOTHING
-            self._scheduler.add_credit(request, tokens)
+            self._scheduler.seating.add_credit(request, tokens)
 
     def stall(self, key: int) -> None:
         """Lets a request that has no credit, and gets none, make room for those that wait; a key
         that is not here has ended already."""
         if (request := self._requests.get(key)) is not None:
             self._waits_for = WaitsFor.NOTHING
-            self._scheduler.stall(request)
+            self._scheduler.seating.stall(request)
 
     def has_work(self) -> bool:
         """Whether a step would do anything. False also while every request waits for credit."""
@@ -275,7 +255,7 @@ class Engine:
         counts = (
             np.ones(len(rows), np.int32) if num_masks is None else np.array(num_masks, np.int32)
         )
-        self._scheduler.held.note(
+        self._scheduler.rows.held.note(
             np.array(rows), np.array(tickets), np.array(output_indices, np.int32), counts
         )
 
@@ -289,29 +269,7 @@ class Engine:
         """Says that grammars force the tokens forced_ids[i] from output output_indices[i] of the
         request that got the ticket on, as far as that is known."""
         self._waits_for = WaitsFor.NOTHING
-        self._foreseen += zip(rows, tickets, output_indices, forced_ids, strict=True)
-
-    def _foresee(self) -> None:
-        """Shows the speculator the tokens that grammars force, those left out that have become
-        known since."""
-        if not self._foreseen:
-            return
-        table = self._scheduler.table
-        speculator = self._scheduler.speculator
-        found = dict[int, list[int]]()
-        for row, ticket, output_index, forced_ids in self._foreseen:
-            first = int(table.num_prompt[row]) + output_index
-            end = int(table.num_known[row])
-            is_right = table.token_ids[row, first:end].tolist() == forced_ids[: end - first]
-            if (
-                table.held.tickets[row] == ticket
-                and first <= end < first + len(forced_ids)
-                and is_right
-            ):
-                found[row] = forced_ids[end - first :]
-        self._foreseen.clear()
-        if speculator is not None and found:
-            speculator.foresee(table, np.array(list(found)), list(found.values()))
+        self._forced.note(rows, tickets, output_indices, forced_ids)
 
     def fail(self, key: int, error: str) -> None:
         """Ends a request whose mask cannot be made; a key that is not here has ended already."""
@@ -333,9 +291,9 @@ class Engine:
     def pause_seconds(self) -> float | None:
         """How long an engine without work may sleep until blocks are stored or found, or a prefetch
         goes on; None: until it is called."""
-        if self._scheduler.loads.has_background_work:
+        if self._scheduler.blocks.has_background_work:
             return STORING_SECONDS
-        return None if self._prefetches is None else self._prefetches.idle_seconds
+        return self._scheduler.blocks.prefetch_pause
 
     @property
     def has_steps_in_flight(self) -> bool:
@@ -343,40 +301,16 @@ class Engine:
         return len(self._in_flight) > 0
 
     def load(self) -> EngineLoad:
-        scheduler = self._scheduler
-        drafts = self._results.drafts
-        load = EngineLoad(
-            num_running=len(scheduler.running),
-            num_waiting=scheduler.num_waiting,
-            num_prefill_tokens=scheduler.num_prefill_tokens,
-            num_used_blocks=scheduler.pool.num_used,
-            num_total_blocks=scheduler.pool.num_usable,
-            num_preemptions=scheduler.num_preemptions,
-            num_copied_blocks=scheduler.forks.num_copies,
-            num_wasted_slots=scheduler.table.num_wasted_slots,
-            prefix_queries=scheduler.cache.num_queried_tokens,
-            prefix_hits=scheduler.cache.num_hit_tokens,
-            num_generated_tokens=self._results.num_generated_tokens,
-            num_drafts=drafts.num_drafts,
-            num_draft_tokens=drafts.num_tokens,
-            num_accepted_tokens=drafts.num_accepted,
-            num_accepted_by_position=drafts.by_position,
-            num_drafter_bytes=0 if scheduler.speculator is None else scheduler.speculator.num_bytes,
-            hits_by_tier=dict(scheduler.cache.num_hits_by_tier),
-            seconds_per_hit_token=scheduler.hits.seconds_per_token,
-            num_resumed_kept=scheduler.hits.num_resumed_kept,
-            num_resumed_loaded=scheduler.hits.num_resumed_loaded,
-            num_resumed_computed=scheduler.hits.num_resumed_computed,
-        )
+        load = EngineLoad()
+        self._results.describe(load)
         self._tiers.describe(load)
-        if load.peers is not None and self._prefetches is not None:
-            load.peers.num_prefetched = self._prefetches.num_blocks * self._config.block_size
+        self._scheduler.describe(load)
         return load
 
     def close(self) -> None:
         """Ends loads that are open. To be called before the executor is closed, whose KV cache they
         fill; no step may follow."""
-        self._scheduler.loads.close()
+        self._scheduler.blocks.close()
 
     def cached_block_hashes(self) -> list[bytes]:
         """Hashes of cached blocks by the events so far: without blocks whose step has not
@@ -389,7 +323,7 @@ class Engine:
         }
         return [
             block_hash
-            for block_hash in self._scheduler.pool.cached_hashes()
+            for block_hash in self._scheduler.blocks.cached_hashes()
             if block_hash not in unsaid
         ]
 
@@ -404,7 +338,7 @@ class Engine:
             return None
         planned = self._scheduler.schedule()
         # Blocks that the step overwrites may have to be copied first.
-        self._scheduler.loads.launch()
+        self._scheduler.blocks.launch()
         if planned is not None and planned.masks_wanted is not None:
             self._report_masks(MaskReport(wanted=planned.masks_wanted))
         return planned
@@ -425,7 +359,7 @@ class Engine:
         if self._tiers.leases is not None:
             # While this engine waits for its device, messages of other engines would wait too.
             return self._in_flight.is_oldest_ready
-        if len(self._in_flight) == 1 and self._scheduler.held.await_masks:
+        if len(self._in_flight) == 1 and self._scheduler.rows.held.await_masks:
             # Waiting for the last one would keep the device waiting for masks that come meanwhile.
             return self._in_flight.is_oldest_ready
         return (
@@ -440,7 +374,7 @@ class Engine:
     def take_output(self) -> StepOutput | None:
         """Takes what the last step says, if anything."""
         output = self._output
-        output.cache_events = self._scheduler.cache.take_events()
+        output.cache_events = self._scheduler.blocks.take_events()
         if not (self._speaks or output.finishes or output.cache_events):
             return None
         self._speaks = False

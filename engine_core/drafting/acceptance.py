@@ -19,13 +19,13 @@ PRIOR_WEIGHT = 2.0
 """Weight of the knowledge of other rows for a row, in tokens."""
 LONGEST_MATCH = 16
 """Length from which all matches count alike."""
-FIRST_GUESS = 0.2, 0.85
+FIRST_ESTIMATE = 0.2, 0.85
 """Acceptance after matches of one token and of `LONGEST_MATCH`, before anything was seen; linear
 between them."""
 SHARED_MEMORY = 0.998
 """As `MEMORY`, for the values that all rows share."""
 SHARED_WEIGHT = 32.0
-"""Weight of the first guess, in tokens."""
+"""Weight of the first estimate, in tokens."""
 
 
 class Acceptance:
@@ -34,8 +34,8 @@ class Acceptance:
     def __init__(self, num_rows: int) -> None:
         self._right = np.zeros(num_rows)
         self._tried = np.zeros(num_rows)
-        guess = np.linspace(*FIRST_GUESS, LONGEST_MATCH)
-        self._all_right = SHARED_WEIGHT * guess
+        estimate = np.linspace(*FIRST_ESTIMATE, LONGEST_MATCH)
+        self._all_right = SHARED_WEIGHT * estimate
         self._all_tried = np.full(LONGEST_MATCH, SHARED_WEIGHT)
 
     def reset(self, row: int) -> None:

@@ -1,4 +1,4 @@
-"""Chooses the number of tokens that a draft model guesses for each row of a step: one pass over all
+"""Chooses the number of tokens that a draft model drafts for each row of a step: one pass over all
 drafted rows for each token."""
 
 from __future__ import annotations

@@ -61,22 +61,22 @@ def measured_passes(
     *,
     most_drafts: int = 0,
 ) -> StepCosts:
-    """Seconds in which a draft model of the executor, or one of its heads, guesses one more token
-    for each of a number of rows; the gap is the time that a step with any guesses takes longer.
-    `most_drafts`: largest number of guesses for a row; 0: that of drafts. To be called with nothing
+    """Seconds in which a draft model of the executor, or one of its heads, drafts one more token
+    for each of a number of rows; the gap is the time that a step with any drafts takes longer.
+    `most_drafts`: largest number of its drafts for a row; 0: that of drafts. To be called with nothing
     in flight."""
     trial = _Trial(executor, config.max_num_seqs, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
     longest = min(most_drafts or config.max_draft_tokens, config.max_draft_tokens, most - 1)
     num_rows = min(most // 2, config.max_num_seqs)
-    one = trial.longer_with_own(1, 1)
-    whole = trial.longer_with_own(1, longest)
-    # Time that a step takes longer with any guesses is not part of a pass.
+    one = trial.longer_with_device(1, 1)
+    whole = trial.longer_with_device(1, longest)
+    # Time that a step takes longer with any drafts is not part of a pass.
     each = whole / longest if longest == 1 else max(whole - one, 0.0) / (longest - 1)
     begin = max(one - each, 0.0)
     seconds = {1: each}
     if num_rows > 1:
-        seconds[num_rows] = max(trial.longer_with_own(num_rows, 1) - begin, 0.0)
+        seconds[num_rows] = max(trial.longer_with_device(num_rows, 1) - begin, 0.0)
     trial.end()
     return StepCosts.measured(
         list(seconds), list(seconds.values()), begin, is_steady=trial.is_steady
@@ -149,19 +149,22 @@ class _Trial:
                 break
         return seconds
 
-    def longer_with_own(self, num_rows: int, num_drafts: int) -> float:
+    def longer_with_device(self, num_rows: int, num_drafts: int) -> float:
         """Seconds by which a step of rows is longer if the executor makes their drafts,
         `num_drafts` each, itself."""
-        given, own = (
-            self._with_drafts(num_rows, num_drafts, is_own=is_own) for is_own in (False, True)
+        given, drafted = (
+            self._with_drafts(num_rows, num_drafts, by_device=by_device)
+            for by_device in (False, True)
         )
-        return max(own - given, 0.0)
+        return max(drafted - given, 0.0)
 
-    def _with_drafts(self, num_rows: int, num_drafts: int, *, is_own: bool) -> float:
+    def _with_drafts(self, num_rows: int, num_drafts: int, *, by_device: bool) -> float:
         drafts = np.full(num_rows, num_drafts, np.int32)
 
         def step() -> None:
-            self._executor.retire(self._executor.submit(self._plans.next(drafts, is_own=is_own)))
+            self._executor.retire(
+                self._executor.submit(self._plans.next(drafts, by_device=by_device))
+            )
 
         # The first one finds memory for the others.
         step()
@@ -189,13 +192,13 @@ class _Plans:
     def __init__(self) -> None:
         self._step = self._num_admitted = 0
 
-    def next(self, num_drafts: Int32Array, *, is_own: bool = False) -> StepPlan:
+    def next(self, num_drafts: Int32Array, *, by_device: bool = False) -> StepPlan:
         """Plan of the next step. num_drafts [R] is given with the plan unless the drafts are the
-        executor's own."""
+        device's."""
         admitted = [_admitted(row) for row in range(self._num_admitted, num_drafts.size)]
         self._num_admitted = max(self._num_admitted, num_drafts.size)
         self._step += 1
-        return _plan(self._step, num_drafts, admitted, [], is_own=is_own)
+        return _plan(self._step, num_drafts, admitted, [], by_device=by_device)
 
     def last(self) -> StepPlan:
         """Plan that gives the rows back."""
@@ -220,7 +223,7 @@ def _plan(
     admitted: list[AdmittedRow],
     released: list[int],
     *,
-    is_own: bool = False,
+    by_device: bool = False,
 ) -> StepPlan:
     zeros = np.zeros_like(num_drafts)
     ones = np.ones_like(num_drafts)
@@ -236,6 +239,6 @@ def _plan(
         output_indices=zeros,
         holds=zeros.astype(np.bool_),
         num_drafts=num_drafts if is_drafted else None,
-        draft_ids=np.ones(num_drafts.sum(), np.int32) if is_drafted and not is_own else None,
+        draft_ids=np.ones(num_drafts.sum(), np.int32) if is_drafted and not by_device else None,
         shares=False,
     )

@@ -11,7 +11,7 @@ import numpy as np
 from headwater.kernels.cpu.suffix_match import KEY_LENS, row_drafter
 
 from ..executor import Int32Array
-from .drafter import Proposal
+from .proposer import Proposal
 
 MIN_BUCKETS = 1 << 8
 MAX_BUCKETS = 1 << 13
@@ -19,7 +19,7 @@ MAX_BUCKETS = 1 << 13
 request takes the row."""
 
 
-class NGramDrafter:
+class NGramProposer:
     """Each row has an index of its known tokens, which grows as they do; nothing of it outlives the
     row."""
 
@@ -51,7 +51,7 @@ class NGramDrafter:
     def propose(
         self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
     ) -> Proposal:
-        """See `Drafter`. The first call after `seat` indexes the whole prompt, about 10 ns a
+        """See `Proposer`. The first call after `seat` indexes the whole prompt, about 10 ns a
         token."""
         # Machine code checks no bounds.
         assert token_ids.shape[1] <= self._previous.shape[2], token_ids.shape

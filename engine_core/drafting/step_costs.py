@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from ..executor import Int32Array
 Float64Array = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepCosts:
     """Costs of steps, linear between two measured numbers of positions."""
 
@@ -40,6 +41,11 @@ class StepCosts:
         were measured takes longer in proportion."""
         smooth = np.minimum.accumulate(np.array(seconds, np.float64)[::-1])[::-1].copy()
         return cls(np.array(sizes, np.int32), smooth, max(gap, 0.0), is_steady)
+
+    @cached_property
+    def without_gap(self) -> StepCosts:
+        """Costs of steps that are planned ahead of their results."""
+        return replace(self, gap=0.0)
 
     def of(self, num_positions: npt.ArrayLike) -> Float64Array:
         """Seconds of steps of so many positions."""

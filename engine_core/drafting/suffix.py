@@ -15,15 +15,15 @@ import numpy.typing as npt
 from headwater.kernels.cpu.suffix_match import MIN_MATCH, history_drafter
 
 from ..executor import Int32Array
-from .drafter import Proposal
 from .history import NUM_FIELDS, History
+from .proposer import Proposal
 
 SMALLEST_HISTORY = 1 << 8
 """Number of tokens in the smallest history. A history doubles each time that it is full."""
 NO_HISTORY = -1
 
 
-class SuffixDrafter:
+class SuffixProposer:
     """One history a namespace. The histories hold `max_tokens` together: where one grows, others of
     the tenant that has most of them are dropped, least recently used first, so that a tenant with
     many namespaces drives out its own. One alone holds half of them at most, and then forgets its
@@ -48,8 +48,6 @@ class SuffixDrafter:
         num_histories = max_tokens // self._smallest
         self._fields: npt.NDArray[np.int64] = np.zeros((num_histories, NUM_FIELDS), np.int64)
         self._free = list(reversed(range(num_histories)))
-        self._num_tokens = 0
-        """Sum of the capacities of all histories, in tokens."""
         self._namespaces: list[bytes | None] = [None] * num_rows
         self._tenants = [""] * num_rows
         self._num_prompt = [0] * num_rows
@@ -83,7 +81,7 @@ class SuffixDrafter:
     def propose(
         self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array
     ) -> Proposal:
-        """See `Drafter`."""
+        """See `Proposer`."""
         drafts = np.zeros((len(rows), self._max_drafts), np.int32)
         num_drafts, match_lens = np.zeros((2, len(rows)), np.int32)
         histories = self._fields, self._history_of_row
@@ -125,8 +123,7 @@ class SuffixDrafter:
     def _reserve(self, namespace: bytes, num_tokens: int) -> None:
         """Gives a namespace that many tokens more, and drops histories of others for them."""
         self._num_tokens_of[self._owner[namespace]] += num_tokens
-        self._num_tokens += num_tokens
-        while self._num_tokens > self._max_tokens:
+        while self._num_tokens_of.total() > self._max_tokens:
             self._drop(self._least_wanted(namespace))
 
     def _least_wanted(self, kept: bytes) -> bytes:
@@ -139,7 +136,6 @@ class SuffixDrafter:
     def _drop(self, namespace: bytes) -> None:
         index, history = self._histories.pop(namespace)
         tenant = self._owner.pop(namespace)
-        self._num_tokens -= history.capacity
         self._num_tokens_of[tenant] -= history.capacity
         del self._used[tenant][namespace]
         if not self._used[tenant]:

@@ -12,21 +12,20 @@ compared with the time that steps take, so that costs which were measured wrongl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
+from ..drafting.device_drafts import DeviceDrafts
 from ..drafting.draft_lengths import choose
-from ..drafting.drafter import Drafter
-from ..drafting.executor_drafts import ExecutorDrafts
-from ..drafting.realized_gain import PlainSteps, RealizedGain
+from ..drafting.proposer import Proposer
 from ..drafting.step_costs import StepCosts
+from ..drafting.trials import Mode, Trials
 from ..executor import BoolArray, Int32Array
-from .guesses import ANY
-from .masks import Rows
+from .draft_requests import DraftRequests
+from .look_up import ANY, LookUp
+from .masks import RowIndices
 from .request_state import RequestState
 from .request_table import RequestTable
-from .side_guesses import SideGuesses
 
 WORTHWHILE = 1.05
 """Gain from which on rows wait or run ahead, over what they do now."""
@@ -60,7 +59,7 @@ class AdaptiveSpeculator:
 
     def __init__(
         self,
-        drafters: Sequence[Drafter],
+        proposers: Sequence[Proposer],
         costs: StepCosts,
         *,
         num_rows: int,
@@ -69,100 +68,79 @@ class AdaptiveSpeculator:
         executor_drafts: str = "",
         clock: Callable[[], float] = stopped_clock,
     ) -> None:
-        """`num_rows`: of the request table; `executor_drafts`: which of the drafters the executor
+        """`num_rows`: of the request table; `executor_drafts`: which of the proposers the executor
         has as well, if any, for rows without a grammar; `clock`: seconds, by which the gain that
         drafts bring is measured."""
         self.max_drafts = max_drafts
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)
-        self._names = [drafter.name for drafter in drafters]
-        self._ahead = self._names.index(executor_drafts) if executor_drafts in self._names else ANY
-        """Number of the drafter that the executor has."""
-        self._others = [i for i in range(len(drafters)) if i != self._ahead]
+        names = [proposer.name for proposer in proposers]
+        self._device = names.index(executor_drafts) if executor_drafts in names else ANY
+        """Number of the proposer that the executor has."""
+        self._others = [i for i in range(len(names)) if i != self._device]
+        self._asked = DraftRequests(names, num_rows, max_drafts, self._device)
         self._costs = costs
-        self._costs_ahead = replace(costs, gap=0.0)
-        self._guesses = SideGuesses(
-            drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size
-        )
-        self._by_executor = ExecutorDrafts(num_rows)
-        self._plain = PlainSteps(clock)
-        self._realized_waiting = RealizedGain(self._plain)
-        self._realized_ahead = RealizedGain(self._plain)
-        self._expected = 1.0
-        """Gain that was expected of the last step that was planned with drafts."""
-        self._is_waiting = False
-        self._is_ahead = False
+        self._look_up = LookUp(proposers, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
+        self._by_device = DeviceDrafts(num_rows)
+        self._trials = Trials(clock)
         self._pace = 1.0
+        """Average gain of the last steps of a stretch with drafts."""
         self._num_steps = 0
         self._num_barren = 0
+        """Looks in vain since one that was not."""
         self._gain_ahead = self._gain_waiting = 1.0
         """Recent gains of a step while rows run ahead: of running ahead, and of waiting for other
         drafters."""
-        self._is_seated: BoolArray = np.zeros(num_rows, np.bool_)
-        """Rows that a request has: those that wait when rows wait."""
-        self._may_run_ahead: BoolArray = np.zeros(num_rows, np.bool_)
-        self._most: Int32Array = np.zeros(num_rows, np.int32)
-        """Drafts that each row's request allows."""
-        self._wanted: Int32Array = np.full(num_rows, ANY, np.int32)
-        """The drafter that each row's request names."""
 
     @property
     def num_bytes(self) -> int:
-        return self._guesses.num_bytes
+        return self._look_up.num_bytes
 
     def seat(self, request: RequestState) -> None:
         row = request.row
-        asked = request.speculation
-        names = self._names
-        is_served = asked.is_on and asked.drafter in ("", *names)
-        self._most[row] = (
-            min(asked.max_tokens or self.max_drafts, self.max_drafts) if is_served else 0
-        )
-        self._wanted[row] = names.index(asked.drafter) if is_served and asked.drafter else ANY
-        self._is_seated[row] = True
-        is_ahead = self._ahead != ANY and self._wanted[row] in (ANY, self._ahead)
-        # Masks of a grammar are filled for drafts that are known.
-        self._may_run_ahead[row] = is_served and is_ahead and not request.has_grammar
-        self.needs_result[row] = self._is_waiting
-        self.runs_ahead[row] = self._is_ahead and self._may_run_ahead[row]
+        self._asked.seat(request)
+        is_ahead = self._trials.mode is Mode.AHEAD
+        self.needs_result[row] = self._trials.mode is Mode.WAITING
+        self.runs_ahead[row] = is_ahead and self._asked.may_run_ahead[row]
         self._num_barren = 0
-        self._by_executor.reset(row)
+        self._by_device.reset(row)
         chain = request.chain
-        self._guesses.seat(row, chain.namespace, chain.tenant, request.num_prompt_tokens)
+        self._look_up.seat(row, chain.namespace, chain.tenant, request.num_prompt_tokens)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        self.needs_result[row] = self.runs_ahead[row] = self._is_seated[row] = self._may_run_ahead[
-            row
-        ] = False
-        self._most[row] = 0
-        self._guesses.vacate(row, token_ids)
+        self.needs_result[row] = self.runs_ahead[row] = False
+        self._asked.vacate(row)
+        self._look_up.vacate(row, token_ids)
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
-        self._by_executor.note(rows, most, num_drafts, num_accepted)
-        self._guesses.note_drafted(rows, num_drafts, num_accepted)
+        self._by_device.note(rows, most, num_drafts, num_accepted)
+        self._look_up.note_drafted(rows, num_drafts, num_accepted)
 
-    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+    def foresee(
+        self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
+    ) -> None:
         """Drafts nothing of that: `GrammarDrafts` does."""
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         self._num_steps += 1
-        self._note_time(table, rows, first)
-        if self._guesses.num_tokens[rows].any():
-            self._guesses.compare(table, rows, first)
-        if not self._is_ahead and not self._is_waiting:
-            if self._num_steps % self._watch_interval == 0:
+        if not self._trials.note(rows.size, int((table.num_known[rows] - first).sum())):
+            self._stop()
+        if self._look_up.num_tokens[rows].any():
+            self._look_up.compare(table, rows, first)
+        match self._trials.mode:
+            case Mode.PLAIN if self._num_steps % self._watch_interval == 0:
                 self._watch(table, rows)
-        elif self._is_ahead and self._others and self._num_steps % WATCHED_STEPS == 0:
-            self._watch_others(table, rows)
+            case Mode.AHEAD if self._others and self._num_steps % WATCHED_STEPS == 0:
+                self._watch_others(table, rows)
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
-        most = np.minimum(most, self._most[rows])
-        stands = self._by_executor.stands(rows, most, self.max_drafts)
-        num_drafts, gain = choose(stands, self._costs_ahead, rows.size, total)
-        self._expected = gain
-        gain *= self._realized_ahead.factor
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
+        most = np.minimum(most, self._asked.most[rows])
+        stands = self._by_device.stands(rows, most, self.max_drafts)
+        num_drafts, gain = choose(stands, self._costs.without_gap, rows.size, total)
+        self._trials.expected = gain
+        gain *= self._trials.factor(Mode.AHEAD)
         self._gain_ahead = PACE_MEMORY * self._gain_ahead + (1 - PACE_MEMORY) * gain
         self._note_pace(gain if num_drafts.any() else NO_DRAFTS)
         if self._pace < 1.0:
@@ -170,19 +148,23 @@ class AdaptiveSpeculator:
         return num_drafts
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
-        most = np.minimum(most, self._most[rows])
-        num_drafts, gain = self._guesses.choose(table, rows, most, self._wanted, self._costs, total)
+        most = np.minimum(most, self._asked.most[rows])
+        num_drafts, gain = self._look_up.choose(
+            table, rows, most, self._asked.wanted, self._costs, total
+        )
         if not num_drafts.any():
             seconds = float(self._costs.of(rows.size))
             gain = seconds / (seconds + self._costs.gap)
-        self._expected = gain
-        self._note_pace(gain * self._realized_waiting.factor)
-        is_reviewed = self._num_steps >= REVIEWED_STEPS and bool(self._may_run_ahead[rows].all())
-        if self._pace < 1.0 or not self._most[rows].any() or is_reviewed:
+        self._trials.expected = gain
+        self._note_pace(gain * self._trials.factor(Mode.WAITING))
+        is_reviewed = self._num_steps >= REVIEWED_STEPS and bool(
+            self._asked.may_run_ahead[rows].all()
+        )
+        if self._pace < 1.0 or not self._asked.most[rows].any() or is_reviewed:
             self._stop()
-        return num_drafts, self._guesses.token_ids[rows]
+        return num_drafts, self._look_up.token_ids[rows]
 
     @property
     def _watch_interval(self) -> int:
@@ -190,84 +172,69 @@ class AdaptiveSpeculator:
         num_barren = self._num_barren // BARREN_LOOKS
         return MOST_INTERVAL if num_barren >= 2 else WATCHED_STEPS**num_barren
 
-    def _watch(self, table: RequestTable, rows: Rows) -> None:
-        """Guesses on the side while rows do neither, and lets them run ahead or wait if that
+    def _watch(self, table: RequestTable, rows: RowIndices) -> None:
+        """Looks drafts up on the side while rows do neither, and lets them run ahead or wait if that
         pays."""
-        unguessed = self._guesses.unguessed(rows, self._most)
+        undrafted = self._look_up.undrafted(rows, self._asked.most)
         ahead = 1.0
-        asked = table, unguessed, self._most[unguessed], self._wanted[unguessed]
-        own = [] if self._ahead == ANY else [self._ahead]
-        if unguessed.size:
-            self._guesses.make(*asked, own)
-        if own and self._may_run_ahead[self._is_seated & (self._most > 0)].all():
-            by_executor = rows[self._guesses.guessed_by[rows] == self._ahead]
-            ahead = self._guesses.gain(table, by_executor, self._costs_ahead)
-        if unguessed.size:
-            self._guesses.improve(*asked, self._others)
-        ahead = self._realized_ahead.promised(ahead)
-        waiting = self._realized_waiting.promised(self._guesses.gain(table, rows, self._costs))
+        asked = table, undrafted, self._asked.most[undrafted], self._asked.wanted[undrafted]
+        device = [] if self._device == ANY else [self._device]
+        if undrafted.size:
+            self._look_up.propose(*asked, device)
+        if device and self._asked.may_all_run_ahead:
+            by_device = rows[self._look_up.drafted_by[rows] == self._device]
+            ahead = self._look_up.gain(table, by_device, self._costs.without_gap)
+        if undrafted.size:
+            self._look_up.improve(*asked, self._others)
+        ahead = self._trials.promised(Mode.AHEAD, ahead)
+        waiting = self._look_up.gain(table, rows, self._costs)
+        waiting = self._trials.promised(Mode.WAITING, waiting)
         self._num_barren = 0 if max(ahead, waiting) > 1.0 else self._num_barren + 1
-        if self._plain.lacks(rows.size):
+        if not self._trials.may_begin(rows.size):
             return
         if ahead > max(WORTHWHILE, waiting):
             self._start_ahead(ahead)
         elif waiting > WORTHWHILE:
             self._start_waiting(waiting)
 
-    def _watch_others(self, table: RequestTable, rows: Rows) -> None:
-        """Guesses on the side while rows run ahead, and lets them wait instead if that pays
+    def _watch_others(self, table: RequestTable, rows: RowIndices) -> None:
+        """Looks drafts up on the side while rows run ahead, and lets them wait instead if that pays
         better."""
-        unguessed = self._guesses.unguessed(rows, self._most)
-        if unguessed.size:
-            self._guesses.make(
-                table, unguessed, self._most[unguessed], self._wanted[unguessed], self._others
+        undrafted = self._look_up.undrafted(rows, self._asked.most)
+        if undrafted.size:
+            self._look_up.propose(
+                table,
+                undrafted,
+                self._asked.most[undrafted],
+                self._asked.wanted[undrafted],
+                self._others,
             )
-        gain = self._realized_waiting.promised(self._guesses.gain(table, rows, self._costs))
+        gain = self._look_up.gain(table, rows, self._costs)
+        gain = self._trials.promised(Mode.WAITING, gain)
         self._gain_waiting = PACE_MEMORY * self._gain_waiting + (1 - PACE_MEMORY) * gain
         if self._gain_waiting > WORTHWHILE * self._gain_ahead:
             self._stop()
             self._start_waiting(self._gain_waiting)
 
-    def _note_time(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
-        seconds = self._plain.elapsed()
-        if self._is_waiting or self._is_ahead:
-            used = self._realized_waiting if self._is_waiting else self._realized_ahead
-            num_tokens = int((table.num_known[rows] - first).sum())
-            if not used.note(self._expected, rows.size, num_tokens, seconds):
-                self._stop()
-        else:
-            self._plain.note(rows.size, seconds)
-            self._realized_waiting.note_plain(rows.size, seconds)
-            self._realized_ahead.note_plain(rows.size, seconds)
-
     def _note_pace(self, gain: float) -> None:
         self._pace = PACE_MEMORY * self._pace + (1 - PACE_MEMORY) * min(gain, MOST_PACE)
 
     def _start_ahead(self, gain: float) -> None:
-        self._is_ahead = True
-        self._pace = min(gain, MOST_PACE)
-        self._num_steps = 0
-        self._expected = gain
-        self._plain.interrupt()
-        self._realized_ahead.begin(gain)
+        self._start(Mode.AHEAD, gain)
         self._gain_ahead = gain
         self._gain_waiting = 1.0
-        self._guesses.end(np.flatnonzero(self._is_seated))
-        self.runs_ahead[:] = self._is_seated & self._may_run_ahead
+        self._look_up.end(np.flatnonzero(self._asked.is_seated))
+        self.runs_ahead[:] = self._asked.is_seated & self._asked.may_run_ahead
 
     def _start_waiting(self, gain: float) -> None:
-        self._is_waiting = True
+        self._start(Mode.WAITING, gain)
+        self.needs_result[:] = self._asked.is_seated
+
+    def _start(self, mode: Mode, gain: float) -> None:
+        self._trials.begin(mode, gain)
         self._pace = min(gain, MOST_PACE)
         self._num_steps = 0
-        self._expected = gain
-        self._plain.interrupt()
-        self._realized_waiting.begin(gain)
-        self.needs_result[:] = self._is_seated
 
     def _stop(self) -> None:
-        if self._is_waiting:
-            self._realized_waiting.end()
-        if self._is_ahead:
-            self._realized_ahead.end()
-        self._is_waiting = self._is_ahead = False
+        self._trials.end()
         self.needs_result[:] = self.runs_ahead[:] = False

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..drafting.draft_depths import choose_depth
-from ..drafting.drafter import Drafter
+from ..drafting.proposer import Proposer
 from ..drafting.step_costs import StepCosts
 from ..executor import BoolArray, Int32Array
-from .masks import Rows
+from .masks import RowIndices
 from .model_speculator import NAME, PROBE_STEPS, ModelSpeculator
 from .request_state import RequestState
 from .request_table import RequestTable
@@ -28,7 +28,7 @@ them."""
 REVIEWED_STEPS = 8
 """Interval in steps of looks whether the draft model would pay, while it drafts nothing."""
 WATCHED_STEPS = 4
-"""Interval in steps of looks at the guesses of look-up, while rows run ahead."""
+"""Interval in steps of looks at the drafts of look-up, while rows run ahead."""
 
 
 class AheadModelSpeculator(ModelSpeculator):
@@ -37,7 +37,7 @@ class AheadModelSpeculator(ModelSpeculator):
 
     def __init__(
         self,
-        drafters: Sequence[Drafter],
+        drafters: Sequence[Proposer],
         costs: StepCosts,
         pass_costs: StepCosts,
         *,
@@ -67,13 +67,13 @@ class AheadModelSpeculator(ModelSpeculator):
         self._is_seated[row] = False
         self._set()
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         super().settle(table, rows, first)
         self._num_steps += 1
         if not self._is_waiting and self._num_steps % WATCHED_STEPS == 0:
             self._watch(table, rows)
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         if 0 < self._num_idle < PROBE_STEPS and self._num_idle % REVIEWED_STEPS:
             self._num_idle += 1
             return np.zeros(rows.size, np.int32)
@@ -88,24 +88,24 @@ class AheadModelSpeculator(ModelSpeculator):
         return np.minimum(most, 1)
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
-        looked_up = self._look_up(table, rows, np.minimum(most, self._most[0, rows]), total)
+        looked_up = self._looked_up(table, rows, np.minimum(most, self._most[0, rows]), total)
         self._gain_waiting = MEMORY * self._gain_waiting + (1 - MEMORY) * looked_up.gain
         if self._gain_waiting < self._gain_ahead:
             self._is_waiting = False
             self._set()
-        return looked_up.num_drafts, self._guesses.token_ids[rows]
+        return looked_up.num_drafts, self._look_up.token_ids[rows]
 
-    def _watch(self, table: RequestTable, rows: Rows) -> None:
-        """Guesses on the side, and lets rows wait if that pays."""
+    def _watch(self, table: RequestTable, rows: RowIndices) -> None:
+        """Looks drafts up on the side, and lets rows wait if that pays."""
         most = self._most[0]
-        unguessed = self._guesses.unguessed(rows, most)
-        if unguessed.size:
-            self._guesses.make(
-                table, unguessed, most[unguessed], self._wanted[unguessed], range(len(self._names))
+        undrafted = self._look_up.undrafted(rows, most)
+        if undrafted.size:
+            self._look_up.propose(
+                table, undrafted, most[undrafted], self._wanted[undrafted], range(len(self._names))
             )
-        gain = self._guesses.gain(table, rows, self._costs)
+        gain = self._look_up.gain(table, rows, self._costs)
         self._gain_waiting = MEMORY * self._gain_waiting + (1 - MEMORY) * gain
         if self._gain_waiting > WORTHWHILE * self._gain_ahead:
             self._is_waiting = True

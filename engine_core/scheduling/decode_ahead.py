@@ -7,60 +7,43 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..config import EngineConfig
-from ..kv.block_pool import BlockPool
-from .request_table import RequestTable
-from .speculator import Speculator
+from .blocks import Blocks
+from .rows import Rows
 from .step_builder import StepBuilder
 
 
-class DecodeAhead:
-    def __init__(
-        self,
-        table: RequestTable,
-        pool: BlockPool,
-        speculator: Speculator | None,
-        config: EngineConfig,
-    ) -> None:
-        self._table = table
-        self._pool = pool
-        self._speculator = speculator
-        self._max_positions = config.max_positions
-
-    def add_drafts(self, step: StepBuilder, num_running: int) -> None:
-        """Guesses for rows that decode, the speculator's or the executor's own, with the budget
-        that is left and blocks that no other row can need."""
-        table = self._table
-        rows = step.decode_rows
-        speculator = self._speculator
-        if speculator is None:
-            return
-        runs_ahead = bool(table.runs_ahead[rows].any())
-        may_draft = table.runs_ahead[rows] if runs_ahead else table.needs_result[rows]
-        if not may_draft.any():
-            return
-        total = min(step.budget, self._max_positions - step.num_requests)
-        most = (
-            np.minimum(table.compute_end[rows] - table.num_computed[rows], table.credit[rows]) - 1
-        )
-        most = np.minimum(most, min(speculator.max_drafts, total)) * may_draft
-        room = table.capacity[rows] - table.num_computed[rows] - 1
-        if np.count_nonzero(most > room) + num_running > self._pool.num_free:
-            most = np.minimum(most, room)
-        most = most.astype(np.int32)
-        draft_ids = None
-        if runs_ahead:
-            num_drafts = speculator.lengths(rows, most, total)
-        else:
-            num_drafts, draft_ids = speculator.draft(table, rows, most, total)
-        if (num_all := int(num_drafts.sum())) > total:
-            num_drafts = np.clip(
-                total - (np.cumsum(num_drafts) - num_drafts), 0, num_drafts
-            ).astype(np.int32)
-            num_all = int(num_drafts.sum())
-        if num_all:
-            step.grow(rows[num_drafts > room], table, self._pool)
-            step.budget -= num_all
-            step.num_drafts = num_drafts
-            if draft_ids is not None:
-                step.draft_ids = draft_ids[np.arange(draft_ids.shape[1]) < num_drafts[:, None]]
+def add_drafts(step: StepBuilder, rows: Rows, blocks: Blocks, max_positions: int) -> None:
+    """Adds drafts of rows that decode, of the speculator or the executor, with the budget that is
+    left and blocks that no other row can need."""
+    table = rows.table
+    if not table.drafts.is_on:
+        return
+    speculator = rows.speculator
+    decoding = step.decode_rows
+    runs_ahead = table.drafts.runs_ahead[decoding]
+    is_ahead = bool(runs_ahead.any())
+    may_draft = runs_ahead if is_ahead else table.drafts.needs_result[decoding]
+    if not may_draft.any():
+        return
+    total = min(step.budget, max_positions - step.num_requests)
+    num_left = table.compute_end[decoding] - table.num_computed[decoding]
+    most = np.minimum(num_left, table.credit[decoding]) - 1
+    most = np.minimum(most, min(speculator.max_drafts, total)) * may_draft
+    room = blocks.room(decoding, table.num_computed) - 1
+    if np.count_nonzero(most > room) + len(rows.running) > blocks.num_free:
+        most = np.minimum(most, room)
+    most = most.astype(np.int32)
+    draft_ids = None
+    if is_ahead:
+        num_drafts = speculator.lengths(decoding, most, total)
+    else:
+        num_drafts, draft_ids = speculator.draft(table, decoding, most, total)
+    if int(num_drafts.sum()) > total:
+        before = np.cumsum(num_drafts) - num_drafts
+        num_drafts = np.clip(total - before, 0, num_drafts).astype(np.int32)
+    if num_all := int(num_drafts.sum()):
+        step.grow(decoding[num_drafts > room], blocks)
+        step.budget -= num_all
+        step.num_drafts = num_drafts
+        if draft_ids is not None:
+            step.draft_ids = draft_ids[np.arange(draft_ids.shape[1]) < num_drafts[:, None]]

@@ -16,9 +16,8 @@ import numpy as np
 
 from ..kv.block_pool import NULL_BLOCK, BlockPool
 from ..kv.prefix_hash import next_block_hash, token_bytes
+from .block_table import BlockTable
 from .request_state import RequestState
-from .request_table import RequestTable
-from .waiting_queue import WaitingQueue
 
 WHOLE = 1 << 30
 """More blocks than any prompt has: what waits for so many waits until all is scheduled."""
@@ -37,17 +36,14 @@ NO_PARTIAL = PartialBlock(NULL_BLOCK, 0)
 class Forks:
     """Copies that were planned hold their blocks until the step has retired."""
 
-    def __init__(
-        self, pool: BlockPool, table: RequestTable, waiting: WaitingQueue, *, is_on: bool
-    ) -> None:
+    def __init__(self, pool: BlockPool, table: BlockTable, block_size: int, *, is_on: bool) -> None:
         """`is_on`: the executor copies blocks."""
         self.num_copies = 0
         """Blocks that were copied, so far."""
         self._pool = pool
         self._table = table
-        self._waiting = waiting
         self._is_on = is_on
-        self._block_size = table.block_size
+        self._block_size = block_size
         self._whole: list[RequestState] = []
         """Requests whose last known tokens are in the step that was planned last."""
         self._fresh = set[bytes]()
@@ -61,23 +57,25 @@ class Forks:
             self._whole.append(request)
             self._note_last_block(request)
 
-    def begin_step(self) -> None:
-        """The next step is planned: what the one before it computes can be copied."""
+    def begin_step(self) -> list[RequestState]:
+        """Notes that the next step is planned: what the one before it computes can be copied.
+        Returns the requests whose last known tokens that was."""
         self._fresh.clear()
-        for request in self._whole:
-            self._waiting.leader_advanced(request, WHOLE)
-        self._whole.clear()
+        whole = self._whole
+        self._whole = []
+        return whole
 
-    def waits(self, request: RequestState, prefilling: Iterable[RequestState]) -> bool:
-        """Holds a request whose tokens begin another's that is being computed, until all of these
-        are."""
+    def leader_of(
+        self, request: RequestState, prefilling: Iterable[RequestState]
+    ) -> RequestState | None:
+        """A request that is being computed and begins with this one's tokens: once all of them are
+        scheduled, its last block can be copied."""
         if not (self._is_on and request.forks):
-            return False
+            return None
         for leader in (*prefilling, *self._whole):
             if leader is not request and leader.forks and _begins(request, leader):
-                self._waiting.follow(leader, request, WHOLE)
-                return True
-        return False
+                return leader
+        return None
 
     def take(
         self, request: RequestState, hits: Sequence[int], num_other_blocks: int, step: int
@@ -120,7 +118,7 @@ class Forks:
     def _note_last_block(self, request: RequestState) -> None:
         """Lets the last block of what was known of a request be found by its tokens."""
         idx = (request.num_tokens - 1) // self._block_size
-        block = int(self._table.block_ids[request.row, idx])
+        block = self._table.block_at(request.row, idx)
         key = _key(request, idx, request.token_ids[idx * self._block_size :])
         if self._pool.find_partial(key) is None:
             self._pool.note_partial(block, key)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..executor import BoolArray, Int32Array
 
-Rows = npt.NDArray[np.intp]
+RowIndices = npt.NDArray[np.intp]
 Int64Array = npt.NDArray[np.int64]
 PATIENCE_SECONDS = 0.001
 """The time that a step or a draw waits for late masks before it goes without their rows."""
@@ -55,7 +55,9 @@ class HeldRows:
         self.has_grammar[row] = False
         self.num_held[row] = 0
 
-    def hold(self, rows: Rows, first_outputs: Int32Array, num_drafts: Int32Array | int) -> None:
+    def hold(
+        self, rows: RowIndices, first_outputs: Int32Array, num_drafts: Int32Array | int
+    ) -> None:
         """Holds a position of each row, and one for each draft behind it."""
         self._num_holds += 1
         self._held_since[rows] = self._num_holds
@@ -70,7 +72,7 @@ class HeldRows:
 
     def note(
         self,
-        rows: Rows,
+        rows: RowIndices,
         tickets: Int64Array,
         output_indices: Int32Array,
         num_masks: Int32Array | int = 1,
@@ -80,7 +82,7 @@ class HeldRows:
         self._first_mask[rows[is_current]] = output_indices[is_current]
         self._num_masks[rows[is_current]] = np.broadcast_to(num_masks, rows.shape)[is_current]
 
-    def take_drawable(self, most: int) -> tuple[Rows, Int32Array, Int32Array]:
+    def take_drawable(self, most: int) -> tuple[RowIndices, Int32Array, Int32Array]:
         """Rows that have all their masks, the outputs that they held first, and how many; they are
         held no more. Where rows of several steps have more than `most` positions together, those
         that waited longest come first."""

@@ -1,30 +1,28 @@
 """Requests that compute nothing more, while a launched step still lists their rows and blocks.
 
-Knows which of them come back and what they hold; knows nothing about why they leave or what becomes
-of them.
+Knows which of them come back; knows nothing about why they leave or what becomes of them.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
-from ..kv.block_pool import BlockPool
 from .request_state import RequestState
-from .request_table import RequestTable
 
 
 class PendingRelease:
     """Queue of these requests, in the order in which they left."""
 
-    def __init__(self, table: RequestTable, pool: BlockPool) -> None:
-        self._table = table
-        self._pool = pool
+    def __init__(self) -> None:
         self._queue: deque[tuple[int, RequestState]] = deque()
         """Each with the last step that may list it."""
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return (request for _, request in self._queue)
 
     def push(self, request: RequestState, last_step: int) -> None:
         self._queue.append((last_step, request))
@@ -36,17 +34,10 @@ class PendingRelease:
 
     @property
     def num_unfinished(self) -> int:
-        return sum(not request.has_finished for _, request in self._queue)
+        return sum(not request.has_finished for request in self)
 
     @property
     def num_preempted(self) -> int:
         """Number of preempted requests on their way back to the queue, which stand before all
         others in it."""
-        return sum(not (request.has_finished or request.has_yielded) for _, request in self._queue)
-
-    def num_returning_blocks(self) -> int:
-        """Blocks that nobody else holds."""
-        holds = Counter(
-            block for _, request in self._queue for block in self._table.blocks_of(request.row)
-        )
-        return sum(self._pool.ref_counts[block] == num_held for block, num_held in holds.items())
+        return sum(not (request.has_finished or request.has_yielded) for request in self)

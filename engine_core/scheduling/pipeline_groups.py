@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..executor import Int32Array
-from .masks import Rows
+from .masks import RowIndices
 
 
 class PipelineGroups:
@@ -40,9 +40,9 @@ class PipelineGroups:
     def has_turn(self, row: int) -> bool:
         return bool(self._of_rows[row] == self._turn)
 
-    def of_turn(self, rows: Rows) -> Rows:
+    def of_turn(self, rows: RowIndices) -> RowIndices:
         """Rows of the group whose turn it is."""
-        own: Rows = rows[self._of_rows[rows] == self._turn]
+        own: RowIndices = rows[self._of_rows[rows] == self._turn]
         return own
 
 
@@ -64,7 +64,7 @@ class OneGroup:
     def has_turn(self, row: int) -> bool:
         return True
 
-    def of_turn(self, rows: Rows) -> Rows:
+    def of_turn(self, rows: RowIndices) -> RowIndices:
         return rows
 
 

@@ -7,25 +7,18 @@ The scheduler takes them away.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
+from .blocks import Blocks
 from .request_state import Rank, RequestState
-from .request_table import RequestTable
+from .rows import Rows
 from .tenant_shares import TenantShares
 
 
 class Preemption:
-    def __init__(
-        self,
-        running: Mapping[int, RequestState],
-        shares: TenantShares,
-        table: RequestTable,
-        block_size: int,
-    ) -> None:
-        self._running = running
+    def __init__(self, rows: Rows, blocks: Blocks, shares: TenantShares) -> None:
+        self._rows = rows
+        self._blocks = blocks
         self._shares = shares
-        self._table = table
-        self._block_size = block_size
         self._stalled: dict[int, RequestState] = {}
         """Running requests whose readers take nothing, by key, the one that stalled first first."""
 
@@ -39,7 +32,7 @@ class Preemption:
     def first_stalled(self) -> RequestState | None:
         """The one that stalled first. One whose drafts were rejected has credit again, and a step
         may compute it."""
-        credit = self._table.credit
+        credit = self._rows.table.credit
         return next(
             (request for request in self._stalled.values() if credit[request.row] <= 0), None
         )
@@ -47,27 +40,27 @@ class Preemption:
     def last(self) -> RequestState:
         """The one that stalled first, if any has; else of the lowest tier, of the tenant that is
         farthest ahead, the last."""
-        return self.first_stalled() or max(self._running.values(), key=self._place)
+        return self.first_stalled() or max(self._rows.running.values(), key=self._place)
 
     def held_blocks(self) -> Counter[str]:
         """Number of blocks of each running tenant."""
         held = Counter[str]()
-        for request in self._running.values():
-            held[request.tenant] += self._num_blocks_of(request)
+        for request in self._rows.running.values():
+            held[request.tenant] += self._blocks.num_blocks_of(request)
         return held
 
     def take_for(self, behind: RequestState, held: Counter[str]) -> RequestState | None:
         """One whose tenant even without it is not behind that of `behind` once this one has come,
         or none; what it held is taken off `held`. It is the youngest of those that are farthest
         ahead, and finds most of its blocks again."""
-        num_blocks = held[behind.tenant] + -(-behind.num_tokens // self._block_size)
+        num_blocks = held[behind.tenant] + self._blocks.num_needed(behind.num_tokens)
         level = self._shares.level(behind.tenant, 1, num_blocks)
         ahead = {
             name for name, blocks in held.items() if self._shares.level(name, -1, blocks) >= level
         }
         victims = [
             each
-            for each in self._running.values()
+            for each in self._rows.running.values()
             if each.tenant in ahead and each.rank[0] >= behind.rank[0]
         ]
         if not victims:
@@ -75,7 +68,7 @@ class Preemption:
         victim = max(
             victims, key=lambda each: (each.rank[0], held[each.tenant] / each.weight, each.rank)
         )
-        num_left = held[victim.tenant] - self._num_blocks_of(victim)
+        num_left = held[victim.tenant] - self._blocks.num_blocks_of(victim)
         if self._shares.level(victim.tenant, -1, num_left) < level:
             return None
         held[victim.tenant] = num_left
@@ -83,6 +76,3 @@ class Preemption:
 
     def _place(self, request: RequestState) -> tuple[int, float, Rank]:
         return request.rank[0], self._shares.level(request.tenant), request.rank
-
-    def _num_blocks_of(self, request: RequestState) -> int:
-        return int(self._table.capacity[request.row]) // self._block_size

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Protocol
 
-from ..config import EngineConfig
-from ..kv.block_loads import Offer
+from ..kv.block_loads import BlockLoads, Offer
+from ..kv.block_pool import BlockPool
 from ..kv.block_source import Ticket
 from ..kv.early_pull import EarlyPull
 from ..kv.peer_blocks import PeerBlocks
 from ..kv.prefetch import NewPrefetch
-from ..kv.prefix_cache import HashChain
+from ..kv.prefix_cache import HashChain, PrefixCache
 from ..request import Holder
-from .scheduler import Scheduler
+from .prefetched_blocks import PrefetchedBlocks
 
 SPARE_SHARE = 4
 """One block in so many of those that requests do not need may be on its way."""
@@ -55,37 +56,43 @@ class _Prefetch:
     """Loads that were open when the request came, which counts by itself what it waits for."""
 
 
+class Needs(Protocol):
+    """Needs of requests, which come before those of prefetches."""
+
+    @property
+    def num_blocks_needed(self) -> int:
+        """Free blocks that running requests grow into next and waiting requests begin with."""
+
+    @property
+    def awaits_any_load(self) -> bool:
+        """Whether a request is held until a load has ended."""
+
+    def awaits(self, ticket: Ticket) -> bool:
+        """Whether a request is held until this load has ended."""
+
+
 class Prefetches:
-    """Prefetches that have not ended, in the order in which they came."""
+    """Prefetches that have not ended, in the order in which they came. An engine that pulls or
+    caches nothing has none."""
 
     def __init__(
-        self, peers: PeerBlocks, scheduler: Scheduler, block_size: int, clock: Callable[[], float]
+        self,
+        peers: PeerBlocks | None,
+        pool: BlockPool,
+        cache: PrefixCache,
+        loads: BlockLoads,
+        prefetched: PrefetchedBlocks,
+        clock: Callable[[], float],
     ) -> None:
         self._peers = peers
-        self._loads = scheduler.loads
-        self._pool = scheduler.pool
-        self._cache = scheduler.cache
-        self._prefetched = scheduler.prefetched
-        self._waiting = scheduler.waiting
-        self._running = scheduler.running
-        self._block_size = block_size
+        self._pool = pool
+        self._cache = cache
+        self._loads = loads
+        self._prefetched = prefetched
         self._clock = clock
         self._open: dict[int, _Prefetch] = {}
         self.num_blocks = 0
         """Blocks that came, so far."""
-
-    @classmethod
-    def of(
-        cls,
-        peers: PeerBlocks | None,
-        scheduler: Scheduler,
-        config: EngineConfig,
-        clock: Callable[[], float],
-    ) -> Prefetches | None:
-        """None for an engine that pulls or caches nothing."""
-        if peers is None or not config.enable_prefix_caching:
-            return None
-        return cls(peers, scheduler, config.block_size, clock)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -113,7 +120,7 @@ class Prefetches:
 
     def add(self, new: NewPrefetch) -> None:
         assert new.number not in self._open
-        if new.hashes:
+        if new.hashes and self._peers is not None:
             now = self._clock()
             chain = HashChain(new.namespace, new.tenant, list(new.hashes))
             self._open[new.number] = _Prefetch(
@@ -136,12 +143,12 @@ class Prefetches:
                 prefetch.awaited += filter(self._loads.is_open, prefetch.tickets)
                 self._end(number, prefetch)
 
-    def advance(self) -> None:
+    def advance(self, needs: Needs) -> None:
         """Goes on with every prefetch. To be called before a step is planned: blocks are
         allocated."""
         if not self._open:
             return
-        self._yield_blocks()
+        self._yield_blocks(needs)
         now = self._clock()
         for number, prefetch in list(self._open.items()):
             for ticket in [each for each in prefetch.tickets if not self._loads.is_open(each)]:
@@ -151,26 +158,23 @@ class Prefetches:
                 self._end(number, prefetch)
                 continue
             while now >= prefetch.due_at and len(prefetch.tickets) < MOST_LOADS:
-                self._ask(prefetch)
+                self._ask(prefetch, needs)
 
     def _end(self, number: int, prefetch: _Prefetch) -> None:
         prefetch.has_ended = True
         if not prefetch.tickets:
             del self._open[number]
 
-    @property
-    def _num_spare(self) -> int:
-        """Free blocks beyond those that running requests grow into next and waiting requests begin
-        with; negative where requests lack blocks."""
-        num_waited_for = -(-self._waiting.num_tokens // self._block_size) + len(self._waiting)
-        return self._pool.num_free - len(self._running) - num_waited_for
+    def _num_spare(self, needs: Needs) -> int:
+        """Free blocks beyond those that requests need; negative where requests lack blocks."""
+        return self._pool.num_free - needs.num_blocks_needed
 
-    def _yield_blocks(self) -> None:
+    def _yield_blocks(self, needs: Needs) -> None:
         """Gives up loads while requests lack blocks, except those that a request waits for."""
-        if self._num_spare >= 0:
+        if self._num_spare(needs) >= 0:
             return
         for ticket in [each for prefetch in self._open.values() for each in prefetch.tickets]:
-            if self._loads.is_open(ticket) and not self._waiting.awaits(ticket):
+            if self._loads.is_open(ticket) and not needs.awaits(ticket):
                 self._loads.give_up(ticket)
 
     def _is_whole(self, prefetch: _Prefetch) -> bool:
@@ -179,13 +183,14 @@ class Prefetches:
         is_last_there = self._pool.find(hashes[-1]) is not None
         return is_last_there and len(self._cache.match(prefetch.chain, len(hashes))) == len(hashes)
 
-    def _ask(self, prefetch: _Prefetch) -> None:
+    def _ask(self, prefetch: _Prefetch, needs: Needs) -> None:
         """Asks the holder for the next chunk of what is neither cached nor on its way, as far as
         there is room."""
+        assert self._peers is not None
         chain = prefetch.chain
         start, num_missing = self._next_missing(chain, prefetch.chunk_blocks)
         room = min(
-            self._num_spare // SPARE_SHARE,
+            self._num_spare(needs) // SPARE_SHARE,
             self._peers.most_early(prefetch.holder) - self.num_loading_blocks,
         )
         num_asked = min(num_missing, room)

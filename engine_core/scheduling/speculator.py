@@ -1,5 +1,5 @@
 """Contract of speculators: which rows wait for their results or run ahead of them, and which tokens
-are guessed."""
+are drafted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..executor import BoolArray, Int32Array
-from .masks import Rows
+from .masks import RowIndices
 from .request_state import RequestState
 from .request_table import RequestTable
 
@@ -37,27 +37,29 @@ class Speculator(Protocol):
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         """The request leaves the row, with these known tokens."""
 
-    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+    def foresee(
+        self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
+    ) -> None:
         """Takes the tokens token_ids[i] that the grammar of rows[i] forces behind its known tokens,
         in place of those that it was told before. Who fills the masks says them, and may be
         wrong."""
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         """The tokens of `rows` from position first[i] on have become known, at least one each."""
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         """The executor was to draft up to most[i] tokens for each row, did draft so many, and so
         many of them stand. To be called before `settle`."""
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         """How many tokens the executor shall draft for each of `rows`, all that decode in a step,
         int32 [R]: up to most[i], which is 0 where the row does not run ahead. What is more than
         `total` tokens in all is left away."""
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
         """Drafts behind the known tokens of `rows`, all that decode in a step: how many for each,
         int32 [R], up to most[i], which is 0 where the row does not wait for results; and which,

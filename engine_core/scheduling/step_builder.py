@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..executor import NO_COPIES, AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
-from ..kv.block_pool import BlockPool
 from ..step_output import MasksWanted, StoredChain
+from .blocks import Blocks
 from .forks import PartialBlock
-from .masks import Rows
+from .masks import RowIndices
 from .request_state import RequestState
 from .request_table import RequestTable
 
@@ -36,7 +36,7 @@ class PlannedStep:
     """A plan with what its result means to the scheduler."""
 
     plan: StepPlan | DrawPlan
-    sampled_rows: Rows
+    sampled_rows: RowIndices
     """[S] as the executor's result is ordered."""
     chunks: list[Chunk] = field(default_factory=list)
     stored: list[StoredChain] = field(default_factory=list)
@@ -65,9 +65,9 @@ class StepBuilder:
 
     budget: int
     """Tokens left."""
-    prompt_budget: int
+    decode_rows: RowIndices
+    prompt_budget: int = 0
     """Tokens that chunks of prompts may still take, at most `budget`."""
-    decode_rows: Rows
     beside_begun: int | None = None
     """Tokens that others may take of these beside an answer that has begun and is computed again;
     None: all."""
@@ -86,7 +86,7 @@ class StepBuilder:
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Blocks that are copied, from and to."""
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
-    """Rows, indices and blocks of block-table entries."""
+    """RowIndices, indices and blocks of block-table entries."""
 
     def add(self, chunk: Chunk) -> None:
         """Takes a chunk of a prompt and its tokens off both budgets."""
@@ -118,7 +118,7 @@ class StepBuilder:
     def num_requests(self) -> int:
         return self.decode_rows.size + len(self.chunks)
 
-    def set_blocks(self, rows: Rows, indices: Int32Array, blocks: Int32Array) -> None:
+    def set_blocks(self, rows: RowIndices, indices: Int32Array, blocks: Int32Array) -> None:
         self.block_updates.append((rows.astype(np.int32), indices, blocks))
 
     def admit(self, request: RequestState, blocks: list[int], partial: PartialBlock) -> None:
@@ -141,11 +141,10 @@ class StepBuilder:
             )
         )
 
-    def grow(self, rows: Rows, table: RequestTable, pool: BlockPool) -> None:
+    def grow(self, rows: RowIndices, blocks: Blocks) -> None:
         """Gives each row one more block."""
         if rows.size:
-            blocks = np.array(pool.allocate(rows.size), np.int32)
-            self.set_blocks(rows, table.append_block(rows, blocks), blocks)
+            self.set_blocks(rows, *blocks.grow(rows))
 
     def compose(
         self, step: int, table: RequestTable, released: list[int], *, shares: bool
@@ -199,14 +198,13 @@ class StepBuilder:
         table.credit[rows] -= counts
         follows = self._following(table)
         if self.num_drafts is not None:
-            table.num_uncertain[rows] += self.num_drafts > 0
-            table.awaits_drafts[rows] = (self.num_drafts > 0) & (self.draft_ids is not None)
+            table.drafts.note_planned(rows, self.num_drafts, are_given=self.draft_ids is not None)
         return starts, counts, follows
 
     def _hold(
         self,
         table: RequestTable,
-        rows: Rows,
+        rows: RowIndices,
         output_indices: Int32Array,
         samples: BoolArray,
         num_drafts: Int32Array | None,
@@ -223,8 +221,8 @@ class StepBuilder:
 
     def _with_chunks(
         self, starts: Int32Array, counts: Int32Array
-    ) -> tuple[Rows, Int32Array, Int32Array, BoolArray, Int32Array | None]:
-        """Rows, starts, counts, whether a token is sampled, and drafts: those of decode rows, then
+    ) -> tuple[RowIndices, Int32Array, Int32Array, BoolArray, Int32Array | None]:
+        """RowIndices, starts, counts, whether a token is sampled, and drafts: those of decode rows, then
         those of chunks."""
         rows = self.decode_rows
         samples = np.ones(self.decode_rows.size, np.bool_)
@@ -244,11 +242,9 @@ class StepBuilder:
     def _following(self, table: RequestTable) -> BoolArray | None:
         """Whether each row of the plan goes on behind tokens of which only the executor knows how
         many they are."""
-        if not table.has_speculator or not np.count_nonzero(
-            num_uncertain := table.num_uncertain[self.decode_rows]
-        ):
+        is_uncertain = table.drafts.are_uncertain(self.decode_rows)
+        if is_uncertain is None:
             return None
-        is_uncertain = num_uncertain > 0
         return np.concatenate((is_uncertain, np.zeros(len(self.chunks), np.bool_)))
 
     def _masks_wanted(self, table: RequestTable, holds: BoolArray) -> MasksWanted | None:

@@ -10,11 +10,10 @@ import numpy as np
 
 from ..config import MOST_DRAFTS
 from ..executor import Int32Array, StepResult
-from ..kv.prefix_hash import token_bytes
 from ..ragged import places
 from ..request import FinishReason, TokenLogprobs
-from ..step_output import Finished, MaskReport, PromptLogprobsPart, Started, StepOutput
-from .masks import Rows
+from ..step_output import EngineLoad, Finished, MaskReport, PromptLogprobsPart, Started, StepOutput
+from .masks import RowIndices
 from .request_state import NO_ROW, RequestState
 from .scheduler import Scheduler
 from .step_builder import Chunk, PlannedStep
@@ -23,7 +22,7 @@ from .step_builder import Chunk, PlannedStep
 class Sampled(NamedTuple):
     """Tokens that a step brought the rows that are alive."""
 
-    rows: Rows
+    rows: RowIndices
     tokens: Int32Array
     """[S, n]"""
     num_tokens: Int32Array
@@ -32,7 +31,7 @@ class Sampled(NamedTuple):
     """[S] what they might have gained; None: that much."""
     num_drafts: Int32Array | None
     """[S] of them; None where none had any."""
-    are_own: bool
+    are_device_drafts: bool
     """Whether the executor drafted them."""
     logprobs: dict[int, TokenLogprobs]
     """By place in `tokens`."""
@@ -73,17 +72,18 @@ class ResultHandler:
         clock: Callable[[], float],
         report_masks: Callable[[MaskReport], None],
     ) -> None:
-        self.num_generated_tokens = 0
-        self.drafts = DraftCounts()
+        self._num_generated_tokens = 0
+        self._drafts = DraftCounts()
         self._scheduler = scheduler
-        self._table = scheduler.table
-        self._cache = scheduler.cache
+        self._rows = scheduler.rows
+        self._blocks = scheduler.blocks
+        self._table = scheduler.rows.table
         self._clock = clock
         self._report_masks = report_masks
 
     def settle(self, planned: PlannedStep, result: StepResult, output: StepOutput) -> None:
         """Steps are settled in the order in which they were planned."""
-        self._cache.announce(planned.stored)
+        self._blocks.announce(planned.stored)
         for chunk in planned.chunks:
             if not chunk.request.has_finished:
                 self._settle_chunk(chunk, result, output)
@@ -119,22 +119,30 @@ class ResultHandler:
             )
         )
 
+    def describe(self, load: EngineLoad) -> None:
+        """Fills in how many tokens and drafts there were."""
+        load.num_generated_tokens = self._num_generated_tokens
+        load.num_drafts = self._drafts.num_drafts
+        load.num_draft_tokens = self._drafts.num_tokens
+        load.num_accepted_tokens = self._drafts.num_accepted
+        load.num_accepted_by_position = self._drafts.by_position
+
     def _alive(self, planned: PlannedStep, result: StepResult) -> Sampled:
         """Without rows whose request ended while the step was in flight."""
         rows = planned.sampled_rows
         reserved = planned.reserved
         num_drafts = result.num_drafts
-        are_own = num_drafts is not None
+        are_device_drafts = num_drafts is not None
         if reserved is not None and num_drafts is None:
             num_drafts = reserved - 1
-        if not self._scheduler.has_leavers or (is_alive := self._table.is_alive[rows]).all():
+        if not self._rows.has_leaving or (is_alive := self._table.is_alive[rows]).all():
             return Sampled(
                 rows,
                 result.token_ids,
                 result.num_tokens,
                 reserved,
                 num_drafts,
-                are_own,
+                are_device_drafts,
                 result.logprobs,
             )
         most = result.token_ids.shape[1]
@@ -149,7 +157,9 @@ class ResultHandler:
             num_drafts = num_drafts[is_alive]
         tokens = result.token_ids[is_alive]
         num_tokens = result.num_tokens[is_alive]
-        return Sampled(rows[is_alive], tokens, num_tokens, reserved, num_drafts, are_own, logprobs)
+        return Sampled(
+            rows[is_alive], tokens, num_tokens, reserved, num_drafts, are_device_drafts, logprobs
+        )
 
     def _settle_tokens(self, sampled: Sampled, output: StepOutput, *, is_draw: bool) -> None:
         table = self._table
@@ -160,14 +170,13 @@ class ResultHandler:
         ends = positions + 1
         table.write_tokens(rows, positions, tokens)
         table.num_known[rows] = ends
-        is_stop = table.are_stops(rows, positions, tokens)
+        is_stop = table.stops.are_stops(rows, positions, tokens)
         ended = (is_stop | (ends == table.max_len[rows])).nonzero()[0].tolist()
         self._say(rows, positions, [1] * rows.size, tokens, sampled.logprobs, output)
         if is_draw:
             self._report_drawn(output, ended)
         self._settle_speculation(sampled, positions)
-        if (full_rows := rows[table.hash_due[rows] <= positions]).size:
-            self._cache_full_blocks(full_rows)
+        self._blocks.cache_filled(rows, positions, table)
         for i in ended:
             self._end(rows[i], int(tokens[i]) if is_stop[i] else None, output)
 
@@ -182,7 +191,7 @@ class ResultHandler:
         rows_of = rows[of]
         known = sampled.tokens[of, columns]
         positions = first[of] + columns
-        is_stop = table.are_stops(rows_of, positions, known)
+        is_stop = table.stops.are_stops(rows_of, positions, known)
         last = (is_stop | (positions + 1 == table.max_len[rows_of])).nonzero()[0]
         ended = list[int]()
         stops = list[int | None]()
@@ -205,8 +214,7 @@ class ResultHandler:
         if is_draw:
             self._report_drawn(output, ended)
         self._settle_speculation(sampled, first)
-        if (full_rows := rows[table.hash_due[rows] < ends_at]).size:
-            self._cache_full_blocks(full_rows)
+        self._blocks.cache_filled(rows, ends_at - 1, table)
         for i, stop_token_id in zip(ended, stops, strict=True):
             self._end(rows[i], stop_token_id, output)
 
@@ -230,19 +238,17 @@ class ResultHandler:
         """Takes back what drafts of the rows reserved in vain, and shows the speculator tokens from
         `first` on."""
         rows = sampled.rows
-        speculator = self._scheduler.speculator
+        speculator = self._rows.speculator
         if sampled.reserved is not None and sampled.num_drafts is not None:
             num_accepted = sampled.num_tokens - 1
-            self.drafts.note(sampled.num_drafts, num_accepted)
-            self._table.num_drafted[rows] += sampled.num_drafts
-            self._table.num_accepted[rows] += num_accepted
+            self._drafts.note(sampled.num_drafts, num_accepted)
+            self._table.drafts.note_result(rows, sampled.num_drafts, num_accepted)
             self._scheduler.roll_back(rows, sampled.reserved, sampled.num_tokens)
-            if sampled.are_own and speculator is not None:
+            if sampled.are_device_drafts:
                 speculator.settle_drafts(
                     rows, sampled.reserved - 1, sampled.num_drafts, num_accepted
                 )
-        if speculator is not None:
-            speculator.settle(self._table, rows, first)
+        speculator.settle(self._table, rows, first)
 
     def _end(self, row: int, stop_token_id: int | None, output: StepOutput) -> None:
         request = self._table.requests[row]
@@ -252,7 +258,7 @@ class ResultHandler:
 
     def _say(
         self,
-        rows: Rows,
+        rows: RowIndices,
         first_positions: Int32Array,
         num_tokens: list[int],
         tokens: Int32Array,
@@ -264,14 +270,8 @@ class ResultHandler:
         output.first_index = (first_positions - self._table.num_prompt[rows]).tolist()
         output.num_tokens = num_tokens
         output.token_ids = tokens.tolist()
-        self.num_generated_tokens += tokens.size
+        self._num_generated_tokens += tokens.size
         output.logprobs = logprobs
-
-    def _cache_full_blocks(self, rows: Rows) -> None:
-        """Caches the block that each row's outputs filled; its last KV is computed, so that it can
-        be told at once."""
-        blocks, token_ids = self._table.take_full_blocks(rows)
-        self._cache.append(self._table.chains_of(rows), token_bytes(token_ids), blocks)
 
     def _settle_chunk(self, chunk: Chunk, result: StepResult, output: StepOutput) -> None:
         request = chunk.request

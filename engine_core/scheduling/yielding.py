@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..kv.block_pool import BlockPool
-from .pending_release import PendingRelease
+from .blocks import Blocks
 from .preemption import Preemption
 from .request_state import RequestState
-from .seats import Seats
+from .rows import Rows
 from .waiting_queue import WaitingQueue
 
 
@@ -22,9 +21,8 @@ class Yielding:
         self,
         waiting: WaitingQueue,
         preemption: Preemption,
-        pending_release: PendingRelease,
-        seats: Seats,
-        pool: BlockPool,
+        rows: Rows,
+        blocks: Blocks,
     ) -> None:
         self.too_large: RequestState | None = None
         """The waiting request that found too few blocks; it is not looked at again until some are
@@ -32,9 +30,8 @@ class Yielding:
         self._num_blocks_wanted = 0
         self._waiting = waiting
         self._preemption = preemption
-        self._pending_release = pending_release
-        self._seats = seats
-        self._pool = pool
+        self._rows = rows
+        self._blocks = blocks
         self._num_moves = 0
         """Seats that were taken or left."""
         self._unyielding: tuple[int, int, int] | None = None
@@ -72,10 +69,10 @@ class Yielding:
                 and (victim := self._preemption.take_for(following, held)) is not None
             ):
                 yield victim
-        elif self.too_large is None or not self._seats.num_free:
+        elif self.too_large is None or not self._rows.num_free_seats:
             # Also while a seat is free: those behind the ones who take it come with them, not a
             # step later.
-            for behind in self._waiting.heads()[self._seats.num_left :]:
+            for behind in self._waiting.heads()[self._rows.num_left_seats :]:
                 if (victim := self._preemption.take_for(behind, held)) is None:
                     break
                 yield victim
@@ -91,10 +88,8 @@ class Yielding:
             return False
         if following is self.too_large:
             return self._lacks_blocks()
-        return self._seats.num_left < self._waiting.num_ready
+        return self._rows.num_left_seats < self._waiting.num_ready
 
     def _lacks_blocks(self) -> bool:
-        return (
-            self._num_blocks_wanted
-            > self._pool.num_free + self._pending_release.num_returning_blocks()
-        )
+        num_returning = self._blocks.num_returning(self._rows.leaving)
+        return self._num_blocks_wanted > self._blocks.num_free + num_returning

@@ -305,7 +305,7 @@ def _fade_shares(
 
 @cache
 def share_noter() -> Callable[..., None]:
-    """The compiled function that notes what became of drafts of the executor, for `ExecutorDrafts`.
+    """The compiled function that notes what became of drafts of the executor, for `DeviceDrafts`.
 
     Arguments: rows int64 [R]; most, num_drafts and num_accepted int32 [R], where most is 0 no draft
     was asked for; the weights of what was known of a row, and of all rows for each of them; and
@@ -322,7 +322,7 @@ def share_noter() -> Callable[..., None]:
 @cache
 def share_fader() -> Callable[..., None]:
     """The compiled function that says shares of found drafts and of tokens that stand, for
-    `ExecutorDrafts`.
+    `DeviceDrafts`.
 
     Arguments: rows int64 [R]; fading, by which shares of these rows are multiplied first; weight of
     all rows' shares for a row; shares and shared of `share_noter`; and what it writes: found and

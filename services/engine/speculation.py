@@ -7,10 +7,10 @@ import logging
 import time
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.drafting.drafter import Drafter
 from headwater.engine_core.drafting.measured_costs import measured_costs, measured_passes
-from headwater.engine_core.drafting.ngram import NGramDrafter
-from headwater.engine_core.drafting.suffix import SuffixDrafter
+from headwater.engine_core.drafting.ngram import NGramProposer
+from headwater.engine_core.drafting.proposer import Proposer
+from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.options import ModelFacts
 from headwater.engine_core.scheduling.adaptive_speculator import (
@@ -82,15 +82,15 @@ def build_speculator(
         kind = AheadModelSpeculator if is_ahead else ModelSpeculator
         speculator = kind(drafters, costs, passes, **sizes, name=name, most=most)
     else:
-        own = NGramDrafter.name if executor.can_draft else ""
+        own = NGramProposer.name if executor.can_draft else ""
         # A simulated executor takes the time that its settings say, which its costs are.
         clock = stopped_clock if settings.executor == "simulated" else time.perf_counter
         speculator = AdaptiveSpeculator(drafters, costs, **sizes, executor_drafts=own, clock=clock)
     return GrammarDrafts(speculator, num_rows=config.num_rows, vocab_size=vocab_size)
 
 
-def _drafter(name: str, config: EngineConfig) -> Drafter:
-    if name == NGramDrafter.name:
-        return NGramDrafter(config.num_rows, config.max_model_len, config.max_draft_tokens)
-    assert name == SuffixDrafter.name
-    return SuffixDrafter(config.num_rows, config.max_draft_tokens)
+def _drafter(name: str, config: EngineConfig) -> Proposer:
+    if name == NGramProposer.name:
+        return NGramProposer(config.num_rows, config.max_model_len, config.max_draft_tokens)
+    assert name == SuffixProposer.name
+    return SuffixProposer(config.num_rows, config.max_draft_tokens)

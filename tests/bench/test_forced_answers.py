@@ -20,9 +20,9 @@ from headwater.bench.replays.replay import Exchange
 from headwater.bench.speculated_run import FIRST_SEED, run_exchanges
 from headwater.bench.workloads import TINY
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.drafting.ngram import NGramDrafter
+from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.drafting.suffix import SuffixDrafter
+from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.executor import AdmittedRow, Executor
 from headwater.engine_core.executors.build.request import build_executor
 from headwater.engine_core.executors.exit.device_sampler import DeviceSampler
@@ -73,8 +73,8 @@ def eager(config: EngineConfig) -> AdaptiveSpeculator:
     """One to which a step of many tokens costs what a step of one does."""
     costs = StepCosts.measured([1, 64], [1.0, 1.0], 0.0)
     drafters = (
-        NGramDrafter(config.max_num_seqs, config.max_model_len, MAX_DRAFTS),
-        SuffixDrafter(8, MAX_DRAFTS),
+        NGramProposer(config.max_num_seqs, config.max_model_len, MAX_DRAFTS),
+        SuffixProposer(8, MAX_DRAFTS),
     )
     return AdaptiveSpeculator(drafters, costs, num_rows=8, max_drafts=MAX_DRAFTS, vocab_size=512)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.drafting.ngram import NGramDrafter
+from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.drafting.suffix import SuffixDrafter
+from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build.registry import build_executor
 from headwater.engine_core.kv.block_record import BlockSeal
@@ -112,8 +112,8 @@ class Replica:
             options, lambda phase, done, total: None
         )
         drafters = (
-            NGramDrafter(MAX_NUM_SEQS, MAX_MODEL_LEN, MAX_DRAFT_TOKENS),
-            SuffixDrafter(MAX_NUM_SEQS, MAX_DRAFT_TOKENS),
+            NGramProposer(MAX_NUM_SEQS, MAX_MODEL_LEN, MAX_DRAFT_TOKENS),
+            SuffixProposer(MAX_NUM_SEQS, MAX_DRAFT_TOKENS),
         )
         sizes = {
             "num_rows": MAX_NUM_SEQS,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_state import RequestState
 from tests.engine_core.fixed_speculator import FixedSpeculator
 
@@ -24,10 +24,10 @@ class AheadSpeculator(FixedSpeculator):
         self.runs_ahead[row] = False
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         assert (num_accepted <= num_drafts).all()
         assert (num_drafts <= most).all()
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         return most if self._rng is None else self._rng.integers(0, most + 1).astype(np.int32)

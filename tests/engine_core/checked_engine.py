@@ -21,7 +21,7 @@ from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.scheduling.speculator import Speculator
@@ -71,7 +71,7 @@ class HalfRightSpeculator(FixedSpeculator):
         return request.key % 3 != 0
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
         num_drafts = np.zeros(len(rows), np.int32)
         draft_ids = np.zeros((len(rows), self.max_drafts), np.int32)
@@ -211,7 +211,7 @@ class Driver:
 
     @property
     def awaits_masks(self) -> bool:
-        return self.engine._scheduler.held.await_masks
+        return self.engine._scheduler.rows.held.await_masks
 
     def step(self) -> None:
         self.num_steps += 1
@@ -309,14 +309,15 @@ class Driver:
     def _check_holds(self) -> None:
         """Reference counts are what the rows of the table hold."""
         scheduler = self.engine._scheduler
+        blocks = scheduler.blocks
         held = Counter[int]()
-        for row, request in enumerate(scheduler.table.requests):
+        for row, request in enumerate(scheduler.rows.table.requests):
             if request is not None:
-                held.update(scheduler.table.blocks_of(row))
-        held.update(scheduler.forks.held_blocks)
-        for load in scheduler.loads._open.values():
+                held.update(blocks._table.blocks_of(row))
+        held.update(blocks._forks.held_blocks)
+        for load in blocks._loads._open.values():
             held.update(load.held + load.blocks)
-        assert [held[block] for block in range(self.config.num_blocks)] == scheduler.pool.ref_counts
+        assert [held[block] for block in range(self.config.num_blocks)] == blocks._pool.ref_counts
 
     def check_ends(self) -> None:
         for key, stream in self.streams.items():

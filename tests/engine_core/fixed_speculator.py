@@ -10,7 +10,7 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
 
@@ -39,18 +39,20 @@ class FixedSpeculator:
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self.needs_result[row] = False
 
-    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+    def foresee(
+        self, table: RequestTable, rows: RowIndices, token_ids: Sequence[Sequence[int]]
+    ) -> None:
         pass
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         pass
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         raise AssertionError("the executor drafted, and was not asked to")
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         raise AssertionError("no row runs ahead")
 
 
@@ -61,6 +63,6 @@ class Undrafted(FixedSpeculator):
         return False
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
         raise AssertionError("no row waits for it")

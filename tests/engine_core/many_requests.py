@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from headwater.engine_core.drafting.drafter import Drafter
-from headwater.engine_core.drafting.ngram import NGramDrafter
+from headwater.engine_core.drafting.ngram import NGramProposer
+from headwater.engine_core.drafting.proposer import Proposer
 from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.drafting.suffix import SuffixDrafter
+from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.request import NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
@@ -134,7 +134,7 @@ def check_equality(
 
 
 def _without_draft_model(small: SmallEngine) -> AdaptiveSpeculator:
-    ahead = NGramDrafter.name if small.executor.can_draft else ""
+    ahead = NGramProposer.name if small.executor.can_draft else ""
     return AdaptiveSpeculator(_drafters(small), COSTS, **_sizes(small), executor_drafts=ahead)
 
 
@@ -144,12 +144,12 @@ def _with_draft_model(small: SmallEngine, name: str) -> ModelSpeculator:
     )
 
 
-def _drafters(small: SmallEngine) -> list[Drafter]:
+def _drafters(small: SmallEngine) -> list[Proposer]:
     num_rows = small.config.num_rows
     max_drafts = small.config.max_draft_tokens
     return [
-        NGramDrafter(num_rows, small.config.max_model_len, max_drafts),
-        SuffixDrafter(num_rows, max_drafts),
+        NGramProposer(num_rows, small.config.max_model_len, max_drafts),
+        SuffixProposer(num_rows, max_drafts),
     ]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import EngineLoad
@@ -56,7 +56,7 @@ class OracleSpeculator(FixedSpeculator):
         self._rng = np.random.default_rng(0)
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
         num_drafts = np.zeros(len(rows), np.int32)
         draft_ids = np.zeros((len(rows), self.max_drafts), np.int32)

@@ -83,13 +83,12 @@ class Pair:
 
     @property
     def prefetches(self) -> Prefetches:
-        assert self.b._prefetches is not None
-        return self.b._prefetches
+        return self.b._scheduler.blocks._prefetches
 
     @property
     def num_cached(self) -> int:
         """Leading blocks of the prompt that `b` has."""
-        found = [self.b._scheduler.pool.find(each) is not None for each in HASHES]
+        found = [self.b._scheduler.blocks._pool.find(each) is not None for each in HASHES]
         return [*found, False].index(False)
 
     def add(

@@ -70,7 +70,7 @@ class Run:
         self.num_steps = 0
 
     def _draft(self, row: int, num_known: int, most: int) -> Int32Array:
-        request = self.engine._scheduler.table.requests[row]
+        request = self.engine._scheduler.rows.table.requests[row]
         assert request is not None
         first = num_known - request.num_prompt_tokens
         right = self.answers[request.key][first : first + most]
@@ -202,8 +202,8 @@ def test_a_request_that_wants_no_drafts_gets_none_while_others_run_ahead() -> No
     run.add(2)
     modes = run.run()
     assert modes.ahead > 10
-    table = run.engine._scheduler.table
-    assert table.num_uncertain.sum() == 0
+    table = run.engine._scheduler.rows.table
+    assert table.drafts._num_uncertain.sum() == 0
     assert run.engine.load().num_accepted_tokens < 300
 
 

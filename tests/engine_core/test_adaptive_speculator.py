@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.drafting.drafter import Proposal
+from headwater.engine_core.drafting.proposer import Proposal
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array, StepPlan
@@ -20,7 +20,7 @@ from headwater.engine_core.executors.simulated.model import SimulatedModel, expe
 from headwater.engine_core.request import FinishReason, NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import Work
 from tests.long_values import long_but
@@ -262,7 +262,7 @@ def test_drafters_are_seldom_asked_where_they_have_brought_nothing_for_long() ->
     num_looks = 0
     watch = run.speculator._watch
 
-    def counted(table: RequestTable, rows: Rows) -> None:
+    def counted(table: RequestTable, rows: RowIndices) -> None:
         nonlocal num_looks
         num_looks += 1
         watch(table, rows)
@@ -407,7 +407,7 @@ def test_a_request_inherits_nothing_that_was_known_of_the_row_before_it() -> Non
     run = Run(Oracle(match_len=5), costs=StepCosts.measured([1, 64], [1.0, 64.0]))
     run.add(1, 100)
     # It leaves in the middle of a guess, some of whose tokens were right.
-    while len(run.tokens[1]) < 20 or not run.speculator._guesses._num_right[0]:
+    while len(run.tokens[1]) < 20 or not run.speculator._look_up._num_right[0]:
         run.step()
     run.engine.cancel(1)
     run.run()
@@ -416,8 +416,8 @@ def test_a_request_inherits_nothing_that_was_known_of_the_row_before_it() -> Non
         run.step()
     rows = np.arange(2)
     match_lens = np.full(2, 5, np.int32)
-    of_row, of_any = run.speculator._guesses._acceptance.of(rows, match_lens).tolist()
-    assert run.speculator._guesses.num_tokens.nonzero()[0].tolist() == [0]
+    of_row, of_any = run.speculator._look_up._acceptance.of(rows, match_lens).tolist()
+    assert run.speculator._look_up.num_tokens.nonzero()[0].tolist() == [0]
     assert of_row == of_any
 
 

@@ -12,7 +12,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
 from tests.engine_core.checked_engine import Driver, HalfRightSpeculator
@@ -50,19 +50,19 @@ class WaveringSpeculator(HalfRightSpeculator):
         self.needs_result[row] = self.runs_ahead[row] = False
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         assert (num_accepted <= num_drafts).all()
         assert (num_drafts <= most).all()
         self.num_own_drafts += int(num_drafts.sum())
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         if self._rng.random() < self._change:
             self._mode = int(self._rng.integers(3))
             for row in self._seated:
                 self._mark(row)
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         assert (most[~self.runs_ahead[rows]] == 0).all()
         wanted: Int32Array = self._rng.integers(0, most + 1).astype(np.int32)
         return wanted
@@ -79,7 +79,7 @@ def knows_answers(driver: Driver, seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)
 
     def draft(row: int, num_known: int, most: int) -> Int32Array:
-        request = driver.engine._scheduler.table.requests[row]
+        request = driver.engine._scheduler.rows.table.requests[row]
         assert request is not None
         right = driver.streams[request.key].answer[num_known - request.num_prompt_tokens :]
         ids = right[: rng.integers(0, most + 1)]

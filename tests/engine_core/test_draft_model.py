@@ -13,14 +13,14 @@ import transformers
 
 from headwater.bench.forced_answers import FREE, ForcedAnswers
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.drafting.ngram import NGramDrafter
+from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.drafter.computed_positions import CATCH_UP
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.model_speculator import PROBE_STEPS, ModelSpeculator
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
@@ -91,15 +91,15 @@ class WholeDrafts(FixedSpeculator):
         self.runs_ahead[row] = self.needs_result[row] = False
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         assert (num_drafts == most).all()
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         return most
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, None]:
         return self.lengths(rows, most, total), None
 
@@ -115,7 +115,7 @@ def adaptive(small: SmallEngine, pass_seconds: float = 0.01) -> ModelSpeculator:
     """With a model that drafts beside look-up."""
     num_rows = small.config.max_num_seqs
     passes = StepCosts.measured([1, 64], [pass_seconds, pass_seconds])
-    ngram = NGramDrafter(num_rows, small.config.max_model_len, MAX_DRAFTS)
+    ngram = NGramProposer(num_rows, small.config.max_model_len, MAX_DRAFTS)
     return ModelSpeculator(
         [ngram], COSTS, passes, num_rows=num_rows, max_drafts=MAX_DRAFTS, vocab_size=512
     )
@@ -186,7 +186,7 @@ class PausingSpeculator(WholeDrafts):
         super().__init__()
         self.num_left = num_steps
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         self.num_left -= 1
         return super().lengths(rows, most, total) if self.num_left < 0 else np.zeros_like(most)
 

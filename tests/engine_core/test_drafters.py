@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine_core.drafting.drafter import Drafter
 from headwater.engine_core.drafting.history import LAST_POSITION, History
-from headwater.engine_core.drafting.ngram import NGramDrafter
-from headwater.engine_core.drafting.suffix import SuffixDrafter
+from headwater.engine_core.drafting.ngram import NGramProposer
+from headwater.engine_core.drafting.proposer import Proposer
+from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.executor import Int32Array
 
 NUM_ROWS = 4
@@ -25,7 +25,7 @@ OTHER = b"2" * 16
 class Table:
     """Rows of known tokens, as the scheduler has them."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Proposer) -> None:
         self.drafter = drafter
         # What no request has written is 99.
         self.token_ids: Int32Array = np.full((NUM_ROWS, LENGTH), 99, np.int32)
@@ -80,7 +80,7 @@ class Table:
 
 
 def ngram() -> Table:
-    return Table(NGramDrafter(NUM_ROWS, LENGTH, MAX_DRAFTS))
+    return Table(NGramProposer(NUM_ROWS, LENGTH, MAX_DRAFTS))
 
 
 def test_look_up_copies_from_the_prompt_and_from_the_answer() -> None:
@@ -153,7 +153,7 @@ def test_look_up_drafts_known_tokens_and_no_more_than_it_may(tokens: list[int], 
 
 
 def suffix(max_tokens: int = 1 << 12) -> Table:
-    return Table(SuffixDrafter(NUM_ROWS, MAX_DRAFTS, max_tokens))
+    return Table(SuffixProposer(NUM_ROWS, MAX_DRAFTS, max_tokens))
 
 
 def test_an_answer_is_drafted_to_others_of_its_namespace_once_it_has_ended() -> None:

@@ -16,10 +16,10 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.drafting.drafter import Drafter, Proposal
-from headwater.engine_core.drafting.ngram import NGramDrafter
+from headwater.engine_core.drafting.ngram import NGramProposer
+from headwater.engine_core.drafting.proposer import Proposal, Proposer
 from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.drafting.suffix import SuffixDrafter
+from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
@@ -117,15 +117,15 @@ class TellingDrafter(WildDrafter):
         return Proposal(draft_ids, num_drafts, match_lens)
 
 
-NewDrafter = Callable[[EngineConfig, int], Drafter]
+NewDrafter = Callable[[EngineConfig, int], Proposer]
 
 
-def ngram(config: EngineConfig, max_drafts: int) -> Drafter:
-    return NGramDrafter(config.num_rows, config.max_model_len, max_drafts)
+def ngram(config: EngineConfig, max_drafts: int) -> Proposer:
+    return NGramProposer(config.num_rows, config.max_model_len, max_drafts)
 
 
-def suffix(config: EngineConfig, max_drafts: int) -> Drafter:
-    return SuffixDrafter(config.num_rows, max_drafts, max_tokens=512)
+def suffix(config: EngineConfig, max_drafts: int) -> Proposer:
+    return SuffixProposer(config.num_rows, max_drafts, max_tokens=512)
 
 
 @st.composite

@@ -228,7 +228,7 @@ def test_a_stalled_request_whose_drafts_were_rejected_is_not_preempted_in_the_st
         driver.add(replace(new, credit=credit))
 
     add(1, 60, 6)
-    credit = driver.engine._scheduler.table.credit
+    credit = driver.engine._scheduler.rows.table.credit
     while not driver.streams[1].tokens or credit[driver.engine._requests[1].row] > 0:
         driver.step()
     driver.stall(1)

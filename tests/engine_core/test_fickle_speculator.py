@@ -8,7 +8,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_table import RequestTable
 from tests.engine_core.checked_engine import Driver, HalfRightSpeculator
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
@@ -19,13 +19,13 @@ class FickleSpeculator(HalfRightSpeculator):
     again."""
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
         drafts = super().draft(table, rows, most, total)
         self.needs_result[:] = False
         return drafts
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         self.needs_result[rows] = [
             request is not None and self.serves(request)
             for request in map(table.requests.__getitem__, rows)

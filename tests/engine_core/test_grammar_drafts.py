@@ -113,8 +113,8 @@ def test_rows_without_a_grammar_do_not_wait_for_those_whose_tokens_are_forced() 
         add(each, key, has_grammar=key % 2 == 0)
     while each.engine.has_work() or each.awaits_masks:
         each.step()
-        table = each.engine._scheduler.table
-        assert not (table.needs_result & ~table.held.has_grammar).any()
+        table = each.engine._scheduler.rows.table
+        assert not (table.drafts.needs_result & ~table.held.has_grammar).any()
     each.check_ends()
     assert all(
         (stream.num_draft_tokens > 0) == (key % 2 == 0) for key, stream in each.streams.items()

@@ -136,7 +136,7 @@ def test_blocks_that_a_tier_has_as_well_are_lent_when_they_are_computed_again(
     """A tier that would take longer than computing is not read, and its blocks are nothing new to
     announce."""
     owner = LendingEngine(is_direct=is_direct)
-    owner.engine._scheduler.pool.elsewhere = frozenset(HASHES)
+    owner.engine._scheduler.blocks._pool.elsewhere = frozenset(HASHES)
     owner.turn(at=0.0)
     for lease in (1, 2):
         owner.ask(lease)

@@ -15,7 +15,7 @@ from headwater.engine_core.executors.build.request import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import MaskReport, StepOutput
 from tests.engine_core.fixed_speculator import FixedSpeculator
@@ -58,7 +58,7 @@ class Guesser(FixedSpeculator):
         self._rng = np.random.default_rng(0)
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
         num_drafts = np.zeros(len(rows), np.int32)
         draft_ids = np.zeros((len(rows), self.max_drafts), np.int32)

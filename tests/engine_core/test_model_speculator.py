@@ -10,8 +10,8 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.draft_depths import choose_depth
-from headwater.engine_core.drafting.drafter import Drafter, Proposal
 from headwater.engine_core.drafting.measured_costs import measured_passes
+from headwater.engine_core.drafting.proposer import Proposal, Proposer
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array, StepPlan
@@ -126,7 +126,7 @@ def requests(drafter: str = "") -> list[NewRequest]:
 
 def run(
     asked: Sequence[NewRequest],
-    drafters: Sequence[Drafter],
+    drafters: Sequence[Proposer],
     *,
     depth: int = 2,
     kind: type[ModelSpeculator] = ModelSpeculator,

@@ -15,7 +15,7 @@ from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal
 from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import MaskReport
@@ -35,7 +35,7 @@ class WholeDrafts(FixedSpeculator):
         return request.has_grammar
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
         return most.astype(np.int32), np.full((len(rows), self.max_drafts), 5, np.int32)
 
@@ -115,7 +115,7 @@ def test_draws_that_masks_of_many_drafts_need_leave_as_many_places_to_steps_as_t
         driver.ask(key, has_grammar=True)
         for _ in range(8):
             driver.step()
-    held = driver.engine._scheduler.held.num_held
+    held = driver.engine._scheduler.rows.held.num_held
     assert held[:num_rows].tolist() == [MAX_DRAFTS + 1] * num_rows
     driver.executor.is_busy = True
     driver.fill_masks(at_once=True)

@@ -105,7 +105,7 @@ def test_what_running_and_waiting_requests_need_is_not_taken() -> None:
         pair.turn()
         assert (
             pair.prefetches.num_loading_blocks
-            <= pair.b._scheduler.pool.num_usable // prefetches.SPARE_SHARE
+            <= pair.b._scheduler.blocks._pool.num_usable // prefetches.SPARE_SHARE
         )
     assert pair.b.load().num_preemptions == 0
     pair.until(lambda: pair.num_cached == PROMPT_BLOCKS)
@@ -141,7 +141,7 @@ def test_blocks_that_a_request_waited_for_return_where_others_lack_them_once_it_
     [ticket, *_] = pair.prefetches._open[1].tickets
     pair.add(pair.b, 2)
     pair.b.step()
-    assert pair.b._scheduler.waiting.awaits(ticket)
+    assert pair.b._scheduler.seating.awaits(ticket)
     pair.b.cancel(2)
     pair.add(pair.b, 3, (2 * OTHER)[: (2 * PROMPT_BLOCKS - 2) * BLOCK])
     # What is said to the holder is not delivered: the load stays open.

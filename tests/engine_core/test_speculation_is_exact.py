@@ -15,7 +15,7 @@ import torch
 
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.fixed_speculator import FixedSpeculator
@@ -136,7 +136,7 @@ class OneTokenSpeculator(FixedSpeculator):
         self._guesses = guesses
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
         is_second = (table.num_known[rows] == len(PROMPT) + 1) & (most > 0)
         last = table.token_ids[rows, table.num_known[rows] - 1].tolist()

@@ -125,7 +125,7 @@ class Bench:
         return self.first_step[key] - begin
 
     def seats(self) -> Counter[str]:
-        return Counter(request.tenant for request in self.engine._scheduler.running.values())
+        return Counter(request.tenant for request in self.engine._scheduler.rows.running.values())
 
 
 def test_one_who_is_alone_takes_every_seat_again_when_the_others_have_been_gone_for_a_while() -> (

@@ -225,7 +225,7 @@ class Run:
         """As a load does that takes too long: the request computes, and what still comes is
         discarded."""
         for replica in self.link.replicas:
-            for load in replica.engine._scheduler.loads._open.values():
+            for load in replica.engine._scheduler.blocks._loads._open.values():
                 load.give_up_at = 0.0
 
     def _check_end(self) -> None:

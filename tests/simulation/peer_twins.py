@@ -192,8 +192,7 @@ class Replica:
 
     @property
     def prefetches(self) -> Prefetches:
-        assert self.engine._prefetches is not None
-        return self.engine._prefetches
+        return self.engine._scheduler.blocks._prefetches
 
     def end_prefetch(self, number: int) -> None:
         if (prefetch := self.prefetches._open.get(number)) is not None:
@@ -222,13 +221,14 @@ class Replica:
         """Blocks are held by rows, by loads, by leases and by copies in flight, and by nobody
         else."""
         scheduler = self.engine._scheduler
-        held = Counter([*scheduler.forks.held_blocks, *self.leases.pinned_blocks])
-        for row, request in enumerate(scheduler.table.requests):
+        blocks = scheduler.blocks
+        held = Counter([*blocks._forks.held_blocks, *self.leases.pinned_blocks])
+        for row, request in enumerate(scheduler.rows.table.requests):
             if request is not None:
-                held.update(scheduler.table.blocks_of(row))
-        for load in scheduler.loads._open.values():
+                held.update(blocks._table.blocks_of(row))
+        for load in blocks._loads._open.values():
             held.update(load.held + load.blocks)
-        counts = scheduler.pool.ref_counts
+        counts = blocks._pool.ref_counts
         assert [held[block] for block in range(self.config.num_blocks)] == counts, (
             "blocks are not conserved"
         )

@@ -336,7 +336,7 @@ def prefetch_asks_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def prefetch_takes_all(patch: pytest.MonkeyPatch) -> None:
     """Prefetches take blocks that requests hold or need."""
-    patch.setattr(Prefetches, "_num_spare", 1 << 20)
+    patch.setattr(Prefetches, "_num_spare", lambda self, needs: 1 << 20)
 
 
 def prefetch_goes_beyond_its_share(patch: pytest.MonkeyPatch) -> None:

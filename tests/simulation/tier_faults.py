@@ -256,13 +256,14 @@ class Run:
         """Blocks are held by rows, by loads and by copies in flight, and by nobody else; slots by
         the disk's saves and loads."""
         scheduler = self.engine._scheduler
-        held = Counter(scheduler.forks.held_blocks)
-        for row, request in enumerate(scheduler.table.requests):
+        blocks = scheduler.blocks
+        held = Counter(blocks._forks.held_blocks)
+        for row, request in enumerate(scheduler.rows.table.requests):
             if request is not None:
-                held.update(scheduler.table.blocks_of(row))
-        for load in scheduler.loads._open.values():
+                held.update(blocks._table.blocks_of(row))
+        for load in blocks._loads._open.values():
             held.update(load.held + load.blocks)
-        counts = scheduler.pool.ref_counts
+        counts = blocks._pool.ref_counts
         assert [held[block] for block in range(self.config.num_blocks)] == counts, (
             "blocks are not conserved"
         )

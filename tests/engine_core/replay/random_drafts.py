@@ -8,7 +8,7 @@ import numpy as np
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.table.known_positions import repeated
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
 from tests.engine_core.fixed_speculator import FixedSpeculator
@@ -39,22 +39,22 @@ class RandomDrafts(FixedSpeculator):
         del self._requests[row]
         self.needs_result[row] = self.runs_ahead[row] = False
 
-    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+    def settle(self, table: RequestTable, rows: RowIndices, first: Int32Array) -> None:
         for row in rows.tolist():
             if row in self._requests and self._lot.has(CHANGES):
                 self._change(row)
 
     def settle_drafts(
-        self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: RowIndices, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         assert (num_accepted <= num_drafts).all()
         assert (num_drafts <= most).all()
 
-    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+    def lengths(self, rows: RowIndices, most: Int32Array, total: int) -> Int32Array:
         return np.array([self._lot.upto(count) for count in most.tolist()], np.int32)
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
         if self._leaves_drafts and self._lot.has(0.3):
             # Masks are filled for drafts that are known when a step is planned.

@@ -13,7 +13,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.request import FinishReason
-from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.masks import RowIndices
 from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.services.engine.grammars import GrammarCompiler
@@ -51,7 +51,7 @@ class Guesser(FixedSpeculator):
         self._rng = np.random.default_rng(0)
 
     def draft(
-        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+        self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array]:
         draft_ids = self._rng.integers(0, VOCAB_SIZE, (len(rows), self.max_drafts)).astype(np.int32)
         for i, row in enumerate(rows.tolist()):

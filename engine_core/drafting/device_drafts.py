@@ -24,13 +24,13 @@ PRIOR_WEIGHT = 2.0
 """Weight of all rows' statistics for a row, in drafts."""
 SHARED_MEMORY = 0.998
 SHARED_WEIGHT = 32.0
-"""Weight of the first guess, in drafts."""
+"""Weight of the first estimate, in drafts."""
 FIRST_FOUND = 0.7
 FIRST_RIGHT = 0.6
 """Share of steps that find a draft, and of drafted tokens that stand, before anything was seen."""
 
 
-class ExecutorDrafts:
+class DeviceDrafts:
     def __init__(self, num_rows: int) -> None:
         self._shares = np.zeros((4, num_rows))
         """Columns are counts of each row: drafts found, drafts asked for, tokens that stand, tokens

@@ -1,7 +1,7 @@
-"""The interface of a drafter, which guesses the tokens that follow the known ones. A wrong guess
+"""The interface of a proposer, which drafts the tokens that follow the known ones. A wrong draft
 costs time only.
 
-Rows are those of the request table. Knows nothing about requests, steps or how guesses are
+Rows are those of the request table. Knows nothing about requests, steps or how drafts are
 verified.
 """
 
@@ -24,7 +24,7 @@ class Proposal(NamedTuple):
     proposed."""
 
 
-class Drafter(Protocol):
+class Proposer(Protocol):
     """Called between steps, for all rows at once: together at most 10 µs a row."""
 
     name: str
