@@ -38,8 +38,9 @@ from . import chat as chat_room
 from . import doctor as examination
 from .access_command import access
 from .admin_client import AdminError, AsJson
+from .agents import AGENTS, ANY_KEY, Target
 from .answer_stream import ChatError
-from .base_url import api_of
+from .base_url import api_of, gateway_of
 from .cluster_unreachable import BusUnreachable, NoStageHeard
 from .flag_errors import Commands
 from .flags import default_of, option_of, with_flags
@@ -193,6 +194,32 @@ def chat(
     with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10, read=300)) as client:
         name = model or chat_room.first_model(client)
         chat_room.converse(chat_room.Chat(client, name, system=system, options=options), Console())
+
+
+@app.command()
+def launch(
+    *,
+    agent: Annotated[str, typer.Argument(help=", ".join(AGENTS))],
+    base_url: Annotated[
+        str | None,
+        typer.Option(envvar="HEADWATER_BASE_URL", help="A gateway; default: the local one."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model name; default: the first that the server lists.")
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(envvar="HEADWATER_API_KEY", help="API key, if the server needs one.")
+    ] = ANY_KEY,
+    state_dir: StateDir,
+) -> None:
+    """Print the configuration that connects a coding agent to a deployment."""
+    require(agent in AGENTS, "agent", agent, ", ".join(AGENTS))
+    line = read_cluster(state_dir)
+    url = base_url or (line.rest if line is not None else "http://127.0.0.1:8000")
+    headers = {"authorization": f"Bearer {api_key}"}
+    with httpx.Client(base_url=api_of(url), headers=headers, timeout=10) as client:
+        name = model or chat_room.first_model(client)
+    print(AGENTS[agent](Target(gateway=gateway_of(url), model=name, key=api_key)), end="")
 
 
 @app.command()

@@ -10,6 +10,7 @@ import msgspec
 
 from ..runtime.client_json import read_json
 from ..runtime.errors import BadRequest
+from .client_spellings import respell
 from .one_of import turn_into_any_of
 from .subschemas import subschemas
 
@@ -60,13 +61,14 @@ def check_schema(param: str, schema: object) -> None:
     """Raises `BadRequest` naming the first keyword that would be accepted but not enforced, and its
     place.
 
-    Changes the schema to what the compiler knows: removes keywords without effect, and writes a
-    `oneOf` as `anyOf` where that is the same.
+    Changes the schema to what the compiler knows: removes keywords without effect, rewrites
+    clients' spellings, and writes a `oneOf` as `anyOf` where that is the same.
     """
     if not isinstance(schema, dict):
         raise BadRequest.of(param, schema, "a JSON Schema that is an object")
     parts = [(each.path, each.schema) for each in subschemas(schema)]
     for path, part in parts:
+        respell(part)
         for keyword in [each for each in part if each in NOT_ENFORCED]:
             if keyword not in SAY_NOTHING or not _is_same(part[keyword], SAY_NOTHING[keyword]):
                 raise _not_enforced(param, path, keyword, "no grammar can hold an answer to it")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from headwater.services.cli.agents import AGENTS, Target
 from headwater.services.text.tokenizer import Tokenizer
+from tests.exported import exported
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
     THINKER,
@@ -83,14 +85,8 @@ def run_claude(modules: Path, url: str, question: str) -> dict[str, object]:
     """What Claude Code prints at its end."""
     home = modules / "home"
     home.mkdir()
-    variables = {
-        "HOME": str(home),
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_AUTH_TOKEN": "any",
-        "ANTHROPIC_MODEL": THINKER,
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL": THINKER,
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
+    launched = exported(AGENTS["claude"](Target(gateway=url, model=THINKER)))
+    variables = launched | {"HOME": str(home)}
     env = {name: value for name, value in os.environ.items() if "ANTHROPIC" not in name}
     done = subprocess.run(
         ["npx", "claude", "-p", question, "--output-format=json", "--allowedTools=Bash"],

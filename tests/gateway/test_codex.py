@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.services.cli.agents import AGENTS, Target
 from headwater.services.text.tokenizer import Tokenizer
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
@@ -37,13 +38,7 @@ SCRIPT = [
     *(f"One moment. <tool_call>\n{json.dumps(call)}\n</tool_call>" for call in CALLS),
     "It is noon, says the clock.",
 ]
-SETTINGS = """\
-model = "{model}"
-model_provider = "headwater"
-[model_providers.headwater]
-name = "Headwater"
-base_url = "{url}/v1"
-wire_api = "responses"
+SERVERS = """\
 [mcp_servers.clock]
 command = "{python}"
 args = ["{server}"]
@@ -78,10 +73,9 @@ def run_codex(modules: Path, url: str, question: str) -> str:
     """What Codex prints as its last message."""
     home = modules / "home"
     home.mkdir()
-    config = SETTINGS.format(
-        model=THINKER, url=url, python=sys.executable, server=CLIENTS / "mcp_clock.py"
-    )
-    (home / "config.toml").write_text(config)
+    launched = AGENTS["codex"](Target(gateway=url, model=THINKER))
+    servers = SERVERS.format(python=sys.executable, server=CLIENTS / "mcp_clock.py")
+    (home / "config.toml").write_text(launched + servers)
     flags = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
     done = subprocess.run(
         ["npx", "codex", "exec", *flags, question],

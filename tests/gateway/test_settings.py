@@ -43,6 +43,8 @@ def test_a_new_knob_is_a_decision() -> None:
         "tls_client_ca_file",
         "allowed_origins",
         "allowed_hosts",
+        # A proxy that serves several things under one name.
+        "root_path",
         # A remote tokenizer needs it; an operator's template may be nobody else's business.
         "tokenizer_info",
         "max_body_bytes",
