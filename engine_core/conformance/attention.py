@@ -314,7 +314,7 @@ def _stored(subject: Subject, heads: int, kv_heads: int, head_dim: int) -> Case:
     positions = torch.cat([torch.arange(length) for length in lengths])
     slots = tables[owners, positions // block_size].long() * block_size + positions % block_size
     width = (heads + 2 * kv_heads) * head_dim
-    parts = {
+    parts: dict[str, Any] = {
         "bias": subject.randn(width),
         "q_norm": subject.randn(head_dim),
         "k_norm": subject.randn(head_dim),

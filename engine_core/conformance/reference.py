@@ -3,9 +3,12 @@ compared with."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.sampling.filtered_sample import Filters
 from headwater.kernels.sampling.sample import Draws
 
@@ -65,6 +68,9 @@ class ReferencePlatform:
     def gate(self, x: Tensor, activation: str) -> Tensor:
         return specification.gate(x, activation).to(x.dtype)
 
+    def activation(self, x: Tensor, name: str) -> Tensor:
+        return specification.activation(x, name).to(x.dtype)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return specification.rms_norm(x, weight, eps).to(x.dtype)
 
@@ -84,6 +90,7 @@ class ReferencePlatform:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        pairs: RotaryPairs | None = None,
     ) -> Tensor:
         q, k, v = specification.qk_norm_rope(
             qkv,
@@ -94,6 +101,7 @@ class ReferencePlatform:
             q_norm=q_norm,
             k_norm=k_norm,
             eps=eps,
+            pairs=pairs,
         )
         specification.store_kv(k, v, batch.slots, kv_cache)
         return q.to(qkv.dtype)
@@ -106,10 +114,10 @@ class ReferencePlatform:
         *,
         scale: float | None = None,
         window: int = 0,
+        softcap: float = 0.0,
     ) -> Tensor:
         starts = attention_plan.starts.tolist()
         counts = attention_plan.counts.tolist()
         tables = attention_plan.block_tables
-        return specification.attention(
-            q, kv_cache, starts, counts, tables, scale=scale, window=window
-        ).to(q.dtype)
+        shape: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+        return specification.attention(q, kv_cache, starts, counts, tables, **shape).to(q.dtype)

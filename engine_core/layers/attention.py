@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
+from headwater.kernels.attention.rotary_pairs import RotaryPairs
+
 from .batch import ForwardBatch
 from .linear.linear import Linear, Tokens
+from .norm import WidthNorm
 from .platform import Platform
 
 
@@ -28,10 +31,16 @@ class Attention:
         eps: float,
         scale: float | None = None,
         window: int = 0,
+        softcap: float = 0.0,
+        pairs: RotaryPairs | None = None,
+        width_norms: tuple[WidthNorm, WidthNorm] | None = None,
+        query_scales: torch.Tensor | None = None,
     ) -> None:
         """qkv [(Hq + 2 Hk) D, H] makes queries, keys and values; o [H, Hq D]; cos_sin as
         `rope.cos_sin_table` makes it; bias [(Hq + 2 Hk) D]; norms [D] of each query and key head;
-        scale and window as in `Platform.attention`."""
+        scale, window and softcap as in `Platform.attention`; pairs as in
+        `Platform.qk_norm_rope_store_kv`; `width_norms` are those of all queries and of all keys of
+        a token; query_scales float32 [positions]."""
         self.qkv = qkv
         self.o = o
         self.qkv_bias = qkv_bias
@@ -41,15 +50,20 @@ class Attention:
         self._cos_sin = cos_sin
         self._eps = eps
         self._scale = scale
-        self._window = window
+        self._masked: dict[str, Any] = {"window": window}
+        if softcap:
+            self._masked["softcap"] = softcap
+        self._rotated: dict[str, Any] = {} if pairs is None else {"pairs": pairs}
+        self._width_norms = width_norms
+        self._query_scales = query_scales
         self._qkv = platform.linear(qkv)
         self._o = platform.linear(o)
 
     def queries(self, x: Tokens, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
         """x [T, H] → [T, Hq, D]; keys and values go to the layer's kv_cache [2, num_blocks, Hk,
         block_size, D]."""
-        return self._platform.qk_norm_rope_store_kv(
-            self._qkv(x),
+        queries = self._platform.qk_norm_rope_store_kv(
+            self._normed(self._qkv(x), kv_cache),
             batch,
             self._cos_sin,
             kv_cache,
@@ -57,13 +71,26 @@ class Attention:
             q_norm=self.q_norm,
             k_norm=self.k_norm,
             eps=self._eps,
+            **self._rotated,
         )
+        if self._query_scales is None:
+            return queries
+        return (queries * self._query_scales[batch.positions].view(-1, 1, 1)).to(queries.dtype)
 
     def attend(
         self, queries: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any
     ) -> torch.Tensor:
         """queries [E, Hq, D], those that the plan speaks of → [E, H]"""
         attended = self._platform.attention(
-            queries, kv_cache, attention_plan, scale=self._scale, window=self._window
+            queries, kv_cache, attention_plan, scale=self._scale, **self._masked
         )
         return self._o(attended)
+
+    def _normed(self, qkv: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
+        """The projection with the norms over all heads of a token."""
+        if self._width_norms is None:
+            return qkv
+        kv_size = kv_cache.shape[2] * kv_cache.shape[4]
+        q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_size, kv_size, kv_size], dim=1)
+        q_norm, k_norm = self._width_norms
+        return torch.cat((q_norm(q), k_norm(k), v), dim=1)

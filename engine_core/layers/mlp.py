@@ -1,5 +1,5 @@
-"""Two products with a gate between them. Source: Shazeer, "GLU variants improve transformer",
-2020."""
+"""Two products with a gate between them, or an activation. Source: Shazeer, "GLU variants improve
+transformer", 2020."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ import torch
 from .linear.linear import Linear, Tokens
 from .platform import Platform, RoundingPlatform
 
+GATES = ("silu", "gelu_tanh")
+"""Activations of `Platform.gate`."""
+
 
 class Mlp:
     """down(activation(gates) * ups). One launch makes gates, ups and their product where the
     platform has such a kernel for the kind of `gate_up`."""
 
     def __init__(self, platform: Platform, gate_up: Linear, down: Linear, activation: str) -> None:
-        """gate_up [2 I, H], gates first; down [H, I]; activation as in `Platform.gate`."""
+        """gate_up [2 I, H], gates first; down [H, I]; activation as in `Platform.gate` or
+        `Platform.activation`."""
         self.gate_up = gate_up
         self.down = down
         self._platform = platform
         self._activation = activation
-        self._fused = platform.gated_linear(gate_up, activation)
+        is_gate = activation in GATES
+        self._fused = platform.gated_linear(gate_up, activation) if is_gate else None
         self._product = platform.linear(gate_up)
         self._down = platform.linear(down)
 
@@ -32,9 +37,27 @@ class Mlp:
     def _gated(self, x: Tokens) -> Tokens:
         """x [T, H] → [T, I], as `down` reads it."""
         product = self._product(x)
+        if self._activation not in GATES:
+            gates, ups = product.chunk(2, dim=1)
+            return self._platform.activation(gates.contiguous(), self._activation) * ups
         rounds_to = self.down.rounds_to
         if rounds_to is None:
             return self._platform.gate(product, self._activation)
         return cast(RoundingPlatform, self._platform).rounded_gate(
             product, self._activation, rounds_to
         )
+
+
+class PlainMlp:
+    """down(activation(up(x)))"""
+
+    def __init__(self, platform: Platform, up: Linear, down: Linear, activation: str) -> None:
+        """up [I, H]; down [H, I]; activation as in `Platform.activation`."""
+        self._platform = platform
+        self._activation = activation
+        self._up = platform.linear(up)
+        self._down = platform.linear(down)
+
+    def __call__(self, x: Tokens) -> torch.Tensor:
+        """x [T, H] → [T, H]"""
+        return self._down(self._platform.activation(self._up(x), self._activation))

@@ -1,13 +1,26 @@
-"""Root mean square normalization. Source: Zhang and Sennrich, 2019."""
+"""Normalization by the root mean square, by mean and variance, or none. Sources: Zhang and Sennrich,
+2019; Ba et al., 2016."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Protocol, cast
 
 import torch
+from torch.nn.functional import layer_norm
 
+from .group import Group
 from .linear.linear import Linear, Tokens
 from .platform import Platform, RoundingPlatform
+
+
+class Norm(Protocol):
+    """A norm of the residual stream, as the layer behind it reads it."""
+
+    def __call__(self, x: torch.Tensor) -> Tokens:
+        """x [T, H] → [T, H]"""
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> Tokens:
+        """residual += x in place; the norm of the sum, [T, H]."""
 
 
 class RMSNorm:
@@ -52,3 +65,47 @@ class InputNorm:
         return self._rounding.rounded_add_rms_norm(
             x, residual, self.weight, self._eps, self._rounds_to
         )
+
+
+class LayerNorm:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+        """weight and bias [H]"""
+        self.weight = weight
+        self._bias = bias
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H] → [T, H]"""
+        return layer_norm(x, self.weight.shape, self.weight, self._bias, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual += x in place; the norm of the sum, [T, H]."""
+        return self(residual.add_(x))
+
+
+class NoNorm:
+    """In the place of a norm that a model has not."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual.add_(x)
+
+
+class WidthNorm:
+    """The root mean square norm over all heads of a token, of which ranks have a part each."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, group: Group) -> None:
+        """weight [N] of this rank's numbers"""
+        self._weight = weight.float()
+        self._eps = eps
+        self._group = group
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, N] → [T, N]"""
+        wide = x.float()
+        # Sums of squares of a rank: the ranks add few numbers, in their order.
+        squares = self._group.sum(wide.square().sum(-1, keepdim=True))
+        mean = squares / (x.shape[1] * self._group.size)
+        return (wide * torch.rsqrt(mean + self._eps) * self._weight).to(x.dtype)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.quant.token_rounding import Rounding
 
 from ..sampling.operations import SamplingOperations
@@ -36,6 +37,10 @@ class Platform(Protocol):
         """x [T, 2 I], gates first → [T, I]: activation(gates) * ups. Activations: silu,
         gelu_tanh."""
 
+    def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """x → the same shape, element by element: gelu, gelu_tanh, relu, silu or tanh. Asked for by
+        models with `ModelConfig.activations`."""
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [T, H] → [T, H]; weight [H] of x's dtype or float32, here and below."""
 
@@ -55,9 +60,11 @@ class Platform(Protocol):
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         eps: float,
+        pairs: RotaryPairs | None = None,
     ) -> torch.Tensor:
         """qkv [T, (Hq + 2 Hk) D] → q [T, Hq, D]; keys and values go to the layer's kv_cache
-        [2, num_blocks, Hk, block_size, D]."""
+        [2, num_blocks, Hk, block_size, D]. With `pairs`, which only platforms with `rotary_pairs`
+        are given, queries and keys may leave in an order of their own."""
 
     def attention(
         self,
@@ -67,10 +74,12 @@ class Platform(Protocol):
         *,
         scale: float | None = None,
         window: int = 0,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
         """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this
         step too. scale is that of the softmax, 1 / sqrt(D) by default. A position sees the last
-        `window` keys, its own included, which is 0 for all or the model's `sliding_window`."""
+        `window` keys, its own included, which is 0 for all or the model's `sliding_window`. Scores are
+        capped by tanh to `softcap`, which only platforms with `softcaps` are given; 0: not."""
 
 
 class RoundingPlatform(Platform, Protocol):

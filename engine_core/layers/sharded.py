@@ -101,4 +101,4 @@ def over_group(
         elif spec.split is Split.VOCABULARY and joins_vocabulary:
             num_outputs = len(Shard(0, shard.size).vocabulary(spec.shape[0]))
             linears[name] = JoinedLinear(platform, part, spec.shape[0], num_outputs, group)
-    return replace(weights, linears=linears)
+    return replace(weights, linears=linears, group=group)

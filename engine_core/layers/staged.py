@@ -39,7 +39,7 @@ def layer_of(name: str) -> int | None:
 
 def is_of_first_stage(spec: WeightSpec) -> bool:
     """Whether the first stage has a weight outside the layers; others are the last stage's."""
-    return not (spec.is_linear or spec.is_norm)
+    return not (spec.is_linear or spec.is_norm or spec.is_bias)
 
 
 def stage_layout(layout: Layout, stage: Stage) -> Layout:
@@ -71,7 +71,7 @@ def stage_weights(weights: Weights, layout: Layout, stage: Stage, dtype: torch.d
             linears[local] = AbsentLinear(spec.shape)
         else:
             tensors[local] = torch.zeros(
-                spec.shape if spec.is_norm else (0, *spec.shape[1:]), dtype=dtype
+                spec.shape if spec.is_norm or spec.is_bias else (0, *spec.shape[1:]), dtype=dtype
             )
     tables = {
         name: table for name, table in weights.tables.items() if _has(stage, name, layout[name])

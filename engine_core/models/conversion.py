@@ -4,15 +4,18 @@ kernels read."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from headwater.kernels.quant.block_formats import BlockWeight
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 from ..layers.linear.kinds import Weights, load_weights
 from ..layers.linear.packed import pack_linears
 from ..weights import model_file
@@ -22,12 +25,15 @@ from ..weights.gguf import GgufFile
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
 from ..weights.model_config import ModelConfig
+from ..weights.names import is_flat
 from ..weights.rounding import ROUNDINGS, Rounding, round_weights
 from ..weights.unpacking import unpacked
 from . import registry
 from .calibration import Calibrated
 from .model import model_class
 
+LISTED = 8
+"""Kinds of unused tensors that are listed."""
 Published = Iterator[tuple[str, torch.Tensor | BlockWeight]]
 """Tensors of a checkpoint by their names there."""
 
@@ -42,6 +48,8 @@ class Converted:
     """None: weights were not rounded, or a calibration had rounded them."""
     cost: str = ""
     """Loss by rounding, for people; empty: nothing was rounded."""
+    left_out: str = ""
+    """Tensors of the checkpoint that are not used, for people; empty: there are none."""
 
 
 def convert(
@@ -65,6 +73,10 @@ def convert(
     checkpoint = HuggingFaceFolder(source) if source.is_dir() else GgufFile(source)
     hf_config = checkpoint.hf_config()
     config = registry.config_of(hf_config)
+    if isinstance(checkpoint, HuggingFaceFolder) and _is_headless(checkpoint, hf_config):
+        # Embeddings read hidden states; the head of such a model is its embedding.
+        hf_config |= {"tie_word_embeddings": True}
+        config = replace(config, tie_word_embeddings=True)
     total = len(checkpoint) + 1
     config.check_dtype(dtype)
     found = _method(checkpoint, config)
@@ -78,7 +90,9 @@ def convert(
     layout = model_class(config).layout(config)
     computed_in = model_file.DTYPES[dtype]
     counted = _counted(checkpoint.tensors(), lambda done: progress(done, total))
-    tensors = _collected(counted, config, layout, computed_in)
+    left_out: list[str] = []
+    spare = _spare_layers(config, hf_config)
+    tensors = _collected(counted, config, layout, computed_in, spare, left_out)
     if rounds:
         tensors, rounding = round_weights(tensors, layout, quantization, computed_in)
         cost = str(rounding)
@@ -89,17 +103,53 @@ def convert(
     model_file.save(tensors, folder)
     progress(total, total)
     packed_by = quantization if rounds or calibrated else found
-    return Converted(quantization=packed_by, rounding=rounding, cost=cost)
+    return Converted(
+        quantization=packed_by, rounding=rounding, cost=cost, left_out=_in_one_line(left_out)
+    )
+
+
+def _is_headless(checkpoint: HuggingFaceFolder, hf_config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint was made of a model without its head."""
+    if "lm_head.weight" in checkpoint.names():
+        return False
+    return registry.has_no_head(hf_config) or all(map(is_flat, checkpoint.names()))
+
+
+def _spare_layers(config: ModelConfig, hf_config: Mapping[str, Any]) -> range:
+    """Layers behind the last one that the config announces as heads which draft."""
+    number = hf_config.get("num_nextn_predict_layers") or 0
+    is_number = type(number) is int and 0 <= number <= config.num_layers
+    require(is_number, "num_nextn_predict_layers", number, f"0…{config.num_layers}")
+    return range(config.num_layers, config.num_layers + number)
+
+
+def _in_one_line(names: list[str]) -> str:
+    """The tensors that are not used, by the first parts of their names."""
+    counts = Counter(re.sub(r"\.\d+\..*", "", name) for name in names)
+    listed = ", ".join(f"{name} ({count})" for name, count in counts.most_common(LISTED))
+    others = len(counts) - LISTED
+    return listed + (f" and {others} more kinds" if others > 0 else "")
 
 
 def _collected(
-    published: Published, config: ModelConfig, layout: Layout, dtype: torch.dtype
+    published: Published,
+    config: ModelConfig,
+    layout: Layout,
+    dtype: torch.dtype,
+    spare_layers: range,
+    left_out: list[str],
 ) -> model_file.Tensors:
     """The tensors of a checkpoint under the names of the layout. Raises `ConfigError` for a head of
     its own beside a config that ties it to the embedding: other tools serve either."""
     names = model_class(config).names
     tensors = names.collect(
-        unpacked(published, config.quantization), dtype, lambda done: None, layout
+        unpacked(published, config.quantization),
+        dtype,
+        lambda done: None,
+        layout,
+        config=config,
+        spare_layers=spare_layers,
+        left_out=left_out,
     )
     for name, spec in layout.items():
         own = tensors.pop(name, None) if spec.tied_to else None

@@ -4,28 +4,53 @@ that all have."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ..executor import Int32Array
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch, last_tokens
-from ..layers.embedding import Embedding
-from ..layers.lm_head import LMHead
-from ..layers.mlp import Mlp
-from ..layers.norm import InputNorm
+from ..layers.linear.kinds import Weights
+from ..layers.mlp import Mlp, PlainMlp
+from ..layers.norm import Norm
 from ..layers.platform import Platform
-from ..weights.layout import Layout, Split, WeightSpec, joined_linear, linear, norm, table
+from ..weights.layout import (
+    Layout,
+    Split,
+    WeightSpec,
+    bias,
+    joined_bias,
+    joined_linear,
+    linear,
+    norm,
+    table,
+    width_norm,
+)
 from ..weights.model_config import ModelConfig
 from .model import LastNorm, LastTokens, LayerInputs
+from .parts import Parts
 
 MODEL_NAMES = {
     "model.embed_tokens.weight": "embed",
     "model.norm.weight": "final_norm",
     "lm_head.weight": "lm_head",
+}
+LAYER_NAMES = {
+    "self_attn.o_proj.weight": "o",
+    "self_attn.o_proj.bias": "o_bias",
+    "self_attn.q_norm.weight": "q_norm",
+    "self_attn.k_norm.weight": "k_norm",
+    "mlp.down_proj.weight": "down",
+    "mlp.down_proj.bias": "down_bias",
+}
+JOINED_NAMES = {
+    "self_attn.qkv_proj.weight": "qkv",
+    "self_attn.qkv_proj.bias": "qkv_bias",
+    "mlp.gate_up_proj.weight": "gate_up",
+    "mlp.gate_up_proj.bias": "gate_up_bias",
 }
 FUSED_NAMES = {
     "self_attn.q_proj.weight": ("qkv", 0),
@@ -38,15 +63,17 @@ FUSED_BIASES = {
     "self_attn.q_proj.bias": ("qkv_bias", 0),
     "self_attn.k_proj.bias": ("qkv_bias", 1),
     "self_attn.v_proj.bias": ("qkv_bias", 2),
+    "mlp.gate_proj.bias": ("gate_up_bias", 0),
+    "mlp.up_proj.bias": ("gate_up_bias", 1),
 }
-"""Published names of parts of a tensor; see `CheckpointNames`."""
+"""Published names of tensors, and of parts of a tensor; see `CheckpointNames`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(ABC):
-    input_norm: InputNorm
+    input_norm: Norm
     attention: Attention
-    mlp: Mlp
+    mlp: Mlp | PlainMlp
 
     @abstractmethod
     def behind_attention(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -54,15 +81,39 @@ class Layer(ABC):
         returns what the next norm adds to it."""
 
 
-class LayeredModel:
+class LayeredModel(ABC):
     """See `Model`."""
 
-    config: ModelConfig
-    embedding: Embedding
-    layers: Sequence[Layer]
+    layer_norms: ClassVar[tuple[str, ...]]
+    """Names of norms [H] of a layer."""
     final_norm: LastNorm
-    lm_head: LMHead
-    _platform: Platform
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
+    ) -> None:
+        parts = Parts(config, weights, platform, max_model_len)
+        self.config = config
+        self._platform = platform
+        self._positions = parts.positions()
+        self.embedding = parts.embedding()
+        self.dtype = self.embedding.dtype
+        self.layers = [self._layer(parts, i) for i in range(config.num_layers)]
+        self.final_norm = parts.norm("final_norm")
+        self.lm_head = parts.lm_head()
+
+    @abstractmethod
+    def _layer(self, parts: Parts, i: int) -> Layer:
+        """Layer i of the model."""
+
+    @classmethod
+    def layout(cls, config: ModelConfig) -> Layout:
+        return layout_of(config, cls.layer_norms)
+
+    @staticmethod
+    def adds_products(config: ModelConfig) -> bool:
+        """False where a norm, a bias or a factor stands between a product and the residual
+        stream."""
+        return False
 
     def forward(
         self,
@@ -77,6 +128,8 @@ class LayeredModel:
         last = len(self.layers) - 1
         attention_plan = attention_plan or self._platform.plan_attention(batch)
         residual = self.embedding(batch.token_ids)
+        if self._positions is not None:
+            residual = self._positions.add_to(residual, batch.positions)
         x = self.layers[0].input_norm(residual)
         for i in range(last + 1) if num_layers is None else self._some_layers(num_layers):
             layer = self.layers[i]
@@ -105,36 +158,60 @@ class LayeredModel:
         return self.lm_head(hidden)
 
     def _some_layers(self, num_layers: int) -> Iterable[int]:
-        """Layers of a pass of fewer than there are, which launch what all launch, in their order;
-        the last is one."""
+        """Layers of a pass of fewer than there are, which launch what all launch, in their order:
+        the first ones, one with a window and one without, and the last."""
         last = len(self.layers) - 1
-        return [*range(min(num_layers - 1, last)), last]
+        windows = [self.config.window_of(i) for i in range(last + 1)]
+        kinds = {windows.index(window) for window in set(windows)}
+        return sorted({*range(min(num_layers - 1, last)), *kinds, last})
 
 
 def products_of(config: ModelConfig) -> dict[str, WeightSpec]:
-    """Linear layers of a layer."""
-    return {
-        "qkv": joined_linear(config.qkv_sizes, config.hidden_size),
-        "o": linear(config.hidden_size, config.num_heads * config.head_dim, split=Split.INPUTS),
-        "gate_up": joined_linear(
-            (config.intermediate_size, config.intermediate_size), config.hidden_size
-        ),
-        "down": linear(config.hidden_size, config.intermediate_size, split=Split.INPUTS),
+    """Linear layers of a layer, with their biases."""
+    hidden = config.hidden_size
+    inner = config.intermediate_size
+    products = {
+        "qkv": joined_linear(config.qkv_sizes, hidden),
+        "o": linear(hidden, config.num_heads * config.head_dim, split=Split.INPUTS),
     }
+    ups = ("gate_up", (inner, inner)) if config.is_gated else ("up", (inner,))
+    products[ups[0]] = joined_linear(ups[1], hidden)
+    products["down"] = linear(hidden, inner, split=Split.INPUTS)
+    if config.qkv_bias:
+        products["qkv_bias"] = joined_bias(config.qkv_sizes)
+    if config.o_bias:
+        products["o_bias"] = bias(hidden)
+    if config.mlp_bias:
+        products |= {ups[0] + "_bias": joined_bias(ups[1]), "down_bias": bias(hidden)}
+    return products
 
 
-def layout_of(config: ModelConfig, layer: Mapping[str, WeightSpec]) -> Layout:
-    """The layout of a model whose layers have these weights."""
+def norms_of(config: ModelConfig, names: Iterable[str]) -> dict[str, WeightSpec]:
+    """Norms of the hidden size, with their biases."""
+    norms: dict[str, WeightSpec] = {}
+    for name in names:
+        norms[name] = norm(config.hidden_size)
+        if config.norm_bias:
+            norms[name + "_bias"] = bias(config.hidden_size)
+    return norms
+
+
+def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
+    """The layout of a model whose layers have these norms beside their products."""
+    layer = norms_of(config, layer_norms) | products_of(config)
+    q_size, k_size, _ = config.qkv_sizes
+    if config.qk_norm:
+        layer |= {"q_norm": norm(config.head_dim), "k_norm": norm(config.head_dim)}
+    if config.width_norms:
+        layer |= {"q_norm": width_norm(q_size), "k_norm": width_norm(k_size)}
     tied_to = "embed" if config.tie_word_embeddings else ""
-    return {
-        "embed": table(config.vocab_size, config.hidden_size, split=Split.VOCABULARY),
-        "final_norm": norm(config.hidden_size),
-        "lm_head": linear(
-            config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
-        ),
-        **{
-            f"layers.{i}.{name}": spec
-            for i in range(config.num_layers)
-            for name, spec in layer.items()
-        },
-    }
+    layout = {"embed": table(config.vocab_size, config.hidden_size, split=Split.VOCABULARY)}
+    if config.num_learned_positions:
+        layout["positions"] = table(config.num_learned_positions, config.hidden_size)
+    layout |= norms_of(config, ("final_norm",))
+    layout["lm_head"] = linear(
+        config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
+    )
+    for i in range(config.num_layers):
+        layout |= {f"layers.{i}.{name}": spec for name, spec in layer.items()}
+    return layout

@@ -60,9 +60,6 @@ class Model(Protocol):
     """Token rows in, hidden states and logits out. Holds weights; the KV cache is the caller's."""
 
     names: ClassVar[CheckpointNames]
-    adds_products: ClassVar[bool]
-    """Whether `RMSNorm.add` takes every product whose inputs ranks divide (`Split.INPUTS`), and
-    nothing else: then a platform may sum the ranks' parts as it adds them."""
     config: ModelConfig
     embedding: Embedding
     dtype: torch.dtype
@@ -77,6 +74,11 @@ class Model(Protocol):
     @staticmethod
     def layout(config: ModelConfig) -> Layout:
         """Every weight of a model with this config."""
+
+    @staticmethod
+    def adds_products(config: ModelConfig) -> bool:
+        """Whether `RMSNorm.add` takes every product whose inputs ranks divide (`Split.INPUTS`), and
+        nothing else: then a platform may sum the ranks' parts as it adds them."""
 
     def forward(
         self,

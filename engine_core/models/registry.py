@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,22 @@ from typing import Any
 from ..config import require
 from ..weights.json_object import read_object
 from ..weights.model_config import ModelConfig
-from . import gemma3_config
+from .configs import (
+    cohere2,
+    gemma,
+    gemma3,
+    glm4,
+    gpt2,
+    gpt_neox,
+    granite,
+    llama,
+    ministral3,
+    olmo,
+    opt,
+    phi3,
+    smollm3,
+    starcoder2,
+)
 
 ENTRY_POINTS = "headwater.models"
 
@@ -28,21 +42,111 @@ class Architecture:
     """`module:Class`, see `Model`."""
     read_config: Callable[[Mapping[str, Any]], ModelConfig]
     """From what `config.json` says. Raises `ConfigError`."""
+    family: str = ""
+    """Its models, for people."""
+    model_types: tuple[str, ...] = ()
+    """Values of `model_type` that name the architecture where `architectures` is missing."""
+    limits: tuple[str, ...] = ()
+    """Limits of its models, for people."""
+    is_text_part: bool = False
+    """Whether it is the text part of a model that reads images too."""
 
 
-_DECODER = "headwater.engine_core.models.decoder:Decoder"
-_GEMMA3 = "headwater.engine_core.models.gemma3:Gemma3"
+def _own(
+    model: str,
+    read_config: Callable[[Mapping[str, Any]], ModelConfig],
+    family: str,
+    *model_types: str,
+    limits: tuple[str, ...] = (),
+    is_text_part: bool = False,
+) -> Architecture:
+    """An architecture of this room."""
+    return Architecture(
+        model=f"headwater.engine_core.models.{model}",
+        read_config=read_config,
+        family=family,
+        model_types=model_types,
+        limits=limits,
+        is_text_part=is_text_part,
+    )
+
+
+_DECODER = "decoder:Decoder"
+_WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
+_CPU_ONLY = ("CPUs, since GPUs do not cap scores",)
+_DENSE = ("weights that are not packed",)
+_LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
+_QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
-    "Gemma3ForCausalLM": Architecture(model=_GEMMA3, read_config=gemma3_config.read_config),
-    "LlamaForCausalLM": Architecture(model=_DECODER, read_config=ModelConfig.from_hf),
-    "MistralForCausalLM": Architecture(model=_DECODER, read_config=ModelConfig.from_hf),
-    "Qwen2ForCausalLM": Architecture(
-        model=_DECODER, read_config=partial(ModelConfig.from_hf, qkv_bias=True)
+    "Cohere2ForCausalLM": _own(
+        "cohere2:Cohere2", cohere2.read_cohere2, "Command R7B, Command A", "cohere2"
     ),
-    "Qwen3ForCausalLM": Architecture(
-        model=_DECODER, read_config=partial(ModelConfig.from_hf, qk_norm=True)
+    "Ernie4_5ForCausalLM": _own(_DECODER, llama.read_ernie45, "ERNIE 4.5 (dense)", "ernie4_5"),
+    "Exaone4ForCausalLM": _own("olmo2:Olmo2", olmo.read_exaone4, "EXAONE 4", "exaone4"),
+    "GPT2LMHeadModel": _own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_DENSE),
+    "GPTNeoXForCausalLM": _own(
+        "gpt_neox:GptNeoX", gpt_neox.read_gpt_neox, "GPT-NeoX, Pythia", "gpt_neox", limits=_DENSE
+    ),
+    "GemmaForCausalLM": _own(_DECODER, gemma.read_gemma, "Gemma 1", "gemma"),
+    "Gemma2ForCausalLM": _own(
+        "gemma3:Gemma3", gemma.read_gemma2, "Gemma 2", "gemma2", limits=_CPU_ONLY
+    ),
+    "Gemma3ForCausalLM": _own(
+        "gemma3:Gemma3", gemma3.read_gemma3, "Gemma 3 270M and 1B", "gemma3_text"
+    ),
+    "Gemma3ForConditionalGeneration": _own(
+        "gemma3:Gemma3", gemma3.read_gemma3, "Gemma 3 4B, 12B, 27B", "gemma3", is_text_part=True
+    ),
+    "Glm4ForCausalLM": _own("glm4:Glm4", glm4.read_glm4, "GLM-4 (dense)", "glm4"),
+    "GraniteForCausalLM": _own(
+        _DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"
+    ),
+    "InternLM3ForCausalLM": _own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
+    "LlamaForCausalLM": _own(_DECODER, llama.read_llama, _LLAMA, "llama"),
+    "Ministral3ForCausalLM": _own(
+        _DECODER, ministral3.read_ministral3, "Ministral 3", "ministral3"
+    ),
+    "MinistralForCausalLM": _own(_DECODER, llama.read_mistral, "Ministral 8B", "ministral"),
+    "Mistral3ForConditionalGeneration": _own(
+        _DECODER,
+        ministral3.read_ministral3,
+        "Mistral Small 3.1 and later, Ministral 3",
+        "mistral3",
+        is_text_part=True,
+    ),
+    "MistralForCausalLM": _own(_DECODER, llama.read_mistral, "Mistral 7B, Nemo, Small", "mistral"),
+    "OPTForCausalLM": _own("opt:Opt", opt.read_opt, "OPT", "opt"),
+    "Olmo2ForCausalLM": _own(
+        "olmo2:Olmo2", olmo.read_olmo2, "OLMo 2", "olmo2", limits=_WIDTH_NORMS
+    ),
+    "Olmo3ForCausalLM": _own(
+        "olmo2:Olmo2", olmo.read_olmo3, "OLMo 3", "olmo3", limits=_WIDTH_NORMS
+    ),
+    "Phi3ForCausalLM": _own(_DECODER, phi3.read_phi3, "Phi-3, 3.5, 4, 4-mini", "phi3"),
+    "Qwen2ForCausalLM": _own(_DECODER, llama.read_qwen2, _QWEN2, "qwen2"),
+    "Qwen2_5_VLForConditionalGeneration": _own(
+        _DECODER, llama.read_qwen2, "Qwen2.5-VL", "qwen2_5_vl", is_text_part=True
+    ),
+    "Qwen3ForCausalLM": _own(_DECODER, llama.read_qwen3, "Qwen3 (dense), Qwen3-Embedding", "qwen3"),
+    "Qwen3VLForConditionalGeneration": _own(
+        _DECODER, llama.read_qwen3, "Qwen3-VL (dense)", "qwen3_vl", is_text_part=True
+    ),
+    "SeedOssForCausalLM": _own(_DECODER, llama.read_seed_oss, "Seed-OSS", "seed_oss"),
+    "SmolLM3ForCausalLM": _own(_DECODER, smollm3.read_smollm3, "SmolLM3", "smollm3"),
+    "Starcoder2ForCausalLM": _own(
+        "starcoder2:Starcoder2", starcoder2.read_starcoder2, "StarCoder 2", "starcoder2"
     ),
 }
+OTHER_NAMES = {
+    "GPT2Model": "GPT2LMHeadModel",
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "YiForCausalLM": "LlamaForCausalLM",
+    "Qwen2_5_VLModel": "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLModel": "Qwen3VLForConditionalGeneration",
+}
+"""Names of checkpoints whose model is an architecture above."""
+BASE = "Model"
+"""Ending of the names of models without a head, in the place of `ForCausalLM`."""
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -52,9 +156,44 @@ def read_config(folder: Path) -> ModelConfig:
 
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     """As `read_config`, from the file's content."""
+    name = architecture_of(hf_config)
+    architecture = find(name)
+    text = _text_of(hf_config) if architecture.is_text_part else hf_config
+    return architecture.read_config({**text, "architectures": [name]})
+
+
+def architecture_of(hf_config: Mapping[str, Any]) -> str:
+    """The architecture that a config names, which may not be served."""
     names = hf_config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else names
-    return find(name if isinstance(name, str) else "").read_config(hf_config)
+    given = names[0] if isinstance(names, list) and names else names
+    if not isinstance(given, str) or not given:
+        kind = hf_config.get("model_type")
+        known = (name for name, each in ARCHITECTURES.items() if kind in each.model_types)
+        return next(known, "")
+    if given in OTHER_NAMES:
+        return OTHER_NAMES[given]
+    headed = given.removesuffix(BASE) + "ForCausalLM"
+    return headed if given.endswith(BASE) and headed in ARCHITECTURES else given
+
+
+def has_no_head(hf_config: Mapping[str, Any]) -> bool:
+    """Whether a config names a model without a head."""
+    names = hf_config.get("architectures")
+    return isinstance(names, list) and bool(names) and str(names[0]).endswith(BASE)
+
+
+def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of a model's text part; old ones have its fields among the others."""
+    text = hf_config.get("text_config")
+    if text is None:
+        return hf_config
+    require(isinstance(text, Mapping), "text_config", text, "an object")
+    whole = {name: hf_config[name] for name in _OF_ALL_PARTS if name in hf_config}
+    return {**text, **whole}
+
+
+_OF_ALL_PARTS = ("tie_word_embeddings", "quantization_config", "compression_config")
+"""Fields that stand beside `text_config` and hold for the text part."""
 
 
 def find(name: str) -> Architecture:

@@ -31,6 +31,14 @@ class Capabilities:
     scale."""
     windows: bool = False
     """Attention over a window of the last keys."""
+    rotary_pairs: bool = False
+    """Rotation of a part of a head, and of neighbouring numbers (`RotaryPairs`)."""
+    activations: bool = False
+    """Activations without a gate (`Platform.activation`)."""
+    softcaps: bool = False
+    """Attention whose scores are capped."""
+    odd_heads: bool = False
+    """Head sizes that are no power of two."""
     fp8_kv: bool = False
     """Keys and values in float8_e4m3fn (`--kv-cache-dtype fp8`)."""
     host_blocks: bool = False
@@ -58,6 +66,8 @@ class Capabilities:
     rank_draft_slots: bool = False
     """Ranks that draft keep blocks in host memory too: needed for `rank_slots` and `rank_drafts`
     together."""
+    rank_norms: bool = False
+    """Ranks sum norms over all heads of a token, of which each has some."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
     stage_hosts: bool = False

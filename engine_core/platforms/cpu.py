@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.cpu import attention as attention_kernel
 from headwater.kernels.cpu import (
     block_activations,
@@ -20,6 +21,7 @@ from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
 from headwater.kernels.cpu import rms_norm as norm_kernel
 from headwater.kernels.cpu import row_weights as weights_kernel
 from headwater.kernels.cpu import silu_mul as silu_kernel
+from headwater.kernels.cpu.activation import activation
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
 from headwater.kernels.cpu.compiler.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.compiler.replay import walker
@@ -107,6 +109,9 @@ class CpuPlatform:
     def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return GATES[activation](x)
 
+    def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return activation(x, name)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
 
@@ -126,6 +131,7 @@ class CpuPlatform:
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         eps: float,
+        pairs: RotaryPairs | None = None,
     ) -> torch.Tensor:
         return qk_norm_rope_store_kv(
             qkv,
@@ -137,6 +143,7 @@ class CpuPlatform:
             q_norm=q_norm,
             k_norm=k_norm,
             eps=eps,
+            pairs=pairs,
         )
 
     def attention(
@@ -147,9 +154,11 @@ class CpuPlatform:
         *,
         scale: float | None = None,
         window: int = 0,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
+        scale = scale or q.shape[2] ** -0.5
         return attention(
-            q, kv_cache, attention_plan, scale or q.shape[2] ** -0.5, window=window
+            q, kv_cache, attention_plan, scale, window=window, softcap=softcap
         ).flatten(1)
 
     def _row_rule(self, kind: str, weight: torch.Tensor) -> RowRule:

@@ -17,11 +17,13 @@ import torch
 from headwater.kernels.attention.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.attention.prefill_attention import list_tiles, tokens_per_tile
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.gemm import product_probe
 from headwater.kernels.gemm.gemm import configure_blas
 from headwater.kernels.gemm.product_probe import Product as ProbedProduct
 from headwater.kernels.gemm.wide_gemm import launch_all_tiles
 from headwater.kernels.launch.device import kernel_cache_dir, upload
+from headwater.kernels.norm.activation import ACTIVATIONS
 from headwater.kernels.norm.rms_norm import (
     add_rms_norm,
     rms_norm,
@@ -320,6 +322,9 @@ class CudaPlatform:
     def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return GATES[activation](x, dependent=_is_early(x), early=self._early)
 
+    def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return ACTIVATIONS[name](x)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x), early=self._early)
 
@@ -357,6 +362,7 @@ class CudaPlatform:
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         eps: float,
+        pairs: RotaryPairs | None = None,
     ) -> torch.Tensor:
         num_kv_heads = kv_cache.shape[2]
         head_dim = kv_cache.shape[4]
@@ -374,6 +380,7 @@ class CudaPlatform:
             k_norm=k_norm,
             eps=eps,
             **self._scales(kv_cache),
+            pairs=pairs,
             dependent=_is_early(qkv),
         )
         return q
@@ -386,8 +393,10 @@ class CudaPlatform:
         *,
         scale: float | None = None,
         window: int = 0,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
         assert window in (0, self._window)
+        assert not softcap
         plan = attention_plan
         n = attention_plan.num_decodes
         scales = self._scales(kv_cache)

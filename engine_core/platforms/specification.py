@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwater.kernels.attention.decode_attention import attention_of_rows
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_twin, store_kv_twin
+from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.blocks.copy_blocks import copy_blocks_twin
+from headwater.kernels.norm.activation import activation_twin
 from headwater.kernels.norm.rms_norm import rms_norm_twin
 from headwater.kernels.norm.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
 from headwater.kernels.sampling.filtered_sample import Filters, filter_twin
@@ -46,6 +49,11 @@ def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     return gate(linear(x, weight), activation)
 
 
+def activation(x: Tensor, name: str) -> Tensor:
+    """x of any shape → the same shape: gelu, gelu_tanh, relu, silu or tanh of each element."""
+    return activation_twin(x.double(), name)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [T, H] → x / √(mean of x² + eps) * weight, [T, H]."""
     return rms_norm_twin(x.double(), weight, eps)
@@ -68,12 +76,13 @@ def qk_norm_rope(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    pairs: RotaryPairs | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """qkv [T, (Hq + 2 Hk) D], cos_sin [positions, D] → q [T, Hq, D], k and v [T, Hk, D]: bias, norm
-    of each head of queries and keys, rotation of their halves."""
+    of each head of queries and keys, rotation of their halves or of `pairs`."""
     num_q_heads = qkv.shape[1] // cos_sin.shape[1] - 2 * num_kv_heads
     heads = qkv.double(), positions.long(), cos_sin, num_q_heads, num_kv_heads
-    return qk_norm_rope_twin(*heads, bias=bias, q_norm=q_norm, k_norm=k_norm, eps=eps)
+    return qk_norm_rope_twin(*heads, bias=bias, q_norm=q_norm, k_norm=k_norm, eps=eps, pairs=pairs)
 
 
 def store_kv(k: Tensor, v: Tensor, slots: Tensor, kv_cache: Tensor) -> None:
@@ -92,14 +101,17 @@ def attention(
     *,
     scale: float | None = None,
     window: int = 0,
+    softcap: float = 0.0,
 ) -> Tensor:
     """q [T, Hq, D] → [T, Hq D]. Request i computes positions starts[i] … starts[i] + counts[i] − 1,
     a decode one, a chunk of a prompt several; each position reads the keys and values up to its own
-    through block_tables[i], with a window the last so many of them."""
+    through block_tables[i], with a window the last so many of them. Scores are capped by tanh to
+    `softcap`; 0: not."""
     keys, values = kv_cache
     chunks = zip(torch.split(q.double(), list(counts)), block_tables, starts, counts, strict=True)
+    shape: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
     rows = [
-        attention_of_rows(chunk, keys, values, table, start + count, scale=scale, window=window)
+        attention_of_rows(chunk, keys, values, table, start + count, **shape)
         for chunk, table, start, count in chunks
     ]
     return torch.cat(rows).flatten(1)

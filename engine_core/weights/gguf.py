@@ -126,6 +126,7 @@ class GgufFile:
             "rope_theta": self._meta("rope.freq_base", 10_000.0),
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_q.bias" in self._tensors,
+            "attention_out_bias": "blk.0.attn_output.bias" in self._tensors,
             "hidden_act": "silu",
         }
         config["rope_scaling"] = self._rope_scaling(config)
@@ -236,7 +237,8 @@ class GgufFile:
         config = self.hf_config()
         exponents = torch.arange(0, config["head_dim"], 2) / config["head_dim"]
         frequencies = torch.pow(config["rope_theta"], -exponents)
-        expected = frequencies / scaled(frequencies, config["rope_scaling"])
+        found, _ = scaled(config["rope_theta"], exponents, config["rope_scaling"], 1)
+        expected = frequencies / found
         if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-3):
             allowed = f"{len(expected)} factors of Llama 3's scaling"
             raise ConfigError(f"tensor {_ROPE_FACTORS}", factors.tolist(), allowed)

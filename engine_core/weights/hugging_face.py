@@ -1,10 +1,12 @@
-"""A folder in Hugging Face's layout: `config.json` and safetensors, in one file or several."""
+"""A folder in Hugging Face's layout: `config.json` and weights, as safetensors or as torch's own
+files, in one file or several."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,15 @@ from safetensors import SafetensorError
 from ..config import ConfigError, require
 from .json_object import read_object
 from .safetensors_file import opened
+from .torch_file import opened_by_torch
 
 WHOLE = "model.safetensors"
-_SHARD = re.compile(r"[^/\\\0]+\.safetensors")
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+TORCH_FORMS = ("pytorch_model.bin", "pytorch_model-*.bin")
+_SHARD = re.compile(r"[^/\\\0]+\.(?:safetensors|bin)")
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.(?:safetensors|bin)")
+OTHER_LAYOUTS = ("consolidated", "adapter_model", "mmproj")
+"""Beginnings of names of files with the same weights in another layout, or with other ones."""
 
 
 class HuggingFaceFolder:
@@ -32,9 +40,13 @@ class HuggingFaceFolder:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of everything in the files."""
         for name, keys in self._keys_of.items():
-            with opened(self._path / name) as file:
+            with _opened(self._path / name) as file:
                 for key in keys:
                     yield key, _read(file, key)
+
+    def names(self) -> set[str]:
+        """Names of everything in the files."""
+        return {key for keys in self._keys_of.values() for key in keys}
 
     def __len__(self) -> int:
         """Number of tensors."""
@@ -47,7 +59,7 @@ class HuggingFaceFolder:
         keys_of: dict[str, list[str]] = {}
         file_of: dict[str, str] = {}
         for name in self._files:
-            with opened(self._path / name) as file:
+            with _opened(self._path / name) as file:
                 keys_of[name] = list(file.keys())
             for key in keys_of[name]:
                 first = file_of.setdefault(key, name)
@@ -66,17 +78,50 @@ def _read(file: Any, key: str) -> torch.Tensor:
     return tensor
 
 
+def _opened(path: Path) -> AbstractContextManager[Any]:
+    return opened_by_torch(path) if path.suffix == ".bin" else opened(path)
+
+
 def _files_of(folder: Path) -> list[str]:
-    index = folder / "model.safetensors.index.json"
-    listed = _listed_files(read_object(index)) if index.is_file() else []
+    """Names of the files with weights. Raises `ConfigError` where there are none, or a shard is
+    missing."""
+    whole, *torch_indexes = INDEXES
+    listed = _listed_in(folder / whole)
     if (folder / WHOLE).is_file() and WHOLE not in listed:
         # A model that is saved in one file over its shards leaves their index behind.
         return [WHOLE]
-    if listed:
-        return listed
-    raise ConfigError(
-        "checkpoint", str(folder), "a folder with model.safetensors or its sharded form"
+    found = listed or _shards(folder, ("*.safetensors",))
+    for index in torch_indexes if not found else ():
+        found = _listed_in(folder / index) or _shards(folder, TORCH_FORMS)
+    if found:
+        return found
+    allowed = "a folder with model.safetensors, its sharded form, or pytorch_model.bin"
+    raise ConfigError("checkpoint", str(folder), allowed)
+
+
+def _shards(folder: Path, forms: Sequence[str]) -> list[str]:
+    """Files of these forms without an index: all shards of one model, or the only file. Raises
+    `ConfigError`."""
+    names = sorted(
+        path.name
+        for form in forms
+        for path in folder.glob(form)
+        if not path.name.startswith(OTHER_LAYOUTS)
     )
+    shards = [match for name in names if (match := _NUMBERED.fullmatch(name))]
+    if not shards:
+        if len(names) > 1:
+            raise ConfigError("checkpoint", ", ".join(names), "one file, or shards with numbers")
+        return names
+    totals = {(match["stem"], int(match["total"])) for match in shards}
+    if len(totals) > 1 or len(shards) != next(iter(totals))[1]:
+        listed = ", ".join(match[0] for match in shards)
+        raise ConfigError("checkpoint", listed, "every shard of one model")
+    return [match[0] for match in shards]
+
+
+def _listed_in(index: Path) -> list[str]:
+    return _listed_files(read_object(index)) if index.is_file() else []
 
 
 def _listed_files(index: dict[str, Any]) -> list[str]:
@@ -86,5 +131,7 @@ def _listed_files(index: dict[str, Any]) -> list[str]:
         raise ConfigError("weight_map", entries, "names of files by names of tensors")
     for name in entries.values():
         if not (isinstance(name, str) and _SHARD.fullmatch(name)):
-            raise ConfigError("weight_map", name, "names of .safetensors files beside the index")
+            raise ConfigError(
+                "weight_map", name, "names of .safetensors or .bin files beside the index"
+            )
     return sorted(set(entries.values()))

@@ -23,6 +23,7 @@ class WeightSpec:
     """Shape; that of a linear layer is (outputs, inputs), whatever its tensors look like."""
     is_linear: bool = False
     is_norm: bool = False
+    is_bias: bool = False
     tied_to: str = ""
     """Name of the weight whose tensors it shares; then the file has none of its own."""
     split: Split = Split.NONE
@@ -61,3 +62,13 @@ def table(*shape: int, split: Split = Split.NONE) -> WeightSpec:
 def joined_bias(parts: tuple[int, ...]) -> WeightSpec:
     """The bias of a `joined_linear`."""
     return WeightSpec(shape=(sum(parts),), split=Split.OUTPUTS, parts=parts)
+
+
+def bias(size: int) -> WeightSpec:
+    """The bias of a norm, or of a linear layer whose outputs ranks do not divide."""
+    return WeightSpec(shape=(size,), is_bias=True)
+
+
+def width_norm(size: int) -> WeightSpec:
+    """A norm over all heads of a token; each rank has the factors of its heads."""
+    return WeightSpec(shape=(size,), is_norm=True, split=Split.OUTPUTS, parts=(size,))

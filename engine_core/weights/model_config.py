@@ -13,6 +13,7 @@ from typing import Any
 from ..config import ConfigError, require
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
+from .rope_config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,
@@ -26,14 +27,16 @@ MAX_SIZES = {
 }
 """Several times those of any model."""
 REQUIRED_SIZES = MAX_SIZES.keys() - {"num_key_value_heads", "head_dim"}
-ROPE_FIELDS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
 }
-"""Types of scaled rotary positions, each with the numbers that it needs."""
-DEFAULT_THETA = 10_000.0
-"""`rope_theta` of all architectures of `from_hf` where a config does not say."""
+"""Activations by their names in a config; ours are those of `Platform`."""
 NORM_EPS = 1e-6
 """`rms_norm_eps` of all architectures where a config does not say."""
 
@@ -56,9 +59,49 @@ class ModelConfig:
     rope_scaling: Mapping[str, Any] | None
     tie_word_embeddings: bool
     qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
     qk_norm: bool = False
+    """Whether each head of queries and keys has a norm."""
+    width_norms: bool = False
+    """Whether all queries and all keys of a token have a norm."""
+    has_layer_norms: bool = False
+    """Whether norms are by mean and variance, else by the root mean square."""
+    norm_bias: bool = False
+    norm_offset: float = 0.0
+    """Added to the factors of norms."""
+    activation: str = "silu"
+    is_gated: bool = True
+    """Whether the MLP multiplies its activation by a second product."""
+    rotary_dim: int = 0
+    """Numbers of a head that rotate with positions, its first ones; 0: all."""
+    is_interleaved: bool = False
+    """Whether neighbours rotate with each other, else the halves of what rotates."""
+    is_rotary: tuple[bool, ...] = ()
+    """By layer, whether positions rotate anything; empty: in all layers."""
+    local_rope_theta: float = 0.0
+    """Base of rotary positions in layers with a window, which are not scaled; 0: as in others."""
+    query_scale_beta: float = 0.0
+    """Growth of queries behind the original length of scaled positions; 0: none."""
+    num_learned_positions: int = 0
+    """Rows of a table of positions' vectors; 0: there is none."""
+    position_offset: int = 0
+    """Row of position 0 in that table."""
+    attention_scale: float | None = None
+    """Scale of scores; None: 1 / sqrt(head_dim)."""
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    """Caps of scores and of logits, by tanh; 0: none."""
+    embedding_scale: float | None = None
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    """Factors of embeddings, of what a layer adds to the residual stream, and of logits."""
+    is_parallel: bool = False
+    """Whether attention and MLP of a layer read the same residual stream."""
     sliding_window: int = 0
     """Keys that a position sees in layers with a window, its own included; 0: no layer has one."""
+    is_windowed: tuple[bool, ...] = ()
+    """By layer, whether it has a window; empty: none has."""
     quantization: Quantization | None = None
     """How the linear layers are packed; None: they are not."""
     fits_float16: bool = True
@@ -93,9 +136,49 @@ class ModelConfig:
             / (self.hidden_size * (self.qkv_size + queries + 3 * self.intermediate_size))
         )
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether rotary positions depend on the longest sequence of an engine."""
+        return (self.rope_scaling or {}).get("rope_type") in ("dynamic", "longrope")
+
+    @property
+    def most_positions(self) -> int:
+        """The longest sequence that an engine can be started for."""
+        scaling = self.rope_scaling or {}
+        if scaling.get("rope_type") == "dynamic":
+            return int(self.max_position_embeddings * scaling["factor"])
+        return self.max_position_embeddings
+
+    @property
+    def needs(self) -> Mapping[str, tuple[str, object]]:
+        """Flags of a platform that the model needs, each with the field that asks for it and the
+        field's value."""
+        is_partial = self.rotary_dim not in (0, self.head_dim)
+        gates = ("silu", "gelu_tanh")
+        plain = self.activation not in gates or not self.is_gated
+        wanted: dict[str, tuple[str, object]] = {
+            "windows": ("sliding_window", self.sliding_window),
+            "softcaps": ("attn_logit_softcapping", self.attention_softcap),
+            "rotary_pairs": ("rotary_dim", is_partial or self.is_interleaved),
+            "activations": ("hidden_act", self.activation if plain else ""),
+            "odd_heads": ("head_dim", self.head_dim if self.head_dim.bit_count() > 1 else 0),
+        }
+        if self.logit_softcap:
+            wanted.setdefault("activations", ("final_logit_softcapping", self.logit_softcap))
+        return {flag: (field, value) for flag, (field, value) in wanted.items() if value}
+
+    def window_of(self, layer: int) -> int:
+        """Keys that a position sees in a layer; 0: all up to its own."""
+        return self.sliding_window if self.is_windowed and self.is_windowed[layer] else 0
+
     def of_layers(self, first: int, stop: int) -> ModelConfig:
         """The config of a model of layers first … stop − 1 alone."""
-        return replace(self, num_layers=stop - first)
+        return replace(
+            self,
+            num_layers=stop - first,
+            is_windowed=self.is_windowed[first:stop],
+            is_rotary=self.is_rotary[first:stop],
+        )
 
     def check_dtype(self, dtype: str) -> None:
         """Raises `ConfigError` for a dtype that does not hold the model's hidden states."""
@@ -108,13 +191,16 @@ class ModelConfig:
 
     @classmethod
     def from_hf(
-        cls, config: Mapping[str, Any], *, qkv_bias: bool = False, qk_norm: bool = False
+        cls,
+        config: Mapping[str, Any],
+        *,
+        default_theta: float = DEFAULT_THETA,
+        rotates_parts: bool = False,
+        **traits: Any,
     ) -> ModelConfig:
-        """Reads the config of an architecture like Llama. `qk_norm` and `qkv_bias` are what the
-        architecture adds; a config may say otherwise of the bias. Raises `ConfigError` naming what
-        is not served."""
-        if (activation := config.get("hidden_act", "silu")) != "silu":
-            raise ConfigError("hidden_act", activation, "silu")
+        """Reads what the configs of most architectures have in common. `traits` are fields that an
+        architecture reads otherwise, or fixes; `rotates_parts`: whether a config may say that a
+        part of a head rotates. Raises `ConfigError` naming what is not served."""
         require(
             config.get("is_causal", True),
             "is_causal",
@@ -125,92 +211,59 @@ class ModelConfig:
         check_sizes(config)
         num_heads = config["num_attention_heads"]
         hidden_size = config["hidden_size"]
-        rope = _rope_of(config)
-        return cls(
-            architecture=config["architectures"][0],
-            vocab_size=config["vocab_size"],
-            hidden_size=hidden_size,
-            intermediate_size=config["intermediate_size"],
-            num_layers=config["num_hidden_layers"],
-            num_heads=num_heads,
-            num_kv_heads=config.get("num_key_value_heads") or num_heads,
-            head_dim=config.get("head_dim") or hidden_size // num_heads,
-            max_position_embeddings=_served_positions(config),
-            rms_norm_eps=positive_of(config, "rms_norm_eps", NORM_EPS),
-            rope_theta=positive_of(rope, "rope_theta"),
-            rope_scaling=checked_rope(rope),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=bool(config.get("attention_bias", qkv_bias)),
-            qk_norm=qk_norm,
-            quantization=quantization,
-        )
+        head_dim = config.get("head_dim") or hidden_size // num_heads
+        rope = rope_of(config, default_theta)
+        common = {
+            "architecture": config["architectures"][0],
+            "vocab_size": config["vocab_size"],
+            "hidden_size": hidden_size,
+            "intermediate_size": config["intermediate_size"],
+            "num_layers": config["num_hidden_layers"],
+            "num_heads": num_heads,
+            "num_kv_heads": config.get("num_key_value_heads") or num_heads,
+            "head_dim": head_dim,
+            "max_position_embeddings": config["max_position_embeddings"],
+            "rope_theta": positive_of(rope, "rope_theta"),
+            "rope_scaling": scaling_of(rope, config),
+            "rotary_dim": rotary_dim_of(rope, head_dim, has_parts=rotates_parts),
+            "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
+            "quantization": quantization,
+        }
+        # Architectures with other norms name the field otherwise.
+        if "rms_norm_eps" not in traits:
+            common["rms_norm_eps"] = positive_of(config, "rms_norm_eps", NORM_EPS)
+        if "activation" not in traits:
+            common["activation"] = activation_of(config)
+        return cls(**common | traits)
+
+
+def activation_of(
+    config: Mapping[str, Any], name: str = "hidden_act", default: str = "silu"
+) -> str:
+    """The activation that a field names. Raises `ConfigError`."""
+    given = config.get(name, default)
+    require(str(given) in ACTIVATIONS, name, given, ", ".join(ACTIVATIONS))
+    return ACTIVATIONS[str(given)]
+
+
+def size_of(config: Mapping[str, Any], name: str) -> int:
+    """One of `MAX_SIZES`. Raises `ConfigError`."""
+    size = config.get(name)
+    most = MAX_SIZES[name]
+    # True is no size.
+    if not (type(size) is int and 1 <= size <= most):
+        raise ConfigError(name, size, f"a whole number, 1…{most}")
+    return size
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:
     """Before anything is made of them: a file may claim any number. Raises `ConfigError`."""
-    for name, most in MAX_SIZES.items():
-        size = config.get(name)
-        if size is None and name not in REQUIRED_SIZES:
-            continue
-        # True is no size.
-        require(type(size) is int and 1 <= size <= most, name, size, f"a whole number, 1…{most}")
+    for name in MAX_SIZES:
+        if config.get(name) is not None or name in REQUIRED_SIZES:
+            size_of(config, name)
     num_heads = config["num_attention_heads"]
     num_kv_heads = config.get("num_key_value_heads")
     if num_kv_heads is not None and num_heads % num_kv_heads:
         raise ConfigError(
             "num_attention_heads", num_heads, f"multiples of num_key_value_heads ({num_kv_heads})"
         )
-
-
-def mapping_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The object of a field; empty where there is none. Raises `ConfigError`."""
-    value = config.get(name) or {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(name, value, "an object")
-    return value
-
-
-def positive_of(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """The number of a field. Raises `ConfigError`."""
-    value = config.get(name, default)
-    if not (isinstance(value, int | float) and 0 < value < float("inf")):
-        raise ConfigError(name, value, "a positive number")
-    return float(value)
-
-
-def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters of rotary positions, which old configs have flat and beside `rope_scaling`. Raises
-    `ConfigError` where a config says two things."""
-    given = mapping_of(config, "rope_parameters")
-    scaling = mapping_of(config, "rope_scaling")
-    if given and scaling and given != scaling:
-        raise ConfigError("rope_scaling", scaling, "none beside rope_parameters, or the same")
-    rope = {"partial_rotary_factor": config.get("partial_rotary_factor"), **(given or scaling)}
-    flat = config.get("rope_theta")
-    theta = rope.setdefault("rope_theta", DEFAULT_THETA if flat is None else flat)
-    require(flat in (None, theta), "rope_theta", flat, f"none, or {theta} as in rope_parameters")
-    return rope
-
-
-def _served_positions(config: Mapping[str, Any]) -> int:
-    """With a sliding window, attention over more than the window would differ from the model's:
-    serve no more."""
-    positions: int = config["max_position_embeddings"]
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if window is not None and not (type(window) is int and window >= 1):
-        raise ConfigError("sliding_window", window, "a whole number, at least 1, or none")
-    return min(positions, window) if window else positions
-
-
-def checked_rope(rope: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The scaling of rotary positions; None: there is none. Raises `ConfigError`."""
-    # A factor alone does not say how positions are scaled.
-    kind = rope.get("rope_type", rope.get("type", None if "factor" in rope else "default"))
-    require(str(kind) in ROPE_FIELDS, "rope_scaling.rope_type", kind, ", ".join(ROPE_FIELDS))
-    if (factor := rope.get("partial_rotary_factor")) not in (None, 1):
-        raise ConfigError("partial_rotary_factor", factor, "1: all of a head is rotated")
-    try:
-        scaling: dict[str, Any] = {name: positive_of(rope, name) for name in ROPE_FIELDS[kind]}
-    except ConfigError as error:
-        raise error.of("rope_scaling") from None
-    return {"rope_type": kind, **scaling} if scaling else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
@@ -18,12 +18,38 @@ from ..config import ConfigError, require
 from . import blocks
 from .grouped import GroupedWeight, can_join, expanded, joined, named
 from .layout import Layout
+from .model_config import ModelConfig
 from .model_file import Tensors
 
 Weight = torch.Tensor | GroupedWeight | BlockWeight
 """A tensor of a checkpoint, packed or not."""
 NO_LAYOUT: Layout = MappingProxyType({})
+Change = Callable[[torch.Tensor, ModelConfig], torch.Tensor]
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_ROOT = re.compile(
+    r"(?:model\.language_model|language_model\.model|language_model|model\.text_model|model\.decoder"
+    r"|transformer|gpt_neox|decoder|model)\."
+)
+"""Prefixes of a decoder's tensors in checkpoints of various tools; some have none."""
+_BLOCK = re.compile(r"^(?:h|blocks)\.(?=\d+\.)")
+_UNUSED = re.compile(
+    r"(?:model\.)?(?:visual|vision_tower|vision_model|vision_embed_tokens|vision_encoder|audio_tower"
+    r"|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merger|mtp)\..+"
+    r"|.+\.(?:[kqv]|kv|prob_output)_scale"
+)
+"""Towers of image and audio models, heads that draft, and scales of caches of eight bits."""
+
+
+def canonical(name: str) -> str:
+    """A tensor's name as most checkpoints of causal models have it: under `model.`, layers under
+    `model.layers.`, and `lm_head`."""
+    rest = _ROOT.sub("", name, count=1) if _ROOT.match(name) else name
+    return rest if rest.startswith("lm_head.") else "model." + _BLOCK.sub("layers.", rest)
+
+
+def is_flat(name: str) -> bool:
+    """Whether a checkpoint of a model without its head has such a name."""
+    return _ROOT.match(name) is None and not name.startswith("lm_head.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +63,12 @@ class CheckpointNames:
     fused: Mapping[str, tuple[str, int]]
     """As `layer`, of a part of a tensor: that tensor's name, and the place of the part among its
     rows."""
+    joined: Mapping[str, str] = field(default_factory=dict)
+    """As `layer`, of tensors that other checkpoints have in parts."""
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Endings of names of tensors that are no weights."""
+    changed: Mapping[str, Change] = field(default_factory=dict)
+    """By our name, what makes a tensor ours where the checkpoint's lies otherwise."""
 
     def collect(
         self,
@@ -46,16 +76,29 @@ class CheckpointNames:
         dtype: torch.dtype,
         progress: Callable[[int], None],
         layout: Layout = NO_LAYOUT,
+        *,
+        config: ModelConfig | None = None,
+        spare_layers: range = range(0),
+        left_out: list[str] | None = None,
     ) -> Tensors:
-        """The tensors under our names. Progress is told in tensors read. Raises `ConfigError` for a
+        """The tensors under our names. Progress is told in tensors read. `config` is there for
+        names that are `changed`; `spare_layers` are not used. `left_out` takes the names of tensors
+        that are not used. Raises `ConfigError` for a
         tensor that the architecture has not, for parts of a tensor without the others, for parts
         that cannot be joined, and for those whose outputs the layout counts otherwise."""
         collected: Tensors = {}
         parts: dict[str, dict[int, Weight]] = {}
         num_parts = Counter(name for name, _ in self.fused.values())
-        for done, (name, tensor) in enumerate(tensors):
-            if not (name.endswith(self.ignored) or self._is_idle_bias(name, tensor)):
-                prefix, ours, place = self._place(name)
+        for done, (name, published) in enumerate(tensors):
+            tensor = published
+            if self._is_unused(name, spare_layers):
+                if left_out is not None:
+                    left_out.append(name)
+            elif not self._is_idle_bias(name, tensor):
+                prefix, ours, place, is_part = self._place(name)
+                if ours in self.changed:
+                    assert config is not None
+                    tensor = _changed(name, tensor, self.changed[ours], config)
                 waiting = parts.setdefault(prefix + ours, {})
                 if isinstance(tensor, Int4Weight) and not prefix:
                     raise ConfigError(
@@ -70,7 +113,7 @@ class CheckpointNames:
                     not prefix and not isinstance(tensor, BlockWeight)
                 )
                 waiting[place] = _dense(tensor, dtype) if is_dense else tensor
-                if len(waiting) == num_parts.get(ours, 1):
+                if len(waiting) == (num_parts[ours] if is_part else 1):
                     del parts[prefix + ours]
                     collected |= _whole(
                         prefix + ours, [waiting[i] for i in range(len(waiting))], dtype, layout
@@ -79,30 +122,46 @@ class CheckpointNames:
         require(not parts, "checkpoint", sorted(parts), "every part of a fused projection")
         return collected
 
+    def _is_unused(self, name: str, spare_layers: range) -> bool:
+        if name.endswith(self.ignored) or _UNUSED.fullmatch(name):
+            return True
+        match = _LAYER.fullmatch(canonical(name))
+        return match is not None and int(match[1]) in spare_layers
+
     def _is_idle_bias(self, name: str, tensor: Weight) -> bool:
         """Whether it is a bias of zeros that no model of the architecture has: tools that pack
         layers write them."""
         if not (name.endswith(".bias") and isinstance(tensor, torch.Tensor)):
             return False
+        name = canonical(name)
         match = _LAYER.fullmatch(name)
         is_known = name in self.model or (
-            match is not None and (match[2] in self.layer or match[2] in self.fused)
+            match is not None and match[2] in {**self.layer, **self.fused, **self.joined}
         )
         return not is_known and not bool(tensor.any())
 
-    def _place(self, name: str) -> tuple[str, str, int]:
-        """Our prefix and name, and the place among parts."""
-        if name in self.model:
-            return "", self.model[name], 0
-        match = _LAYER.fullmatch(name)
+    def _place(self, name: str) -> tuple[str, str, int, bool]:
+        """Our prefix and name, the place among parts, and whether it is one of several."""
+        known = name if name in self.model else canonical(name)
+        if known in self.model:
+            return "", self.model[known], 0, False
+        match = _LAYER.fullmatch(known)
         if match is not None:
             prefix = f"layers.{match[1]}."
             rest = match[2]
-            if rest in self.layer:
-                return prefix, self.layer[rest], 0
+            if rest in self.layer or rest in self.joined:
+                return prefix, {**self.layer, **self.joined}[rest], 0, False
             if rest in self.fused:
-                return prefix, *self.fused[rest]
+                return prefix, *self.fused[rest], True
         raise ConfigError("checkpoint tensor", name, "tensors of the architecture")
+
+
+def _changed(name: str, tensor: Weight, change: Change, config: ModelConfig) -> torch.Tensor:
+    """Raises `ConfigError` for a packed weight, whose rows or inputs share scales."""
+    if isinstance(tensor, torch.Tensor):
+        return change(tensor, config)
+    allowed = f"weights of {config.architecture} that are not packed"
+    raise ConfigError("checkpoint tensor", name, allowed)
 
 
 def _has_values(tensor: torch.Tensor) -> bool:
@@ -119,7 +178,8 @@ def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype, layout: Layou
     if len({(len(shape), *shape[1:]) for shape in shapes}) > 1 or () in shapes:
         raise ConfigError(f"shapes of the parts of {name}", shapes, "one number of inputs")
     outputs = tuple(shape[0] for shape in shapes)
-    if name in layout and layout[name].parts not in ((), outputs):
+    is_joined = len(parts) == 1 and name in layout and outputs == (sum(layout[name].parts),)
+    if name in layout and layout[name].parts not in ((), outputs) and not is_joined:
         # Their sum may be right all the same.
         raise ConfigError(f"outputs of the parts of {name}", outputs, str(layout[name].parts))
     in_blocks = [part for part in parts if isinstance(part, BlockWeight)]

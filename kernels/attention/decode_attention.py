@@ -140,14 +140,18 @@ def attention_of_rows(
     *,
     scale: float | None = None,
     window: int = 0,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Attention of the last len(q) positions of one sequence of seq_len keys, each seeing the last
-    `window` keys up to its own, or all of them; [C, Hq, D]."""
+    `window` keys up to its own, or all of them; [C, Hq, D]. `softcap` is that of scores, which
+    become softcap * tanh(score / softcap); 0: none."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     blocks = block_table[: triton.cdiv(seq_len, k_cache.shape[2])].long()
     k, v = (c[blocks].transpose(1, 2).flatten(0, 1)[:seq_len].to(dtype) for c in (k_cache, v_cache))
     grouped = q.to(dtype).unflatten(1, (k.shape[1], -1))
     scores = torch.einsum("chgd,nhd->hgcn", grouped, k) * (scale or 1 / math.sqrt(q.shape[2]))
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     ages = torch.arange(seq_len - len(q), seq_len, device=q.device)[:, None] - torch.arange(
         seq_len, device=q.device
     )

@@ -1,8 +1,8 @@
 """Work on a fused q/k/v projection before attention: bias, q/k-norm, RoPE, and storing K and V in
 their KV slots.
 
-RoPE rotates halves (x[i] with x[i + D/2]); checkpoints of the interleaved kind are permuted when
-they are converted.
+RoPE rotates halves (x[i] with x[i + D/2]), or the pairs of `RotaryPairs`: then queries and keys
+leave in the order of pairs, which changes no product of the two.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..launch.dependent_launch import (
     wait_for_inputs,
 )
 from .paged_cache import as_pairs
+from .rotary_pairs import RotaryPairs
 
 HEADS = 4
 """Number of heads of a program; fixed, so that the layout of a reduction never depends on the
@@ -39,6 +40,7 @@ def qk_norm_rope_store_kv(
     eps: float = 1e-6,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    pairs: RotaryPairs | None = None,
     dependent: bool = False,
 ) -> None:
     """Writes q_out [T, Hq, D] and the caches [num_blocks, Hk, block_size, D].
@@ -47,7 +49,7 @@ def qk_norm_rope_store_kv(
     negative: K and V of this token are dropped (padding rows of a graph); cos_sin float32 [max
     positions, D], cosines in the first half. bias [(Hq + 2 Hk) D] or None. q_norm, k_norm [D], both
     or neither. k_scale, v_scale float32 [Hk] for fp8 caches: what is stored is value / scale, in
-    the order that `paged_cache` reads.
+    the order that `paged_cache` reads. `pairs`: those that rotate; None: halves of a head.
     """
     num_tokens, num_q_heads, head_dim = q_out.shape
     num_kv_heads = k_cache.shape[1]
@@ -82,6 +84,8 @@ def qk_norm_rope_store_kv(
         NUM_KV_HEADS=num_kv_heads,
         PAGE=block_size,
         HALF=head_dim // 2,
+        ROTATED=head_dim // 2 if pairs is None else pairs.width // 2,
+        INTERLEAVED=pairs is not None and pairs.interleaved,
         HEADS=HEADS,
         HAS_BIAS=bias is not None,
         HAS_NORM=q_norm is not None,
@@ -105,9 +109,10 @@ def qk_norm_rope_twin(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
+    pairs: RotaryPairs | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries [T, Hq, D], keys and values [T, Hk, D] in plain torch, in float32 or better; not
-    rounded, not scaled."""
+    rounded, not scaled. With `pairs`, queries and keys are in the order of pairs."""
     wide = qkv.to(torch.promote_types(qkv.dtype, torch.float32))
     if bias is not None:
         wide = wide + bias
@@ -116,6 +121,9 @@ def qk_norm_rope_twin(
     if q_norm is not None and k_norm is not None:
         q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + eps) * q_norm
         k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + eps) * k_norm
+    if pairs is not None:
+        order = pairs.order(q.shape[-1]).to(q.device)
+        q, k = q[..., order], k[..., order]
     cos, sin = cos_sin[positions].to(wide.dtype).unsqueeze(1).chunk(2, dim=-1)
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
@@ -210,6 +218,8 @@ def _qk_norm_rope_store_kv(
     NUM_KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     HALF: tl.constexpr,
+    ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -232,7 +242,17 @@ def _qk_norm_rope_store_kv(
     )
     o_head = own_group * HEADS + tl.arange(0, HEADS)
     inside = o_head < tl.where(is_q, NUM_Q_HEADS, NUM_KV_HEADS)
-    o_in = (first + o_head)[:, None] * (2 * HALF) + o_d[None, :]
+    o_in = (first + o_head)[:, None] * (2 * HALF)
+    # Where the numbers of a pair stand in a head; those of values are halves of it.
+    o_low = o_d
+    o_high = o_d + HALF
+    if ROTATED < HALF or INTERLEAVED:
+        rotates = (o_d < ROTATED) & (not is_v)
+        o_low = tl.where(is_v | rotates, o_d, o_d + ROTATED)
+        o_high = tl.where(rotates, o_d + ROTATED, o_d + HALF)
+        if INTERLEAVED:
+            o_low = tl.where(rotates, 2 * o_d, o_low)
+            o_high = tl.where(rotates, 2 * o_d + 1, o_high)
 
     if EARLY:
         # Attention copies keys of earlier steps meanwhile.
@@ -244,17 +264,20 @@ def _qk_norm_rope_store_kv(
     b_sin = tl.load(p_angle + HALF)[None, :]
     if HAS_NORM:
         p_norm = p_q_norm if is_q else p_k_norm
-        b_norm_low = tl.load(p_norm + o_d).to(tl.float32)
-        b_norm_high = tl.load(p_norm + HALF + o_d).to(tl.float32)
+        b_norm_low = tl.load(p_norm + o_low).to(tl.float32)
+        b_norm_high = tl.load(p_norm + o_high).to(tl.float32)
     wait_for_inputs(DEPENDENT)
-    p_low = p_qkv + i_token * stride_qkv + o_in
-    b_low = tl.load(p_low, mask=inside[:, None], other=0.0).to(tl.float32)
-    b_high = tl.load(p_low + HALF, mask=inside[:, None], other=0.0).to(tl.float32)
+    p_heads = p_qkv + i_token * stride_qkv + o_in
+    b_low = tl.load(p_heads + o_low[None, :], mask=inside[:, None], other=0.0).to(tl.float32)
+    b_high = tl.load(p_heads + o_high[None, :], mask=inside[:, None], other=0.0).to(tl.float32)
     if not EARLY:
         release_dependents(DEPENDENT)
     if HAS_BIAS:
-        b_low += tl.load(p_bias + o_in, mask=inside[:, None], other=0.0).to(tl.float32)
-        b_high += tl.load(p_bias + o_in + HALF, mask=inside[:, None], other=0.0).to(tl.float32)
+        p_own_bias = p_bias + o_in
+        b_bias = tl.load(p_own_bias + o_low[None, :], mask=inside[:, None], other=0.0)
+        b_low += b_bias.to(tl.float32)
+        b_bias = tl.load(p_own_bias + o_high[None, :], mask=inside[:, None], other=0.0)
+        b_high += b_bias.to(tl.float32)
 
     o_cache = (slot // PAGE).to(tl.int64) * stride_block + (slot % PAGE) * stride_slot
     o_cache = o_cache + o_head[:, None] * stride_head + o_d[None, :]

@@ -33,7 +33,7 @@ from .compiler.simd import (
     sub,
     sum_of,
 )
-from .compiler.simd_math import exp
+from .compiler.simd_math import exp, tanh
 from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 from .qk_norm_rope_store_kv import MAX_HEAD_DIM
 
@@ -96,11 +96,18 @@ def plan_attention(
 
 
 def attention(
-    q: torch.Tensor, kv_cache: torch.Tensor, plan: AttentionPlan, scale: float, *, window: int = 0
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Attention of q [T, Hq, D], contiguous, over kv_cache [2, num_blocks, Hk, block_size, D] of
     q's dtype; block_size and D divide by 16. Returns [T, Hq, D]. A position sees the last `window`
-    keys, its own included; 0: all up to its own. Keys and values that it does not see may hold any
+    keys, its own included; 0: all up to its own. Scores are capped by tanh to `softcap`; 0: they
+    are not. Keys and values that it does not see may hold any
     finite numbers."""
     _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
     assert q.is_contiguous()
@@ -124,6 +131,8 @@ def attention(
         *sizes,
         float_bits(scale),
         window,
+        float_bits(softcap),
+        1 if softcap else 0,
     )
     return out
 
@@ -221,6 +230,8 @@ def _score(
     block_size = argument(arguments, 9)
     window = argument(arguments, 12)
     width = head_dim * 4
+    is_capped = argument(arguments, 14)
+    softcap = splat(float32_at(address_of(arguments, 13)))
     hidden = splat(F32(_HIDDEN))
     zero = splat(F32(0))
     highest_0 = highest_1 = highest_2 = highest_3 = hidden
@@ -244,10 +255,19 @@ def _score(
             b_1 = fma(splat(float32_at(p + width)), k, b_1)
             b_2 = fma(splat(float32_at(p + 2 * width)), k, b_2)
             b_3 = fma(splat(float32_at(p + 3 * width)), k, b_3)
-        a_0 = keep_first(add(a_0, b_0), seen[0] - at, hidden)
-        a_1 = keep_first(add(a_1, b_1), seen[1] - at, hidden)
-        a_2 = keep_first(add(a_2, b_2), seen[2] - at, hidden)
-        a_3 = keep_first(add(a_3, b_3), seen[3] - at, hidden)
+        a_0 = add(a_0, b_0)
+        a_1 = add(a_1, b_1)
+        a_2 = add(a_2, b_2)
+        a_3 = add(a_3, b_3)
+        if is_capped:
+            a_0 = mul(tanh(div(a_0, softcap)), softcap)
+            a_1 = mul(tanh(div(a_1, softcap)), softcap)
+            a_2 = mul(tanh(div(a_2, softcap)), softcap)
+            a_3 = mul(tanh(div(a_3, softcap)), softcap)
+        a_0 = keep_first(a_0, seen[0] - at, hidden)
+        a_1 = keep_first(a_1, seen[1] - at, hidden)
+        a_2 = keep_first(a_2, seen[2] - at, hidden)
+        a_3 = keep_first(a_3, seen[3] - at, hidden)
         if window and at < seen[3] - window:
             a_0 = keep_first(hidden, seen[0] - window - at, a_0)
             a_1 = keep_first(hidden, seen[1] - window - at, a_1)

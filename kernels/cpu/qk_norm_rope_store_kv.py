@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from ..attention.rotary_pairs import RotaryPairs
 from .compiler.compiled import Kernel, address_of, argument, float_bits, items
 from .compiler.scalars import float32_at, int64_at, put, size_of
 from .compiler.simd import add, fma, load, mul, splat, store, sum_of
@@ -32,11 +33,13 @@ def qk_norm_rope_store_kv(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    pairs: RotaryPairs | None = None,
 ) -> torch.Tensor:
     """Stores keys and values and returns the queries [T, Hq, D]. qkv [T, (Hq + 2 Hk) D] contiguous,
     positions and slots int64 [T], cos_sin float32 [positions, D], D divides by 16; kv_cache [2,
     num_blocks, Hk, block_size, D] takes keys and values; q_norm and k_norm [D] are of qkv's dtype
-    or float32."""
+    or float32. `pairs`: those that rotate, whose numbers stay in their places; None: halves of a
+    head."""
     _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
     num_tokens = qkv.shape[0]
     num_heads = qkv.shape[1] // head_dim
@@ -52,8 +55,18 @@ def qk_norm_rope_store_kv(
     tensors = (qkv, positions, slots, cos_sin, kv_cache, bias, q_norm, k_norm, q)
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     sizes = (num_q_heads, num_kv_heads, head_dim, block_size, num_blocks)
+    pairs = pairs or RotaryPairs(head_dim)
     kernel = KERNEL if q_norm is None or q_norm.dtype == qkv.dtype else WIDE_KERNEL
-    kernel(qkv.dtype, num_tokens, qkv.numel(), *addresses, *sizes, float_bits(eps))
+    kernel(
+        qkv.dtype,
+        num_tokens,
+        qkv.numel(),
+        *addresses,
+        *sizes,
+        float_bits(eps),
+        pairs.width,
+        pairs.interleaved,
+    )
     return q
 
 
@@ -72,7 +85,7 @@ def _token(arguments: int, i: int, p_scratch: int, element: Any, norm_element: A
         _head(p_qkv + head * size, p_head_bias, p_scratch, head_dim, element)
         if head < num_q_heads:
             _norm(arguments, argument(arguments, 6), p_scratch, head_dim, norm_element)
-            _rotate(p_scratch, p_cos_sin, head_dim)
+            _rotate(arguments, p_scratch, p_cos_sin, head_dim)
             p_q = argument(arguments, 8) + (i * num_q_heads + head) * size
             for d in range(0, head_dim, NUM_LANES):
                 store(p_q + d * size_of(element), load(p_scratch + d * 4, F32_ELEMENT), element)
@@ -80,7 +93,7 @@ def _token(arguments: int, i: int, p_scratch: int, element: Any, norm_element: A
             kv_head = head - num_q_heads
             if kv_head < num_kv_heads:
                 _norm(arguments, argument(arguments, 7), p_scratch, head_dim, norm_element)
-                _rotate(p_scratch, p_cos_sin, head_dim)
+                _rotate(arguments, p_scratch, p_cos_sin, head_dim)
             _keep(arguments, i, kv_head, p_scratch, element)
 
 
@@ -111,16 +124,20 @@ def _norm(arguments: int, p_weight: int, p_scratch: int, head_dim: int, element:
 
 
 @njit
-def _rotate(p_scratch: int, p_cos_sin: int, head_dim: int) -> None:
+def _rotate(arguments: int, p_scratch: int, p_cos_sin: int, head_dim: int) -> None:
     # Numbers are processed one at a time: half a head need not fill the lanes.
     half = head_dim * 2
-    for at in range(0, half, 4):
-        low = float32_at(p_scratch + at)
-        high = float32_at(p_scratch + half + at)
+    width = argument(arguments, 15) * 2
+    is_interleaved = argument(arguments, 16)
+    for at in range(0, width, 4):
+        p_low = p_scratch + (2 * at if is_interleaved else at)
+        p_high = p_low + (4 if is_interleaved else width)
+        low = float32_at(p_low)
+        high = float32_at(p_high)
         cos = float32_at(p_cos_sin + at)
         sin = float32_at(p_cos_sin + half + at)
-        put(p_scratch + at, low * cos - high * sin, F32_ELEMENT)
-        put(p_scratch + half + at, high * cos + low * sin, F32_ELEMENT)
+        put(p_low, low * cos - high * sin, F32_ELEMENT)
+        put(p_high, high * cos + low * sin, F32_ELEMENT)
 
 
 @njit

@@ -20,6 +20,7 @@ from rich.markup import escape
 from ..models import store as model_store
 from ..models.demo_model import DEMO_NAME
 from ..models.hugging_face import HubError
+from ..models.judging import ModelNotServed
 from ..models.manifest import ModelFolderError, ModelManifest
 from ..models.store import CalibrationFailed, ConversionFailed, ModelNotFound, OtherQuantization
 from ..models.wheel_model import WheelModelError
@@ -60,6 +61,7 @@ KNOWN_ERRORS: tuple[type[Exception], ...] = (
         ModelFolderError,
         OtherQuantization,
         ConversionFailed,
+        ModelNotServed,
         HubError,
         WheelModelError,
     ),
@@ -236,14 +238,24 @@ def pull(
     link: Annotated[
         Path | None, typer.Option(help="Also point this symbolic link at the folder.")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what the model takes, and download no weights."),
+    ] = False,
     cache_dir: CacheDir,
 ) -> None:
     """Download a model, convert it once into the layout that engines read, and print its folder."""
     check_words({"dtype": dtype, "quantization": quantization})
     check_device(device)
+    if dry_run:
+        _judge(model, cache_dir, revision, dtype, device)
+        return
     folder = _pulled(model, cache_dir, revision, dtype, device, quantization, calibration)
-    if rounding := ModelManifest.read(folder).rounding:
-        console.print(rounding)
+    manifest = ModelManifest.read(folder)
+    if manifest.rounding:
+        console.print(manifest.rounding)
+    if manifest.left_out:
+        console.print(f"not used of the checkpoint: {manifest.left_out}")
     if link is not None:
         model_store.point(link, folder)
     print(folder)
@@ -282,6 +294,20 @@ def warmup(
     flags += gpu_flags(os.environ, gpu_defaults(os.environ))
     flags += [f"--max-model-len={max_model_len}"] if max_model_len else []
     _become("headwater.services.engine.warmup", flags)
+
+
+def _judge(model: str, cache_dir: Path, revision: str | None, dtype: str, device: str) -> None:
+    """Prints what a model takes."""
+    with ProgressBars(console) as bars:
+        found = model_store.judge(
+            model,
+            cache_dir=cache_dir,
+            progress=bars.report,
+            revision=revision,
+            dtype=dtype,
+            device=device,
+        )
+    print(found)
 
 
 def _pulled(

@@ -140,6 +140,7 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         source=settings.origin,
         quantization=converted.quantization,
         rounding=converted.cost,
+        left_out=converted.left_out,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ SERVING_FILES = (
     "chat_template.*",
     "special_tokens_map.json",
 )
+TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+"""Files of weights in repositories that have no safetensors."""
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 OTHER_FORMS = ("consolidated*.safetensors", "*/*")
 """Files of these forms that serving does not read: the same weights in another layout, and files in
 folders."""
@@ -27,7 +31,56 @@ class HubError(Exception):
     """A repository that could not be downloaded, with a remedy."""
 
 
-def snapshot(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
+def has_weights(folder: Path) -> bool:
+    """Whether weights of a snapshot were downloaded before."""
+    return any(True for form in WEIGHTS for _ in folder.glob(form))
+
+
+def config_folder(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
+    """As `snapshot`, of the config alone; it has weights where they were downloaded before."""
+    return snapshot(
+        repo, revision=revision, cache_dir=cache_dir, progress=progress, files=("config.json",)
+    )
+
+
+def download_size(repo: str, *, revision: str | None) -> int | None:
+    """Bytes of the files that serving needs; None: the Hub cannot be asked."""
+    from huggingface_hub import HfApi, errors  # noqa: PLC0415 (as below)
+
+    try:
+        info = HfApi().model_info(repo, revision=revision, files_metadata=True)
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, OSError):
+        return None
+    sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
+    wanted = _serving_files(sizes, SERVING_FILES)
+    if not any(name.endswith(".safetensors") for name in wanted):
+        wanted += _serving_files(sizes, TORCH_FILES)
+    return sum(sizes[name] for name in wanted)
+
+
+def _serving_files(names: Iterable[str], forms: Sequence[str]) -> list[str]:
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # noqa: PLC0415 (as below)
+
+    return list(
+        filter_repo_objects(names, allow_patterns=list(forms), ignore_patterns=list(OTHER_FORMS))
+    )
+
+
+def weights_folder(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
+    """As `snapshot`; of a repository without safetensors with torch's own files."""
+    where: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "progress": progress}
+    folder = snapshot(repo, **where)
+    return folder if has_weights(folder) else snapshot(repo, **where, files=TORCH_FILES)
+
+
+def snapshot(
+    repo: str,
+    *,
+    revision: str | None,
+    cache_dir: Path,
+    progress: Report,
+    files: tuple[str, ...] = SERVING_FILES,
+) -> Path:
     """Folder of the repository's files; its name is the commit.
 
     Missing files are downloaded into the Hub's own cache where `HF_HOME` or `HF_HUB_CACHE` names
@@ -45,7 +98,7 @@ def snapshot(repo: str, *, revision: str | None, cache_dir: Path, progress: Repo
                 repo,
                 revision=revision,
                 cache_dir=own_cache,
-                allow_patterns=list(SERVING_FILES),
+                allow_patterns=list(files),
                 ignore_patterns=list(OTHER_FORMS),
                 tqdm_class=_bar_class(repo, progress),
             )

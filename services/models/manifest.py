@@ -58,6 +58,8 @@ class ModelManifest:
     known."""
     rounding: str = ""
     """Loss by rounding, for people; empty: they were not rounded."""
+    left_out: str = ""
+    """Tensors of the checkpoint that are not used, for people; empty: there are none."""
 
     @classmethod
     def read(cls, folder: Path) -> ModelManifest:

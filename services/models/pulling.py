@@ -16,6 +16,7 @@ import httpx
 from ..runtime.progress import report_line
 from ..runtime.settings import SettingError
 from .hugging_face import HubError
+from .judging import ModelNotServed
 from .manifest import ModelFolderError
 from .store import CalibrationFailed, ConversionFailed, ModelNotFound, OtherQuantization, pull
 from .wheel_model import WheelModelError
@@ -26,6 +27,7 @@ FAULTS = (
         ModelFolderError,
         OtherQuantization,
         ConversionFailed,
+        ModelNotServed,
         WheelModelError,
         HubError,
     ),

@@ -19,10 +19,11 @@ from ..runtime.settings import SettingError
 from . import hugging_face
 from .calibration import REPORT_NAME, Calibration, read_calibration
 from .child_folder import ChildFailed, fill_folder
+from .judging import judged
 from .manifest import LAYOUT, MANIFEST_NAME, ROUNDED_KINDS, ModelManifest
 from .named_models import NAMED_MODELS
 
-SOURCE_FILES = ("*.json", "*.safetensors", "chat_template.jinja")
+SOURCE_FILES = ("*.json", "*.safetensors", "pytorch_model*.bin", "chat_template.jinja")
 """Files of a folder in Hugging Face's layout that a conversion reads."""
 _WHOLE_FILE_BYTES = 64 << 20
 _NUM_SAMPLES = 256
@@ -107,6 +108,8 @@ def pull(
         _check_whole(model, asked)
     if ((path := _path_of(model)) / MANIFEST_NAME).is_file():
         return _of_quantization(path.resolve(), quantization)
+    if _is_from_hub(model):
+        _judge_before_download(model, revision, cache_dir, dtype, device, progress)
     source = find_source(model, revision=revision, cache_dir=cache_dir, progress=progress)
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)
@@ -123,6 +126,60 @@ def pull(
                     source, path, folder, dtype, device, quantization, asked is not None, progress
                 )
     return _of_quantization(folder, quantization)
+
+
+def judge(
+    model: str,
+    *,
+    cache_dir: Path,
+    progress: Report,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+) -> str:
+    """A sentence for people about what a model takes, read from its `config.json`; no weight is
+    downloaded. Raises `SettingError` for a model without one, `HubError`, `ModelNotFound` or
+    `ModelNotServed`."""
+    _check_revision(model, revision)
+    path = _path_of(model)
+    device = resolve_device(device)
+    dtype = resolve_dtype(dtype, device)
+    if (path / "config.json").is_file():
+        return judged(model, path, dtype, device)
+    if not _is_from_hub(model):
+        name_of(model)
+        allowed = "with a model on the Hugging Face Hub, or a folder with a config.json"
+        raise SettingError("dry_run", True, allowed)
+    folder = hugging_face.config_folder(
+        model, revision=revision, cache_dir=cache_dir, progress=progress
+    )
+    size = hugging_face.download_size(model, revision=revision)
+    found = judged(model, folder, dtype, device)
+    return found if size is None else f"{found}; {size / 1e9:.2f} GB to download"
+
+
+def _is_from_hub(model: str) -> bool:
+    path = _path_of(model)
+    is_local = (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file()
+    return model not in NAMED_MODELS and not is_local and _is_hub_id(model)
+
+
+def _judge_before_download(
+    model: str,
+    revision: str | None,
+    cache_dir: Path,
+    dtype: str,
+    device: str,
+    progress: Report,
+) -> None:
+    """Raises `ModelNotServed` before weights are downloaded; those that are there were judged."""
+    folder = hugging_face.config_folder(
+        model, revision=revision, cache_dir=cache_dir, progress=progress
+    )
+    if (folder / "config.json").is_file() and not hugging_face.has_weights(folder):
+        device = resolve_device(device)
+        found = judged(model, folder, resolve_dtype(dtype, device), device)
+        progress(found, 1, 1)
 
 
 def _kind_of(quantization: str, calibration: Calibration | None) -> str:
@@ -235,7 +292,7 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
         name = path.resolve().name
         files = [each for form in SOURCE_FILES for each in sorted(path.glob(form))]
     elif _is_hub_id(model):
-        folder = hugging_face.snapshot(
+        folder = hugging_face.weights_folder(
             model, revision=revision, cache_dir=cache_dir, progress=progress
         )
         return Source(

@@ -58,6 +58,59 @@ GEMMA3 = SHAPE | {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + i / 10 for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+}
+VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+HEADS_OF_32 = SHAPE | {"head_dim": 32}
+WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}
+
+
+def _vision_models() -> dict[str, Any]:
+    """Configs of models that read images, whose text part is served."""
+    return {
+        "gemma3 with a tower": lambda: transformers.Gemma3Config(
+            text_config=GEMMA3,
+            vision_config=VISION | {"intermediate_size": 32, "image_size": 28, "patch_size": 14},
+        ),
+        "qwen2.5-vl": lambda: transformers.Qwen2_5_VLConfig(
+            text_config=SHAPE
+            | {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
+            vision_config={"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
+        ),
+        "qwen3-vl": lambda: transformers.Qwen3VLConfig(
+            text_config=HEADS_OF_32
+            | {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [6, 5, 5]}},
+            vision_config={
+                "depth": 1,
+                "hidden_size": 32,
+                "num_heads": 2,
+                "out_hidden_size": 64,
+                "deepstack_visual_indexes": [0],
+            },
+        ),
+        "mistral3 with a tower": lambda: transformers.Mistral3Config(
+            text_config=transformers.MistralConfig(**HEADS_OF_32, sliding_window=None),
+            vision_config={
+                "model_type": "pixtral",
+                "intermediate_size": 32,
+                "image_size": 28,
+                "patch_size": 14,
+                **VISION,
+            },
+        ),
+    }
+
+
 FAMILIES: dict[str, Any] = {
     "llama2": lambda: transformers.LlamaConfig(**SHAPE | {"num_key_value_heads": 4}),
     "llama3 with scaled rope": lambda: transformers.LlamaConfig(
@@ -66,15 +119,94 @@ FAMILIES: dict[str, Any] = {
     "llama with linear rope": lambda: transformers.LlamaConfig(
         **SHAPE, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
     ),
+    "llama with biases": lambda: transformers.LlamaConfig(
+        **SHAPE, attention_bias=True, mlp_bias=True, hidden_act="gelu"
+    ),
     "smollm2": lambda: transformers.LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
     "qwen2": lambda: transformers.Qwen2Config(**SHAPE),
+    "qwen2 with windows": lambda: transformers.Qwen2Config(
+        **SHAPE, use_sliding_window=True, sliding_window=40, max_window_layers=1
+    ),
     "qwen3": lambda: transformers.Qwen3Config(**SHAPE, head_dim=32),
+    "qwen3 with yarn": lambda: transformers.Qwen3Config(
+        **SHAPE, head_dim=32, rope_parameters=YARN_ROPE, attention_bias=True
+    ),
     "mistral": lambda: transformers.MistralConfig(**SHAPE, sliding_window=None),
+    "mistral with a window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=40),
+    "ministral": lambda: transformers.MinistralConfig(**HEADS_OF_32, **WINDOWS),
+    "ministral3": lambda: transformers.Ministral3Config(
+        **HEADS_OF_32,
+        rope_parameters=YARN_ROPE
+        | {"original_max_position_embeddings": 100, "llama_4_scaling_beta": 0.1},
+    ),
+    "gemma": lambda: transformers.GemmaConfig(
+        **HEADS_OF_32 | {"num_key_value_heads": 1, "tie_word_embeddings": True}
+    ),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **HEADS_OF_32 | {"tie_word_embeddings": True},
+        sliding_window=40,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=8.0,
+        query_pre_attn_scalar=20,
+    ),
     "gemma3": lambda: transformers.Gemma3TextConfig(**GEMMA3),
     "gemma3 whose last layer has a window": lambda: transformers.Gemma3TextConfig(
         **GEMMA3
         | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 168}
     ),
+    "phi3": lambda: transformers.Phi3Config(**SHAPE, pad_token_id=0, sliding_window=40),
+    "phi4-mini": lambda: transformers.Phi3Config(
+        **HEADS_OF_32 | {"hidden_size": 128},
+        pad_token_id=0,
+        partial_rotary_factor=0.5,
+        original_max_position_embeddings=1024,
+        rope_parameters=LONG_ROPE,
+    ),
+    "smollm3": lambda: transformers.SmolLM3Config(
+        **SHAPE, pad_token_id=0, no_rope_layers=[1, 0, 1]
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(**SHAPE, pad_token_id=0),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **SHAPE,
+        pad_token_id=0,
+        **WINDOWS,
+        rope_parameters={
+            "full_attention": YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "granite": lambda: transformers.GraniteConfig(
+        **SHAPE,
+        embedding_multiplier=12.0,
+        logits_scaling=8.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.05,
+    ),
+    "glm4": lambda: transformers.Glm4Config(**HEADS_OF_32, pad_token_id=0),
+    "exaone4": lambda: transformers.Exaone4Config(**HEADS_OF_32, **WINDOWS),
+    "exaone4 without windows": lambda: transformers.Exaone4Config(
+        **HEADS_OF_32, sliding_window=None, layer_types=["full_attention"] * 3
+    ),
+    "cohere2": lambda: transformers.Cohere2Config(
+        **SHAPE | {"tie_word_embeddings": True}, **WINDOWS, logit_scale=0.5
+    ),
+    "seed-oss": lambda: transformers.SeedOssConfig(**HEADS_OF_32),
+    "ernie4.5": lambda: transformers.Ernie4_5Config(**HEADS_OF_32),
+    "internlm3": lambda: transformers.InternLM3Config(
+        **HEADS_OF_32, attention_bias=True, mlp_bias=True
+    ),
+    "starcoder2": lambda: transformers.Starcoder2Config(**SHAPE, sliding_window=40),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=512, n_embd=64, n_layer=3, n_head=4, n_positions=1024
+    ),
+    "gpt-neox": lambda: transformers.GPTNeoXConfig(**SHAPE, rotary_pct=0.5),
+    "gpt-neox one after the other": lambda: transformers.GPTNeoXConfig(
+        **SHAPE, use_parallel_residual=False
+    ),
+    "opt": lambda: transformers.OPTConfig(
+        **SHAPE, ffn_dim=128, word_embed_proj_dim=64, pad_token_id=0
+    ),
+    **_vision_models(),
 }
 
 
@@ -86,7 +218,7 @@ def random_checkpoint(
     torch.manual_seed(0)
     config = FAMILIES[family]()
     config.update(sizes)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = _class_of(config).from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(
@@ -94,6 +226,18 @@ def random_checkpoint(
             )
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
+
+
+def _class_of(config: Any) -> Any:
+    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    return (
+        transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForImageTextToText
+    )
+
+
+def architecture_of(config: Any) -> str:
+    """The name of the model that transformers makes of a config."""
+    return str(_class_of(config)._model_mapping[type(config)].__name__)
 
 
 def convert(source: Path, folder: Path, dtype: str = "float32") -> Path:
@@ -167,8 +311,10 @@ class SmallEngine:
         prompts: Sequence[Sequence[int]],
         *samplings: SamplingParams,
         holder: Holder | None = None,
+        begun: Sequence[Sequence[int]] = (),
     ) -> list[Answer]:
-        """All prompts at once; one sampling for all, or one each."""
+        """All prompts at once; one sampling for all, or one each. `begun`: what was already
+        answered to each, which an answer goes on after."""
         first = self._num_asked
         answers = {}
         self._num_asked += len(prompts)
@@ -178,7 +324,7 @@ class SmallEngine:
             new = NewRequest(
                 key=first + i,
                 prompt_ids=list(prompt),
-                output_ids=[],
+                output_ids=list(begun[i]) if begun else [],
                 sampling=sampling,
                 holder=holder,
             )

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from headwater.engine_core.models.registry import ARCHITECTURES
+from tests.docs.models import PAGE, rendered
 from tests.engine_core.small_models import (
     FAMILIES,
     SmallEngine,
+    architecture_of,
     convert,
     greedy,
     random_checkpoint,
@@ -20,26 +21,21 @@ from tests.engine_core.small_models import (
 )
 from tests.long_values import long_but
 
-MODELS = Path(__file__).parents[2] / "docs" / "models.md"
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 2, 17, 64, 300)]
 
+SAME_AS_LLAMA = {"InternLM3ForCausalLM"}
+"""Architectures of which transformers makes Llama's model."""
 A_FAMILY_OF_EACH_MECHANISM = ("llama3 with scaled rope", "smollm2", "qwen2", "qwen3", "gemma3")
 """Scaled positions, a head that is the embedding, biases, norms of queries and keys, windows."""
 
 
 def test_every_architecture_has_a_family_and_is_documented() -> None:
-    tested = {
-        transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(make())].__name__
-        for make in FAMILIES.values()
-    }
+    tested = {architecture_of(make()) for make in FAMILIES.values()} | SAME_AS_LLAMA
     assert tested == ARCHITECTURES.keys(), (
         "add a small config to FAMILIES of tests/engine_core/small_models.py"
     )
-    text = MODELS.read_text()
-    names = {name.removesuffix("ForCausalLM") for name in ARCHITECTURES}
-    assert not {name for name in names if name not in text.replace(" ", "")}, (
-        "name the model in docs/models.md"
-    )
+    text = PAGE.read_text()
+    assert rendered(text) == text, "run `python -m tests.docs.models`"
 
 
 @pytest.mark.parametrize("family", long_but(FAMILIES, *A_FAMILY_OF_EACH_MECHANISM))

@@ -10,7 +10,10 @@ import numba
 import pytest
 import torch
 
+from headwater.kernels.attention.decode_attention import attention_of_rows
 from headwater.kernels.attention.qk_norm_rope_store_kv import qk_norm_rope_twin
+from headwater.kernels.attention.rotary_pairs import RotaryPairs
+from headwater.kernels.cpu.activation import ACTIVATIONS, activation
 from headwater.kernels.cpu.attention import attention, plan_attention
 from headwater.kernels.cpu.compiler import compiled, machine_code
 from headwater.kernels.cpu.draw import draw
@@ -18,6 +21,7 @@ from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.row_weights import row_weights
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
+from headwater.kernels.norm.activation import activation_twin
 from headwater.kernels.norm.rms_norm import rms_norm_twin
 from headwater.kernels.norm.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
 from headwater.kernels.sampling.sample import Draws, scores_twin
@@ -71,10 +75,29 @@ def test_activations_are_their_twins_at_gates_of_any_size(kernel: Any, dtype: to
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_its_twin_and_a_row_has_the_same_bits_alone(
+    name: str, dtype: torch.dtype
+) -> None:
+    x = (torch.randn(37, 91) * torch.logspace(-3, 2, 91)).to(dtype)
+    whole = activation(x, name)
+    assert whole.dtype == dtype
+    expected = activation_twin(x.double(), name)
+    assert torch.allclose(whole.double(), expected, rtol=bound(dtype), atol=1e-6)
+    for row in (0, 5, 36):
+        assert torch.equal(activation(x[row : row + 1], name)[0], whole[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_norm", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["unbiased", "biased"])
+@pytest.mark.parametrize(
+    "pairs",
+    [None, RotaryPairs(32), RotaryPairs(64, interleaved=True), RotaryPairs(20, interleaved=True)],
+    ids=["halves", "a part", "neighbours", "a part of neighbours"],
+)
 def test_queries_are_rotated_and_keys_and_values_stored(
-    dtype: torch.dtype, has_norm: bool, has_bias: bool
+    dtype: torch.dtype, has_norm: bool, has_bias: bool, pairs: RotaryPairs | None
 ) -> None:
     num_tokens = 21
     num_q_heads = 6
@@ -88,8 +111,11 @@ def test_queries_are_rotated_and_keys_and_values_stored(
     positions = torch.randperm(40)[:num_tokens]
     slots = torch.randperm(num_blocks * block_size)[:num_tokens]
     cos_sin = torch.randn(40, head_dim)
+    if pairs is not None:
+        cos_sin[:, pairs.width // 2 : head_dim // 2] = 1
+        cos_sin[:, (head_dim + pairs.width) // 2 :] = 0
     kv_cache = torch.full((2, num_blocks, num_kv_heads, block_size, head_dim), 300.0, dtype=dtype)
-    given = {"bias": bias, "q_norm": q_norm, "k_norm": k_norm, "eps": 1e-6}
+    given = {"bias": bias, "q_norm": q_norm, "k_norm": k_norm, "eps": 1e-6, "pairs": pairs}
     q = qk_norm_rope_store_kv(qkv, positions, slots, cos_sin, kv_cache, **given)
     wide = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     expected = qk_norm_rope_twin(
@@ -98,8 +124,9 @@ def test_queries_are_rotated_and_keys_and_values_stored(
     keys = by_dimension(kv_cache[0].view(num_blocks, num_kv_heads, head_dim, block_size)).view_as(
         kv_cache[0]
     )
-    stored = [cache[slots // block_size, :, slots % block_size] for cache in (keys, kv_cache[1])]
-    for ours, twin in zip((q, *stored), expected, strict=True):
+    k, v = (cache[slots // block_size, :, slots % block_size] for cache in (keys, kv_cache[1]))
+    order = (pairs or RotaryPairs(head_dim)).order(head_dim)
+    for ours, twin in zip((q[..., order], k[..., order], v), expected, strict=True):
         assert relative_error(ours, twin) < bound(dtype)
     assert (
         int((kv_cache == 300).sum())
@@ -192,6 +219,20 @@ def test_attention_gives_a_position_the_same_bits_in_any_chunk(
         attn_mask=torch.ones(length, length, dtype=torch.bool).tril().triu(1 - (window or length)),
     )
     assert relative_error(whole, expected.transpose(0, 1)) < bound(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scores_are_capped(dtype: torch.dtype) -> None:
+    q = (3 * torch.randn(40, 4, 64)).to(dtype)
+    kv_cache = torch.randn(2, 4, 2, 16, 64).to(dtype)
+    plan = plan_attention([0], [40], torch.arange(1, 4).int()[None], 2)
+    stored = torch.stack((by_dimension(kv_cache[0]), kv_cache[1]))
+    capped = attention(q, stored, plan, 0.25, softcap=5.0)
+    expected = attention_of_rows(
+        q.double(), *kv_cache, torch.arange(1, 4), 40, scale=0.25, softcap=5.0
+    )
+    assert relative_error(capped, expected) < 2 * bound(dtype)
+    assert relative_error(attention(q, stored, plan, 0.25), expected) > 0.05
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -9,6 +9,7 @@ from headwater.kernels.attention.qk_norm_rope_store_kv import (
     qk_norm_rope_twin,
     store_kv_twin,
 )
+from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from tests.kernels.paging import GPU, POISON, relative_error
 
 SHAPES = [
@@ -119,3 +120,42 @@ def test_a_token_has_the_same_bits_alone(
     slot = last % block_size
     assert torch.equal(queries[0][last], queries[1][last])
     assert torch.equal(caches[0][:, block, :, slot], caches[1][:, block, :, slot])
+
+
+@pytest.mark.parametrize("kind", ["norm", "bias", "fp8"])
+@pytest.mark.parametrize(
+    "pairs",
+    [RotaryPairs(64), RotaryPairs(32), RotaryPairs(64, interleaved=True), RotaryPairs(16, True)],
+    ids=["halves", "a part", "neighbours", "a part of neighbours"],
+)
+def test_pairs_of_a_head_rotate_as_the_twin_says(
+    pairs: RotaryPairs, kind: str, generator: torch.Generator
+) -> None:
+    device = generator.device
+    num_tokens, num_q, num_kv, head_dim = 3, 5, 2, 64
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    qkv = random(num_tokens, (num_q + 2 * num_kv) * head_dim).bfloat16()
+    positions = torch.arange(num_tokens, device=device, dtype=torch.int32)
+    table = random(num_tokens, head_dim)
+    table[:, pairs.width // 2 : head_dim // 2] = 1
+    table[:, (head_dim + pairs.width) // 2 :] = 0
+    dtype = torch.float8_e4m3fn if kind == "fp8" else torch.bfloat16
+    caches = torch.zeros(2, 1, num_kv, 16, head_dim, device=device).to(dtype)
+    q = torch.full((num_tokens, num_q, head_dim), POISON, device=device).bfloat16()
+    parts = {n: random(head_dim) if kind == "norm" else None for n in ("q_norm", "k_norm")}
+    parts["bias"] = random(qkv.shape[1]) if kind == "bias" else None
+    scales = {n: torch.ones(num_kv, device=device) for n in ("k_scale", "v_scale")}
+    given = scales if kind == "fp8" else {}
+    qk_norm_rope_store_kv(
+        qkv, positions, positions, table, *caches, q, pairs=pairs, **parts, **given
+    )
+    expected = qk_norm_rope_twin(
+        qkv.double(), positions, table, num_q, num_kv, pairs=pairs, **parts
+    )
+    found = [unpaired_twin(cache.float()) if kind == "fp8" else cache for cache in caches]
+    stored = [cache[0, :, :num_tokens].transpose(0, 1) for cache in found]
+    for ours, twin in zip((q, *stored), expected, strict=True):
+        assert relative_error(ours, twin) < (4e-2 if kind == "fp8" else 3e-3)

@@ -67,7 +67,8 @@ class LoadedRank(LoadedModel):
 
     def platform(self, config: EngineConfig) -> CudaPlatform:
         # The norm behind a tree is a launch of its own, with the bits of one GPU's.
-        if self.group is not None and model_class(self.config).adds_products and not self.is_tree:
+        adds_products = model_class(self.config).adds_products(self.config)
+        if self.group is not None and adds_products and not self.is_tree:
             return SummingPlatform.over(self.group, self.config, config)
         # Not by super(): slots make another class of this one.
         return LoadedModel.platform(self, config)

@@ -46,6 +46,14 @@ from ...weights.shards import NUM_LEAVES, check_layout
 from ..ranks.multi import build_ranks, check_num_ranks
 
 KV_CACHE_DTYPES = ("auto", "fp8")
+WITHOUT = {
+    "windows": "no window",
+    "softcaps": "no cap of scores",
+    "rotary_pairs": "heads that rotate whole, by halves,",
+    "activations": "silu or gelu_pytorch_tanh with a gate, and logits without a cap,",
+    "odd_heads": "powers of two",
+}
+"""Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
 log = logging.getLogger(__name__)
 
 
@@ -244,16 +252,22 @@ def _check_sizes(
     options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str
 ) -> None:
     _check_shapes(model, flags, where)
-    require(
-        not model.sliding_window or flags.windows,
-        "sliding_window",
-        model.sliding_window,
-        f"no window {where}",
-    )
-    if options.max_model_len > model.max_position_embeddings:
-        raise ConfigError(
-            "max_model_len", options.max_model_len, f"at most {model.max_position_embeddings}"
-        )
+    if model.width_norms:
+        _check_width_norms(options, flags, where)
+    for flag, (field, value) in model.needs.items():
+        require(getattr(flags, flag), field, value, f"{WITHOUT[flag]} {where}")
+    if options.max_model_len > model.most_positions:
+        raise ConfigError("max_model_len", options.max_model_len, f"at most {model.most_positions}")
+
+
+def _check_width_norms(options: ExecutorOptions, flags: Capabilities, where: str) -> None:
+    """Raises `ConfigError` where the ranks' parts of norms over all heads are not summed."""
+    size = options.tensor_parallel_size
+    allowed = f"1 with norms over all heads {where}"
+    require(size == 1 or flags.rank_norms, "tensor_parallel_size", size, allowed)
+    # Sums of squares are not made of leaves.
+    is_tree = options.numerics == TREE
+    require(not is_tree, "numerics", options.numerics, "default with norms over all heads")
 
 
 def _check_shapes(model: ModelConfig, flags: Capabilities, where: str) -> None:
@@ -356,6 +370,8 @@ def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
     if request.model.quantization is not None and not request.model.quantization.is_of_integers:
         # CPUs multiply numbers of eight bits as they are, unless they are expanded.
         what.append(options.activation_dtype == MODEL)
+    if request.model.depends_on_length:
+        what.append(options.max_model_len or request.model.max_position_embeddings)
     if not origin.is_built_in:
         what += [origin.name, origin.distribution, origin.version]
     if request.is_tree:

@@ -18,6 +18,7 @@ from ...weights.grouped import named, weight_of
 from ...weights.layout import Layout, Split, WeightSpec
 from ...weights.planes import PLANES, stored_planes
 from ...weights.shards import WHOLE, Shard
+from ..group import Alone, Group
 from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear
 from .fp8 import Fp8Linear, Fp8TokensLinear
@@ -53,6 +54,8 @@ class Weights:
     tensors: Mapping[str, torch.Tensor]
     """Embeddings, norms, biases."""
     tables: Mapping[str, Table] = field(default_factory=dict)
+    group: Group = Alone()
+    """The ranks that divide them."""
 
     def table(self, name: str) -> torch.Tensor | Table:
         """An embedding, packed or not."""

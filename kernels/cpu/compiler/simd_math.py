@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import njit
 from numba.extending import intrinsic
 
-from .simd import add, fma, maximum, minimum, mul, nearest, splat, sub
+from .simd import add, choose_below, div, fma, maximum, minimum, mul, nearest, splat, sub
 from .simd_types import F32, FLOATS, INTS, LANES, filled
 
 _LOG2_E = 1.4426950408889634
@@ -67,6 +67,28 @@ def exp(x: Any) -> Any:
     p = fma(p, r, splat(F32(5.0000001201e-1)))
     p = add(fma(mul(p, r), r, r), splat(F32(1.0)))
     return mul(p, power_of_two(n))
+
+
+@njit
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent of x, absolute error 2e-7."""
+    one = splat(F32(1))
+    return sub(one, div(splat(F32(2)), add(one, exp(add(x, x)))))
+
+
+@njit
+def erf(x: Any) -> Any:
+    """The error function of x, absolute error 2e-7. Source: Abramowitz and Stegun, 7.1.26."""
+    one = splat(F32(1))
+    size = maximum(x, sub(splat(F32(0)), x))
+    t = div(one, fma(size, splat(F32(0.3275911)), one))
+    total = splat(F32(1.061405429))
+    total = fma(total, t, splat(F32(-1.453152027)))
+    total = fma(total, t, splat(F32(1.421413741)))
+    total = fma(total, t, splat(F32(-0.284496736)))
+    total = mul(fma(total, t, splat(F32(0.254829592))), t)
+    tail = mul(total, exp(sub(splat(F32(0)), mul(x, x))))
+    return choose_below(x, splat(F32(0)), sub(tail, one), sub(one, tail))
 
 
 @njit

@@ -110,7 +110,7 @@ def test_a_checkpoint_without_a_fast_tokenizer_is_refused_and_leaves_nothing(
     assert list((tmp_path / "cache" / "bare").glob("[!.]*")) == []
 
 
-def test_a_model_with_a_window_is_as_long_for_stages_of_text_as_for_engines(
+def test_a_window_does_not_shorten_a_model_for_stages_of_text_or_for_engines(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
@@ -122,8 +122,9 @@ def test_a_model_with_a_window_is_as_long_for_stages_of_text_as_for_engines(
     )
     folder.mkdir()
     convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
-    assert registry.read_config(folder).max_position_embeddings == 40
-    assert ModelManifest.read(folder).max_model_len == 40
+    read = registry.read_config(folder)
+    assert (read.sliding_window, read.max_position_embeddings) == (40, 256)
+    assert ModelManifest.read(folder).max_model_len == 256
 
 
 @pytest.mark.parametrize(

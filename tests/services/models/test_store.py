@@ -156,6 +156,7 @@ def test_of_the_same_weights_in_two_layouts_one_is_downloaded(
         "fp8/model.safetensors",
     ]
     downloaded: list[str] = []
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
 
     def snapshot_download(
         repo: str, *, allow_patterns: list[str], ignore_patterns: list[str], **other: object

@@ -1,0 +1,48 @@
+"""Fields that configs of several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...config import ConfigError, require
+from ...weights.model_config import size_of
+
+SLIDING = "sliding_attention"
+FULL = "full_attention"
+MAX_WINDOW = 1 << 28
+Config = Mapping[str, Any]
+
+
+def kinds_of_layers(config: Config, is_windowed: Callable[[int], bool]) -> tuple[bool, ...]:
+    """By layer, whether it has a window: what `layer_types` says, else `is_windowed` of its number.
+    Raises `ConfigError`."""
+    num_layers = size_of(config, "num_hidden_layers")
+    types = config.get("layer_types")
+    if types is None:
+        return tuple(is_windowed(i) for i in range(num_layers))
+    is_known = isinstance(types, list) and all(kind in (SLIDING, FULL) for kind in types)
+    if not is_known or len(types) != num_layers:
+        raise ConfigError("layer_types", types, f"{num_layers} of {SLIDING} and {FULL}")
+    return tuple(kind == SLIDING for kind in types)
+
+
+def windows(config: Config, kinds: tuple[bool, ...], default: int | None = None) -> dict[str, Any]:
+    """Fields of a config whose layers of a kind have a window; none where it hides no key. Raises
+    `ConfigError`."""
+    window = config.get("sliding_window", default)
+    if window is None or not any(kinds):
+        return {}
+    is_window = type(window) is int and 1 <= window <= MAX_WINDOW
+    require(is_window, "sliding_window", window, f"a whole number, 1…{MAX_WINDOW}, or none")
+    if window >= size_of(config, "max_position_embeddings"):
+        return {}
+    return {"sliding_window": window, "is_windowed": kinds}
+
+
+def every(config: Config, name: str, default: int) -> Callable[[int], bool]:
+    """All layers but each so many-th one. Raises `ConfigError`."""
+    pattern = config.get(name, default)
+    is_number = type(pattern) is int and 1 <= pattern <= MAX_WINDOW
+    require(is_number, name, pattern, f"a whole number, 1…{MAX_WINDOW}")
+    return lambda i: (i + 1) % pattern != 0

@@ -1,0 +1,168 @@
+"""The parts of a model's layers, made of its config and weights: norms, attention, MLPs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+
+from headwater.kernels.attention.rotary_pairs import RotaryPairs
+
+from ..config import ConfigError
+from ..layers.attention import Attention
+from ..layers.biased import BiasedLinear, LogitLinear
+from ..layers.embedding import Embedding
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear
+from ..layers.lm_head import LMHead
+from ..layers.mlp import Mlp, PlainMlp
+from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
+from ..layers.platform import Platform
+from ..layers.positions import Positions
+from ..layers.rope import cos_sin_table, query_scales, unrotated_table
+from ..weights.model_config import ModelConfig
+
+
+class Parts:
+    """Makes parts by the names of the layout. What a config switches on is made of the weights that
+    are there."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._platform = platform
+        self._max_model_len = max_model_len
+
+    def embedding(self) -> Embedding:
+        return Embedding(self._weights.table("embed"), scale=self._config.embedding_scale)
+
+    def positions(self) -> Positions | None:
+        """None: the model has no vectors of positions."""
+        if not self._config.num_learned_positions:
+            return None
+        return Positions(self._weights.tensors["positions"], self._config.position_offset)
+
+    def lm_head(self) -> LMHead:
+        config = self._config
+        linear = self._weights.linears["lm_head"]
+        if config.logit_scale != 1 or config.logit_softcap:
+            linear = LogitLinear(self._platform, linear, config.logit_scale, config.logit_softcap)
+        return LMHead(self._platform, linear)
+
+    def norm(self, name: str) -> RMSNorm | LayerNorm:
+        config = self._config
+        if config.has_layer_norms:
+            bias = self._weights.tensors.get(name + "_bias")
+            return LayerNorm(self._weights.tensors[name], bias, config.rms_norm_eps)
+        return RMSNorm(self._platform, self.factors(name), config.rms_norm_eps)
+
+    def input_norm(self, name: str, reader: str) -> Norm:
+        """The norm that one linear layer reads."""
+        if not self._config.has_layer_norms:
+            linear = self._weights.linears[reader]
+            eps = self._config.rms_norm_eps
+            return InputNorm(self._platform, self.factors(name), eps, linear)
+        self.check_unrounded(reader)
+        return self.norm(name)
+
+    def check_unrounded(self, name: str) -> None:
+        """Raises `ConfigError` for a linear layer that reads activations of 8 bits, where nothing
+        rounds them."""
+        if self._weights.linears[name].rounds_to is not None:
+            architecture = self._config.architecture
+            allowed = f"model with {architecture}, of which no norm or activation is rounded"
+            raise ConfigError("activation_dtype", "auto", allowed)
+
+    def factors(self, name: str) -> torch.Tensor:
+        """The factors of a norm. A sum with an offset is one that only float32 holds."""
+        offset = self._config.norm_offset
+        factors = self._weights.tensors[name]
+        return offset + factors.float() if offset else factors
+
+    def linear(self, name: str) -> Linear:
+        """A linear layer with its bias, if it has one."""
+        linear = self._weights.linears[name]
+        bias = self._weights.tensors.get(name + "_bias")
+        return linear if bias is None else BiasedLinear(self._platform, linear, bias)
+
+    def attention(self, i: int) -> Attention:
+        config = self._config
+        prefix = f"layers.{i}."
+        tensors = self._weights.tensors
+        norms = (self.factors(prefix + n) if config.qk_norm else None for n in ("q_norm", "k_norm"))
+        q_norm, k_norm = norms
+        return Attention(
+            self._platform,
+            self._weights.linears[prefix + "qkv"],
+            self.linear(prefix + "o"),
+            self._table_of(i),
+            qkv_bias=tensors.get(prefix + "qkv_bias"),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=config.rms_norm_eps,
+            scale=config.attention_scale,
+            window=config.window_of(i),
+            softcap=config.attention_softcap,
+            pairs=self._pairs,
+            width_norms=self._width_norms(prefix) if config.width_norms else None,
+            query_scales=self._query_scales,
+        )
+
+    def mlp(self, i: int) -> Mlp | PlainMlp:
+        config = self._config
+        prefix = f"layers.{i}."
+        down = self.linear(prefix + "down")
+        if config.is_gated:
+            gate_up = self.linear(prefix + "gate_up")
+            return Mlp(self._platform, gate_up, down, config.activation)
+        self.check_unrounded(prefix + "down")
+        return PlainMlp(self._platform, self.linear(prefix + "up"), down, config.activation)
+
+    def _width_norms(self, prefix: str) -> tuple[WidthNorm, WidthNorm]:
+        tensors = self._weights.tensors
+        eps = self._config.rms_norm_eps
+        group = self._weights.group
+        return (
+            WidthNorm(tensors[prefix + "q_norm"], eps, group),
+            WidthNorm(tensors[prefix + "k_norm"], eps, group),
+        )
+
+    def _table_of(self, i: int) -> torch.Tensor:
+        config = self._config
+        if config.is_rotary and not config.is_rotary[i]:
+            return self._unrotated
+        return self._local if config.local_rope_theta and config.window_of(i) else self._rotated
+
+    @cached_property
+    def _rotated(self) -> torch.Tensor:
+        return cos_sin_table(self._config, self._max_model_len).to(self._platform.device)
+
+    @cached_property
+    def _local(self) -> torch.Tensor:
+        theta = self._config.local_rope_theta
+        config = replace(self._config, rope_theta=theta, rope_scaling=None)
+        return cos_sin_table(config, self._max_model_len).to(self._platform.device)
+
+    @cached_property
+    def _unrotated(self) -> torch.Tensor:
+        return unrotated_table(self._config, self._max_model_len).to(self._platform.device)
+
+    @cached_property
+    def _query_scales(self) -> torch.Tensor | None:
+        beta = self._config.query_scale_beta
+        if not beta:
+            return None
+        assert self._config.rope_scaling is not None
+        original = self._config.rope_scaling["original_max_position_embeddings"]
+        return query_scales(beta, original, self._max_model_len).to(self._platform.device)
+
+    @property
+    def _pairs(self) -> RotaryPairs | None:
+        config = self._config
+        width = config.rotary_dim or config.head_dim
+        if width == config.head_dim and not config.is_interleaved:
+            return None
+        return RotaryPairs(width, config.is_interleaved)
