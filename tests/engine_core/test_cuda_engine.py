@@ -9,7 +9,7 @@ import torch
 
 from headwater.engine_core.executors.build import cuda_parts
 from headwater.engine_core.executors.build.cuda_parts import CudaParts
-from headwater.engine_core.executors.entry.device_rows import DeviceRows
+from headwater.engine_core.executors.entry.cuda_entry import CudaEntry
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.attention.hopper_attention import is_hopper
@@ -195,13 +195,13 @@ def test_steps_wait_for_what_an_executor_is_made_of(
     assert isinstance(made, StepExecutor)
     model = made._layers
 
-    def slowly(*given: Any, **more: Any) -> DeviceRows:
-        rows = DeviceRows(*given, **more)
-        # Memory that is locked before may wait for the device.
+    def slowly(*given: Any, **more: Any) -> CudaEntry:
+        # What is made last: memory that is locked behind the sleep would wait for its end.
+        entry = CudaEntry(*given, **more)
         torch.cuda._sleep(4_000_000_000)
-        return rows
+        return entry
 
-    monkeypatch.setattr(cuda_parts, "DeviceRows", slowly)
+    monkeypatch.setattr(cuda_parts, "CudaEntry", slowly)
     parts = CudaParts(model.decoder, model.platform, one.config, [model.kv_cache])
     parts.executor()
     assert not parts.device._stream.query()

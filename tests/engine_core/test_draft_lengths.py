@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine_core.drafting.acceptance import FIRST_GUESS, LONGEST_MATCH, Acceptance
+from headwater.engine_core.drafting.acceptance import FIRST_ESTIMATE, LONGEST_MATCH, Acceptance
 from headwater.engine_core.drafting.draft_lengths import choose, expected
 from headwater.engine_core.drafting.step_costs import StepCosts
 
@@ -182,7 +182,7 @@ def test_before_anything_is_seen_a_longer_match_promises_more() -> None:
     acceptance = Acceptance(2)
     promised = [of(acceptance, 1, match_len) for match_len in range(1, LONGEST_MATCH + 1)]
     assert promised == sorted(promised)
-    assert (promised[0], promised[-1]) == pytest.approx(FIRST_GUESS)
+    assert (promised[0], promised[-1]) == pytest.approx(FIRST_ESTIMATE)
     assert of(acceptance, 0, 1000) == promised[-1]
 
 

@@ -156,19 +156,36 @@ def lost_wake_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_wake_up_of_forks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Forks, "begin_step", lambda forks: (forks._fresh.clear(), forks._whole.clear()))
+    """Who waited for a request's last known tokens hears nothing of their step."""
+
+    def forget(forks: Forks) -> list[RequestState]:
+        forks._fresh.clear()
+        forks._whole.clear()
+        return []
+
+    patch.setattr(Forks, "begin_step", forget)
 
 
 def early_copy(patch: pytest.MonkeyPatch) -> None:
     """A block is copied in the step that fills it."""
     note = Forks.note_whole
+    follow = WaitingQueue.follow
+    queues: dict[str, WaitingQueue] = {}
+
+    def remember(
+        queue: WaitingQueue, leader: RequestState, request: RequestState, num_blocks: int
+    ) -> None:
+        queues[leader.key] = queue
+        follow(queue, leader, request, num_blocks)
 
     def at_once(forks: Forks, request: RequestState) -> None:
         note(forks, request)
         forks._fresh.clear()
         forks._whole.clear()
-        forks._waiting.leader_advanced(request, 1 << 30)
+        if request.key in queues:
+            queues[request.key].leader_advanced(request, 1 << 30)
 
+    patch.setattr(WaitingQueue, "follow", remember)
     patch.setattr(Forks, "note_whole", at_once)
 
 
