@@ -20,6 +20,8 @@ PRODUCTS = ((37, 83), (131, 29), (VOCAB_SIZE, 576))
 head's."""
 WIDTHS = (37, 131, 1029)
 ACTIVATIONS = ("silu", "gelu_tanh")
+PLAIN_ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
+"""Activations without a gate."""
 ROTATIONS = {"rope": "", "qk_norm_rope": "n", "qkv_bias_rope": "b", "qkv_bias_norm_rope": "nb"}
 """Operations by name, with whether queries and keys are normed and biased."""
 
@@ -70,6 +72,20 @@ def _products(subject: Subject) -> Iterator[Case]:
                 yield _product(subject, kind, n, k, is_gated=is_gated)
     for activation in ACTIVATIONS:
         yield _gate(subject, activation)
+    for activation in PLAIN_ACTIVATIONS if subject.flags.activations else ():
+        yield _activation(subject, activation)
+
+
+def _activation(subject: Subject, activation: str) -> Case:
+    platform = subject.platform()
+    x = subject.randn(NUM_ITEMS, subject.size(WIDTHS[1]))
+    return Case(
+        operation=f"activation_{activation}",
+        shapes=f"{NUM_ITEMS}x{x.shape[1]}",
+        run=lambda items: list(platform.activation(rows_of(x, items, platform), activation)),
+        expected=list(specification.activation(x, activation)),
+        allowed=subject.allowed,
+    )
 
 
 def _product(subject: Subject, kind: str, n: int, k: int, *, is_gated: bool) -> Case:
