@@ -1,5 +1,5 @@
 """Activations without a gate, on a CPU. An element's bits do not depend on where it stands. Twin:
-`kernels.activation`."""
+`kernels.norm.activation`."""
 
 from __future__ import annotations
 
