@@ -12,10 +12,10 @@ import pytest
 from headwater.engine_core.executor import UInt8Array
 from headwater.engine_core.executors.model.shared_kv import SharedCopies, SharedCopy
 from headwater.engine_core.kv import direct_pulls
+from headwater.engine_core.kv.block_leases import BlockLeases
 from headwater.engine_core.kv.direct_leases import DirectLeases, _Lease
 from headwater.engine_core.kv.direct_pulls import DirectEnd, DirectPulls, _Pull
 from headwater.engine_core.kv.peer_link import Claim, Pulled
-from headwater.engine_core.scheduling.scheduler import Scheduler
 from tests.simulation.peer_faults import run_seed
 from tests.simulation.seeds import breaks
 
@@ -45,7 +45,8 @@ def double_free(patch: pytest.MonkeyPatch) -> None:
 
 def lost_wake_up(patch: pytest.MonkeyPatch) -> None:
     """Who waits for blocks that a lease held hears nothing of its end."""
-    patch.setattr(Scheduler, "lend", lambda scheduler, leases: leases.advance(2**31) and False)
+    advance = BlockLeases.advance
+    patch.setattr(BlockLeases, "advance", lambda leases, _: advance(leases, 2**31) and False)
 
 
 def unpin(patch: pytest.MonkeyPatch) -> None:

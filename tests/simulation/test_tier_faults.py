@@ -170,7 +170,7 @@ def early_copy(patch: pytest.MonkeyPatch) -> None:
     """A block is copied in the step that fills it."""
     note = Forks.note_whole
     follow = WaitingQueue.follow
-    queues: dict[str, WaitingQueue] = {}
+    queues: dict[int, WaitingQueue] = {}
 
     def remember(
         queue: WaitingQueue, leader: RequestState, request: RequestState, num_blocks: int

@@ -70,7 +70,10 @@ def test_a_preflight_of_another_origin_opens_nothing(named: Gateway, gateway: Ga
             reply = where.client.options(path, headers=asked | {"origin": origin})
             assert reply.status_code == 403, path
             assert not [name for name in reply.headers if name.startswith("access-control-")], path
-            assert "--allowed-origins" in reply.json()["error"]["message"]
+            error = reply.json()["error"]
+            # Ollama's API has a sentence there.
+            message = error if path.startswith("/api/") else error["message"]
+            assert "--allowed-origins" in message
 
 
 def test_options_is_refused_with_the_name_of_the_setting(gateway: Gateway, named: Gateway) -> None:
