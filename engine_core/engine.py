@@ -172,13 +172,7 @@ class Engine:
     def _lend(self) -> bool:
         """Goes on with what other engines copy from here. Whether there is more to do soon."""
         leases = self._tiers.leases
-        if leases is None:
-            return False
-        if leases.advance(self._scheduler.rows.retired_step):
-            # Blocks came free, which may be what a request waits for.
-            self._scheduler.seating.note_released()
-            return True
-        return leases.is_busy
+        return leases is not None and (self._scheduler.lend(leases) or leases.is_busy)
 
     def add(self, new: NewRequest) -> None:
         """Takes a request. One that can never be served ends with ERROR, one whose resumed answer

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..config import EngineConfig
 from ..executor import Int32Array
+from ..kv.block_leases import BlockLeases
 from ..kv.block_source import BlockSource
 from ..kv.tiers import Tiers
 from ..step_output import EngineLoad
@@ -136,6 +137,13 @@ class Scheduler:
         if settled:
             self.seating.note_released()
         return bool(settled)
+
+    def lend(self, leases: BlockLeases) -> bool:
+        """Advances the leases of blocks that other engines copy from here, and that stay as they
+        are meanwhile. Whether blocks came free, which may be what a request waits for."""
+        if has_released := leases.advance(self.rows.retired_step):
+            self.seating.note_released()
+        return has_released
 
     def roll_back(self, rows: RowIndices, reserved: Int32Array, gained: Int32Array) -> None:
         """Gives back the blocks and the credit of tokens that a step with drafts reserved for
