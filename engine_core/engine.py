@@ -338,8 +338,8 @@ class Engine:
         return planned
 
     def _retire(self, planned: list[PlannedStep]) -> list[tuple[PlannedStep, StepResult]]:
-        """The oldest in flight, if it is due; a draw that was launched right behind a step that
-        says nothing need not be said apart."""
+        """The oldest in flight, if it is due; with a step that sampled nothing, the draw that was
+        launched right behind it."""
         if not self._is_retirement_due(has_step=bool(planned) and not planned[-1].is_draw):
             return []
         retired = [self._in_flight.retire()]

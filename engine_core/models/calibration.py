@@ -139,7 +139,7 @@ def calibrate(
     progress: Callable[[int, int], None],
 ) -> None:
     """Fills `folder` with a checkpoint in AutoRound's format and `calibration.json`. `token_ids`
-    are those of a text, `dtype` is what blocks are computed in. Progress is told in blocks.
+    are those of a text, `dtype` is what blocks are computed in. Progress is reported in blocks.
 
     Raises `ConfigError` for a model or a text that does not fit, before it computes, and
     `CalibrationError`."""

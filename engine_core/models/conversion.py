@@ -62,7 +62,7 @@ def convert(
     calibrated: bool = False,
 ) -> Converted:
     """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face
-    folder. Progress is told in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are
+    folder. Progress is reported in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are
     not packed are rounded to a kind; `calibrated`: the source is what `calibrate` made of that
     kind.
 

@@ -193,7 +193,7 @@ def _text_of(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _OF_ALL_PARTS = ("tie_word_embeddings", "quantization_config", "compression_config")
-"""Fields that stand beside `text_config` and hold for the text part."""
+"""Fields of the whole config that hold for its `text_config` too."""
 
 
 def find(name: str) -> Architecture:

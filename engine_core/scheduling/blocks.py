@@ -334,7 +334,7 @@ class Blocks:
         """Seconds until a prefetch goes on; None where none is open."""
         return self._prefetches.idle_seconds
 
-    # What is said of blocks.
+    # Events of the cache, and figures of the pool.
 
     def announce(self, stored: list[StoredChain]) -> None:
         """Lets chains that are computed now go out with the next events."""

@@ -1,7 +1,7 @@
 """The requests that hold a row, in columns: what the scheduler advances for all of them at once.
 
-The mirror of the executor's request table. Column arrays have one entry a row; rows that hold
-nobody never match. Knows nothing about blocks.
+The mirror of the executor's request table. Column arrays have one entry a row; rows without
+a request never match. Knows nothing about blocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Architecture and sizes of a model, read from a Hugging Face `config.json`. Knows nothing about
 weights or devices.
 
-Which architectures there are, and which of these facts each has, is said in `models.registry`.
+`models.registry` lists the architectures and which of these facts each of them has.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def load(
     keeps: Keeps = keeps_none,
 ) -> Tensors:
     """Tensors of a converted folder. On the CPU they are the file's own pages, mapped read-only and
-    shared by all processes that map it; on a GPU they are streamed there. Progress is told in
+    shared by all processes that map it; on a GPU they are streamed there. Progress is reported in
     bytes.
 
     Weights in block formats and of eight bits are expanded to the dtype that the model computes in,

@@ -81,7 +81,7 @@ class CheckpointNames:
         spare_layers: range = range(0),
         left_out: list[str] | None = None,
     ) -> Tensors:
-        """The tensors under our names. Progress is told in tensors read. `config` is there for
+        """The tensors under our names. Progress is reported in tensors read. `config` is there for
         names that are `changed`; `spare_layers` are not used. `left_out` takes the names of tensors
         that are not used. Raises `ConfigError` for a
         tensor that the architecture has not, for parts of a tensor without the others, for parts

@@ -233,7 +233,7 @@ class Exchange:
 
     def end_head(self, media_type: bytes = JSON) -> None:
         """Ends the handler of a HEAD request, whose GET would be answered with 200. The length of
-        the content is not told: it is known when that is made. Raises `HeadOnly`."""
+        the content is left out: it is known once the content is made. Raises `HeadOnly`."""
         if self.method == "HEAD":
             raise HeadOnly([(b"content-type", media_type)])
 

@@ -197,7 +197,7 @@ class MaskWriter:
     ) -> None:
         """Writes the masks that can be written now, and says so. In one thread at a time.
         `following` returns reports that came meanwhile: a step's drafts follow its tokens, and rows
-        whose masks are said apart are drawn apart."""
+        whose masks are reported separately are drawn separately."""
         start = time.perf_counter()
         due = dict[int, Follower]()
         faults = dict[int, str]()

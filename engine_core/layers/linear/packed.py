@@ -61,7 +61,7 @@ def pack_linears(
     *,
     expands_fp8: bool = False,
 ) -> Weights:
-    """The weights with every matrix packed, where this machine can. Progress is told in matrices.
+    """The weights with every matrix packed, where this machine can. Progress is reported in matrices.
     Those in block formats are expanded to a dtype and packed like the others, and so are integers
     in groups; None: these stay packed. `expands_fp8`: numbers of eight bits are expanded to the
     model's dtype.
