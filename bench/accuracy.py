@@ -27,7 +27,8 @@ from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu, cuda
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.build.single import engine_config_of
-from headwater.engine_core.executors.model.block_bytes import KV_DTYPES
+from headwater.engine_core.executors.model.block_bytes import kv_layouts
+from headwater.engine_core.executors.model.kv_blocks import KvBlocks
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.linear.kinds import Weights
 from headwater.engine_core.models.model import Model, model_class
@@ -104,8 +105,9 @@ class WholeModel:
         model = request.model
         self._model: Model = model_class(model)(model, weights, platform, config.max_model_len)
         blocks = -(-window // config.block_size)
-        shape = (model.num_layers, 2, blocks, model.num_kv_heads, config.block_size, model.head_dim)
-        self._kv_cache = torch.zeros(shape, dtype=KV_DTYPES[request.kv_format], device=self._device)
+        layouts = kv_layouts(request)
+        made = KvBlocks.allocated(layouts, blocks, config.block_size, self._device)
+        self._kv_cache = made.kv_caches[0]
         self._block_tables = torch.arange(blocks, dtype=torch.int32)[None]
 
     def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:

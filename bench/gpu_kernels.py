@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 
+from headwater.engine_core.executors.model.kv_blocks import KvBlocks, KvLayout
 from headwater.engine_core.platforms.cuda_attention import attention_kernels, given
 from headwater.kernels.attention.decode_plan import plan_decode
 from headwater.kernels.attention.prefill_attention import prefill_tiles
@@ -134,10 +135,13 @@ class Sequences:
         blocks = self.num_blocks
         num_bytes = 2 * blocks * self.num_kv_heads * self.block_size * 128 * (1 if self.fp8 else 2)
         dtype = torch.float8_e4m3fn if self.fp8 else torch.bfloat16
-        shape = (blocks, self.num_kv_heads, self.block_size, 128)
-        return [
-            (randn(*shape).to(dtype), randn(*shape).to(dtype)) for _ in range(copies_for(num_bytes))
-        ]
+        layout = KvLayout(copies_for(num_bytes), self.num_kv_heads, 128, dtype)
+        device = torch.device("cuda")
+        made = KvBlocks.allocated([layout], blocks, self.block_size, device)
+        (layers,) = made.kv_caches
+        for layer in layers:
+            layer.copy_(randn(*layer.shape))
+        return [(layer[0], layer[1]) for layer in layers]
 
     @property
     def num_blocks(self) -> int:

@@ -26,6 +26,7 @@ import torch
 import typer
 
 from headwater.engine_core.executor import Int32Array, Swapper, SwapPlan
+from headwater.engine_core.executors.model.kv_blocks import KvBlocks, KvLayout
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.kv.block_files import BlockFiles
 from headwater.engine_core.kv.block_record import BlockSeal
@@ -72,14 +73,14 @@ def main(
             f"part is {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}"
         )
     check_choice("device", device, ("cuda", "cpu"))
-    cache = kv_cache(model, num_blocks, block_size, torch.device(device))
+    blocks = kv_blocks(model, num_blocks, block_size, torch.device(device))
     rows = []
     if device == "cuda" and "host" in (part or PARTS):
-        rows += list(host_rates(swapper_of(cache, num_blocks), num_blocks, runs))
+        rows += list(host_rates(swapper_of(blocks, num_blocks), num_blocks, runs))
     if "disk" in (part or PARTS):
         with tempfile.TemporaryDirectory(dir=folder) as name:
             rows += disk_rates(
-                swapper_of(cache, num_blocks), Path(name), num_blocks, block_size, runs
+                swapper_of(blocks, num_blocks), Path(name), num_blocks, block_size, runs
             )
     if not as_json:
         columns = ("what", "GB/s", "the same bytes as they are, GB/s", "share")
@@ -87,29 +88,27 @@ def main(
     print(json.dumps(rows))
 
 
-def kv_cache(model: str, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
-    """[layers, 2, num_blocks, Hk, block_size, D] bfloat16, with other numbers in each block."""
+def kv_blocks(model: str, num_blocks: int, block_size: int, device: torch.device) -> KvBlocks:
+    """bfloat16 blocks, with other numbers in each one."""
     config = MODELS[model]
-    shape = (
+    layout = KvLayout(
         config["num_hidden_layers"],
-        2,
-        num_blocks,
         config["num_key_value_heads"],
-        block_size,
         config["head_dim"],
+        torch.bfloat16,
     )
-    cache = torch.zeros(shape, dtype=torch.bfloat16, device=device)
-    cache += torch.arange(num_blocks, device=device).view(1, 1, -1, 1, 1, 1)
-    return cache
+    blocks = KvBlocks.allocated([layout], num_blocks, block_size, device)
+    blocks.kv_caches[0].add_(torch.arange(num_blocks, device=device).view(1, 1, -1, 1, 1, 1))
+    return blocks
 
 
-def swapper_of(cache: torch.Tensor, num_slots: int) -> Swapper:
+def swapper_of(blocks: KvBlocks, num_slots: int) -> Swapper:
     """With a slot for every block."""
-    if cache.device.type == "cpu":
-        return MemorySwapper.of([cache], num_slots)
+    if blocks.memory.device.type == "cpu":
+        return MemorySwapper.of(blocks.memory, num_slots)
     # It imports kernels, which a machine without a GPU may not have.
     swapper = import_module("headwater.engine_core.executors.tiers.cuda_swapper").CudaSwapper(
-        [cache], num_slots
+        blocks, num_slots
     )
     swapper.measure()
     return cast("Swapper", swapper)
@@ -123,12 +122,16 @@ def host_rates(swapper: Swapper, num_blocks: int, runs: int) -> Iterator[dict[st
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]  # type: ignore[no-untyped-call]  # torch ships it so
     half = num_blocks // 2
     slots = np.arange(num_blocks, dtype=np.int32)
+    # A cache gives slots in order, to blocks that are no neighbours.
+    blocks = np.random.default_rng(0).permutation(slots)
     for what, outs, ins in (
         ("to host memory", slots, NOBODY),
         ("from host memory", NOBODY, slots),
         ("both at once, each", slots[:half], slots[half : 2 * half]),
     ):
-        plan = SwapPlan(out_blocks=outs, out_slots=outs, in_slots=ins, in_blocks=ins)
+        plan = SwapPlan(
+            out_blocks=blocks[outs], out_slots=outs, in_slots=ins, in_blocks=blocks[ins]
+        )
         ways = [
             (streams[0], device_memory[0], memory, outs),
             (streams[1], memory, device_memory[1], ins),

@@ -246,7 +246,9 @@ def _sequences(
     slots = torch.arange(block_size, num_blocks * block_size)
     kv = subject.randn(len(slots), 2 * kv_heads, head_dim)
     cache = torch.zeros(2, num_blocks, kv_heads, block_size, head_dim, dtype=kv_dtype)
-    stored = torch.zeros_like(cache, device=platform.device)
+    # The middle one of three layers, of which a block has all.
+    layers = torch.zeros(num_blocks, 3, *cache[:, 0].shape, dtype=kv_dtype, device=platform.device)
+    stored = layers[:, 1].transpose(0, 1)
     specification.store_kv(kv[:, :kv_heads], kv[:, kv_heads:], slots, cache)
     cos_sin = torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), dim=1)
     qkv = torch.cat(

@@ -30,7 +30,7 @@ from ..system.usable_cores import usable_cores
 from ..weights.model_file import DTYPES
 from ..weights.shards import WHOLE, Shard
 
-api = 1
+api = 2
 name = "cpu"
 Platform = CpuPlatform
 capabilities = Capabilities(

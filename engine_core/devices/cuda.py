@@ -29,7 +29,7 @@ from ..platforms.capabilities import Capabilities
 from ..weights.blocks import Parts
 from ..weights.model_file import DTYPES
 
-api = 1
+api = 2
 name = "cuda"
 TREE_DTYPES = ("bfloat16", "float16")
 ORDERED_STORES = ("x86_64", "AMD64")

@@ -63,8 +63,10 @@ class Platform(Protocol):
         pairs: RotaryPairs | None = None,
     ) -> torch.Tensor:
         """qkv [T, (Hq + 2 Hk) D] → q [T, Hq, D]; keys and values go to the layer's kv_cache
-        [2, num_blocks, Hk, block_size, D]. With `pairs`, which only platforms with `rotary_pairs`
-        are given, queries and keys may leave in an order of their own."""
+        [2, num_blocks, Hk, block_size, D]. The keys of a block lie together, as its values do; the
+        other layers of the block lie between it and the next one. With `pairs`, which only
+        platforms with `rotary_pairs` are given, queries and keys may leave in an order of their
+        own."""
 
     def attention(
         self,

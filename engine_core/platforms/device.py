@@ -10,7 +10,7 @@ from ..executor import Executor
 from ..options import BuildRequest, ExecutorOptions, Progress
 from .capabilities import Capabilities
 
-API = 1
+API = 2
 """Version of this contract. It changes with every change that a module of the version before would
 not survive."""
 
@@ -65,8 +65,8 @@ BY_FLAG = {
 """Hooks that a module has to offer where the flag is set.
 
 `capture(launch: Callable[[], Tensor]) -> Callable[[], Tensor]`: runs a launch once, captures it,
-returns its replay. `copy_blocks(source, target, source_blocks, target_blocks)`: of int32 [planes,
-blocks, words], as `kernels.blocks.copy_blocks`. `build_rank(request, place, progress)`: as
+returns its replay. `copy_blocks(source, target, source_blocks, target_blocks)`: of int32 [blocks,
+words], as `kernels.blocks.copy_blocks`. `build_rank(request, place, progress)`: as
 `build_executor`, of one rank of an engine (`executors.build.rank`). `max_ranks(options)`: how many
 ranks one engine may have on this machine. `rank_variables(options, rank)`: variables of the
 environment of a rank's process, beside those of the engine's.

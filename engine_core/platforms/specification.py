@@ -181,6 +181,5 @@ def pool(hidden: Tensor, pooling: str) -> Tensor:
 def copy_blocks(
     source: Tensor, target: Tensor, source_blocks: Tensor, target_blocks: Tensor
 ) -> None:
-    """Block source_blocks[i] of every plane of source [planes, blocks, words] to target_blocks[i]
-    of target."""
+    """Block source_blocks[i] of source [blocks, words] to target_blocks[i] of target."""
     copy_blocks_twin(source, target, source_blocks, target_blocks)

@@ -85,6 +85,7 @@ def _decode_rows(
     qk_scale,
     stride_table,
     num_rows,
+    BLOCK_ROWS: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -102,7 +103,7 @@ def _decode_rows(
     row: gl.constexpr = gl.SliceLayout(1, mma)
     # A thread has a whole row, so that folds are its own.
     flat: gl.constexpr = gl.BlockedLayout([1, HALF // 2], [32, 1], [4, 1], [1, 0])
-    shape: gl.constexpr = (NUM_KV_HEADS, PAGE, HALF, STAGES)
+    shape: gl.constexpr = (BLOCK_ROWS, PAGE, HALF, STAGES)
     i_kv = gl.program_id(1)
     rings = _make_rings(k, v, HALF, HEAD_DIM, STAGES)
     o_r = gl.arange(0, ROWS, layout=row)
@@ -203,13 +204,13 @@ def _copy(source, rings, start, turn, shape: gl.constexpr):
     block again."""
     k, v, p_row, end, i_kv = source
     k_ring, v_ring, ready = rings
-    NUM_KV_HEADS: gl.constexpr = shape[0]
+    BLOCK_ROWS: gl.constexpr = shape[0]
     PAGE: gl.constexpr = shape[1]
     HALF: gl.constexpr = shape[2]
     slot = turn % shape[3]
-    left = (gl.load(p_row + start // PAGE) * NUM_KV_HEADS + i_kv) * PAGE + start % PAGE
-    right = gl.load(p_row + gl.minimum(start + HALF, end - 1) // PAGE) * NUM_KV_HEADS + i_kv
-    right = right * PAGE + (start + HALF) % PAGE
+    left = gl.load(p_row + start // PAGE) * BLOCK_ROWS + i_kv * PAGE + start % PAGE
+    right = gl.load(p_row + gl.minimum(start + HALF, end - 1) // PAGE) * BLOCK_ROWS
+    right += i_kv * PAGE + (start + HALF) % PAGE
     hopper.mbarrier.expect(ready.index(slot), 4 * k.block_type.nbytes)
     hopper.tma.async_copy_global_to_shared(k, [left, 0], ready.index(slot), k_ring.index(2 * slot))
     hopper.tma.async_copy_global_to_shared(

@@ -104,6 +104,7 @@ def _decode_items(
     p_out,
     qk_scale,
     stride_table,
+    BLOCK_ROWS: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -123,7 +124,17 @@ def _decode_items(
     num_whole = gl.load(p_count)
     lists = (p_item, p_tail, num_whole, num_whole + gl.load(p_count + 1))
     rings = (ring, ready, free)
-    shape: gl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE, SPLIT, TILE, PART, STAGES)
+    shape: gl.constexpr = (
+        NUM_KV_HEADS,
+        GROUP,
+        HEAD_DIM,
+        PAGE,
+        SPLIT,
+        TILE,
+        PART,
+        STAGES,
+        BLOCK_ROWS,
+    )
     tables = (p_table, p_table_row, stride_table)
     results = (p_first_partial, p_partial_acc, p_partial_ml, p_out)
     gl.warp_specialize(
@@ -184,6 +195,7 @@ def _copy_items(
     SPLIT: gl.constexpr = shape[4]
     TILE: gl.constexpr = shape[5]
     PART: gl.constexpr = shape[6]
+    BLOCK_ROWS: gl.constexpr = shape[8]
     turn = gl.program_id(0) * 0
     num_tasks = lists[3] * NUM_KV_HEADS
     for i_round in range(0, gl.cdiv(num_tasks, gl.num_programs(0))):
@@ -199,8 +211,8 @@ def _copy_items(
             last = (end - 1) // PART * PART
             for start in range(first, last + 1, TILE):
                 middle = gl.minimum(start + 2 * PART, last)
-                left = (gl.load(p_row + start // PAGE) * NUM_KV_HEADS + i_kv) * PAGE
-                right = (gl.load(p_row + middle // PAGE) * NUM_KV_HEADS + i_kv) * PAGE
+                left = gl.load(p_row + start // PAGE) * BLOCK_ROWS + i_kv * PAGE
+                right = gl.load(p_row + middle // PAGE) * BLOCK_ROWS + i_kv * PAGE
                 origins = (
                     left + start % PAGE,
                     left + gl.minimum(start + PART, last) % PAGE,

@@ -89,6 +89,7 @@ def _prefill_tiles(
     p_v_scale,
     qk_scale,
     stride_table,
+    BLOCK_ROWS: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -130,7 +131,7 @@ def _prefill_tiles(
     shape: gl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, SPLIT, HALF, ROWS, STAGES)
     first_rows = (merged.index(0), rings, where, first_token, end, shape)
     last_rows = (merged.index(1), rings, where, first_token + TOKENS, end, shape)
-    ring_shape: gl.constexpr = (NUM_KV_HEADS, PAGE, HALF, STAGES)
+    ring_shape: gl.constexpr = (BLOCK_ROWS, PAGE, HALF, STAGES)
     if FP8:
         widened = (k, v, p_row, end, i_kv, rings, make_pair_buffers(k), ring_shape)
         gl.warp_specialize(

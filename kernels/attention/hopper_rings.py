@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .online_softmax import HALF
-from .paged_cache import as_pairs
+from .paged_cache import as_pairs, rows_of
 
 
 def as_ring_source(cache: torch.Tensor, num_keys: int = HALF) -> TensorDescriptor:
@@ -19,7 +19,7 @@ def as_ring_source(cache: torch.Tensor, num_keys: int = HALF) -> TensorDescripto
     cache = as_pairs(cache)
     width = cache.shape[3]
     layout = gl.NVMMASharedLayout.get_default_for([num_keys, width], gl.bfloat16)
-    return TensorDescriptor.from_tensor(cache.view(-1, width), [num_keys, width], layout)
+    return TensorDescriptor.from_tensor(rows_of(cache), [num_keys, width], layout)
 
 
 @gluon.jit
@@ -60,8 +60,8 @@ def finish_reads():
 def copy_tiles(k, v, p_row, first, end, turn, i_kv, rings, shape: gl.constexpr):
     """Copies positions first … end - 1 of the sequence whose block list is p_row. The first tile
     has this turn in the rings. Blocks are looked up a tile ahead; past the end the last block is
-    copied again. `shape`: NUM_KV_HEADS, PAGE, HALF and STAGES."""
-    NUM_KV_HEADS: gl.constexpr = shape[0]
+    copied again. `shape`: BLOCK_ROWS, PAGE, HALF and STAGES."""
+    BLOCK_ROWS: gl.constexpr = shape[0]
     PAGE: gl.constexpr = shape[1]
     HALF: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
@@ -69,8 +69,8 @@ def copy_tiles(k, v, p_row, first, end, turn, i_kv, rings, shape: gl.constexpr):
     left = gl.load(p_row + first // PAGE)
     right = gl.load(p_row + gl.minimum(first + HALF, end - 1) // PAGE)
     for start in range(first, end, 2 * HALF):
-        left_row = (left * NUM_KV_HEADS + i_kv) * PAGE + start % PAGE
-        right_row = (right * NUM_KV_HEADS + i_kv) * PAGE + (start + HALF) % PAGE
+        left_row = left * BLOCK_ROWS + i_kv * PAGE + start % PAGE
+        right_row = right * BLOCK_ROWS + i_kv * PAGE + (start + HALF) % PAGE
         left = gl.load(p_row + gl.minimum(start + 2 * HALF, end - 1) // PAGE)
         right = gl.load(p_row + gl.minimum(start + 3 * HALF, end - 1) // PAGE)
         i = turn + (start - first) // (2 * HALF)
@@ -110,21 +110,21 @@ def make_pair_buffers(k):
 def widen_tiles(k, v, p_row, end, i_kv, rings, pairs, shape: gl.constexpr):
     """As `copy_tiles`, for an fp8 cache from its first position on, by four warps: the copied bytes
     go through their registers into the rings, as float16."""
-    NUM_KV_HEADS: gl.constexpr = shape[0]
+    BLOCK_ROWS: gl.constexpr = shape[0]
     PAGE: gl.constexpr = shape[1]
     HALF: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
     k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
     buffers, arrived = pairs
     where = (p_row, i_kv, end)
-    left, right = _rows_of(where, 0, NUM_KV_HEADS, PAGE, HALF)
+    left, right = _rows_of(where, 0, BLOCK_ROWS, PAGE, HALF)
     _ask(k, left, buffers, arrived, 0, True)
     _ask(k, right, buffers, arrived, 1, True)
     for i in range(0, (end + 2 * HALF - 1) // (2 * HALF)):
         slot = i % STAGES
         phase = (i // STAGES & 1) ^ 1
         has_next = (i + 1) * 2 * HALF < end
-        next_left, next_right = _rows_of(where, (i + 1) * 2 * HALF, NUM_KV_HEADS, PAGE, HALF)
+        next_left, next_right = _rows_of(where, (i + 1) * 2 * HALF, BLOCK_ROWS, PAGE, HALF)
         hopper.mbarrier.wait(k_free.index(slot), phase)
         _widen(buffers, arrived, 0, 0, k_ring.index(2 * slot))
         _ask(v, left, buffers, arrived, 0, True)
@@ -142,13 +142,13 @@ def widen_tiles(k, v, p_row, end, i_kv, rings, pairs, shape: gl.constexpr):
 
 
 @gluon.jit
-def _rows_of(where, start, NUM_KV_HEADS: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr):
+def _rows_of(where, start, BLOCK_ROWS: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr):
     """Rows of the cache at which both halves of a tile begin."""
     p_row, i_kv, end = where
     left = gl.load(p_row + gl.minimum(start, end - 1) // PAGE)
     right = gl.load(p_row + gl.minimum(start + HALF, end - 1) // PAGE)
-    left_row = (left * NUM_KV_HEADS + i_kv) * PAGE + start % PAGE
-    right_row = (right * NUM_KV_HEADS + i_kv) * PAGE + (start + HALF) % PAGE
+    left_row = left * BLOCK_ROWS + i_kv * PAGE + start % PAGE
+    right_row = right * BLOCK_ROWS + i_kv * PAGE + (start + HALF) % PAGE
     return left_row, right_row
 
 

@@ -77,6 +77,7 @@ def _shared_splits(
     p_out,
     qk_scale,
     stride_table,
+    BLOCK_ROWS: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -98,7 +99,10 @@ def _shared_splits(
         [
             (_attend, (rings, items, where, 0, shape)),
             (_attend, (rings, items, where, ROWS // GROUP, shape)),
-            (_copy, (k, v, p_table, p_table_row, stride_table, rings, items, PAGE, shape)),
+            (
+                _copy,
+                (k, v, p_table, p_table_row, stride_table, rings, items, BLOCK_ROWS, PAGE, shape),
+            ),
         ],
         [4, 1],
         [REGISTERS, 24],
@@ -107,7 +111,16 @@ def _shared_splits(
 
 @gluon.jit
 def _copy(
-    k, v, p_table, p_table_row, stride_table, rings, items, PAGE: gl.constexpr, shape: gl.constexpr
+    k,
+    v,
+    p_table,
+    p_table_row,
+    stride_table,
+    rings,
+    items,
+    BLOCK_ROWS: gl.constexpr,
+    PAGE: gl.constexpr,
+    shape: gl.constexpr,
 ):
     p_shared_split, p_shared_row, num_items = items
     NUM_KV_HEADS: gl.constexpr = shape[0]
@@ -122,7 +135,7 @@ def _copy(
         p_row = p_table + gl.load(p_table_row + leader).to(gl.int64) * stride_table
         turn = i_item // gl.num_programs(0) * TILES
         first = i_split * SPLIT
-        ring_shape: gl.constexpr = (NUM_KV_HEADS, PAGE, HALF, STAGES)
+        ring_shape: gl.constexpr = (BLOCK_ROWS, PAGE, HALF, STAGES)
         copy_tiles(
             k, v, p_row, first, first + SPLIT, turn, i_item % NUM_KV_HEADS, rings, ring_shape
         )

@@ -1,8 +1,9 @@
 """Reads a tile of keys and values, in halves, out of KV blocks. Knows nothing about attention.
 
-A cache is [num_blocks, Hk, block_size, D]; a sequence's block table names its blocks in order. All
-values of a cache are finite from its allocation on: bulk copies read to the end of a tile, and what
-lies past a sequence weighs zero.
+A cache is [num_blocks, Hk, block_size, D]; a sequence's block table names its blocks in order. The
+heads of a block lie together, and blocks at any distance: the other layers of a block lie between
+them. All values of a cache are finite from its allocation on: bulk copies read to the end of a
+tile, and what lies past a sequence weighs zero.
 
 Of an fp8 cache (e4m3) two dimensions lie in 16 bits, i below i + D/2, since what loads operands of
 the matrix unit transposes nothing smaller. Kernels take such a cache as int16 [.., D/2] and compute
@@ -20,6 +21,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .online_softmax import HALF, SPLIT, TILE
+
+MAX_ROWS = 1 << 31
+"""Rows that the copy engine counts, all layers between the blocks of a cache included."""
 
 
 def is_paired(cache: torch.Tensor) -> bool:
@@ -39,6 +43,7 @@ def head_constants(q: torch.Tensor, cache: torch.Tensor) -> dict[str, int]:
     group = q.shape[1] // num_kv_heads
     head_dim = q.shape[2]
     return {
+        "BLOCK_ROWS": block_rows(cache),
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,
         "HEAD_DIM": head_dim,
@@ -66,8 +71,22 @@ def bulk_copied(cache: torch.Tensor) -> bool:
     return (
         cache.shape[2] % HALF == 0
         and cache[0].is_contiguous()
-        and cache.stride(0) == cache[0].numel()
+        and cache.stride(0) % cache.shape[3] == 0
+        and len(cache) * block_rows(cache) < MAX_ROWS
     )
+
+
+def block_rows(cache: torch.Tensor) -> int:
+    """Rows of D elements from a block to the next one."""
+    return cache.stride(0) // cache.shape[3]
+
+
+def rows_of(cache: torch.Tensor) -> torch.Tensor:
+    """What the copy engine reads of a cache that is `bulk_copied`: rows [.., D], of which slot s of
+    head h of block b is number b x `block_rows` + h x block_size + s."""
+    num_blocks, num_heads, page, width = cache.shape
+    num_rows = (num_blocks - 1) * block_rows(cache) + num_heads * page
+    return cache.as_strided((num_rows, width), (width, 1))
 
 
 def as_operand(cache: torch.Tensor) -> Any:
@@ -75,7 +94,7 @@ def as_operand(cache: torch.Tensor) -> Any:
     cache = as_pairs(cache)
     if not bulk_copied(cache):
         return cache
-    return TensorDescriptor.from_tensor(cache.view(-1, cache.shape[3]), [HALF, cache.shape[3]])
+    return TensorDescriptor.from_tensor(rows_of(cache), [HALF, cache.shape[3]])
 
 
 @triton.jit
@@ -94,20 +113,20 @@ def load_tile(cache, pages, first, end, shape: tl.constexpr, ON_GPU: tl.constexp
     multiple of HALF: each is a tuple, of two parts of the dimensions with FP8, otherwise of one.
 
     `cache`: keys, values, the row of the block table, the key head, and strides of blocks, heads
-    and slots, in elements of what `as_pairs` gives. `shape`: NUM_KV_HEADS, HEAD_DIM, PAGE, HALF,
+    and slots, in elements of what `as_pairs` gives. `shape`: BLOCK_ROWS, HEAD_DIM, PAGE, HALF,
     BULK and FP8. `pages`, of `pages_of`, count where half a tile lies in one block: a caller that
     loads them a tile ahead spares the copy the wait. Positions from `end` on hold what happens to
     be there, or zero.
     """
     k, v, p_table_row, i_kv, stride_block, stride_head, stride_slot = cache
-    NUM_KV_HEADS: tl.constexpr = shape[0]
+    BLOCK_ROWS: tl.constexpr = shape[0]
     HEAD_DIM: tl.constexpr = shape[1]
     PAGE: tl.constexpr = shape[2]
     HALF: tl.constexpr = shape[3]
     FP8: tl.constexpr = shape[5]
     if shape[4]:
-        left = (pages[0] * NUM_KV_HEADS + i_kv) * PAGE + first % PAGE
-        right = (pages[1] * NUM_KV_HEADS + i_kv) * PAGE + (first + HALF) % PAGE
+        left = pages[0] * BLOCK_ROWS + i_kv * PAGE + first % PAGE
+        right = pages[1] * BLOCK_ROWS + i_kv * PAGE + (first + HALF) % PAGE
         b_k_left = tl.trans(k.load([left, 0]))
         b_k_right = tl.trans(k.load([right, 0]))
         b_v_left = v.load([left, 0])

@@ -167,6 +167,7 @@ def _prefill_tiles(
     stride_head,
     stride_slot,
     stride_table,
+    BLOCK_ROWS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -217,7 +218,7 @@ def _prefill_tiles(
     begin, _ = first_keys(0, clear, WINDOW, SPLIT)
     whole = begin if WINDOW else clear // SPLIT * SPLIT
     cache = (k, v, p_row, i_kv, stride_block, stride_head, stride_slot)
-    tiles: tl.constexpr = (NUM_KV_HEADS, HEAD_DIM, PAGE, HALF, BULK, FP8)
+    tiles: tl.constexpr = (BLOCK_ROWS, HEAD_DIM, PAGE, HALF, BULK, FP8)
     pages = pages_of(p_row, first_keys(0, clear, WINDOW, TILE)[0], end, PAGE, HALF)
     for first in range(begin, whole, SPLIT):
         b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)

@@ -99,6 +99,7 @@ def _shared_splits(
     stride_head,
     stride_slot,
     stride_table,
+    BLOCK_ROWS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -112,7 +113,7 @@ def _shared_splits(
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    tiles: tl.constexpr = (NUM_KV_HEADS, HEAD_DIM, PAGE, HALF, BULK, FP8)
+    tiles: tl.constexpr = (BLOCK_ROWS, HEAD_DIM, PAGE, HALF, BULK, FP8)
     i_kv = tl.program_id(1)
     o_r = tl.arange(0, ROWS)
     o_d = tl.arange(0, HEAD_DIM)

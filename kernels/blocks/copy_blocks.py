@@ -1,4 +1,5 @@
-"""Copies whole KV blocks on the GPU, between the cache and a buffer that crosses to host memory."""
+"""Copies whole KV blocks on a GPU: within its memory, or out of the memory of another process, on
+this GPU or on one that it reaches. Knows nothing about what opens that memory."""
 
 from __future__ import annotations
 
@@ -7,12 +8,9 @@ import triton
 import triton.language as tl
 
 BLOCK = 4096
-
-
-def as_planes(kv_cache: torch.Tensor) -> torch.Tensor:
-    """View of a cache [layers, 2, num_blocks, Hk, block_size, D] of any dtype as int32 [layers x 2,
-    num_blocks, words]."""
-    return kv_cache.flatten(0, 1).flatten(2).view(torch.int32)
+PULL_PROGRAMS = 96
+"""Programs of a launch that pulls. They take their tiles by turns, so that a copy of gigabytes
+leaves multiprocessors to the steps beside it; as many as fill the links between GPUs."""
 
 
 def copy_blocks(
@@ -21,16 +19,29 @@ def copy_blocks(
     source_blocks: torch.Tensor,
     target_blocks: torch.Tensor,
 ) -> None:
-    """Copies block source_blocks[i] of every plane to target_blocks[i], int32 [N] each.
+    """Copies block source_blocks[i] to target_blocks[i], int32 [N] each. source, target int32
+    [num_blocks, words], contiguous, of as many words."""
+    assert source.is_contiguous()
+    assert source.shape[1] == target.shape[1]
+    num_tiles = len(source_blocks) * triton.cdiv(target.shape[1], BLOCK)
+    pull_blocks(source.data_ptr(), target, source_blocks, target_blocks, max(num_tiles, 1))
 
-    source, target int32 [planes, blocks, words] of any strides but for words, which lie together.
-    """
-    assert source.stride(2) == target.stride(2) == 1
-    num_words = source.shape[2]
-    grid = (len(source_blocks), source.shape[0], triton.cdiv(num_words, BLOCK))
-    if grid[0]:
-        strides = *source.stride()[:2], *target.stride()[:2]
-        _copy[grid](source, target, source_blocks, target_blocks, *strides, num_words, BLOCK=BLOCK)
+
+def pull_blocks(
+    address: int,
+    target: torch.Tensor,
+    source_blocks: torch.Tensor,
+    target_blocks: torch.Tensor,
+    num_programs: int = PULL_PROGRAMS,
+) -> None:
+    """As `copy_blocks`, from an address: that of int32 [num_blocks, words], contiguous."""
+    assert target.is_contiguous()
+    num_words = target.shape[1]
+    num_tiles = len(source_blocks) * triton.cdiv(num_words, BLOCK)
+    if num_tiles:
+        grid = (min(num_tiles, num_programs),)
+        blocks = source_blocks, target_blocks
+        _copy[grid](address, target, *blocks, num_words, num_tiles, BLOCK=BLOCK, num_warps=8)
 
 
 def copy_blocks_twin(
@@ -39,33 +50,33 @@ def copy_blocks_twin(
     source_blocks: torch.Tensor,
     target_blocks: torch.Tensor,
 ) -> None:
-    target[:, target_blocks.long()] = source[:, source_blocks.long()]
+    target[target_blocks.long()] = source[source_blocks.long()]
 
 
-# One kernel however the lists of blocks are aligned, which may be parts of longer ones: a
-# compilation would hold up the engine's steps.
-@triton.jit(do_not_specialize_on_alignment=["p_source_block", "p_target_block"])
+# One kernel for any number of blocks, which also decides how the lists of blocks are aligned, and
+# which may be parts of longer ones: a compilation would hold up the engine's steps.
+@triton.jit(
+    do_not_specialize=["num_tiles"],
+    do_not_specialize_on_alignment=["p_source_block", "p_target_block"],
+)
 def _copy(
-    p_source,
+    address,
     p_target,
     p_source_block,
     p_target_block,
-    source_plane,
-    source_block,
-    target_plane,
-    target_block,
     num_words,
+    num_tiles,
     BLOCK: tl.constexpr,
 ):
-    i_pair = tl.program_id(0)
-    i_plane = tl.program_id(1).to(tl.int64)
-    o_w = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    i_source = tl.load(p_source_block + i_pair).to(tl.int64)
-    i_target = tl.load(p_target_block + i_pair).to(tl.int64)
-    inside = o_w < num_words
-    b_words = tl.load(
-        p_source + i_plane * source_plane + i_source * source_block + o_w, mask=inside
-    )
-    tl.store(
-        p_target + i_plane * target_plane + i_target * target_block + o_w, b_words, mask=inside
-    )
+    p_source = tl.multiple_of(address.to(tl.int64).to(tl.pointer_type(tl.int32)), 16)
+    tiles_of_block = tl.cdiv(num_words, BLOCK)
+    for i_tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+        o_w = (i_tile % tiles_of_block) * BLOCK + tl.arange(0, BLOCK)
+        i_pair = i_tile // tiles_of_block
+        i_source = tl.load(p_source_block + i_pair).to(tl.int64)
+        i_target = tl.load(p_target_block + i_pair).to(tl.int64)
+        inside = o_w < num_words
+        # A multiple of the words of a block, of which it is known that they are loaded four at a
+        # time.
+        b_words = tl.load(p_source + i_source * num_words + o_w, mask=inside)
+        tl.store(p_target + i_target * num_words + o_w, b_words, mask=inside)

@@ -105,12 +105,14 @@ def attention(
     softcap: float = 0.0,
 ) -> torch.Tensor:
     """Attention of q [T, Hq, D], contiguous, over kv_cache [2, num_blocks, Hk, block_size, D] of
-    q's dtype; block_size and D divide by 16. Returns [T, Hq, D]. A position sees the last `window`
-    keys, its own included; 0: all up to its own. Scores are capped by tanh to `softcap`; 0: they
-    are not. Keys and values that it does not see may hold any
-    finite numbers."""
-    _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
+    q's dtype, in which the heads of a block lie together; block_size and D divide by 16. Returns
+    [T, Hq, D]. A position sees the last `window` keys, its own included; 0: all up to its own.
+    Scores are capped by tanh to `softcap`; 0: they are not. Keys and values that it does not see
+    may hold any finite numbers."""
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     assert q.is_contiguous()
+    side, block, *within = kv_cache.stride()
+    assert within == [block_size * head_dim, head_dim, 1]
     assert block_size % NUM_LANES == head_dim % NUM_LANES == 0
     assert head_dim <= MAX_HEAD_DIM
     out = torch.empty_like(q)
@@ -120,7 +122,6 @@ def attention(
         q.shape[1] // num_kv_heads,
         head_dim,
         block_size,
-        num_blocks,
     )
     KERNEL(
         q.dtype,
@@ -129,6 +130,7 @@ def attention(
         *(q.data_ptr(), kv_cache.data_ptr(), out.data_ptr()),
         *plan.addresses,
         *sizes,
+        *(side, block),
         float_bits(scale),
         window,
         float_bits(softcap),
@@ -153,7 +155,7 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
     p_q = p_scratch
     p_out = p_scratch + _ROWS_SIZE
     p_scores = p_scratch + 2 * _ROWS_SIZE
-    scale = splat(float32_at(address_of(arguments, 11)))
+    scale = splat(float32_at(address_of(arguments, 12)))
     for j in range(ROWS):
         # Where there are fewer rows, the last is computed again and thrown away.
         row = min(first + j, last)
@@ -169,7 +171,7 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
             store(p_out + (j * head_dim + d) * 4, splat(F32(0)), F32_ELEMENT)
         _put_state(p_scratch, j, F32(_NOTHING), F32(0))
     num_keys = start + last // group + 1
-    window = argument(arguments, 12)
+    window = argument(arguments, 13)
     # The first key that any row of the tile sees. Chunks lie where they lie without a window: what
     # is skipped of them weighs zero, so a row's bits do not depend on the rows beside it.
     oldest = max(start + first // group + 1 - window, 0) if window else 0
@@ -205,10 +207,13 @@ def _row(first_token: int, row: int, head: int, num_kv_heads: int, group: int) -
 
 
 @njit
-def _line(arguments: int, p_table: int, head: int, key: int, is_value: int) -> Any:
-    """Index of the key's block and head in the cache, seen as [2 x num_blocks x Hk, …]."""
-    block = int32_at(p_table + key // argument(arguments, 9) * 4)
-    return (is_value * argument(arguments, 10) + block) * argument(arguments, 6) + head
+def _head_of(arguments: int, p_table: int, head: int, key: int, is_value: int) -> Any:
+    """Index of the first element of the head in the key's block."""
+    head_dim = argument(arguments, 8)
+    block_size = argument(arguments, 9)
+    block = int32_at(p_table + key // block_size * 4)
+    first = is_value * argument(arguments, 10) + block * argument(arguments, 11)
+    return first + head * block_size * head_dim
 
 
 @njit
@@ -228,18 +233,16 @@ def _score(
     highest of each row."""
     head_dim = argument(arguments, 8)
     block_size = argument(arguments, 9)
-    window = argument(arguments, 12)
+    window = argument(arguments, 13)
     width = head_dim * 4
-    is_capped = argument(arguments, 14)
-    softcap = splat(float32_at(address_of(arguments, 13)))
+    is_capped = argument(arguments, 15)
+    softcap = splat(float32_at(address_of(arguments, 14)))
     hidden = splat(F32(_HIDDEN))
     zero = splat(F32(0))
     highest_0 = highest_1 = highest_2 = highest_3 = hidden
     for at in range(begin, count, NUM_LANES):
-        line = _line(arguments, p_table, head, key + at, 0)
-        p_k = argument(arguments, 1) + (
-            line * head_dim * block_size + (key + at) % block_size
-        ) * size_of(element)
+        first = _head_of(arguments, p_table, head, key + at, 0)
+        p_k = argument(arguments, 1) + (first + (key + at) % block_size) * size_of(element)
         # Two sums a row, one of even and one of odd dimensions: a sum has to wait for itself.
         a_0 = a_1 = a_2 = a_3 = b_0 = b_1 = b_2 = b_3 = zero
         for d in range(0, head_dim, 2):
@@ -334,12 +337,9 @@ def _add_values(
         a_3 = load(p_o + 3 * width, F32_ELEMENT)
         b_0 = b_1 = b_2 = b_3 = zero
         for at in range(begin, count, NUM_LANES):
-            line = _line(arguments, p_table, head, key + at, 1)
-            p_v = (
-                argument(arguments, 1)
-                + (line * block_size + (key + at) % block_size) * stride
-                + d * size_of(element)
-            )
+            first = _head_of(arguments, p_table, head, key + at, 1)
+            p_v = argument(arguments, 1) + (first + d) * size_of(element)
+            p_v += (key + at) % block_size * stride
             for lane in range(0, NUM_LANES, 2):
                 v = load(p_v + lane * stride, element)
                 p = p_weights + (at + lane) * 4

@@ -37,14 +37,17 @@ def qk_norm_rope_store_kv(
 ) -> torch.Tensor:
     """Stores keys and values and returns the queries [T, Hq, D]. qkv [T, (Hq + 2 Hk) D] contiguous,
     positions and slots int64 [T], cos_sin float32 [positions, D], D divides by 16; kv_cache [2,
-    num_blocks, Hk, block_size, D] takes keys and values; q_norm and k_norm [D] are of qkv's dtype
+    num_blocks, Hk, block_size, D], in which the heads of a block lie together, takes keys and
+    values; q_norm and k_norm [D] are of qkv's dtype
     or float32. `pairs`: those that rotate, whose numbers stay in their places; None: halves of a
     head."""
-    _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     num_tokens = qkv.shape[0]
     num_heads = qkv.shape[1] // head_dim
     num_q_heads = num_heads - 2 * num_kv_heads
     assert qkv.is_contiguous()
+    side, block, *within = kv_cache.stride()
+    assert within == [block_size * head_dim, head_dim, 1]
     assert positions.dtype == slots.dtype == torch.int64
     assert cos_sin.dtype == torch.float32
     assert head_dim % NUM_LANES == 0
@@ -54,7 +57,7 @@ def qk_norm_rope_store_kv(
     q = qkv.new_empty(num_tokens, num_q_heads, head_dim)
     tensors = (qkv, positions, slots, cos_sin, kv_cache, bias, q_norm, k_norm, q)
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-    sizes = (num_q_heads, num_kv_heads, head_dim, block_size, num_blocks)
+    sizes = (num_q_heads, num_kv_heads, head_dim, block_size, side, block)
     pairs = pairs or RotaryPairs(head_dim)
     kernel = KERNEL if q_norm is None or q_norm.dtype == qkv.dtype else WIDE_KERNEL
     kernel(
@@ -114,7 +117,7 @@ def _norm(arguments: int, p_weight: int, p_scratch: int, head_dim: int, element:
     for d in range(0, head_dim, NUM_LANES):
         x = load(p_scratch + d * 4, F32_ELEMENT)
         squares = fma(x, x, squares)
-    eps = float32_at(address_of(arguments, 14))
+    eps = float32_at(address_of(arguments, 15))
     scale = splat(F32(1) / math.sqrt(sum_of(squares) / F32(head_dim) + eps))
     for d in range(0, head_dim, NUM_LANES):
         x = mul(load(p_scratch + d * 4, F32_ELEMENT), scale)
@@ -127,8 +130,8 @@ def _norm(arguments: int, p_weight: int, p_scratch: int, head_dim: int, element:
 def _rotate(arguments: int, p_scratch: int, p_cos_sin: int, head_dim: int) -> None:
     # Numbers are processed one at a time: half a head need not fill the lanes.
     half = head_dim * 2
-    width = argument(arguments, 15) * 2
-    is_interleaved = argument(arguments, 16)
+    width = argument(arguments, 16) * 2
+    is_interleaved = argument(arguments, 17)
     for at in range(0, width, 4):
         p_low = p_scratch + (2 * at if is_interleaved else at)
         p_high = p_low + (4 if is_interleaved else width)
@@ -146,25 +149,24 @@ def _keep(arguments: int, i: int, kv_head: int, p_scratch: int, element: Any) ->
     num_kv_heads = argument(arguments, 10)
     head_dim = argument(arguments, 11)
     block_size = argument(arguments, 12)
-    num_blocks = argument(arguments, 13)
     slot = int64_at(argument(arguments, 2) + i * 8)
     block = slot // block_size
     offset = slot % block_size
     is_value = kv_head >= num_kv_heads
-    line = (
-        (num_blocks + block) * num_kv_heads + kv_head - num_kv_heads
-        if is_value
-        else block * num_kv_heads + kv_head
-    )
-    p_line = argument(arguments, 4) + line * block_size * head_dim * size_of(element)
+    first = block * argument(arguments, 14)
+    if is_value:
+        first += argument(arguments, 13)
+        kv_head -= num_kv_heads
+    first += kv_head * block_size * head_dim
+    p_head = argument(arguments, 4) + first * size_of(element)
     if is_value:
         for d in range(0, head_dim, NUM_LANES):
-            at = p_line + (offset * head_dim + d) * size_of(element)
+            at = p_head + (offset * head_dim + d) * size_of(element)
             store(at, load(p_scratch + d * 4, F32_ELEMENT), element)
     else:
         for d in range(head_dim):
             put(
-                p_line + (d * block_size + offset) * size_of(element),
+                p_head + (d * block_size + offset) * size_of(element),
                 float32_at(p_scratch + d * 4),
                 element,
             )

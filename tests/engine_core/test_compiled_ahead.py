@@ -28,6 +28,7 @@ from headwater.engine_core.executor import DrawPlan, Int32Array
 from headwater.engine_core.executors.build.cuda_drafting import LoadedModel
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank
 from headwater.engine_core.executors.entry.device_rows import DeviceGains
+from headwater.engine_core.executors.model.kv_blocks import KvBlocks, KvLayout
 from headwater.engine_core.executors.ranks.rank_place import RankPlace
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.executors.step_executor import StepExecutor
@@ -224,13 +225,13 @@ def executor(
     loaded = LoadedModel(MODEL, weights, kv_dtype, is_tree)
     loaded = loaded_rank(weights, kv_dtype, num_ranks) if num_ranks > 1 else loaded
     decoder = loaded.on(platform, config.max_model_len)
-    num_heads = MODEL.num_kv_heads // num_ranks
-    shape = (MODEL.num_layers, 2, config.num_blocks, num_heads, config.block_size, MODEL.head_dim)
+    layout = KvLayout(MODEL.num_layers, MODEL.num_kv_heads // num_ranks, MODEL.head_dim, kv_dtype)
+    device = platform.device
     with CompileAhead(platform.device, num_cores=2) as ahead:
         ahead.note(partial(platform.launch_own_products, weights))
-        caches = [torch.zeros(shape, dtype=kv_dtype)]
+        blocks = KvBlocks.allocated([layout], config.num_blocks, config.block_size, device)
         parts = loaded.parts(
-            decoder, platform, config, caches, swapper=None, make=None, looks_at_all=False
+            decoder, platform, config, blocks, swapper=None, make=None, looks_at_all=False
         )
         ahead.note(parts.rehearse)
     return parts.executor()

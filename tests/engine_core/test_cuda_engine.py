@@ -13,6 +13,7 @@ from headwater.engine_core.executors.entry.cuda_entry import CudaEntry
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.attention.hopper_attention import is_hopper
+from tests.engine_core.made_blocks import blocks_of
 from tests.engine_core.small_models import (
     FAMILIES,
     SHAPE,
@@ -202,7 +203,7 @@ def test_steps_wait_for_what_an_executor_is_made_of(
         return entry
 
     monkeypatch.setattr(cuda_parts, "CudaEntry", slowly)
-    parts = CudaParts(model.decoder, model.platform, one.config, [model.kv_cache])
+    parts = CudaParts(model.decoder, model.platform, one.config, blocks_of(model.kv_cache))
     parts.executor()
     assert not parts.device._stream.query()
     torch.cuda.synchronize()

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import Int32Array, SwapPlan
+from headwater.engine_core.executors.model.kv_blocks import KvBlocks
 from headwater.engine_core.executors.tiers import cuda_swapper
 from headwater.engine_core.executors.tiers.block_part import BlockPart
-from headwater.engine_core.executors.tiers.cuda_swapper import CudaSwapper, staged_blocks
+from headwater.engine_core.executors.tiers.cuda_swapper import CudaSwapper
 from headwater.engine_core.executors.tiers.locked_slots import RankSlots
 from headwater.engine_core.executors.tiers.save_queue import MOST_ON_WAY
 from headwater.engine_core.system.ring import anonymous_memory
+from tests.engine_core.made_blocks import blocks_of
 from tests.polling import holds_within
 
 pytestmark = pytest.mark.gpu
@@ -27,19 +29,23 @@ NONE = np.empty(0, np.int32)
 
 
 @pytest.fixture
-def cache() -> torch.Tensor:
+def blocks() -> KvBlocks:
     torch.manual_seed(0)
-    return torch.randn(3, 2, NUM_BLOCKS, 2, 16, 64, device="cuda").bfloat16()
+    return blocks_of(torch.randn(3, 2, NUM_BLOCKS, 2, 16, 64, device="cuda").bfloat16())
+
+
+@pytest.fixture
+def cache(blocks: KvBlocks) -> torch.Tensor:
+    return blocks.kv_caches[0]
 
 
 @pytest.fixture(params=[1, 3, 1000], ids=lambda n: f"{n} at once")
 def swapper(
-    request: pytest.FixtureRequest, cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, blocks: KvBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CudaSwapper]:
-    block_bytes = cache[:, :, 0].nbytes
-    monkeypatch.setattr(cuda_swapper, "STAGING_BYTES", request.param * block_bytes)
-    assert staged_blocks(block_bytes) == request.param
-    with closing(CudaSwapper([cache], NUM_SLOTS)) as made:
+    monkeypatch.setattr(cuda_swapper, "PART_BYTES", request.param * blocks.memory[0].nbytes)
+    with closing(CudaSwapper(blocks, NUM_SLOTS)) as made:
+        assert made.blocks_of_part == request.param
         # Memory that stays locked when it is freed fails copies of later tests.
         yield made
         torch.cuda.synchronize()
@@ -49,14 +55,15 @@ DELAY_CYCLES = 400_000_000
 """A fifth of a second."""
 
 
-def test_copies_wait_for_what_a_swapper_is_made_of(
-    cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+def test_copies_wait_for_what_filled_the_blocks_before_the_swapper_was_made(
+    blocks: KvBlocks, cache: torch.Tensor
 ) -> None:
-    """Its buffers and their order are filled on another stream than copies run on."""
-    monkeypatch.setattr(cuda_swapper, "STAGING_BYTES", 3 * cache[:, :, 0].nbytes)
+    """They run on streams of their own."""
     before = cache.clone()
+    cache.zero_()
     torch.cuda._sleep(DELAY_CYCLES)
-    swapper = CudaSwapper([cache], NUM_SLOTS)
+    cache.copy_(before)
+    swapper = CudaSwapper(blocks, NUM_SLOTS)
     swapper.swap(out([4, 9, 2, 30, 7], [10, 11, 12, 3, 50]))
     assert holds_within(lambda: swapper.num_saved == 5, 10.0)
     cache.zero_()
@@ -86,10 +93,11 @@ def wait(swapper: CudaSwapper, num_loaded: int) -> None:
         assert attempt < 1_000_000, "blocks do not come"
 
 
-def test_a_block_has_planes_of_several_caches(cache: torch.Tensor) -> None:
-    other = torch.randn(2, 2, NUM_BLOCKS, 3, 16, 32, device="cuda")
+def test_a_block_has_keys_and_values_of_several_caches(cache: torch.Tensor) -> None:
+    blocks = blocks_of(cache, torch.randn(2, 2, NUM_BLOCKS, 3, 16, 32, device="cuda"))
+    cache, other = blocks.kv_caches
     before = cache.clone(), other.clone()
-    swapper = CudaSwapper([cache, other], NUM_SLOTS)
+    swapper = CudaSwapper(blocks, NUM_SLOTS)
     swapper.swap(out([4, 9, 2], [10, 11, 3]))
     assert holds_within(lambda: swapper.num_saved == 3, 10.0)
     cache.zero_()
@@ -145,7 +153,7 @@ def test_blocks_and_slots_of_copies_that_are_held_are_safe(
     stream = torch.cuda.Stream()
     leaving = list(range(1, NUM_BLOCKS))
     torch.cuda.synchronize()
-    with torch.cuda.stream(swapper._out.stream):
+    with torch.cuda.stream(swapper._out):
         torch.cuda._sleep(DELAY_CYCLES)
     swapper.swap(out(leaving, leaving))
     with torch.cuda.stream(stream):
@@ -166,14 +174,14 @@ def test_blocks_and_slots_of_copies_that_are_held_are_safe(
 def test_a_swapper_may_be_closed_while_copies_out_are_held(
     cache: torch.Tensor, swapper: CudaSwapper
 ) -> None:
-    with torch.cuda.stream(swapper._out.stream):
+    with torch.cuda.stream(swapper._out):
         torch.cuda._sleep(DELAY_CYCLES)
     swapper.swap(out(list(range(1, NUM_BLOCKS)), list(range(1, NUM_BLOCKS))))
     swapper._saves.close()
     slots = swapper.slots.copy()
     torch.cuda.synchronize()
     assert np.array_equal(swapper.slots, slots)
-    assert swapper.num_saved <= MOST_ON_WAY * len(swapper._out.words)
+    assert swapper.num_saved <= MOST_ON_WAY * swapper.blocks_of_part
 
 
 def test_a_block_that_is_leaving_may_be_filled_by_the_same_plan(
@@ -222,16 +230,17 @@ def test_a_slot_can_be_read_once_its_block_has_left(
 @pytest.mark.parametrize(
     "stages", [[range(6)], [range(2), range(2, 6)]], ids=["all layers", "stages"]
 )
-@pytest.mark.parametrize("num_staged", [3, 1000])
+@pytest.mark.parametrize("num_together", [3, 1000])
 def test_the_parts_of_ranks_make_the_block_of_one_process(
-    cache: torch.Tensor, stages: list[range], num_staged: int, monkeypatch: pytest.MonkeyPatch
+    blocks: KvBlocks, stages: list[range], num_together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks share the slots. In this process each has a mapping of its own, as in one of its
     own."""
-    monkeypatch.setattr(cuda_swapper, "STAGING_BYTES", num_staged * cache[:, :, 0].nbytes)
+    monkeypatch.setattr(cuda_swapper, "PART_BYTES", num_together * blocks.memory[0].nbytes)
+    (cache,) = blocks.kv_caches
     out_plan = out([4, 9, 2, 30, 7], [10, 11, 12, 3, 50])
     in_plan = back([50, 10, 11, 12, 3], [1, 20, 21, 22, 5])
-    with closing(CudaSwapper([cache], NUM_SLOTS)) as alone, ExitStack() as ranks:
+    with closing(CudaSwapper(blocks, NUM_SLOTS)) as alone, ExitStack() as ranks:
         alone.swap(out_plan)
         assert holds_within(lambda: alone.num_saved == 5, 10.0)
         memory = anonymous_memory("slots", alone.slots.nbytes)
@@ -243,10 +252,11 @@ def test_the_parts_of_ranks_make_the_block_of_one_process(
                 )
                 part = BlockPart(num_planes=6, planes=planes, num_heads=2, heads=heads)
                 layers = slice(planes.start // 2, planes.stop // 2)
-                own = cache[layers, :, :, heads.start : heads.stop].clone()
+                own_blocks = blocks_of(cache[layers, :, :, heads.start : heads.stop])
+                (own,) = own_blocks.kv_caches
                 before = own.clone()
                 rank = ranks.enter_context(
-                    closing(CudaSwapper([own], NUM_SLOTS, RankSlots(slots, part)))
+                    closing(CudaSwapper(own_blocks, NUM_SLOTS, RankSlots(slots, part)))
                 )
                 rank.measure()
                 assert rank.seconds_per_block > 0

@@ -16,11 +16,7 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import DirectCopies, DirectCopy
-from headwater.engine_core.executors.model.new_cache import cache_in
-from headwater.engine_core.executors.model.shared_kv import SharedMemory
-from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
-from headwater.kernels.blocks.copy_blocks import as_planes
-from tests.engine_core.direct_copy_owner import SHAPES, contents
+from tests.engine_core.direct_copy_owner import contents, shared
 from tests.polling import holds_within
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -62,22 +58,8 @@ def lender() -> Iterator[Callable[[str], Owner]]:
 
 def own(device: str, num_blocks: int = 7) -> tuple[list[torch.Tensor], DirectCopies]:
     """Caches of this process, with another number of blocks, and what copies into them."""
-    caches = contents(OWN, num_blocks)
-    copies = None
-    if device == "cpu":
-        memory = SharedMemory()
-        shared = [cache_in(memory)(each.shape, each.dtype, each.device) for each in caches]
-        for mine, each in zip(shared, caches, strict=True):
-            mine.copy_(each)
-        caches = shared
-        copies = MemorySwapper.of(shared, 1, memory).direct_copies
-    else:
-        from headwater.engine_core.executors.tiers.cuda_direct_copies import CudaDirectCopies  # noqa: PLC0415
-
-        caches = [each.cuda() for each in caches]
-        copies = CudaDirectCopies([as_planes(each) for each in caches], lambda stream, blocks: None)
-    assert copies is not None
-    return caches, copies
+    blocks, copies = shared(contents(OWN, num_blocks), torch.device(device))
+    return blocks.kv_caches, copies
 
 
 def ints(values: Sequence[int]) -> Any:
@@ -174,4 +156,4 @@ def test_an_engine_that_shares_nothing_has_an_empty_handle() -> None:
     _, copies = own("cpu")
     with pytest.raises(OSError, match="another host"):
         copies.copy(b"", ints([1]), ints([1]))
-    assert len(SHAPES) == len(json.loads(copies.handle)["pieces"])
+    assert json.loads(copies.handle)["num_blocks"] == 7

@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.engine_core.executors.tiers.save_queue import (
-    MOST_ON_WAY,
-    Launched,
-    SavePart,
-    SaveQueue,
-)
+from headwater.engine_core.executors.tiers.save_queue import MOST_ON_WAY, SavePart, SaveQueue
 from tests.polling import holds_within
 
 NUM_BLOCKS = 30
@@ -53,9 +48,9 @@ class Device:
     def __init__(self) -> None:
         self.blocks = np.arange(NUM_BLOCKS)
         self.slots = np.zeros(NUM_SLOTS, int)
-        self.launched: list[tuple[SavePart, Launched]] = []
+        self.launched: list[tuple[SavePart, Event]] = []
         self.most_on_way = 0
-        self._waiting: deque[tuple[SavePart, Any]] = deque()
+        self._waiting: deque[tuple[SavePart, Event]] = deque()
         self._changed = threading.Lock()
 
     def part(self, blocks: Sequence[int], slots: Sequence[int]) -> SavePart:
@@ -63,23 +58,22 @@ class Device:
         made.append(SavePart(places(*blocks), places(*slots), lambda: self._launch(made[0])))
         return made[0]
 
-    def _launch(self, part: SavePart) -> Launched:
-        events: Any = Launched(Event(self), Event(self))  # type: ignore[arg-type]  # as much of events as is used
+    def _launch(self, part: SavePart) -> Any:
+        event = Event(self)
         with self._changed:
-            self.launched.append((part, events))
-            self._waiting.append((part, events))
+            self.launched.append((part, event))
+            self._waiting.append((part, event))
             self.most_on_way = max(self.most_on_way, len(self._waiting))
-        return events  # type: ignore[no-any-return]
+        return event
 
     def end_next(self) -> bool:
         """Copies the oldest part on its way. Whether there is one."""
         with self._changed:
             if not self._waiting:
                 return False
-            part, events = self._waiting.popleft()
+            part, event = self._waiting.popleft()
             self.slots[part.slots] = self.blocks[part.blocks]
-            events.read.has_passed.set()
-            events.written.has_passed.set()
+            event.has_passed.set()
         return True
 
     @property
@@ -154,7 +148,7 @@ def test_a_block_that_is_written_is_launched_and_nothing_behind_it(
     assert steps.awaited == []
     queue.let_wait_for_reads(steps, places(9, 15, 2))
     assert device.launched_blocks == [[number, number + 10] for number in range(1, 6)]
-    assert steps.awaited == [device.launched[4][1].read]
+    assert steps.awaited == [device.launched[4][1]]
 
 
 def test_a_slot_that_is_read_is_whole(device: Device, queue: SaveQueue) -> None:
@@ -162,9 +156,9 @@ def test_a_slot_that_is_read_is_whole(device: Device, queue: SaveQueue) -> None:
     loads: Any = Stream()
     queue.let_wait_for_writes(loads, places(5))
     queue.let_wait_for_writes(loads, places(41))
-    assert loads.awaited == [device.launched[0][1].written]
+    assert loads.awaited == [device.launched[0][1]]
     queue.let_wait_for_writes(loads, places(43, 40))
-    assert loads.awaited[1:] == [device.launched[2][1].written]
+    assert loads.awaited[1:] == [device.launched[2][1]]
 
 
 def test_nobody_waits_for_what_has_ended(device: Device, queue: SaveQueue) -> None:
@@ -179,7 +173,7 @@ def test_nobody_waits_for_what_has_ended(device: Device, queue: SaveQueue) -> No
     # The block has other contents by now.
     queue.add([device.part([4], [49])])
     queue.let_wait_for_reads(steps, places(4))
-    assert steps.awaited == [device.launched[1][1].read]
+    assert steps.awaited == [device.launched[1][1]]
 
 
 def test_closing_drops_what_is_held_and_waits_for_what_is_on_its_way() -> None:

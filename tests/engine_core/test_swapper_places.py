@@ -23,13 +23,15 @@ def places(*numbers: int) -> Any:
     return np.array(numbers, np.int32)
 
 
-def test_neighbours_are_one_copy() -> None:
-    assert [
-        (at.start, at.stop, run.start, run.stop) for at, run in _runs(places(5, 6, 7, 2, 9, 10))
-    ] == [
-        (0, 3, 5, 8),
-        (3, 4, 2, 3),
-        (4, 6, 9, 11),
+def test_neighbours_in_both_places_are_one_copy() -> None:
+    blocks = places(5, 6, 7, 2, 9, 10, 20)
+    slots = places(1, 2, 3, 4, 5, 7, 8)
+    assert [(own.start, own.stop, run.start, run.stop) for own, run in _runs(blocks, slots)] == [
+        (5, 8, 1, 4),
+        (2, 3, 4, 5),
+        (9, 10, 5, 6),
+        (10, 11, 7, 8),
+        (20, 21, 8, 9),
     ]
 
 

@@ -15,6 +15,7 @@ from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executor import SwapPlan
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.made_blocks import blocks_of
 from tests.engine_core.small_models import Answer, SmallEngine, convert, greedy, random_checkpoint
 from tests.long_values import long_but
 
@@ -124,14 +125,16 @@ def test_less_than_a_block_is_refused(folder: Path, tmp_path: Path) -> None:
         SmallEngine(folder, kv_disk_dir=tmp_path, kv_disk_memory=100)
 
 
-def test_the_swapper_of_a_cpu_copies_every_plane_of_every_cache() -> None:
+def test_the_swapper_of_a_cpu_copies_every_layer_of_every_cache() -> None:
     generator = torch.Generator().manual_seed(0)
     caches = [
         torch.randn((layers, 2, 9, heads, 16, 8), generator=generator).to(dtype)
         for layers, heads, dtype in ((3, 2, torch.bfloat16), (1, 1, torch.float32))
     ]
     before = [cache.clone() for cache in caches]
-    swapper = MemorySwapper.of(caches, 4)
+    blocks = blocks_of(*caches)
+    caches = blocks.kv_caches
+    swapper = MemorySwapper.of(blocks.memory, 4)
     none = np.empty(0, np.int32)
     words = lambda *values: np.array(values, np.int32)  # noqa: E731
     swapper.swap(

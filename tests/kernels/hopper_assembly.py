@@ -24,7 +24,7 @@ from headwater.kernels.attention import (
     hopper_decode_splits,
 )
 from headwater.kernels.attention.online_softmax import HALF, SPLIT, TILE
-from headwater.kernels.blocks import pull_blocks
+from headwater.kernels.blocks import copy_blocks
 from headwater.kernels.gemm import (
     hopper_block_gemm,
     hopper_few_rows_gemm,
@@ -59,6 +59,8 @@ SCALARS = {"qk_scale": "fp32", "stride_table": "i32", "num_rows": "i32"}
 TYPES = dict.fromkeys(INTS, "*i32") | dict.fromkeys(("p_q", "p_out"), "*bf16") | SCALARS
 TYPES |= dict.fromkeys(("p_partial_acc", "p_partial_ml"), "*fp32")
 SHAPE = {"GROUP": 3, "PAGE": 64, "SPLIT": SPLIT, "DEPENDENT": True}
+BLOCK_ROWS = 36 * 2 * 3 * 64
+"""Rows of a block of 36 layers."""
 TOKEN_SCALES = dict.fromkeys(("p_x_scales", "p_weight_scales"), "*fp32")
 SCALES = {"fp16": gl.float16, "bf16": gl.bfloat16}
 HEADS = ((1, 64), (1, 128), (2, 128))
@@ -117,7 +119,8 @@ def with_rings(kernel: Any, keys_per_copy: int, constants: Mapping[str, Any], he
         | {"k": ring, "v": ring}
         | {name: each for name, each in constants.items() if isinstance(each, str)}
     )
-    values = SHAPE | {"NUM_KV_HEADS": 3, "HEAD_DIM": head_dim} | constants
+    values = SHAPE | {"BLOCK_ROWS": BLOCK_ROWS, "NUM_KV_HEADS": 3, "HEAD_DIM": head_dim}
+    values |= constants
     return compiled(
         kernel, types, {name: values[name] for name in values.keys() - types.keys()}, GluonASTSource
     )
@@ -130,6 +133,7 @@ def any_gpu(num_kv_heads: int, head_dim: int, *, folds: bool = False) -> str:
     )
     values = SHAPE | {"NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim, "stride_slot": head_dim}
     values |= {
+        "BLOCK_ROWS": BLOCK_ROWS,
         "TILE": TILE,
         "HALF": HALF,
         "FP8": False,
@@ -369,12 +373,12 @@ def drafts() -> dict[str, str]:
 
 def pull() -> str:
     """The kernel of `pull_blocks` as it is launched for blocks of a multiple of 16 words."""
-    kernel = pull_blocks._pull
-    constants = {"BLOCK": pull_blocks.BLOCK}
+    kernel = copy_blocks._copy
+    constants = {"BLOCK": copy_blocks.BLOCK}
     pointers = [name for name in kernel.arg_names if name.startswith("p_")]
     integers = [name for name in kernel.arg_names if name not in (*pointers, *constants, "address")]
     types = dict.fromkeys(pointers, "*i32") | dict.fromkeys(integers, "i32") | {"address": "i64"}
-    unknown = {each.name for each in kernel.params if each.do_not_specialize} | {"num_planes"}
+    unknown = {each.name for each in kernel.params if each.do_not_specialize}
     multiples = [name for name in integers if name not in unknown]
     return str(built(kernel, types, constants, ASTSource, multiples, num_warps=8).asm["ptx"])
 

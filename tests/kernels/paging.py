@@ -50,6 +50,19 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) if a.is_cuda else relative_error(a, b) < 2e-3
 
 
+def beside_other_layers(
+    k_cache: torch.Tensor, v_cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same keys and values, [num_blocks, Hk, block_size, D] each, as the middle one of three
+    layers whose caches lie together block by block."""
+    num_blocks, *rest = k_cache.shape
+    memory = torch.full((num_blocks, 3, 2, *rest), POISON, device=k_cache.device)
+    blocks = memory.to(k_cache.dtype)
+    blocks[:, 1, 0] = k_cache
+    blocks[:, 1, 1] = v_cache
+    return blocks[:, 1, 0], blocks[:, 1, 1]
+
+
 @dataclass(slots=True)
 class PagedBatch:
     """Sequences over one shuffled cache; `share` names how many first blocks each has in common
@@ -90,6 +103,7 @@ class PagedBatch:
         else:
             self.k_cache = k.bfloat16()
             self.v_cache = v.bfloat16()
+        self.k_cache, self.v_cache = beside_other_layers(self.k_cache, self.v_cache)
         # One more table row than sequences, in another order, so that a confusion of rows shows.
         ids = (torch.randperm(num_blocks - 1, generator=self.generator, device=device) + 1).int()
         self.block_tables = torch.zeros(

@@ -51,7 +51,7 @@ class RowByRow(ReferencePlatform):
 def device(platform: type, flags: Capabilities = cpu.capabilities, **hooks: Any) -> Device:
     """A platform as a module that offers it."""
     module = SimpleNamespace(
-        api=1,
+        api=2,
         name="odd",
         capabilities=replace(
             flags, size_multiple=1, linear_kinds=("dense",), max_head_dim=64, parallel=False
@@ -250,7 +250,7 @@ def test_hooks_are_checked_where_their_flags_are_set() -> None:
         return lambda: result
 
     def copy_blocks(source: Any, target: Any, sources: Any, targets: Any) -> None:
-        target[:, targets.long()] = source[:, sources.long()]
+        target[targets.long()] = source[sources.long()]
 
     def hooks_failing(**hooks: Any) -> set[str]:
         lines = operation_lines(device(RowByRow, flags, **hooks), "float32", ("hooks",))

@@ -172,7 +172,7 @@ def test_the_check_of_a_wrong_platform_fails_with_the_name_of_its_operation(
         (("--device=tulip",), "device is 'tulip'; allowed: auto or cuda or cpu or plain"),
         (
             ("--device=second",),
-            "api of the platform 'second' is 2; allowed: 1, the version of this Headwater",
+            "api of the platform 'second' is 1; allowed: 2, the version of this Headwater",
         ),
         (
             ("--device=plain", "--dtype=int3"),
@@ -194,7 +194,7 @@ def test_what_cannot_be_checked_is_said_in_one_line(
 ) -> None:
     if flags == ("--device=second",):
         install(
-            tmp_path, "second", "from headwater_platform_plain import *\nname, api = 'second', 2\n"
+            tmp_path, "second", "from headwater_platform_plain import *\nname, api = 'second', 1\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
     assert status(monkeypatch, *flags) == 1
@@ -210,7 +210,7 @@ def test_the_installed_platform_passes_the_whole_check(plain_site: Path) -> None
     assert told["passed"]
     assert (told["distribution"], told["api"], told["model"]) == (
         "headwater-platform-plain",
-        1,
+        2,
         "smollm2-135m-instruct",
     )
     assert {row["operation"] for row in told["operations"]} >= {

@@ -81,12 +81,12 @@ def test_auto_is_never_a_platform_of_another_distribution(site: Path) -> None:
     ("source", "sentence"),
     [
         (
-            WHOLE.replace("api, ", "") + "name = 'odd'\napi = 2\n",
-            "api of the platform 'odd' is 2; allowed: 1, the version of this Headwater",
+            WHOLE.replace("api, ", "") + "name = 'odd'\napi = 1\n",
+            "api of the platform 'odd' is 1; allowed: 2, the version of this Headwater",
         ),
         (
             WHOLE.replace("api, ", "") + "name = 'odd'\n",
-            "api of the platform 'odd' is None; allowed: 1",
+            "api of the platform 'odd' is None; allowed: 2",
         ),
         (
             WHOLE.replace("environment, is_available, ", "is_available, ") + "name = 'odd'\n",

@@ -69,7 +69,7 @@ def copy_slowly(patch: pytest.MonkeyPatch) -> None:
     turns = count()
 
     def copy_late(
-        copies: SharedCopies, copy: SharedCopy, theirs: list[UInt8Array], source: int, target: int
+        copies: SharedCopies, copy: SharedCopy, theirs: UInt8Array, source: int, target: int
     ) -> None:
         # Others have time to take the blocks.
         if next(turns) % 8:

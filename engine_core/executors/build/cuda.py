@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,8 +21,9 @@ from ...system.usable_cores import usable_cores
 from ..device.step_shapes import StepShape, probed_rows
 from ..entry.cuda_entry import SentStep
 from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
+from ..model.kv_blocks import KvBlocks
 from ..step_executor import StepExecutor
-from ..tiers.cuda_swapper import CudaSwapper, staged_blocks
+from ..tiers.cuda_swapper import CudaSwapper
 from .cuda_drafting import Drafting, HeadsDrafting, LoadedHeads, LoadedModel, ModelDrafting
 from .gpu_memory import GB, SPARE_BYTES, Memory, measure
 
@@ -47,25 +47,21 @@ def build_cuda_executor(
     weights = served.weights
     platform = served.platform(config)
     decoder = served.on(platform, config.max_model_len)
-    planes = [served.planes]
+    layouts = [served.kv_layout]
     drafting = _drafting(served, draft, heads, decoder, platform, config)
     if drafting is not None:
-        planes += drafting.planes
-    block_bytes = sum(each.block_bytes(block_size) for each in planes)
+        layouts += drafting.kv_layouts
+    block_bytes = sum(each.block_bytes(block_size) for each in layouts)
     with CompileAhead(device, usable_cores()) as ahead:
         if platform.probes(weights):
             ahead.note(partial(platform.launch_probe, weights))
         inputs = LayerInputs(() if heads is None else heads.config.input_layers)
         memory = measure(
-            decoder, platform, served.planes, config, ahead, inputs, has_head=served.has_head
+            decoder, platform, served.kv_layout, config, ahead, inputs, has_head=served.has_head
         )
         if drafting is not None:
             # One computes after the other.
             memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
-        if config.num_swap_slots:
-            memory = replace(
-                memory, weights=memory.weights + 2 * staged_blocks(block_bytes) * block_bytes
-            )
         log.info("gpu memory: %s", memory)
         num_blocks = config.num_blocks
         if not is_sized:
@@ -83,15 +79,15 @@ def build_cuda_executor(
             dtype,
             num_bytes / GB,
         )
-        kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
-        swapper = _swapper(served, kv_caches, config) if config.num_swap_slots else None
+        blocks = KvBlocks.allocated(layouts, num_blocks, block_size, device)
+        swapper = _swapper(served, blocks, config) if config.num_swap_slots else None
         parts = served.parts(
             decoder,
             platform,
             config,
-            kv_caches,
+            blocks,
             swapper=swapper,
-            make=None if drafting is None else drafting.make(config, kv_caches[1:]),
+            make=None if drafting is None else drafting.make(config, blocks.kv_caches[1:]),
             looks_at_all=drafting is not None and drafting.looks_at_all,
         )
         ahead.note(parts.rehearse)
@@ -165,13 +161,11 @@ def check_cache(
     )
 
 
-def _swapper(
-    served: LoadedModel, kv_caches: Sequence[torch.Tensor], config: EngineConfig
-) -> CudaSwapper:
+def _swapper(served: LoadedModel, blocks: KvBlocks, config: EngineConfig) -> CudaSwapper:
     begin = time.perf_counter()
     num_slots = config.num_swap_slots
-    swapper = served.swapper(kv_caches, config)
-    num_tokens = num_slots * kv_caches[0].shape[4]
+    swapper = served.swapper(blocks, config)
+    num_tokens = num_slots * config.block_size
     seconds = time.perf_counter() - begin
     # Ranks copy at the same time, and share the host's memory: so they measure at the same time.
     # The slowest counts.

@@ -24,9 +24,10 @@ from ...weights.shards import WHOLE, Shard
 from ..drafter.cuda_draft_model import drafting_config
 from ..drafter.cuda_drafters import Make, by_chain, by_model, by_places
 from ..exit.head_part import HeadPart
+from ..model.kv_blocks import KvBlocks, KvLayout
 from ..tiers.cuda_swapper import CudaSwapper
 from .cuda_parts import CudaParts
-from .gpu_memory import Planes, measure
+from .gpu_memory import measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class LoadedModel:
         return model_class(self.config)(self.config, self.weights, platform, max_model_len)
 
     @property
-    def planes(self) -> Planes:
-        return Planes(self.config, self.kv_dtype)
+    def kv_layout(self) -> KvLayout:
+        return KvLayout.of(self.config, self.kv_dtype)
 
     @property
     def has_head(self) -> bool:
@@ -59,7 +60,7 @@ class LoadedModel:
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
-        kv_caches: Sequence[torch.Tensor],
+        blocks: KvBlocks,
         *,
         swapper: CudaSwapper | None,
         make: Make | None,
@@ -70,16 +71,16 @@ class LoadedModel:
             decoder,
             platform,
             config,
-            kv_caches,
+            blocks,
             swapper=swapper,
             make=make,
             looks_at_all=looks_at_all,
         )
 
-    def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
-        """Copies blocks of these caches to the config's slots and back. Raises `ConfigError` where
-        there is no memory for the slots."""
-        return CudaSwapper(kv_caches, config.num_swap_slots)
+    def swapper(self, blocks: KvBlocks, config: EngineConfig) -> CudaSwapper:
+        """Copies blocks to the config's slots and back. Raises `ConfigError` where there is no
+        memory for the slots."""
+        return CudaSwapper(blocks, config.num_swap_slots)
 
     def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
         """The model's embedding and head, as draft heads read them."""
@@ -111,7 +112,7 @@ class LoadedHeads:
 class Drafting(Protocol):
     """Draft model or draft heads, before there is an executor."""
 
-    planes: list[Planes]
+    kv_layouts: list[KvLayout]
     looks_at_all: bool
     """Whether it is shown the hidden states of all tokens."""
 
@@ -119,7 +120,7 @@ class Drafting(Protocol):
         """Bytes of the activations of its largest step."""
 
     def make(self, config: EngineConfig, kv_caches: Sequence[torch.Tensor]) -> Make:
-        """With the caches of its planes."""
+        """With the caches of its layouts."""
 
 
 class ModelDrafting:
@@ -128,14 +129,14 @@ class ModelDrafting:
     looks_at_all = False
 
     def __init__(self, draft: LoadedModel, config: EngineConfig) -> None:
-        self.planes = [draft.planes]
+        self.kv_layouts = [draft.kv_layout]
         self._config = drafting_config(config)
         self._platform = draft.platform(config)
         self._decoder = draft.on(self._platform, config.max_model_len)
         self._head_part = draft.head_part(self._platform)
 
     def measure(self, ahead: CompileAhead) -> int:
-        return measure(self._decoder, self._platform, self.planes[0], self._config, ahead).step
+        return measure(self._decoder, self._platform, self.kv_layouts[0], self._config, ahead).step
 
     def make(self, config: EngineConfig, kv_caches: Sequence[torch.Tensor]) -> Make:
         return by_model(self._decoder, self._platform, config, kv_caches[0], self._head_part)
@@ -152,7 +153,7 @@ class HeadsDrafting:
         does not serve them."""
         layer = heads.config.layer
         self._decoder = decoder
-        self.planes = [] if layer is None else [Planes(layer, decoder.dtype)]
+        self.kv_layouts = [] if layer is None else [KvLayout.of(layer, decoder.dtype)]
         self._platform = CudaPlatform.of(layer or served.config, config)
         self._medusa: Medusa | None = None
         self._chain: ChainHeads | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from ..exit.held_states import HeldStates
 from ..exit.token_messages import NoTokenSender, TokenRelay, TokenSender
 from ..model.cuda_caches import CudaCaches
 from ..model.device_model import DeviceModel
+from ..model.kv_blocks import KvBlocks
 from ..model.shown import NotShown
 from ..step_executor import StepExecutor
 from ..step_parts import Exit
@@ -77,7 +78,7 @@ class CudaParts:
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
-        kv_caches: Sequence[torch.Tensor],
+        blocks: KvBlocks,
         *,
         swapper: CudaSwapper | None = None,
         make: Make | None = None,
@@ -87,8 +88,7 @@ class CudaParts:
         relay: StageRelay | None = None,
         samples: bool = True,
     ) -> None:
-        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values
-        a block has, the served model's first. `make`: makes what drafts, which is shown the hidden
+        """`make`: makes what drafts, which is shown the hidden
         states of all tokens if it `looks_at_all`. `head_part`: see `DeviceSampler`. `stages` and
         `relay`: those beside this one, of which the last `samples`."""
         device = platform.device
@@ -97,7 +97,7 @@ class CudaParts:
         self.device = CudaDevice(device, config)
         # The next stage goes on with all tokens.
         self.shapes = StepShapes(config, platform, looks_at_all=looks_at_all or not samples)
-        self.caches = CudaCaches(kv_caches)
+        self.caches = CudaCaches(blocks)
         table = DeviceTable(config, device)
         num_parts = self.device.num_parts
         buffers = StepBuffers(config, self.shapes.max_tiles, device, num_parts)
@@ -108,7 +108,7 @@ class CudaParts:
             decoder,
             platform,
             config,
-            kv_caches[0],
+            blocks.kv_caches[0],
             table,
             buffers,
             self.shapes,

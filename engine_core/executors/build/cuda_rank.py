@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +30,7 @@ from ..drafter.cuda_drafters import Make
 from ..entry.cuda_entry import SentStep
 from ..exit.head_part import HeadPart
 from ..model.block_bytes import KV_DTYPES, block_bytes_of
+from ..model.kv_blocks import KvBlocks
 from ..ranks.gpu_stage import GpuStageEnds
 from ..ranks.rank_channels import agreed, open_channels
 from ..ranks.rank_place import RankPlace, block_part, map_slots
@@ -95,7 +95,7 @@ class LoadedRank(LoadedModel):
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
-        kv_caches: Sequence[torch.Tensor],
+        blocks: KvBlocks,
         *,
         swapper: CudaSwapper | None,
         make: Make | None,
@@ -105,7 +105,7 @@ class LoadedRank(LoadedModel):
             decoder,
             platform,
             config,
-            kv_caches,
+            blocks,
             swapper=swapper,
             make=make,
             looks_at_all=looks_at_all,
@@ -115,7 +115,7 @@ class LoadedRank(LoadedModel):
             samples=self.has_head,
         )
 
-    def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
+    def swapper(self, blocks: KvBlocks, config: EngineConfig) -> CudaSwapper:
         """See `LoadedModel`. All ranks have the same slots, which the first one to map them
         makes."""
         block_bytes = block_bytes_of(self.request)
@@ -127,7 +127,7 @@ class LoadedRank(LoadedModel):
         touch(torch.from_numpy(slots).view(torch.int32), own, layout.num_ranks)
         # Pages are locked sooner when they are there.
         self.agreed(0)
-        return CudaSwapper(kv_caches, config.num_swap_slots, self._locked(slots))
+        return CudaSwapper(blocks, config.num_swap_slots, self._locked(slots))
 
     def _locked(self, slots: UInt8Array) -> RankSlots:
         """Raises `ConfigError` on all ranks where one of them cannot lock the slots, so that none

@@ -3,7 +3,7 @@ part of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,10 +30,9 @@ from ..drafter.parallel_heads import ParallelHeads
 from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
 from ..exit.eager_sample import EagerSample
 from ..exit.eager_send import EagerSend
-from ..model.block_bytes import KV_DTYPES
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
-from ..model.new_cache import NewCache, private_cache
+from ..model.kv_blocks import KvBlocks
 from ..ranks.stage_link import StageLinks
 from ..step_executor import StepExecutor
 from ..table.eager_table import EagerTable
@@ -41,8 +40,6 @@ from ..tiers.none import NoTiers
 
 Loaded = tuple[Platform, Weights]
 """A model's operations and its weights."""
-NewSwapper = Callable[[Sequence[torch.Tensor]], Swapper | None]
-"""Makes what copies blocks of these KV caches; None: nothing does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,27 +68,26 @@ def eager_executor(
     platform: Platform,
     served: Model,
     drafting: Drafting,
+    blocks: KvBlocks,
     *,
-    new_swapper: NewSwapper,
-    new_cache: NewCache = private_cache,
+    swapper: Swapper | None,
     forward: Forward | None = None,
     sampler: Sampler | None = None,
     stage: Stage | None = None,
 ) -> StepExecutor[EagerStep, StepBatch]:
-    """`forward` computes what the model's own forward pass computes, in another way; `sampler` is
-    there where the model's logits are no whole rows; `stage` where there are several."""
+    """`blocks` have the layouts of `kv_layouts`, and `swapper` copies them. `forward` computes what
+    the model's own forward pass computes, in another way; `sampler` is there where the model's
+    logits are no whole rows; `stage` where there are several."""
     stage = stage or Stage()
     device = platform.device
     table = EagerTable(config)
     sampler = sampler or Sampler(config.num_rows, platform.sampling, device)
-    kv_dtype = KV_DTYPES[request.kv_format]
-    kv_cache = new_cache(cache_shape(served, config), kv_dtype, device)
+    kv_cache, *own_caches = blocks.kv_caches
     drafts = Drafts(table, sampler)
-    drafter = _drafter(request, config, served, drafting, table, drafts, new_cache)
-    caches = EagerCaches([kv_cache, *drafter.kv_caches])
+    drafter = _drafter(request, config, served, drafting, own_caches, table, drafts)
     return StepExecutor(
         device=EagerDevice(config, served.config.vocab_size),
-        caches=caches,
+        caches=EagerCaches(blocks),
         entry=EagerEntry(
             table,
             served,
@@ -107,15 +103,8 @@ def eager_executor(
         drafter=drafter,
         # Copies are made between steps, where they are asked for.
         tiers=NoTiers(),
-        swapper=new_swapper(caches.kv_caches),
+        swapper=swapper,
     )
-
-
-def cache_shape(model: Model, config: EngineConfig) -> tuple[int, ...]:
-    """[layers, 2, num_blocks, Hk, block_size, D] of a model's KV cache."""
-    sizes = model.config
-    heads = sizes.num_kv_heads, config.block_size, sizes.head_dim
-    return sizes.num_layers, 2, config.num_blocks, *heads
 
 
 def whole_model(request: BuildRequest, config: EngineConfig, loaded: Loaded) -> Model:
@@ -143,19 +132,18 @@ def _drafter(
     config: EngineConfig,
     served: Model,
     drafting: Drafting,
+    kv_caches: Sequence[torch.Tensor],
     table: EagerTable,
     drafts: Drafts,
-    new_cache: NewCache,
 ) -> EagerDrafter:
+    """`kv_caches`: those of what drafts, at most one."""
     if request.draft is not None:
         assert drafting.draft is not None
         model = whole_model(request.draft, config, drafting.draft)
-        kv_dtype = KV_DTYPES[request.draft.kv_format]
-        device = drafting.draft[0].device
-        return DraftModel(model, config, kv_dtype, device, table, drafts, new_cache)
+        return DraftModel(model, config, kv_caches[0], table, drafts)
     if request.heads is not None:
         assert drafting.heads is not None
-        return _head_drafter(request.heads, config, served, drafting, table, drafts, new_cache)
+        return _head_drafter(request.heads, config, served, drafting, kv_caches, table, drafts)
     return NoDrafter()
 
 
@@ -164,16 +152,14 @@ def _head_drafter(
     config: EngineConfig,
     served: Model,
     drafting: Drafting,
+    kv_caches: Sequence[torch.Tensor],
     table: EagerTable,
     drafts: Drafts,
-    new_cache: NewCache,
 ) -> EagerDrafter:
     assert drafting.heads is not None
     platform, weights = drafting.heads
-    dtype = served.embedding.dtype
-    device = platform.device
     if heads.layer is None:
         medusa = Medusa(heads, weights, platform, served, config.max_model_len)
-        return ParallelHeads(medusa, config, dtype, device, drafts)
+        return ParallelHeads(medusa, config, served.embedding.dtype, platform.device, drafts)
     chained = chain_heads(heads, weights, platform, served, config.max_model_len, drafting.shard)
-    return ChainedHeads(chained, config, dtype, device, table, drafts, new_cache)
+    return ChainedHeads(chained, config, kv_caches[0], table, drafts)

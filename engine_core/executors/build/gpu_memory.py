@@ -1,5 +1,4 @@
-"""A model's share of a GPU's memory: planes of keys and values, and the activations of its largest
-step."""
+"""A model's share of a GPU's memory, and the activations of its largest step."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from ...config import EngineConfig
 from ...layers.batch import ForwardBatch
 from ...models.model import LayerInputs, Model
 from ...platforms.cuda import CudaPlatform
-from ...weights.model_config import ModelConfig
+from ..model.kv_blocks import KvBlocks, KvLayout
 
 SPARE_BYTES = 2 << 30
 """Bytes that are left to graphs, kernels and libraries."""
@@ -29,7 +28,7 @@ class Memory:
     others: int
     """Other processes, and what CUDA itself takes."""
     weights: int
-    """With the request table, workspaces and what is staged for host memory."""
+    """With the request table and workspaces."""
     step: int
     """Activations of the largest step; twice, since a graph has memory of its own."""
 
@@ -48,33 +47,11 @@ class Memory:
         return f"{self.total / GB:.1f} GB in all: {said}, kept for graphs {SPARE_BYTES / GB:.1f}"
 
 
-@dataclass(frozen=True, slots=True)
-class Planes:
-    """Keys and values that a block has for one model, or for heads."""
-
-    model: ModelConfig
-    dtype: torch.dtype
-
-    def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
-        shape = (
-            self.model.num_layers,
-            2,
-            num_blocks,
-            self.model.num_kv_heads,
-            block_size,
-            self.model.head_dim,
-        )
-        return torch.zeros(shape, dtype=self.dtype, device=device)
-
-    def block_bytes(self, block_size: int) -> int:
-        return self.model.kv_elements_per_token * block_size * self.dtype.itemsize
-
-
 @torch.inference_mode()
 def measure(
     decoder: Model,
     platform: CudaPlatform,
-    planes: Planes,
+    layout: KvLayout,
     config: EngineConfig,
     ahead: CompileAhead,
     inputs: LayerInputs | None = None,
@@ -85,7 +62,7 @@ def measure(
     are made."""
     device = platform.device
     num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
-    cache = planes.allocate(1, config.block_size, device)
+    (cache,) = KvBlocks.allocated([layout], 1, config.block_size, device).kv_caches
     zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     batch = ForwardBatch(
         token_ids=zeros.long(),

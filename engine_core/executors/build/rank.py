@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -25,7 +25,8 @@ from ...weights.byte_weights import Keeps, keeps_none
 from ...weights.layout import Layout
 from ...weights.model_file import DTYPES
 from ...weights.planes import in_planes as as_planes
-from ..model.block_bytes import block_bytes_of
+from ..model.block_bytes import block_bytes_of, kv_layouts
+from ..model.kv_blocks import KvBlocks
 from ..ranks.rank_place import RankPlace, block_part, map_slots
 from ..ranks.stage_link import StageEnds
 from ..tiers.memory_swapper import MemorySwapper
@@ -129,13 +130,16 @@ def rank_executor(
 ) -> Executor:
     """As `single_executor`, over this rank's weights; `draft` and `heads` have its part of their
     vocabulary, see `rank_drafts`."""
+    layouts = kv_layouts(request, place.local_config(request.model))
+    blocks = KvBlocks.allocated(layouts, config.num_blocks, config.block_size, platform.device)
     return eager_executor(
         request,
         config,
         platform,
         rank_model(request, place, config.max_model_len, platform, weights),
         Drafting(draft=draft, heads=heads, shard=place.shard),
-        new_swapper=partial(_swapper, request, place, config),
+        blocks,
+        swapper=_swapper(request, place, config, blocks),
         sampler=_sampler(request, place, config, platform),
         stage=Stage(links=place.links, is_last=place.stage.is_last),
     )
@@ -145,16 +149,16 @@ def _swapper(
     request: BuildRequest,
     place: RankPlace,
     config: EngineConfig,
-    kv_caches: Sequence[torch.Tensor],
+    blocks: KvBlocks,
 ) -> MemorySwapper | None:
-    """All ranks have all planes of what drafts; the first rank saves them."""
+    """Every rank has all keys and values of what drafts; the first rank saves them."""
     if not config.num_swap_slots:
         return None
     slots = map_slots(place.slots, config, block_bytes_of(request))
     part = block_part(request, place)
     whole = place.shard.index == 0
     meet = partial(place.group.join, torch.zeros(1, 1))
-    return MemorySwapper.of_part(kv_caches, slots, part, saves_whole_planes=whole, meet=meet)
+    return MemorySwapper.of_part(blocks, slots, part, saves_drafts=whole, meet=meet)
 
 
 def _sampler(

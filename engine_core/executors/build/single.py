@@ -3,13 +3,13 @@ that computes each plan where it is submitted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from ...config import EngineConfig
-from ...executor import Executor, Swapper
+from ...executor import Executor
 from ...heads.registry import load_heads
 from ...layers.leaves import WithLeaves, cut_leaves
 from ...layers.linear import kinds
@@ -25,9 +25,9 @@ from ...weights.model_file import DTYPES, Tensors
 from ...weights.planes import put_all_in_planes
 from ...weights.shards import WHOLE, Shard
 from ..device.replayed_steps import ReplayedSteps
-from ..model.block_bytes import block_bytes_of, cache_bytes_of
-from ..model.new_cache import cache_in, private_cache
-from ..model.shared_kv import SharedMemory
+from ..model.block_bytes import block_bytes_of, cache_bytes_of, kv_layouts
+from ..model.kv_blocks import KvBlocks
+from ..model.shared_kv import SharedCopies, SharedMemory
 from ..tiers.memory_swapper import MemorySwapper
 from .eager import Drafting, Loaded, eager_executor, whole_model
 
@@ -144,19 +144,22 @@ def single_executor(
     steps of the served model are recorded; the platform's kernels are the CPU's."""
     served = whole_model(request, config, (platform, weights))
     max_blocks = -(-config.max_model_len // config.block_size)
-    memory = SharedMemory() if config.shares_kv_cache and platform.device.type == "cpu" else None
-
-    def new_swapper(kv_caches: Sequence[torch.Tensor]) -> Swapper | None:
-        num_slots = config.num_swap_slots
-        return MemorySwapper.of(kv_caches, num_slots, memory) if num_slots else None
-
+    layouts = kv_layouts(request)
+    copies = None
+    if config.shares_kv_cache and platform.device.type == "cpu":
+        shared = SharedMemory(config.num_blocks, block_bytes_of(request))
+        blocks = KvBlocks(layouts, config.block_size, torch.from_numpy(shared.blocks))
+        copies = SharedCopies(shared)
+    else:
+        blocks = KvBlocks.allocated(layouts, config.num_blocks, config.block_size, platform.device)
+    num_slots = config.num_swap_slots
     return eager_executor(
         request,
         config,
         platform,
         served,
         Drafting(draft=draft, heads=heads),
-        new_swapper=new_swapper,
-        new_cache=private_cache if memory is None else cache_in(memory),
+        blocks,
+        swapper=MemorySwapper.of(blocks.memory, num_slots, copies) if num_slots else None,
         forward=ReplayedSteps(served, platform, max_blocks) if replays else None,
     )

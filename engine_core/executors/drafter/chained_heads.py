@@ -1,9 +1,9 @@
 """EAGLE's layer over rows of a request table. It reads pairs, the hidden state of a position and
 the token behind it, at the place of the former.
 
-Keys and values of pairs lie in planes of their own of the same KV blocks, so a cached prefix has
-them but for its last pair, whose token differs from request to request. Where they are missing
-guesses are worse; verification sees to the rest.
+Keys and values of pairs lie in the same KV blocks behind those of the served model, so a cached
+prefix has them but for its last pair, whose token differs from request to request. Where they are
+missing guesses are worse; verification sees to the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ...executor import Int32Array
 from ...heads.registry import ChainHeads
 from ...ragged import places
 from ..entry.eager_entry import EagerStep
-from ..model.new_cache import NewCache, private_cache
 from ..table.batch import ragged_batch
 from ..table.eager_table import EagerTable
 from .computed_positions import CATCH_UP, UNKNOWN
@@ -33,12 +32,12 @@ class ChainedHeads:
         self,
         heads: ChainHeads,
         config: EngineConfig,
-        dtype: torch.dtype,
-        device: torch.device,
+        kv_cache: torch.Tensor,
         table: EagerTable,
         drafts: Drafts,
-        new_cache: NewCache = private_cache,
     ) -> None:
+        """kv_cache [1, 2, num_blocks, Hk, block_size, D] of the layer's own, of the dtype of hidden
+        states."""
         layer = heads.config
         num_rows = config.num_rows
         self.most = config.max_draft_tokens
@@ -46,15 +45,15 @@ class ChainedHeads:
         self.looks_at_all = heads.looks_at_all
         self._heads = heads
         self._block_size = config.block_size
-        self._device = device
+        self._device = kv_cache.device
+        self._kv_cache = kv_cache
         self._table = table
         self._drafts = drafts
-        shape = (1, 2, config.num_blocks, layer.num_kv_heads, config.block_size, layer.head_dim)
-        self._kv_cache = new_cache(shape, dtype, device)
-        self.kv_caches = (self._kv_cache,)
         # States that wait to be caught up, and states of the last step.
         width = CATCH_UP + config.max_draft_tokens + 1
-        self._states = RecentStates(num_rows, width, layer.hidden_size, dtype, device)
+        self._states = RecentStates(
+            num_rows, width, layer.hidden_size, kv_cache.dtype, kv_cache.device
+        )
         self._num_kept: Int32Array = np.full(num_rows, UNKNOWN, np.int32)
         """Pairs of each row, from the first on, whose keys and values are there; of a row that has
         just been taken they are taken to be there as far as the served model's are."""

@@ -1,7 +1,7 @@
 """A smaller model on a GPU that guesses what follows the known tokens of rows, before the served
 model verifies them.
 
-Its keys and values lie in planes of their own of the same KV blocks. It computes what it has not
+Its keys and values lie in the same KV blocks. It computes what it has not
 seen of the rows, then one token of each a pass; all passes behind the first are one graph. Where
 the host does not know how far a row came, the device moves the words of these steps, so a step is
 launched before the result of the last one is known.

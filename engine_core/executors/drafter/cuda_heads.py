@@ -148,7 +148,7 @@ class CudaHeads(ABC):
 
 
 class CudaChainHeads(CudaHeads):
-    """EAGLE's: keys and values of pairs lie in planes of their own of the served model's blocks."""
+    """EAGLE's: keys and values of pairs lie in the served model's blocks."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """A smaller model that guesses what follows the known tokens of rows of a request table.
 
-Its keys and values lie in planes of their own of the same KV blocks, so a cached prefix has them as
-well. Where they are missing, as for the last positions before a request left its row, guesses are
-worse; verification sees to the rest.
+Its keys and values lie in the same KV blocks behind those of the served model, so a cached prefix
+has them as well. Where they are missing, as for the last positions before a request left its row,
+guesses are worse; verification sees to the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from ...config import EngineConfig
 from ...executor import Int32Array
 from ...models.model import Model
 from ..entry.eager_entry import EagerStep
-from ..model.new_cache import NewCache, private_cache
 from ..table.batch import ragged_batch
 from ..table.eager_table import EagerTable
 from .computed_positions import ComputedPositions
@@ -31,29 +30,18 @@ class DraftModel:
         self,
         decoder: Model,
         config: EngineConfig,
-        kv_dtype: torch.dtype,
-        device: torch.device,
+        kv_cache: torch.Tensor,
         table: EagerTable,
         drafts: Drafts,
-        new_cache: NewCache = private_cache,
     ) -> None:
-        model = decoder.config
+        """kv_cache [layers, 2, num_blocks, Hk, block_size, D] of the model's own."""
         self.most = config.max_draft_tokens
         self._decoder = decoder
         self._block_size = config.block_size
-        self._device = device
+        self._device = kv_cache.device
+        self._kv_cache = kv_cache
         self._table = table
         self._drafts = drafts
-        shape = (
-            model.num_layers,
-            2,
-            config.num_blocks,
-            model.num_kv_heads,
-            config.block_size,
-            model.head_dim,
-        )
-        self._kv_cache = new_cache(shape, kv_dtype, device)
-        self.kv_caches = (self._kv_cache,)
         self._kept = ComputedPositions(config.num_rows)
 
     def seat(self, row: int) -> None:

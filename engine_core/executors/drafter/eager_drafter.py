@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,10 +26,6 @@ class EagerDrafter(Drafter[EagerStep], Protocol):
     def looks_at_all(self) -> bool:
         """Whether it reads the normed hidden states of all tokens, not only of those after which
         one is sampled."""
-
-    @property
-    def kv_caches(self) -> Sequence[torch.Tensor]:
-        """Planes of its own of the KV blocks, [layers, 2, num_blocks, Hk, block_size, D] each."""
 
 
 class Drafts:

@@ -14,7 +14,6 @@ class NoDrafter:
     shown = NotShown()
     layers: tuple[int, ...] = ()
     looks_at_all = False
-    kv_caches: tuple[torch.Tensor, ...] = ()
 
     def __init__(self, most: int = 0) -> None:
         """`most`: drafts of a row and step that are looked up."""

@@ -17,7 +17,6 @@ class ParallelHeads:
 
     layers: tuple[int, ...] = ()
     looks_at_all = False
-    kv_caches: tuple[torch.Tensor, ...] = ()
 
     def __init__(
         self,

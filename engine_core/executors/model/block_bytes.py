@@ -1,41 +1,44 @@
-"""Sizes of KV blocks in bytes, by what a request of a platform asks for."""
+"""Layouts and sizes of KV blocks, by what a request of a platform asks for."""
 
 from __future__ import annotations
 
 import torch
 
 from ...options import BuildRequest
+from ...weights.model_config import ModelConfig
 from ...weights.model_file import DTYPES
+from .kv_blocks import KvLayout
 
 KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 
 
+def kv_layouts(request: BuildRequest, served: ModelConfig | None = None) -> list[KvLayout]:
+    """Layouts of the served model and of the model or the heads that draft. `served`: shapes of a
+    rank's part of the served model; None: the whole model."""
+    model = request.model if served is None else served
+    return [KvLayout.of(model, KV_DTYPES[request.kv_format]), *_draft_layouts(request)]
+
+
 def block_bytes_of(request: BuildRequest) -> int:
-    """The bytes of one KV block: planes of the model, and those of the model or the heads that
-    draft."""
-    return served_bytes_of(request) + draft_bytes_of(request)
+    """The bytes of one KV block: those of the served model, and those of what drafts."""
+    return _bytes_of(request, kv_layouts(request))
 
 
 def cache_bytes_of(request: BuildRequest) -> int:
-    """The bytes that a block takes in the KV caches of all ranks: each has a part of the served
-    model's planes, and all planes of what drafts."""
-    return served_bytes_of(request) + request.options.tensor_parallel_size * draft_bytes_of(request)
+    """The bytes that a block takes in the memory of all ranks: each has a part of the served
+    model's keys and values, and all of those of what drafts."""
+    num_others = request.options.tensor_parallel_size - 1
+    return block_bytes_of(request) + num_others * _bytes_of(request, _draft_layouts(request))
 
 
-def served_bytes_of(request: BuildRequest) -> int:
-    """The bytes of the served model's planes of one KV block."""
-    elements = request.model.kv_elements_per_token * request.options.block_size
-    return elements * KV_DTYPES[request.kv_format].itemsize
+def _bytes_of(request: BuildRequest, layouts: list[KvLayout]) -> int:
+    return sum(each.block_bytes(request.options.block_size) for each in layouts)
 
 
-def draft_bytes_of(request: BuildRequest) -> int:
-    """The bytes of the planes of one KV block that belong to what drafts; 0: nothing does."""
+def _draft_layouts(request: BuildRequest) -> list[KvLayout]:
+    """Empty where nothing drafts, or what drafts reads no keys and values of its own."""
     if request.draft is not None:
-        return served_bytes_of(request.draft)
-    if request.heads is None:
-        return 0
-    return (
-        request.heads.kv_elements_per_token
-        * request.options.block_size
-        * DTYPES[request.dtype].itemsize
-    )
+        return kv_layouts(request.draft)
+    if request.heads is None or request.heads.layer is None:
+        return []
+    return [KvLayout.of(request.heads.layer, DTYPES[request.dtype])]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from ...executor import Int32Array
+from .kv_blocks import KvBlocks
 
 
 class EagerCaches:
     """See `Caches`."""
 
-    def __init__(self, kv_caches: Sequence[torch.Tensor]) -> None:
-        self.kv_caches = kv_caches
+    def __init__(self, blocks: KvBlocks) -> None:
+        self.kv_caches = blocks.kv_caches
+        self._memory = blocks.memory
 
     def copy(self, pairs: Int32Array) -> None:
         if not len(pairs):
             return
         sources, targets = torch.from_numpy(pairs).long().unbind(1)
-        for cache in self.kv_caches:
-            cache[:, :, targets] = cache[:, :, sources]
+        self._memory[targets] = self._memory[sources]

@@ -1,4 +1,4 @@
-"""KV caches in host memory that engines of one host copy blocks out of: memory without a name,
+"""KV blocks in host memory that engines of one host copy blocks out of: memory without a name,
 which another process of the same user reaches through the descriptor of the process that owns it.
 
 A mapping keeps the memory, so a copy goes on when the owner dies; whether its blocks are to be
@@ -12,7 +12,6 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -28,54 +27,35 @@ ASSUMED_BYTES_PER_SECOND = 2e9
 
 
 class SharedMemory:
-    """Pieces of memory, each with a descriptor. They end with the process, or with the last one
-    that maps them."""
+    """KV blocks in memory that has a descriptor. It ends with the process, or with the last one
+    that maps it."""
 
-    def __init__(self) -> None:
-        self._token = secrets.token_hex(8)
-        self.pieces: list[tuple[int, str, UInt8Array]] = []
-        """Descriptor, name and bytes of each."""
-
-    def bytes(self, size: int) -> UInt8Array:
-        """uint8 [size], zeros."""
-        name = f"headwater-kv-{self._token}-{len(self.pieces)}"
-        memory = anonymous_memory(name, size)
-        weakref.finalize(self, os.close, memory).atexit = False
-        found: UInt8Array = np.frombuffer(map_at_least(memory, size), np.uint8)
-        self.pieces.append((memory, name, found))
-        return found
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        self.name = f"headwater-kv-{secrets.token_hex(8)}"
+        size = num_blocks * block_bytes
+        self.descriptor = anonymous_memory(self.name, size)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+        memory: UInt8Array = np.frombuffer(map_at_least(self.descriptor, size), np.uint8)
+        self.blocks = memory.reshape(num_blocks, block_bytes)
+        """Zeros at first."""
 
 
 class SharedCopies:
     """See `DirectCopies`. Copies are made by a thread of their own, block by block."""
 
-    def __init__(
-        self,
-        memory: SharedMemory,
-        num_planes: Sequence[int],
-        num_blocks: int,
-        lane: Lane | None = None,
-    ) -> None:
-        """Each piece of the memory is a KV cache [planes, num_blocks, bytes of a block in a
-        plane]."""
-        self._caches = [
-            found.reshape(planes, num_blocks, -1)
-            for (_, _, found), planes in zip(memory.pieces, num_planes, strict=True)
-        ]
+    def __init__(self, memory: SharedMemory, lane: Lane | None = None) -> None:
         self._memory = memory
         self._lane = lane or ThreadLane("kv-direct")
-        self.handle = _handle(memory, num_blocks)
-        self.seconds_per_block = (
-            sum(each[:, 0].size for each in self._caches) / ASSUMED_BYTES_PER_SECOND
-        )
+        self.handle = _handle(memory)
+        self.seconds_per_block = memory.blocks.shape[1] / ASSUMED_BYTES_PER_SECOND
 
     def copy(self, handle: bytes, sources: Int32Array, targets: Int32Array) -> SharedCopy:
         """Maps the memory for as long as it is copied from: a mapping that stays would keep a dead
         engine's memory."""
-        theirs = _opened(handle, self._caches)
-        if max(sources.tolist(), default=0) >= theirs[0].shape[1]:
+        theirs = _opened(handle, self._memory.blocks.shape[1])
+        if max(sources.tolist(), default=0) >= len(theirs):
             raise OSError(
-                f"block {max(sources.tolist())} is not in a KV cache of {theirs[0].shape[1]} blocks"
+                f"block {max(sources.tolist())} is not in a KV cache of {len(theirs)} blocks"
             )
         copy = SharedCopy(len(sources))
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
@@ -85,11 +65,8 @@ class SharedCopies:
     def close(self, handle: bytes) -> None:
         """Does nothing: no cache is open between copies."""
 
-    def _copy_block(
-        self, copy: SharedCopy, theirs: list[UInt8Array], source: int, target: int
-    ) -> None:
-        for their_cache, cache in zip(theirs, self._caches, strict=True):
-            np.copyto(cache[:, target], their_cache[:, source])
+    def _copy_block(self, copy: SharedCopy, theirs: UInt8Array, source: int, target: int) -> None:
+        self._memory.blocks[target] = theirs[source]
         copy.num_left -= 1
 
 
@@ -105,33 +82,33 @@ class SharedCopy:
         return self.num_left == 0
 
 
-def _handle(memory: SharedMemory, num_blocks: int) -> bytes:
+def _handle(memory: SharedMemory) -> bytes:
     """Empty where descriptors of other processes cannot be opened."""
     if not is_shareable():
         return b""
-    pieces = [[descriptor, name] for descriptor, name, _ in memory.pieces]
-    return json.dumps(
-        {"host": host_id(), "process": os.getpid(), "num_blocks": num_blocks, "pieces": pieces}
-    ).encode()
+    described = {
+        "host": host_id(),
+        "process": os.getpid(),
+        "descriptor": memory.descriptor,
+        "name": memory.name,
+        "num_blocks": len(memory.blocks),
+    }
+    return json.dumps(described).encode()
 
 
-def _opened(handle: bytes, like: Sequence[UInt8Array]) -> list[UInt8Array]:
-    """The caches of another engine, whose blocks are as large as those of `like`. Raises
-    `OSError`."""
+def _opened(handle: bytes, block_bytes: int) -> UInt8Array:
+    """The blocks of another engine, which have as many bytes as this one's. Raises `OSError`."""
     described: dict[str, Any] = json.loads(handle) if handle else {}
     if described.get("host") != host_id():
         raise OSError("the engine is on another host")
-    caches = list[UInt8Array]()
-    for (descriptor, name), own in zip(described["pieces"], like, strict=True):
-        found = open_memory(described["process"], descriptor, name)
-        try:
-            size = own[:, 0].size * int(described["num_blocks"])
-            mapped = mmap.mmap(found, size, prot=mmap.PROT_READ)
-        except ValueError as error:
-            raise OSError(f"{name} has not {described['num_blocks']} blocks") from error
-        finally:
-            os.close(found)
-        caches.append(
-            np.frombuffer(mapped, np.uint8).reshape(len(own), described["num_blocks"], -1)
-        )
-    return caches
+    name = described["name"]
+    num_blocks = int(described["num_blocks"])
+    found = open_memory(described["process"], described["descriptor"], name)
+    try:
+        mapped = mmap.mmap(found, num_blocks * block_bytes, prot=mmap.PROT_READ)
+    except ValueError as error:
+        raise OSError(f"{name} has not {num_blocks} blocks") from error
+    finally:
+        os.close(found)
+    blocks: UInt8Array = np.frombuffer(mapped, np.uint8)
+    return blocks.reshape(num_blocks, block_bytes)

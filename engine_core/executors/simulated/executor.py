@@ -97,19 +97,18 @@ class SimulatedExecutor:
         self._sleep = sleep
         self._in_flight: deque[_InFlight] = deque()
         self._busy_until = 0.0
-        memory = SharedMemory()
         num_entries = config.num_blocks * config.block_size
         self._kv: UInt64Array = np.zeros(num_entries, np.uint64)
+        copies = None
         if config.shares_kv_cache:
-            self._kv = memory.bytes(self._kv.nbytes).view(np.uint64)
+            memory = SharedMemory(config.num_blocks, config.block_size * self._kv.itemsize)
+            self._kv = memory.blocks.reshape(-1).view(np.uint64)
+            copies = SharedCopies(memory)
         self.prefill_seconds = timing.seconds_per_prefill_token
         self.swapper: Swapper | None = None
         if config.num_swap_slots:
             blocks = self._kv.reshape(-1, config.block_size)
             late_polls = min(timing.late_polls, MOST_LATE_POLLS)
-            copies = (
-                SharedCopies(memory, [1], config.num_blocks) if config.shares_kv_cache else None
-            )
             self.swapper = SimulatedSwapper(
                 blocks, config.num_swap_slots, late_polls=late_polls, direct_copies=copies
             )

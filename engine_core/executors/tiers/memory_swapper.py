@@ -11,8 +11,11 @@ import numpy as np
 import torch
 
 from ...executor import DirectCopies, SwapPlan, UInt8Array
-from ..model.shared_kv import SharedCopies, SharedMemory
+from ..model.kv_blocks import KvBlocks
 from .block_part import BlockPart
+
+Piece = tuple[torch.Tensor, torch.Tensor]
+"""A part of every block, uint8 [num_blocks, …], and where it lies in slots, [num_slots, …]."""
 
 
 class MemorySwapper:
@@ -23,76 +26,66 @@ class MemorySwapper:
 
     def __init__(
         self,
-        planes: Sequence[torch.Tensor],
-        parts: Sequence[torch.Tensor],
+        loaded: Sequence[Piece],
+        saved: Sequence[Piece],
         slots: UInt8Array,
         direct_copies: DirectCopies | None = None,
-        num_saved: int | None = None,
         meet: Callable[[], object] | None = None,
     ) -> None:
-        """`planes`: uint8 [planes, num_blocks, bytes] of each cache; `parts`: uint8 [num_slots,
-        planes, bytes] of each, which are views of `slots`. `num_saved`: caches, from the first on,
-        that are written to slots; None: all. `meet`: returns when those that write other parts of
-        the slots have made all copies that were asked for; None: every part that is read is written
-        here."""
-        self._loaded = list(zip(planes, parts, strict=True))
+        """`loaded` and `saved`: pieces of blocks that are read from slots, and those that are
+        written to them. `meet`: returns when those that write other pieces of the slots have made
+        all copies that were asked for; None: every piece that is read is written here."""
+        self._loaded = loaded
+        self._saved = saved
         self.slots = slots
-        self._saved = self._loaded[:num_saved]
         self._meet = meet
         self.direct_copies = direct_copies
         self.num_saved = self.num_loaded = self._num_met = 0
 
     @classmethod
     def of(
-        cls, kv_caches: Sequence[torch.Tensor], num_slots: int, memory: SharedMemory | None = None
+        cls, memory: torch.Tensor, num_slots: int, direct_copies: DirectCopies | None = None
     ) -> Self:
-        """Over slots of its own. kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model
-        whose keys and values a block has; `memory`: theirs, where other engines may copy from
-        it."""
-        planes = [_as_planes(each) for each in kv_caches]
-        sizes = [each.shape[0] * each.shape[2] for each in planes]
-        slots: UInt8Array = np.zeros((num_slots, sum(sizes)), np.uint8)
-        own = torch.split(torch.from_numpy(slots), sizes, dim=1)
-        parts = [
-            part.view(num_slots, len(each), -1) for part, each in zip(own, planes, strict=True)
-        ]
-        copies = None
-        if memory is not None:
-            copies = SharedCopies(memory, [len(each) for each in planes], planes[0].shape[1])
-        return cls(planes, parts, slots, copies)
+        """Over slots of its own. memory uint8 [num_blocks, bytes of a block]."""
+        slots: UInt8Array = np.zeros((num_slots, memory.shape[1]), np.uint8)
+        pieces = [(memory, torch.from_numpy(slots))]
+        return cls(pieces, pieces, slots, direct_copies)
 
     @classmethod
     def of_part(
         cls,
-        kv_caches: Sequence[torch.Tensor],
+        blocks: KvBlocks,
         slots: UInt8Array,
         part: BlockPart,
         *,
-        saves_whole_planes: bool,
+        saves_drafts: bool,
         meet: Callable[[], object] | None = None,
     ) -> Self:
-        """Over slots that all ranks share, whose blocks are as those of one process. The first
-        cache has this rank's part of its planes; the others are whole on every rank, one of which
-        saves them. `meet`: see `__init__`; all of these ranks meet at the same plans."""
-        divided, *others = (_as_planes(each) for each in kv_caches)
-        sizes = [each.shape[0] * each.shape[2] for each in others]
+        """Over slots that all ranks share, whose blocks are as those of one process. Of the served
+        model a rank's blocks have its part; what drafts is whole on every rank, one of which saves
+        it. `meet`: see `__init__`; all of these ranks meet at the same plans."""
+        divided, *drafts = blocks.sizes
+        num_whole = sum(drafts)
         rows = torch.from_numpy(slots)
-        first, *rest = torch.split(rows, [rows.shape[1] - sum(sizes), *sizes], dim=1)
-        whole = [own.view(len(rows), len(each), -1) for own, each in zip(rest, others, strict=True)]
-        num_saved = None if saves_whole_planes else 1
-        meet = meet if others else None
-        return cls([divided, *others], [part.of(first), *whole], slots, None, num_saved, meet)
+        own, own_drafts = torch.split(blocks.memory, [divided, num_whole], dim=1)
+        served, slot_drafts = torch.split(rows, [rows.shape[1] - num_whole, num_whole], dim=1)
+        in_slots = part.of(served)
+        pieces = [(own.view(len(own), *in_slots.shape[1:]), in_slots)]
+        if not drafts:
+            return cls(pieces, pieces, slots)
+        loaded = [*pieces, (own_drafts, slot_drafts)]
+        return cls(loaded, loaded if saves_drafts else pieces, slots, meet=meet)
 
     def swap(self, plan: SwapPlan) -> None:
         for block, slot in zip(plan.out_blocks.tolist(), plan.out_slots.tolist(), strict=True):
-            for planes, parts in self._saved:
-                parts[slot].copy_(planes[:, block])
+            for in_blocks, in_slots in self._saved:
+                in_slots[slot] = in_blocks[block]
         self.num_saved += plan.out_blocks.size
         if plan.in_blocks.size:
             self._await_others()
         for block, slot in zip(plan.in_blocks.tolist(), plan.in_slots.tolist(), strict=True):
-            for planes, parts in self._loaded:
-                planes[:, block].copy_(parts[slot])
+            for in_blocks, in_slots in self._loaded:
+                in_blocks[block] = in_slots[slot]
         self.num_loaded += plan.in_blocks.size
 
     def _await_others(self) -> None:
@@ -101,11 +94,3 @@ class MemorySwapper:
         if self._meet is not None and self._num_met < self.num_saved:
             self._meet()
             self._num_met = self.num_saved
-
-
-def _as_planes(kv_cache: torch.Tensor) -> torch.Tensor:
-    """uint8 [layers · 2, num_blocks, bytes of a block in a plane], the same memory."""
-    layers, two, num_blocks, *shape = kv_cache.shape
-    planes = kv_cache.view(layers * two, num_blocks, -1)
-    assert planes.is_contiguous(), shape
-    return planes.view(torch.uint8)

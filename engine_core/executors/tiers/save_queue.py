@@ -24,22 +24,13 @@ MOST_ON_WAY = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """Events of a part on its way."""
-
-    read: torch.cuda.Event
-    """Its blocks have been read: they may be written."""
-    written: torch.cuda.Event
-    """Its slots are whole."""
-
-
-@dataclass(frozen=True, slots=True)
 class SavePart:
     """Copies that are launched together."""
 
     blocks: Int32Array
     slots: Int32Array
-    launch: Callable[[], Launched]
+    launch: Callable[[], torch.cuda.Event]
+    """Returns the event behind the copies: blocks have been read, and slots are whole."""
 
 
 class SaveQueue:
@@ -55,7 +46,7 @@ class SaveQueue:
         self._filled_by = np.zeros(num_slots, np.int64)
         """Number of the last part that fills a slot."""
         self._held = deque[SavePart]()
-        self._on_way = deque[tuple[Launched, int]]()
+        self._on_way = deque[tuple[torch.cuda.Event, int]]()
         """Each with its number of blocks."""
         self._num_added = self._num_ended = 0
         self._is_closed = False
@@ -75,12 +66,12 @@ class SaveQueue:
         """Lets `stream` wait until these blocks have been read by the parts that were added. Those
         that are held are launched now."""
         if (launched := self._launched(self._read_by, blocks)) is not None:
-            stream.wait_event(launched.read)
+            stream.wait_event(launched)
 
     def let_wait_for_writes(self, stream: torch.cuda.Stream, slots: Int32Array) -> None:
         """As `let_wait_for_reads`, until these slots are whole."""
         if (launched := self._launched(self._filled_by, slots)) is not None:
-            stream.wait_event(launched.written)
+            stream.wait_event(launched)
 
     def close(self) -> None:
         """Drops what is held, and waits for what is on its way."""
@@ -90,7 +81,9 @@ class SaveQueue:
             self._changed.notify()
         self._thread.join()
 
-    def _launched(self, part_of: npt.NDArray[np.int64], places: Int32Array) -> Launched | None:
+    def _launched(
+        self, part_of: npt.NDArray[np.int64], places: Int32Array
+    ) -> torch.cuda.Event | None:
         """The last part that copies one of these places; None where all of them have ended."""
         number = int(part_of[places].max(initial=0))
         # Without the lock, which is held while a part is launched: this number only grows.
@@ -108,12 +101,12 @@ class SaveQueue:
 
     def _run(self) -> None:
         while (launched := self._next()) is not None:
-            launched.written.synchronize()
+            launched.synchronize()
             with self._changed:
                 self.num_saved += self._on_way.popleft()[1]
                 self._num_ended += 1
 
-    def _next(self) -> Launched | None:
+    def _next(self) -> torch.cuda.Event | None:
         """The part that ends next, behind which as many are launched as may be; None once the queue
         is closed."""
         with self._changed:

@@ -21,6 +21,7 @@ from headwater.engine_core.executors.tiers.block_part import BlockPart
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.rank_facts import RankLost
+from tests.engine_core.made_blocks import blocks_of
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.small_models import Answer, SmallEngine, greedy
 from tests.long_values import long_but
@@ -123,7 +124,7 @@ def words(*values: int) -> Int32Array:
 
 def test_the_parts_of_ranks_make_the_block_of_one_process() -> None:
     whole = torch.randn(4, 2, 9, 6, 16, 8)
-    alone = MemorySwapper.of([whole], 3)
+    alone = MemorySwapper.of(blocks_of(whole).memory, 3)
     slots = np.zeros_like(alone.slots)
     save = SwapPlan(out_blocks=words(3, 5), out_slots=words(2, 0), in_slots=NONE, in_blocks=NONE)
     alone.swap(save)
@@ -132,19 +133,20 @@ def test_the_parts_of_ranks_make_the_block_of_one_process() -> None:
         for layers in (range(1), range(1, 4))
         for heads in (range(2), range(2, 4), range(4, 6))
     ]
-    caches = [
-        whole[layers.start : layers.stop, :, :, heads.start : heads.stop].clone()
+    owned = [
+        blocks_of(whole[layers.start : layers.stop, :, :, heads.start : heads.stop])
         for layers, heads in parts
     ]
     swappers = []
-    for (layers, heads), cache in zip(parts, caches, strict=True):
+    for (layers, heads), blocks in zip(parts, owned, strict=True):
         planes = range(2 * layers.start, 2 * layers.stop)
         part = BlockPart(num_planes=8, planes=planes, num_heads=6, heads=heads)
-        swappers.append(MemorySwapper.of_part([cache], slots, part, saves_whole_planes=True))
+        swappers.append(MemorySwapper.of_part(blocks, slots, part, saves_drafts=True))
     for swapper in swappers:
         swapper.swap(save)
     assert (slots == alone.slots).all()
-    for cache, swapper in zip(caches, swappers, strict=True):
+    for blocks, swapper in zip(owned, swappers, strict=True):
+        (cache,) = blocks.kv_caches
         before = cache.clone()
         cache.zero_()
         swapper.swap(

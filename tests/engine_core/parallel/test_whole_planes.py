@@ -1,5 +1,5 @@
-"""Planes of what drafts, which every rank has and one saves: no rank loads them before they are
-saved."""
+"""Keys and values of what drafts, which every rank has and one saves: no rank loads them before they
+are saved."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from headwater.engine_core.executor import Int32Array, SwapPlan
 from headwater.engine_core.executors.tiers.block_part import BlockPart
 from headwater.engine_core.executors.tiers.memory_swapper import MemorySwapper
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
+from tests.engine_core.made_blocks import blocks_of
 
 NUM_RANKS = 2
 NUM_SLOTS = 4
@@ -27,14 +28,14 @@ class Rank:
         self, group: MemoryGroup, slots: np.ndarray, whole: torch.Tensor, draft: torch.Tensor
     ) -> None:
         heads = range(3 * group.index, 3 * group.index + 3)
-        self.own = whole[:, :, :, heads.start : heads.stop].clone()
-        self.draft = draft.clone()
+        blocks = blocks_of(whole[:, :, :, heads.start : heads.stop], draft)
+        self.kv_caches = blocks.kv_caches
         self.may_save = threading.Event()
         self.swapper = MemorySwapper.of_part(
-            [self.own, self.draft],
+            blocks,
             slots,
             BlockPart(num_planes=4, planes=range(4), num_heads=6, heads=heads),
-            saves_whole_planes=group.index == 0,
+            saves_drafts=group.index == 0,
             meet=lambda: group.join(torch.zeros(1, 1)),
         )
 
@@ -52,7 +53,7 @@ class Rank:
 def test_a_rank_loads_what_another_one_saves_however_late_that_one_is(late: int) -> None:
     whole = torch.randn(2, 2, 9, 6, 4, 8)
     draft = torch.randn(1, 2, 9, 2, 4, 8)
-    alone = MemorySwapper.of([whole, draft], NUM_SLOTS)
+    alone = MemorySwapper.of(blocks_of(whole, draft).memory, NUM_SLOTS)
     slots = np.zeros_like(alone.slots)
     waits = threading.Event()
 
@@ -84,7 +85,7 @@ def test_a_rank_loads_what_another_one_saves_however_late_that_one_is(late: int)
     for thread in threads:
         thread.join()
     for rank in ranks:
-        for cache in (rank.own, rank.draft):
+        for cache in rank.kv_caches:
             assert torch.equal(cache[:, :, 7], cache[:, :, 5])
             assert torch.equal(cache[:, :, 3], cache[:, :, 5])
     for group in groups:

@@ -32,7 +32,7 @@ from headwater.kernels.sampling.gumbel import gumbel_noise, noise_keys
 from headwater.kernels.sampling.sample import Draws
 from headwater.kernels.sampling.token_mask import LOWEST
 
-api = 1
+api = 2
 name = "plain"
 capabilities = Capabilities(dtypes=("float32", "bfloat16"), max_head_dim=256, windows=True)
 ACTIVATIONS = {"silu": functional.silu, "gelu_tanh": partial(functional.gelu, approximate="tanh")}

@@ -1,0 +1,80 @@
+"""Memory of KV blocks, in which all layers of a block lie together: a block is copied in one
+piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import Self
+
+import torch
+
+from ...weights.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Keys and values of a block for one model, or for draft heads: [layers, 2, Hk, block_size, D]
+    of a dtype."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, model: ModelConfig, dtype: torch.dtype) -> Self:
+        return cls(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+
+    def block_bytes(self, block_size: int) -> int:
+        elements = 2 * self.num_layers * self.num_kv_heads * block_size * self.head_dim
+        return elements * self.dtype.itemsize
+
+    def cache_in(self, blocks: torch.Tensor, block_size: int) -> torch.Tensor:
+        """View [layers, 2, num_blocks, Hk, block_size, D] of uint8 [num_blocks, bytes of a
+        block]."""
+        heads = self.num_kv_heads, block_size, self.head_dim
+        of_layers = blocks.view(self.dtype).view(len(blocks), self.num_layers, 2, *heads)
+        return of_layers.permute(1, 2, 0, 3, 4, 5)
+
+
+class KvBlocks:
+    """KV blocks of one process. A block has keys and values of the served model, then those of what
+    drafts."""
+
+    def __init__(self, layouts: Sequence[KvLayout], block_size: int, memory: torch.Tensor) -> None:
+        """memory uint8 [num_blocks, bytes of a block], contiguous, of zeros."""
+        self.block_size = block_size
+        self.memory = memory
+        self.sizes = [each.block_bytes(block_size) for each in layouts]
+        """Bytes of a block for each layout."""
+        parts = torch.split(memory, self.sizes, dim=1)
+        self.kv_caches = [
+            layout.cache_in(part, block_size) for layout, part in zip(layouts, parts, strict=True)
+        ]
+        """Views [layers, 2, num_blocks, Hk, block_size, D] of the memory, one for each layout."""
+
+    @property
+    def words(self) -> torch.Tensor:
+        """The memory as int32 [num_blocks, words of a block]."""
+        return self.memory.view(torch.int32)
+
+    @classmethod
+    def allocated(
+        cls, layouts: Sequence[KvLayout], num_blocks: int, block_size: int, device: torch.device
+    ) -> Self:
+        """In memory that no other process reaches."""
+        shape = num_blocks, sum(each.block_bytes(block_size) for each in layouts)
+        return cls(layouts, block_size, _zeros(shape, device))
+
+
+def _zeros(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """uint8 of a shape. On a CPU the system makes its pages as blocks are filled."""
+    if device.type == "cpu":
+        # To zero 512 MiB at the start takes a quarter of a second of a core; a page takes 2 µs
+        # (2026-11-27).
+        memory = mmap(-1, math.prod(shape), flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(shape)
+    return torch.zeros(shape, dtype=torch.uint8, device=device)
