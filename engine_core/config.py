@@ -26,6 +26,9 @@ class EngineConfig:
     shares_kv_cache: bool = False
     """Whether engines of the same host may copy blocks out of this one's KV cache, and it out of
     theirs."""
+    window: int = 0
+    """Positions that every layer sees, its own included: KV blocks before them are given back as a
+    sequence grows. 0: a layer sees all."""
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256
@@ -64,6 +67,7 @@ class EngineConfig:
         require(self.policy in ("fcfs", "priority"), "policy", self.policy, "fcfs or priority")
         for name in ("num_host_blocks", "num_staged_blocks", "num_peer_blocks"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        require(self.window >= 0, "window", self.window, "0 or more")
         require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
         require(self.spare_rows >= 0, "spare_rows", self.spare_rows, "0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -168,9 +168,14 @@ class ModelFacts:
 
 
 def engine_config(
-    options: ExecutorOptions, max_model_len: int, num_blocks: int, *, block_bytes: int
+    options: ExecutorOptions,
+    max_model_len: int,
+    num_blocks: int,
+    *,
+    block_bytes: int,
+    window: int = 0,
 ) -> EngineConfig:
-    """Raises `ConfigError`."""
+    """`window`: see `EngineConfig`. Raises `ConfigError`."""
     if 0 < options.kv_swap_memory < block_bytes:
         raise ConfigError(
             "kv_swap_memory",
@@ -196,6 +201,8 @@ def engine_config(
         shares_kv_cache=num_peer_blocks > 0
         and options.kv_peer_direct == "auto"
         and options.layout.num_ranks == 1,
+        # One that sees itself alone needs no cache, and is not worth a case of its own.
+        window=window if 1 < window < max_model_len else 0,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         spare_rows=options.spare_rows,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .block_pool import BlockPool
 from .block_source import NOT_OURS, BlockSource, LoadEnd, Loader, Owner, Ticket
-from .prefix_cache import HashChain, PrefixCache
+from .prefix_cache import HashChain, Hits, PrefixCache
 
 MIN_PATIENCE_SECONDS = 30.0
 PATIENCE = 10
@@ -47,7 +47,7 @@ class _Load:
     owner: Owner
     prefix: list[bytes]
     """Hashes of the chain's blocks before the first one."""
-    held: list[int]
+    held: Hits
     """The chain's cached blocks before them, which must not be evicted meanwhile."""
     hashes: list[bytes]
     blocks: list[int]
@@ -156,24 +156,24 @@ class BlockLoads:
                 most = worth
         return best
 
-    def load(self, offer: Offer, chain: HashChain, hits: list[int]) -> Ticket:
+    def load(self, offer: Offer, chain: HashChain, hits: Hits) -> Ticket:
         """Asks for the chain's blocks behind `hits`, which are the offer's. They come into the
         cache in blocks that are taken from the pool now."""
         # Before others are taken: these may be free.
-        self._pool.share(hits)
-        return self._begin(offer, chain, len(hits), hits)
+        self._pool.share(hits.blocks)
+        return self._begin(offer, chain, hits.num_blocks, hits)
 
     def load_unheld(self, offer: Offer, chain: HashChain, start: int) -> Ticket:
         """As `load`, of the chain's blocks from `start` on that are not on their way already. Those
         before them may be evicted meanwhile."""
-        return self._begin(offer, chain, start, held=[])
+        return self._begin(offer, chain, start, held=Hits(0, []))
 
     def give_up(self, ticket: Ticket) -> None:
         """Gives up an open load with the next poll."""
         assert ticket in self._open
         self._open[ticket].give_up_at = -math.inf
 
-    def _begin(self, offer: Offer, chain: HashChain, start: int, held: list[int]) -> Ticket:
+    def _begin(self, offer: Offer, chain: HashChain, start: int, held: Hits) -> Ticket:
         hashes = chain.hashes[start : start + offer.num_blocks]
         if self._are_saves_due:
             # Several sources may have been asked to copy what these blocks contain. Each launches
@@ -234,7 +234,9 @@ class BlockLoads:
             self._forget(load)
             self._cache.adopt(load.parent, load.hashes[:num_usable], load.blocks[:num_usable])
         self._pool.release(load.blocks)
-        self.release(load.held, load.prefix, load.owner)
+        first, held = load.held
+        before = load.prefix[first - 1] if first else b""
+        self.release(held, load.prefix[first:], load.owner, before)
         failed = None if num_usable == len(load.hashes) else load.source
         return SettledLoad(end.ticket, failed, load.source.tier, num_usable)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,23 +54,53 @@ class HashChain:
         return num_common(self.hashes, other.hashes)
 
 
+class Hits(NamedTuple):
+    """Cached blocks with which a sequence can be continued."""
+
+    first: int
+    """Index of the first one: no layer sees the blocks before it any more."""
+    blocks: list[int]
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks of the sequence that need not be computed."""
+        return self.first + len(self.blocks)
+
+
 class PrefixCache:
     """Looks up chains, offers blocks, collects events."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, reach: int = 0) -> None:
+        """`reach`: blocks before a position that its layers see; 0: all."""
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_hits_by_tier = Counter[str]()
         """Number of hit tokens that a block source brought, by its tier."""
         self._pool = pool
+        self._reach = reach
         self._stored: list[StoredChain] = []
         self._gained: dict[bytes, bytes] = {}
         """Parents by hash of blocks that a source got since the last events, and that were cached
         nowhere before."""
 
-    def match(self, chain: HashChain, max_blocks: int) -> list[int]:
-        """The cached blocks that the sequence starts with, at most `max_blocks`; not held yet."""
-        return self._pool.find_leading(chain.hashes[: max(max_blocks, 0)])
+    def match(self, chain: HashChain, max_blocks: int) -> Hits:
+        """The cached blocks with which the sequence can be continued behind as many of its tokens
+        as possible, at most `max_blocks`; not held yet."""
+        hashes = chain.hashes[: max(max_blocks, 0)]
+        return self._seen_last(hashes) if self._reach else Hits(0, self._pool.find_leading(hashes))
+
+    def _seen_last(self, hashes: Sequence[bytes]) -> Hits:
+        """The last blocks of which all that the next position sees are cached."""
+        found: list[int] = []
+        for first in reversed(range(len(hashes))):
+            block = self._pool.find(hashes[first])
+            if block is None:
+                found.clear()
+                continue
+            found.append(block)
+            if len(found) == self._reach or first == 0:
+                return Hits(first, found[::-1])
+        return Hits(0, [])
 
     def count(self, num_tokens: int, num_hits: int, by_tier: Mapping[str, int]) -> None:
         """Notes that a prompt of `num_tokens` found `num_hits` of them, and how many of these block

@@ -19,6 +19,8 @@ class BlockTable:
         self._block_size = config.block_size
         self.capacity: Int32Array = np.zeros(num_rows, np.int32)
         """Tokens that the row's blocks hold."""
+        self.first: Int32Array = np.zeros(num_rows, np.int32)
+        """Index of the row's first block that it still has: no layer sees those before it."""
         self.hash_due: Int32Array = np.full(num_rows, NEVER, np.int32)
         """Number of computed tokens with which the row's next block is full and can be cached."""
         max_blocks = -(-config.max_model_len // config.block_size)
@@ -28,9 +30,12 @@ class BlockTable:
         self._flat: Int32Array = self._block_ids.reshape(-1)
         self._first = np.arange(num_rows) * max_blocks
 
-    def seat(self, row: int, blocks: list[int]) -> None:
-        self.capacity[row] = len(blocks) * self._block_size
-        self._block_ids[row, : len(blocks)] = blocks
+    def seat(self, row: int, first: int, blocks: list[int]) -> None:
+        """Gives the row these blocks of its sequence, from index `first` on."""
+        end = first + len(blocks)
+        self.first[row] = first
+        self.capacity[row] = end * self._block_size
+        self._block_ids[row, first:end] = blocks
 
     def vacate(self, row: int) -> None:
         self.hash_due[row] = NEVER
@@ -64,16 +69,29 @@ class BlockTable:
     def take_spare(self, row: int, num_computed: int) -> list[int]:
         """Takes a row's blocks behind the one of its last position."""
         num_kept = -(-num_computed // self._block_size)
-        spare = self.blocks_of(row)[num_kept:]
+        spare = self.between(row, num_kept, self._end(row))
         self.capacity[row] = num_kept * self._block_size
         return spare
 
+    def take_leading(self, row: int, end: int) -> list[int]:
+        """Takes a row's blocks before index `end` of its sequence."""
+        first = int(self.first[row])
+        self.first[row] = end
+        return self.between(row, first, end)
+
     def num_blocks_of(self, row: int) -> int:
-        return int(self.capacity[row]) // self._block_size
+        return self._end(row) - int(self.first[row])
 
     def blocks_of(self, row: int) -> list[int]:
-        blocks: list[int] = self._block_ids[row, : self.num_blocks_of(row)].tolist()
+        return self.between(row, int(self.first[row]), self._end(row))
+
+    def between(self, row: int, first: int, end: int) -> list[int]:
+        """Blocks of a row from one index of its sequence up to another."""
+        blocks: list[int] = self._block_ids[row, first:end].tolist()
         return blocks
+
+    def _end(self, row: int) -> int:
+        return int(self.capacity[row]) // self._block_size
 
     def block_at(self, row: int, idx: int) -> int:
         return int(self._block_ids[row, idx])

@@ -20,7 +20,7 @@ from ..kv.block_source import BlockSource, Loader, Ticket
 from ..kv.lending import Steps
 from ..kv.peer_blocks import PeerBlocks
 from ..kv.prefetch import NewPrefetch
-from ..kv.prefix_cache import PrefixCache
+from ..kv.prefix_cache import HashChain, Hits, PrefixCache
 from ..kv.prefix_hash import token_bytes
 from ..kv.tiers import Tiers
 from ..request import Holder
@@ -38,8 +38,8 @@ from .request_table import RequestTable
 class Wanted(NamedTuple):
     """Blocks of all known tokens of a request without a row."""
 
-    hits: list[int]
-    """Cached blocks that it begins with; not held yet."""
+    hits: Hits
+    """Cached blocks with which it is continued; not held yet."""
     max_hits: int
     """Largest number of cached blocks that it may use."""
     num_new: int
@@ -73,9 +73,12 @@ class Blocks:
         computed, 0 where it is not known; `num_decoding`: requests that wait while a prompt is
         computed."""
         self._block_size = config.block_size
+        self._window = config.window
         self._is_caching = config.enable_prefix_caching
         self._pool = BlockPool(config.num_blocks)
-        self._cache = PrefixCache(self._pool)
+        # Positions of whole blocks are reused: the next one sees window - 1 before it.
+        reach = -(-(config.window - 1) // config.block_size)
+        self._cache = PrefixCache(self._pool, max(reach, 1) if config.window else 0)
         self._loads = BlockLoads(
             self._pool,
             self._cache,
@@ -89,9 +92,7 @@ class Blocks:
         self._hits = PrefixHits(self._cache, prefetched, clock)
         self._forks = Forks(self._pool, self._table, config.block_size, is_on=copies_blocks)
         self._peers: PeerBlocks | None = tiers.peers if self._is_caching else None
-        self._prefetches = Prefetches(
-            self._peers, self._pool, self._cache, self._loads, prefetched, clock
-        )
+        self._prefetches = Prefetches(self._peers, self._pool, self._loads, prefetched, clock)
 
     # Blocks of requests without a row.
 
@@ -122,7 +123,7 @@ class Blocks:
     def num_uncached_tokens(self, request: RequestState) -> int:
         """Known tokens that neither the cache nor a source has."""
         max_hits = request.num_cacheable_blocks(self._block_size)
-        num_hits = len(self._cache.match(request.chain, max_hits))
+        num_hits = self._cache.match(request.chain, max_hits).num_blocks
         if (offer := self._loads.find(request.chain, num_hits, max_hits)) is not None:
             num_hits += offer.num_blocks
         return request.num_tokens - num_hits * self._block_size
@@ -130,18 +131,18 @@ class Blocks:
     def wanted(self, request: RequestState) -> Wanted:
         max_hits = request.num_cacheable_blocks(self._block_size)
         hits = self._cache.match(request.chain, max_hits)
-        return Wanted(hits, max_hits, self.num_needed(request.num_tokens) - len(hits))
+        return Wanted(hits, max_hits, self.num_needed(request.num_tokens) - hits.num_blocks)
 
     def num_taken(self, wanted: Wanted) -> int:
         """Free blocks that the request would take."""
-        return wanted.num_new + self._pool.count_unheld(wanted.hits)
+        return wanted.num_new + self._pool.count_unheld(wanted.hits.blocks)
 
     def wait_of(
         self, request: RequestState, wanted: Wanted, prefilling: Iterable[RequestState]
     ) -> Wait | None:
         """The event until which the request had better wait, since another one of `prefilling`
         computes its next block, or a source loads it; None: there is none."""
-        num_hits = len(wanted.hits)
+        num_hits = wanted.hits.num_blocks
         if num_hits < wanted.max_hits:
             missed = request.chain.hashes[num_hits]
             for leader in prefilling:
@@ -159,7 +160,7 @@ class Blocks:
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
         """Asks a source for the blocks behind the hits, if one saves time by it."""
         offer = self._loads.find(
-            request.chain, len(wanted.hits), wanted.max_hits, request.failed_sources
+            request.chain, wanted.hits.num_blocks, wanted.max_hits, request.failed_sources
         )
         if offer is None:
             return None
@@ -175,7 +176,7 @@ class Blocks:
         asked no more until the request has a row."""
         request.failed_sources += (source,)
         max_hits = request.num_cacheable_blocks(self._block_size)
-        num_hits = len(self._cache.match(request.chain, max_hits))
+        num_hits = self._cache.match(request.chain, max_hits).num_blocks
         return request.num_tokens - num_hits * self._block_size
 
     # Blocks of rows.
@@ -185,19 +186,20 @@ class Blocks:
     ) -> PartialBlock:
         """The block that `step` copies for the tokens behind the hits, beside `num_others` blocks
         that are taken; see `Forks.take`."""
-        return self._forks.take(request, wanted.hits, num_others, step)
+        return self._forks.take(request, wanted.hits.num_blocks, num_others, step)
 
-    def seat(self, request: RequestState, wanted: Wanted, partial: PartialBlock) -> list[int]:
-        """Gives a row the blocks of all its known tokens, and takes cached ones as computed."""
+    def seat(self, request: RequestState, wanted: Wanted, partial: PartialBlock) -> Hits:
+        """Gives a row the blocks of all its known tokens, and takes cached ones as computed. Returns
+        its blocks, but not those that no layer sees any more."""
         hits = wanted.hits
-        self._pool.share(hits)
-        blocks = hits + self._pool.allocate(wanted.num_new)
-        request.chain.num_cached = len(hits)
-        request.num_computed = len(hits) * self._block_size + partial.num_tokens
+        self._pool.share(hits.blocks)
+        held = Hits(hits.first, hits.blocks + self._pool.allocate(wanted.num_new))
+        request.chain.num_cached = hits.num_blocks
+        request.num_computed = hits.num_blocks * self._block_size + partial.num_tokens
         request.failed_sources = ()
         self._hits.note_seated(request)
-        self._table.seat(request.row, blocks)
-        return blocks
+        self._table.seat(request.row, *held)
+        return held
 
     def note_computed(self, request: RequestState) -> tuple[list[StoredChain], list[bytes]]:
         """Lets others hit the blocks that the request's computed tokens fill. Returns those that
@@ -206,9 +208,7 @@ class Blocks:
             return [], []
         first = request.chain.num_cached
         num_full = request.num_computed // self._block_size
-        stored = self._cache.offer(
-            request.chain, self._table.blocks_of(request.row)[first:num_full]
-        )
+        stored = self._cache.offer(request.chain, self._table.between(request.row, first, num_full))
         return stored, request.chain.hashes[first:num_full]
 
     def num_full(self, request: RequestState) -> int:
@@ -252,6 +252,21 @@ class Blocks:
             token_ids = table.tokens_before(filled, ends, self._block_size)
             self._cache.append(table.chains_of(filled), token_bytes(token_ids), blocks)
 
+    def release_unseen(
+        self, rows: RowIndices, num_computed: Int32Array, table: RequestTable
+    ) -> bool:
+        """Gives back the blocks of rows that no layer sees from position num_computed[i] on, before
+        which retired steps have computed keys and values. Whether there were any."""
+        if not self._window:
+            return False
+        ends = (num_computed + 1 - self._window) // self._block_size
+        due = ends > self._table.first[rows]
+        chains = table.chains_of(rows[due])
+        for row, end, chain in zip(rows[due].tolist(), ends[due].tolist(), chains, strict=True):
+            first = int(self._table.first[row])
+            self._release(self._table.take_leading(row, end), chain, first)
+        return bool(due.any())
+
     def num_blocks_of(self, request: RequestState) -> int:
         """Number of blocks of a request that holds a row."""
         return self._table.num_blocks_of(request.row)
@@ -265,9 +280,14 @@ class Blocks:
 
     def release(self, request: RequestState) -> None:
         """Lets go of the blocks of a request's row, which computes nothing more."""
-        chain = request.chain
-        self._loads.release(self._table.blocks_of(request.row), chain.hashes, chain.owner)
-        self._table.vacate(request.row)
+        row = request.row
+        self._release(self._table.blocks_of(row), request.chain, int(self._table.first[row]))
+        self._table.vacate(row)
+
+    def _release(self, blocks: list[int], chain: HashChain, first: int) -> None:
+        """Lets go of blocks of a chain, from index `first` on."""
+        parent = chain.parent_of(first) if self._is_caching else b""
+        self._loads.release(blocks, chain.hashes[first:], chain.owner, parent)
 
     def num_wasted_slots(self, num_known: Int32Array, is_alive: BoolArray) -> int:
         """KV slots of rows' blocks behind their last known tokens."""

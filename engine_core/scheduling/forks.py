@@ -9,7 +9,7 @@ written. Knows nothing about budgets.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -78,21 +78,21 @@ class Forks:
         return None
 
     def take(
-        self, request: RequestState, hits: Sequence[int], num_other_blocks: int, step: int
+        self, request: RequestState, num_hits: int, num_other_blocks: int, step: int
     ) -> PartialBlock:
-        """The block that `step` copies for the tokens behind `hits`, held from now on. One token is
+        """The block that `step` copies for the tokens behind so many hit blocks, held from now on. One token is
         left to compute. `NO_PARTIAL` where there is none, or no room to hold a free one beside
         `num_other_blocks`."""
-        num_tokens = request.num_tokens - len(hits) * self._block_size
+        num_tokens = request.num_tokens - num_hits * self._block_size
         if (
             not (self._is_on and request.forks)
             or not 1 < num_tokens <= self._block_size
             or request.looks_at_all
         ):
             return NO_PARTIAL
-        last = request.token_ids[len(hits) * self._block_size :]
+        last = request.token_ids[num_hits * self._block_size :]
         for count in (num_tokens, num_tokens - 1):
-            key = _key(request, len(hits), last[:count])
+            key = _key(request, num_hits, last[:count])
             block = self._pool.find_partial(key)
             if block is not None and key not in self._fresh:
                 if self._pool.ref_counts[block] == 0 and num_other_blocks >= self._pool.num_free:

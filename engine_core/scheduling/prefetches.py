@@ -18,7 +18,7 @@ from ..kv.block_source import Ticket
 from ..kv.early_pull import EarlyPull
 from ..kv.peer_blocks import PeerBlocks
 from ..kv.prefetch import NewPrefetch
-from ..kv.prefix_cache import HashChain, PrefixCache
+from ..kv.prefix_cache import HashChain
 from ..request import Holder
 from .prefetched_blocks import PrefetchedBlocks
 
@@ -79,14 +79,12 @@ class Prefetches:
         self,
         peers: PeerBlocks | None,
         pool: BlockPool,
-        cache: PrefixCache,
         loads: BlockLoads,
         prefetched: PrefetchedBlocks,
         clock: Callable[[], float],
     ) -> None:
         self._peers = peers
         self._pool = pool
-        self._cache = cache
         self._loads = loads
         self._prefetched = prefetched
         self._clock = clock
@@ -181,7 +179,7 @@ class Prefetches:
         hashes = prefetch.chain.hashes
         # The last block tells mostly, and costs one look.
         is_last_there = self._pool.find(hashes[-1]) is not None
-        return is_last_there and len(self._cache.match(prefetch.chain, len(hashes))) == len(hashes)
+        return is_last_there and len(self._pool.find_leading(hashes)) == len(hashes)
 
     def _ask(self, prefetch: _Prefetch, needs: Needs) -> None:
         """Asks the holder for the next chunk of what is neither cached nor on its way, as far as
@@ -206,7 +204,7 @@ class Prefetches:
         its length up to `most`."""
         hashes = chain.hashes
         is_missing = self._is_missing
-        start = len(self._cache.match(chain, len(hashes)))
+        start = len(self._pool.find_leading(hashes))
         while start < len(hashes) and not is_missing(hashes[start]):
             start += 1
         return start, sum(1 for _ in takewhile(is_missing, hashes[start : start + most]))

@@ -153,6 +153,12 @@ class Scheduler:
         if self.blocks.shrink(rows, table.num_computed):
             self.seating.note_released()
 
+    def release_unseen(self, rows: RowIndices, num_computed: Int32Array) -> None:
+        """Gives back the blocks of rows that no layer sees from position num_computed[i] on, before
+        which retired steps have computed keys and values."""
+        if self.blocks.release_unseen(rows, num_computed, self.rows.table):
+            self.seating.note_released()
+
     def finish(self, request: RequestState) -> None:
         """Ends a request wherever it is; what steps in flight sample for it does not count."""
         request.has_finished = True
@@ -261,9 +267,9 @@ class Scheduler:
         partial = self.blocks.reserve_partial(request, wanted, num_taken, self.rows.next_step)
         self.seating.seat(request)
         self.rows.seat(request)
-        blocks = self.blocks.seat(request, wanted, partial)
+        held = self.blocks.seat(request, wanted, partial)
         self.seating.rank_seated(request)
-        step.admit(request, blocks, partial)
+        step.admit(request, held, partial)
 
     def _make_room(self) -> None:
         """Preempts for waiting requests before a step is planned, since none that has a part in it

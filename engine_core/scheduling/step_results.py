@@ -177,6 +177,7 @@ class ResultHandler:
             self._report_drawn(output, ended)
         self._settle_speculation(sampled, positions)
         self._blocks.cache_filled(rows, positions, table)
+        self._scheduler.release_unseen(rows, positions)
         for i in ended:
             self._end(rows[i], int(tokens[i]) if is_stop[i] else None, output)
 
@@ -215,6 +216,7 @@ class ResultHandler:
             self._report_drawn(output, ended)
         self._settle_speculation(sampled, first)
         self._blocks.cache_filled(rows, ends_at - 1, table)
+        self._scheduler.release_unseen(rows, ends_at - 1)
         for i, stop_token_id in zip(ended, stops, strict=True):
             self._end(rows[i], stop_token_id, output)
 
@@ -275,6 +277,8 @@ class ResultHandler:
 
     def _settle_chunk(self, chunk: Chunk, result: StepResult, output: StepOutput) -> None:
         request = chunk.request
+        end = chunk.start + chunk.count
+        self._scheduler.release_unseen(np.array([chunk.row]), np.array([end], np.int32))
         if chunk.scores_prompt:
             self._say_prompt_logprobs(chunk, result.prompt_logprobs[chunk.row], output)
         if chunk.is_last and not request.has_started:

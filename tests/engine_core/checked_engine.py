@@ -161,7 +161,7 @@ class Driver:
 
     def add(self, new: NewRequest) -> None:
         answer = expected_tokens(
-            MODEL,
+            self.executor.model,
             new.prompt_ids,
             new.sampling,
             choice_index=new.choice_index,
@@ -316,7 +316,7 @@ class Driver:
                 held.update(blocks._table.blocks_of(row))
         held.update(blocks._forks.held_blocks)
         for load in blocks._loads._open.values():
-            held.update(load.held + load.blocks)
+            held.update(load.held.blocks + load.blocks)
         assert [held[block] for block in range(self.config.num_blocks)] == blocks._pool.ref_counts
 
     def check_ends(self) -> None:

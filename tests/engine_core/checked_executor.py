@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,8 +24,9 @@ class CheckedExecutor:
     def __init__(self, config: EngineConfig, late_polls: int) -> None:
         self.max_in_flight = self.num_steps = 0
         self._config = config
+        self.model = replace(MODEL, window=config.window)
         self._executor = SimulatedExecutor(
-            config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1
+            config, self.model, SimulatedTiming(late_polls=late_polls), verify_every=1
         )
         self._blocks: dict[int, dict[int, int]] = {}
         self._computed: dict[int, int] = {}
@@ -94,7 +96,8 @@ class CheckedExecutor:
         own_drafts: dict[int, int] = {}
         for i, row in enumerate(rows):
             start, end = self._plan_row(plan, i, row, own_drafts)
-            for idx in range(-(-end // BLOCK_SIZE)):
+            for idx in range(self._first_seen(start), -(-end // BLOCK_SIZE)):
+                assert idx in self._blocks[row], "a block that is seen is not there"
                 block = self._blocks[row][idx]
                 readers.setdefault(block, set()).add(row)
                 if (idx + 1) * BLOCK_SIZE > start:
@@ -115,6 +118,11 @@ class CheckedExecutor:
             self._known[row] = int(self._executor._num_known[row])
             self._computed[row] = self._known[row] - 1
         return handle
+
+    def _first_seen(self, position: int) -> int:
+        """Index of the first block that a position sees."""
+        window = self._config.window
+        return max(0, position + 1 - window) // BLOCK_SIZE if window else 0
 
     def _take_blocks(self, plan: StepPlan) -> None:
         for row, idx, block in zip(
@@ -159,7 +167,7 @@ class CheckedExecutor:
         )
         if num_drafts:
             assert plan.samples[i] or plan.holds[i]
-            assert len(self._blocks[row]) * BLOCK_SIZE >= end, "drafts have their blocks"
+            assert (max(self._blocks[row]) + 1) * BLOCK_SIZE >= end, "drafts have their blocks"
             assert self._num_prompt[row] + output_idx + num_drafts < MAX_MODEL_LEN
         if follows:
             behind = start + 1 - self._known[row]

@@ -33,6 +33,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         block_size=BLOCK_SIZE,
         num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + draw(st.sampled_from([0, 2, 5, 9, 24])),
         num_host_blocks=draw(st.sampled_from([0, 0, 1, 5, 40])),
+        window=draw(st.sampled_from([0, 0, 2, 24, 60])),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=max_num_seqs,
         spare_rows=max_num_seqs % 3,

@@ -159,14 +159,19 @@ def test_nor_does_it_in_many_more_rounds_with_such_sources(
 
 
 @SOME
-@given(st.integers(1, 4), st.lists(st.tuples(requests(), st.booleans()), min_size=2, max_size=8))
+@given(
+    st.integers(1, 4),
+    st.sampled_from([0, 40]),
+    st.lists(st.tuples(requests(), st.booleans()), min_size=2, max_size=8),
+)
 def test_one_after_another_hits_exactly_what_the_formula_says(
-    depth: int, turns: list[tuple[NewRequest, bool]]
+    depth: int, window: int, turns: list[tuple[NewRequest, bool]]
 ) -> None:
     """Some are the next turn of the chat before them."""
     config = EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=200,
+        window=window,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=4,
         max_num_batched_tokens=30,

@@ -227,7 +227,7 @@ class Replica:
             if request is not None:
                 held.update(blocks._table.blocks_of(row))
         for load in blocks._loads._open.values():
-            held.update(load.held + load.blocks)
+            held.update(load.held.blocks + load.blocks)
         counts = blocks._pool.ref_counts
         assert [held[block] for block in range(self.config.num_blocks)] == counts, (
             "blocks are not conserved"

@@ -12,7 +12,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated
 from unittest.mock import patch
@@ -93,10 +93,12 @@ class Outcome:
 
 
 @lru_cache(maxsize=4096)
-def expected(lead: int, length: int, seed: int, choice_index: int, max_tokens: int) -> list[int]:
+def expected(
+    lead: int, length: int, seed: int, choice_index: int, max_tokens: int, window: int = 0
+) -> list[int]:
     sampling = SamplingParams(seed=seed, max_tokens=max_tokens)
     return expected_tokens(
-        MODEL,
+        replace(MODEL, window=window),
         LEADS[lead][:length],
         sampling,
         choice_index=choice_index,
@@ -112,6 +114,7 @@ class Run:
         self.num_rounds = num_rounds
         self.config = EngineConfig(
             block_size=BLOCK_SIZE,
+            window=(0, 0, 0, 20, 40)[seed % 5],
             num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 0, 3]),
             num_host_blocks=rng.choice([0, 0, 0, 12]),
             num_staged_blocks=rng.choice([2, 5, 12]),
@@ -121,10 +124,11 @@ class Run:
             max_num_batched_tokens=rng.choice([20, 60, 200]),
             async_depth=rng.randint(1, 4),
         )
+        model = replace(MODEL, window=self.config.window)
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
         # Drawn apart, so that seeds go on as they did without it.
         num_looks = random.Random(f"saves of {seed}").choice([0, 0, 3])
-        self.executor = LateSavesExecutor(self.config, MODEL, timing, num_looks=num_looks)
+        self.executor = LateSavesExecutor(self.config, model, timing, num_looks=num_looks)
         self.files = FilesTwin(
             rng.choice([0, 5, 40, 40, 40]), rng, fault_chance=rng.choice([0.0, 0.3, 0.6])
         )
@@ -262,7 +266,7 @@ class Run:
             if request is not None:
                 held.update(blocks._table.blocks_of(row))
         for load in blocks._loads._open.values():
-            held.update(load.held + load.blocks)
+            held.update(load.held.blocks + load.blocks)
         counts = blocks._pool.ref_counts
         assert [held[block] for block in range(self.config.num_blocks)] == counts, (
             "blocks are not conserved"
@@ -276,7 +280,8 @@ class Run:
             lead = next(i for i, each in enumerate(LEADS) if each[0] == new.prompt_ids[0])
             seed = new.sampling.seed
             most = new.sampling.max_tokens
-            known = expected(lead, len(new.prompt_ids), seed, new.choice_index, most)
+            asked = lead, len(new.prompt_ids), seed, new.choice_index, most
+            known = expected(*asked, self.config.window)
             assert answer.has_ended, f"request {key} has no end"
             assert answer.tokens == (
                 known[: len(answer.tokens)] if answer.is_cancelled else known

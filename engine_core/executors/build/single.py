@@ -125,8 +125,19 @@ def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfi
     else:
         num_blocks = -(-max_model_len // options.block_size) + 1
     return engine_config(
-        options, max_model_len, options.num_blocks or num_blocks, block_bytes=block_bytes
+        options,
+        max_model_len,
+        options.num_blocks or num_blocks,
+        block_bytes=block_bytes,
+        window=_window_of(request),
     )
+
+
+def _window_of(request: BuildRequest) -> int:
+    """Positions that all layers see; 0: one sees all. What drafts computes positions that it has
+    skipped later, so that it may see others than the served model."""
+    drafts = request.draft is not None or request.heads is not None
+    return 0 if drafts else request.model.window_of_all
 
 
 def single_executor(

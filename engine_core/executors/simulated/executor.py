@@ -227,16 +227,18 @@ class SimulatedExecutor:
         `_draft_acceptance`."""
         rows = np.array([row], np.int32)
         at = np.array([num_known - 1], np.int32)
-        before = self._kv[self._slots(rows, at - 1)] * (at > 0)
-        entry = before + hashes(self._token_ids[rows, at], at)
+        entries = self._entries(rows, at - 1)[0]
+        entries = np.append(entries, entries[-1] + hashes(self._token_ids[rows, at], at))
         noise = self._noise[rows]
         drafts = np.empty(most, np.int32)
         for i in range(most):
             output = at + np.int32(i + 1) - self._num_prompt[rows]
+            entry = self._model.seen(entries)
             token = self._model.tokens(entry, noise, output, self._eos_from[rows])
             is_right = float(mix(entry + DRAFT_SALT)[0]) < self._draft_acceptance * 2**64
             drafts[i] = token[0] if is_right else (token[0] + 1) % self._model.vocab_size
-            entry = entry + hashes(drafts[i : i + 1], at + np.int32(i + 1))
+            added = hashes(drafts[i : i + 1], at + np.int32(i + 1))
+            entries = np.append(entries, entries[-1] + added)
         return drafts
 
     def _write_drafts(self, plan: StepPlan) -> None:
@@ -270,6 +272,19 @@ class SimulatedExecutor:
         added = hashes(self._token_ids[row, start : start + count], positions)
         self._kv[self._slots(row, positions)] = before + np.cumsum(added)
 
+    def _seen(self, rows: Int32Array, at: Int32Array) -> UInt64Array:
+        """Sums of the entries that tokens behind positions at[i] of rows[i] follow from, [S]."""
+        return self._model.seen(self._entries(rows, at))[:, 0]
+
+    def _entries(self, rows: Int32Array, at: Int32Array) -> UInt64Array:
+        """Entries of rows[i] up to position at[i] that a token may follow from, [S, n]; 0 before the
+        first position."""
+        most = max(self._model.window, 1)
+        before: Int32Array = np.arange(most - 1, -1, -1, dtype=np.int32)
+        positions: Int32Array = at[:, None] - before
+        entries: UInt64Array = self._kv[self._slots(rows[:, None], positions)] * (positions >= 0)
+        return entries
+
     def _slots(self, rows: Int32Array | int, positions: Int32Array) -> Int32Array:
         idx = positions // self._block_size
         slots: Int32Array = positions + (self._block_table[rows, idx] - idx) * self._block_size
@@ -280,13 +295,14 @@ class SimulatedExecutor:
         first = plan.starts + plan.counts - num_positions
         for i in np.flatnonzero(plan.holds).tolist():
             positions = np.arange(first[i], first[i] + num_positions[i], dtype=np.int32)
-            self._held[int(plan.rows[i])] = self._kv[self._slots(int(plan.rows[i]), positions)]
+            rows = np.full(positions.size, plan.rows[i])
+            self._held[int(plan.rows[i])] = self._seen(rows, positions)
         sampled = plan.rows[plan.samples]
         num_positions = num_positions[plan.samples]
         rows = np.repeat(sampled, num_positions)
         place = places(num_positions)
         at = np.repeat(first[plan.samples], num_positions) + place
-        entries = self._kv[self._slots(rows, at)]
+        entries = self._seen(rows, at)
         outputs = np.repeat(plan.output_indices[plan.samples], num_positions) + place
         tokens = self._model.tokens(
             entries, self._noise[rows], outputs, self._eos_from[rows], self._num_kept[rows]
@@ -377,7 +393,7 @@ class SimulatedExecutor:
         for row in plan.pooled_rows:
             i = int(np.flatnonzero(plan.rows == row)[0])
             if (end := int(plan.starts[i] + plan.counts[i])) == self._num_prompt[row]:
-                entry = self._kv[self._slots(np.array([row]), np.array([end - 1]))]
+                entry = self._seen(np.array([row]), np.array([end - 1]))
                 draws = mix(
                     entry + np.arange(NUM_SIMULATED_VALUES, dtype=np.uint64) * POSITION_SALT
                 )
@@ -385,12 +401,14 @@ class SimulatedExecutor:
         return vectors
 
     def _verify(self, plan: StepPlan) -> None:
-        """One row's every entry, as attention would read them."""
+        """One row's entries that its next token follows from, as attention would read them."""
         i = plan.step // self._verify_every % plan.rows.size
         row = int(plan.rows[i])
         num_tokens = int(plan.starts[i] + plan.counts[i])
         positions = np.arange(num_tokens, dtype=np.int32)
         should_be = np.cumsum(hashes(self._token_ids[row, :num_tokens], positions))
+        positions = positions[-self._model.window :]
+        should_be = should_be[-self._model.window :]
         wrong = np.flatnonzero(self._kv[self._slots(row, positions)] != should_be)
         assert not wrong.size, (
             f"step {plan.step}, row {row}: KV of positions {wrong[:8].tolist()} is not its own"

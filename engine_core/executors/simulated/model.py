@@ -1,7 +1,7 @@
 """Tokens of the simulated executor: each follows from the KV entries before it.
 
 An entry is the entry before it plus a hash of token and position, so one entry stands for the whole
-sequence.
+sequence. A token follows from the last entry or, with a window, from all entries in it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ class SimulatedModel:
     """Ids below are never said: a tokenizer's special tokens usually lie there."""
     eos_token_id: int | None = None
     eos_probability: float = 0.0
+    window: int = 0
+    """Entries that a token follows from, 2 or more; 0: the last one."""
+
+    def seen(self, entries: UInt64Array) -> UInt64Array:
+        """Sum of the entries that the token behind entries [.., n] follows from, [.., 1]."""
+        last: UInt64Array = entries[..., -max(self.window, 1) :]
+        seen: UInt64Array = last.sum(axis=-1, keepdims=True, dtype=np.uint64)
+        return seen
 
     def tokens(
         self,
@@ -131,7 +139,7 @@ def expected_tokens(
     """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id,
     itself included. `mask` is a grammar: what may follow an answer, int32 [words]."""
     known = np.array([*prompt_ids, *output_ids], np.int32)
-    entry = hashes(known, np.arange(known.size, dtype=np.int32)).sum(keepdims=True, dtype=np.uint64)
+    entries = np.cumsum(hashes(known, np.arange(known.size, dtype=np.int32)))
     noise = np.array([noise_of(sampling, choice_index)], np.uint64)
     eos_from = np.array([eos_from_of(sampling, model)], np.int32)
     num_kept = np.array([model.num_kept(sampling)], np.uint64)
@@ -143,6 +151,7 @@ def expected_tokens(
         len(answer) > min_tokens and answer[-1] in sampling.stop_token_ids
     ):
         index = np.array([len(answer)], np.int32)
+        entry = model.seen(entries)
         if mask is None:
             token = model.tokens(entry, noise, index, eos_from, num_kept)
         else:
@@ -151,7 +160,8 @@ def expected_tokens(
             candidates = model.candidates(edits, None if mask is None else mask(answer))
             outputs = np.array(answer, np.int64)
             token[0] = edits.token(int(token[0]), candidates, entry, noise, outputs)
-        entry = entry + hashes(token, np.array([len(prompt_ids) + len(answer)], np.int32))
+        added = hashes(token, np.array([len(prompt_ids) + len(answer)], np.int32))
+        entries = np.append(entries, entries[-1] + added)
         answer.append(int(token[0]))
     return answer
 

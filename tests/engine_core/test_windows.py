@@ -1,0 +1,223 @@
+"""Blocks that no layer sees any more: they go back to the pool while the sequence grows, and a prefix
+is continued where those that are seen are cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.prefix_cache import HashChain, Hits, PrefixCache
+from headwater.engine_core.kv.prefix_hash import block_hashes
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.blocks import Blocks
+from headwater.engine_core.weights.model_config import ModelConfig
+from tests.engine_core.checked_engine import Driver
+from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
+from tests.engine_core.small_models import (
+    Answer,
+    SmallEngine,
+    convert,
+    greedy,
+    random_checkpoint,
+    reference_greedy,
+)
+
+WINDOW = 40
+"""Of the small checkpoints."""
+MANY = 1 << 30
+
+
+def config(window: int, num_blocks: int = 40, **more: Any) -> EngineConfig:
+    return EngineConfig(
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        window=window,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=4,
+        max_num_batched_tokens=30,
+        **more,
+    )
+
+
+def request(key: int, prompt_ids: Sequence[int], max_tokens: int) -> NewRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=key)
+    return NewRequest(key=key, prompt_ids=list(prompt_ids), output_ids=[], sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("window", "depth", "most"),
+    [(0, 2, 8), (2, 1, 2), (2, 4, 2), (16, 4, 3), (17, 1, 3), (40, 1, 4), (40, 4, 4), (60, 4, 5)],
+)
+def test_a_long_answer_holds_the_blocks_in_its_window(window: int, depth: int, most: int) -> None:
+    driver = Driver(config(window, async_depth=depth), late_polls=0)
+    driver.add(request(0, [1, 2, 3], 120))
+    most_used = 0
+    while driver.engine.has_work():
+        driver.step()
+        most_used = max(most_used, driver.engine.load().num_used_blocks)
+    assert most_used <= most
+    assert (most_used == 8) == (window == 0)
+    driver.check_ends()
+
+
+def test_a_prompt_gives_blocks_back_while_it_is_computed() -> None:
+    driver = Driver(config(window=20), late_polls=0)
+    driver.add(request(0, range(100), 2))
+    used = []
+    while driver.engine.has_work():
+        driver.step()
+        used.append(driver.engine.load().num_used_blocks)
+    assert used[0] == 7
+    assert 3 in used
+    driver.check_ends()
+
+
+HASHES = [bytes([number]) * 16 for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("cached", "reach", "expected"),
+    [
+        ([0, 1, 2, 3], 0, (0, 4)),
+        ([0, 1, 2, 3], 2, (2, 2)),
+        ([0, 1, 4, 5, 6], 2, (5, 2)),
+        ([0, 1, 4, 5, 6], 3, (4, 3)),
+        ([0, 1, 4, 5, 6], 4, (0, 2)),
+        ([1, 2, 3], 4, (0, 0)),
+        ([0], 4, (0, 1)),
+        ([], 1, (0, 0)),
+        ([7], 1, (7, 1)),
+    ],
+)
+def test_a_prefix_is_continued_where_all_that_is_seen_is_cached(
+    cached: list[int], reach: int, expected: tuple[int, int]
+) -> None:
+    pool = BlockPool(20)
+    block_of = {number: pool.allocate(1)[0] for number in cached}
+    for number, block in block_of.items():
+        pool.cache(block, HASHES[number])
+    first, count = expected
+    hits = PrefixCache(pool, reach).match(HashChain(bytes(16), hashes=list(HASHES)), len(HASHES))
+    assert hits == Hits(first, [block_of[first + i] for i in range(count)])
+    assert hits.num_blocks == first + count
+
+
+def test_a_prompt_that_comes_again_needs_the_blocks_in_its_window_alone() -> None:
+    """The first ones have been handed out to another request."""
+    driver = Driver(config(window=24, num_blocks=9), late_polls=0)
+    driver.add(request(0, range(100), 1))
+    driver.run()
+    driver.add(request(1, range(200, 260), 1))
+    driver.run()
+    again = request(2, range(100), 4)
+    hashes = block_hashes(again.namespace, np.arange(96, dtype=np.int32), BLOCK_SIZE)
+    assert hashes[0] not in driver.cached
+    assert driver.cached >= set(hashes[4:])
+    driver.add(again)
+    driver.run()
+    assert driver.streams[2].cached_tokens == 96
+    driver.check_ends()
+
+
+def released_early(blocks: Blocks) -> None:
+    blocks._window -= 1
+
+
+def hit_too_short(blocks: Blocks) -> None:
+    blocks._cache._reach -= 1
+
+
+@pytest.mark.parametrize("bug", [released_early, hit_too_short])
+def test_blocks_that_are_released_or_hit_wrongly_change_a_token(
+    bug: Callable[[Blocks], None],
+) -> None:
+    """Requests take one another's blocks as soon as these are free."""
+
+    def run(prepare: Callable[[Blocks], None]) -> None:
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            # What is not cached is taken first.
+            is_caching = bool(seed % 2)
+            few = config(window=33, num_blocks=9, enable_prefix_caching=is_caching)
+            driver = Driver(few, late_polls=0)
+            prepare(driver.engine._scheduler.blocks)
+            for key in range(8):
+                start = int(rng.integers(2)) * 100
+                prompt = range(start, start + int(rng.integers(1, 90)))
+                driver.add(request(key, prompt, int(rng.integers(1, 30))))
+                for _ in range(int(rng.integers(9))):
+                    driver.step()
+            driver.run()
+            driver.check_ends()
+
+    run(lambda blocks: None)
+    with pytest.raises(AssertionError):
+        run(bug)
+
+
+@pytest.fixture(scope="module", params=["mistral with a window", "phi3"])
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp("windows")
+    model = random_checkpoint(request.param, folder / "hf")
+    return model, convert(folder / "hf", folder / "ours")
+
+
+def test_answers_are_those_of_transformers_around_the_window(
+    checkpoint: tuple[Any, Path],
+) -> None:
+    """In prompts as long as the window and beside it, in chunks and after hits, while sequences take
+    one another's blocks."""
+    model, folder = checkpoint
+    lengths = 2 * (1, WINDOW - 1, WINDOW, WINDOW + 1, 4 * WINDOW)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 512, n).tolist() for n in lengths]
+    expected = [reference_greedy(model, prompt, 2 * WINDOW) for prompt in prompts]
+    options = {"max_model_len": 8 * WINDOW, "num_blocks": 22, "long_prefill_chunk": 7}
+    engine = SmallEngine(folder, **options)
+    assert engine.config.window == WINDOW
+    assert engine.tokens(prompts, greedy(2 * WINDOW)) == expected
+    for prompt, answer in zip(prompts[:5], expected, strict=False):
+        assert engine.tokens([prompt], greedy(50)) == [answer[:50]]
+        (again,) = engine.answer([prompt + answer[:30]], greedy(20))
+        assert again.token_ids == answer[30:50]
+        assert again.cached_tokens == (len(prompt) + 29) // 16 * 16
+    engine.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_blocks_that_are_released_on_a_gpu_change_no_bit(
+    block_size: int, checkpoint: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = checkpoint
+    prompts = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 39, 41, 160, 300)]
+
+    def answers(window: int) -> list[Answer]:
+        engine = SmallEngine(
+            folder, device="cuda", block_size=block_size, num_blocks=1600 // block_size
+        )
+        assert engine.config.window == window
+        told = engine.answer(prompts, greedy(200, num_logprobs=1))
+        engine.close()
+        return told
+
+    released = answers(WINDOW)
+    monkeypatch.setattr(ModelConfig, "window_of_all", 0)
+    assert released == answers(0)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+def test_models_with_a_layer_that_sees_all_keep_all_blocks(family: str, tmp_path: Path) -> None:
+    random_checkpoint(family, tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"), max_model_len=320)
+    assert engine.config.window == 0
+    engine.close()
