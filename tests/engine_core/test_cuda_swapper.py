@@ -125,6 +125,17 @@ def test_blocks_come_back_from_slots_in_any_order_as_they_left(
     assert not cache[:, :, [0, 2, 3, 4, 6]].any()
 
 
+def test_of_a_slot_that_is_taken_twice_the_last_save_counts(
+    cache: torch.Tensor, swapper: CudaSwapper
+) -> None:
+    before = cache.clone()
+    swapper.swap(out([4, 9, 2, 7], [10, 11, 10, 11]))
+    swapper.swap(back([10, 11], [20, 21]))
+    wait(swapper, 2)
+    assert swapper.num_saved == 4
+    assert torch.equal(cache[:, :, [20, 21]], before[:, :, [2, 7]])
+
+
 def test_whoever_writes_a_block_that_is_leaving_and_reads_a_slot_that_is_filled_waits(
     cache: torch.Tensor, swapper: CudaSwapper
 ) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.tiers import locked_slots
-from headwater.engine_core.executors.tiers.cuda_swapper import _runs
 from headwater.engine_core.executors.tiers.locked_slots import (
     OwnSlots,
     _container_limit,
     check_room,
+    runs,
 )
 
 
@@ -26,7 +26,7 @@ def places(*numbers: int) -> Any:
 def test_neighbours_in_both_places_are_one_copy() -> None:
     blocks = places(5, 6, 7, 2, 9, 10, 20)
     slots = places(1, 2, 3, 4, 5, 7, 8)
-    assert [(own.start, own.stop, run.start, run.stop) for own, run in _runs(blocks, slots)] == [
+    assert [(own.start, own.stop, run.start, run.stop) for own, run in runs(blocks, slots)] == [
         (5, 8, 1, 4),
         (2, 3, 4, 5),
         (9, 10, 5, 6),

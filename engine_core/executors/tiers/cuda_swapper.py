@@ -1,12 +1,11 @@
-"""KV blocks between a GPU and host memory, beside the steps: a stream each way, and one copy for a
-block, or for neighbours that stay neighbours."""
+"""KV blocks between a GPU and host memory, beside the steps: a stream each way, and one copy a
+block."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -88,12 +87,13 @@ class CudaSwapper:
         """Times the way of blocks from host memory, as many as cross together. To be called before
         the first copy: block and slots contain zeros."""
         num_blocks = min(self.blocks_of_part, len(self._blocks), len(self.slots))
+        places = np.arange(num_blocks, dtype=np.int32)
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so
         with torch.cuda.stream(self._in):
             # The first copy may wait for what is loaded when it is needed.
             for event in (begin, end):
-                self._host.copy_in(slice(0, num_blocks), self._blocks[:num_blocks])
+                self._host.copy_in(self._blocks, places, places)
                 event.record()
         end.synchronize()
         self.seconds_per_block = float(begin.elapsed_time(end)) / 1e3 / num_blocks
@@ -114,17 +114,17 @@ class CudaSwapper:
     def _save(self, blocks: Int32Array, slots: Int32Array) -> torch.cuda.Event:
         # A thread that waits for it sleeps.
         written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch ships it so
+        # Of a slot that was taken twice, the last save counts; copies of a part have no order.
+        last = slots.size - 1 - np.unique(slots[::-1], return_index=True)[1]
         with torch.cuda.stream(self._out):
-            for own, run in _runs(blocks, slots):
-                self._host.copy_out(self._blocks[own], run)
+            self._host.copy_out(self._blocks, blocks[last], slots[last])
             written.record()
         return written
 
     def _load(self, blocks: Int32Array, slots: Int32Array) -> None:
         written = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch ships it so
         with torch.cuda.stream(self._in):
-            for own, run in _runs(blocks, slots):
-                self._host.copy_in(run, self._blocks[own])
+            self._host.copy_in(self._blocks, blocks, slots)
             written.record()
         self._loads.append((written, blocks.size))
 
@@ -134,15 +134,6 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
     stream.wait_stream(torch.cuda.current_stream(device))
     return stream
-
-
-def _runs(blocks: Int32Array, slots: Int32Array) -> Iterator[tuple[slice, slice]]:
-    """Blocks that are neighbours and whose slots are neighbours, each with these slots."""
-    follows = (np.diff(blocks) == 1) & (np.diff(slots) == 1)
-    bounds = [0, *(np.flatnonzero(~follows) + 1).tolist(), blocks.size]
-    for start, end in pairwise(bounds):
-        block, slot = int(blocks[start]), int(slots[start])
-        yield slice(block, block + end - start), slice(slot, slot + end - start)
 
 
 def _has_passed(event: torch.cuda.Event) -> bool:

@@ -1,4 +1,4 @@
-"""Slots of page-locked host memory, and copies between runs of them and a buffer on the GPU."""
+"""Slots of page-locked host memory, and copies between them and blocks on the GPU."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from headwater.kernels.blocks.copy_each import copy_each
 from headwater.kernels.blocks.copy_rows import copy_rows
 
 from ...config import ConfigError, require
-from ...executor import UInt8Array
+from ...executor import Int32Array, UInt8Array
 from ..device.locked_memory import LockedMemory, mapped
 from .block_part import BlockPart
 
@@ -29,17 +31,18 @@ LOCKABLE = "what the host lets a GPU lock in memory"
 
 
 class LockedSlots(Protocol):
-    """Copies are launched on torch's current stream. `words`: int32 [slots of the run, words that
-    this process has of a block], contiguous, on the GPU."""
+    """Copies are launched on torch's current stream, in any order. `words`: int32 [num_blocks,
+    words that this process has of a block], contiguous, on the GPU; blocks [N] and slots [N] are
+    pairs, each of them once."""
 
     bytes: UInt8Array
     """[slots, bytes of a block]"""
 
-    def copy_out(self, words: torch.Tensor, run: slice) -> None:
-        """From the buffer to neighbouring slots."""
+    def copy_out(self, words: torch.Tensor, blocks: Int32Array, slots: Int32Array) -> None:
+        """From blocks to slots."""
 
-    def copy_in(self, run: slice, words: torch.Tensor) -> None:
-        """From neighbouring slots to the buffer."""
+    def copy_in(self, words: torch.Tensor, blocks: Int32Array, slots: Int32Array) -> None:
+        """From slots to blocks."""
 
     def release(self) -> None:
         """Ends the lock. Nothing may be in flight that reads or writes the slots."""
@@ -54,11 +57,11 @@ class OwnSlots:
         self._words = self._locked.memory
         self.bytes: UInt8Array = self._words.numpy().view(np.uint8)
 
-    def copy_out(self, words: torch.Tensor, run: slice) -> None:
-        self._words[run].copy_(words, non_blocking=True)
+    def copy_out(self, words: torch.Tensor, blocks: Int32Array, slots: Int32Array) -> None:
+        copy_each(words, self._words, blocks, slots)
 
-    def copy_in(self, run: slice, words: torch.Tensor) -> None:
-        words.copy_(self._words[run], non_blocking=True)
+    def copy_in(self, words: torch.Tensor, blocks: Int32Array, slots: Int32Array) -> None:
+        copy_each(self._words, words, slots, blocks)
 
     def release(self) -> None:
         self._locked.release()
@@ -75,30 +78,40 @@ class RankSlots:
         self._rows = part.of(self._locked.memory)
         self.bytes = slots
 
-    def copy_out(self, words: torch.Tensor, run: slice) -> None:
-        for rows, own in self._stretches(run, words):
+    def copy_out(self, words: torch.Tensor, blocks: Int32Array, slots: Int32Array) -> None:
+        for rows, own in self._stretches(words, blocks, slots):
             copy_rows(own, rows)
 
-    def copy_in(self, run: slice, words: torch.Tensor) -> None:
-        for rows, own in self._stretches(run, words):
+    def copy_in(self, words: torch.Tensor, blocks: Int32Array, slots: Int32Array) -> None:
+        for rows, own in self._stretches(words, blocks, slots):
             copy_rows(rows, own)
 
     def release(self) -> None:
         self._locked.release()
 
     def _stretches(
-        self, run: slice, words: torch.Tensor
+        self, words: torch.Tensor, blocks: Int32Array, slots: Int32Array
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Rows of slots that lie equally far apart, each with their place in the buffer. Where the
-        rank has all layers or all heads, those of the whole run; else those of a slot."""
-        rows = self._rows[run]
-        own, (_, num_planes, num_words) = words.view(rows.shape), rows.shape
-        if rows.stride(0) == num_planes * rows.stride(1):
-            yield rows.flatten(0, 1), own.flatten(0, 1)
-        elif rows.stride(1) == num_words:
-            yield rows.flatten(1), own.flatten(1)
-        else:
-            yield from zip(rows, own, strict=True)
+        """Rows of slots that lie equally far apart, each with their place in blocks. Where the rank
+        has all layers or all heads, those of neighbours; else those of a slot."""
+        for own_run, run in runs(blocks, slots):
+            rows = self._rows[run]
+            own, (_, num_planes, num_words) = words[own_run].view(rows.shape), rows.shape
+            if rows.stride(0) == num_planes * rows.stride(1):
+                yield rows.flatten(0, 1), own.flatten(0, 1)
+            elif rows.stride(1) == num_words:
+                yield rows.flatten(1), own.flatten(1)
+            else:
+                yield from zip(rows, own, strict=True)
+
+
+def runs(blocks: Int32Array, slots: Int32Array) -> Iterator[tuple[slice, slice]]:
+    """Blocks that are neighbours and whose slots are neighbours, each with these slots."""
+    follows = (np.diff(blocks) == 1) & (np.diff(slots) == 1)
+    bounds = [0, *(np.flatnonzero(~follows) + 1).tolist(), blocks.size]
+    for start, end in pairwise(bounds):
+        block, slot = int(blocks[start]), int(slots[start])
+        yield slice(block, block + end - start), slice(slot, slot + end - start)
 
 
 def check_room(num_bytes: int) -> None:
