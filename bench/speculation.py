@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.services.engine.settings import EngineSettings

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from typing import cast
 
 import torch
 
@@ -40,7 +39,8 @@ from ..parallel.result_messages import (
 from ..platforms import loading as platforms
 from ..system.ring import PeerGone, RingEnd, RingReader, RingWriter
 from .build.request import checked
-from .ranks.rank_place import ParallelDevice, RankPlace, stages_of
+from .build.single import rank_executor
+from .ranks.rank import Rank, stages_of
 from .ranks.result_thread import ResultThread
 from .ranks.stage_link import Receiver, StageLinks
 from .tiers.copy_thread import CopyThread
@@ -89,7 +89,7 @@ class RankProcess:
             device = platforms.load(options.device).device
             request = checked(options, device.name, device.capabilities)
             stage_index = options.layout.stage_index(self._start.rank)
-            place = RankPlace(
+            rank = Rank(
                 shard=self._shard,
                 stage_index=stage_index,
                 stage=stages_of(request)[stage_index],
@@ -99,9 +99,7 @@ class RankProcess:
                 exchange=self._start.memory.exchange,
                 warn=self._warn,
             )
-            executor, config = cast("ParallelDevice", device).build_rank(
-                request, place, self._say_loading
-            )
+            executor, config = rank_executor(device, request, rank, self._say_loading)
         except ConfigError as error:
             self._report(
                 encode_told(Refusal(name=error.name, value=str(error.value), allowed=error.allowed))

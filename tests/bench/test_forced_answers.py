@@ -24,7 +24,7 @@ from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.executor import AdmittedRow, Executor
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.exit.device_sampler import DeviceSampler
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling.sampler import Sampler

@@ -10,7 +10,7 @@ import torch
 
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.executors.build.single import load_weights
+from headwater.engine_core.executors.build.weights import load_weights
 from headwater.engine_core.layers.linear.ordered import order_linears
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms import cuda as cuda_platform
@@ -66,9 +66,7 @@ def kinds_of(folder: Path, activation_dtype: str = "auto") -> set[str]:
         "cuda",
         cuda.capabilities,
     )
-    weights = load_weights(
-        request, device, lambda *_: None, keeps=partial(cuda._keeps, request, device)
-    )
+    weights = load_weights(request, device, lambda *_: None, cuda.stored_forms(request))
     ordered = order_linears(weights, rounds_tokens=request.rounds_tokens)
     kinds = {name: linear.kind for name, linear in ordered.linears.items()}
     assert kinds.pop("lm_head") == "dense"

@@ -25,10 +25,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan, Int32Array
-from headwater.engine_core.executors.build.cuda_drafting import LoadedModel
+from headwater.engine_core.executors.build.cuda_model import LoadedModel
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank
 from headwater.engine_core.executors.entry.device_rows import DeviceGains
-from headwater.engine_core.executors.ranks.rank_place import RankPlace
+from headwater.engine_core.executors.ranks.rank import Rank
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.layers.group import Alone
@@ -252,7 +252,7 @@ def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> Load
     types = dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
     request = BuildRequest(options=options, model=MODEL, **types, rounds_tokens=False, is_tree=True)
     shard = Shard(0, num_ranks)
-    place = RankPlace(
+    rank = Rank(
         shard=shard,
         stage_index=0,
         stage=stage,
@@ -263,7 +263,7 @@ def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> Load
         warn=print,
     )
     return LoadedRank(
-        place.local_config(MODEL), weights, kv_dtype, True, request, place, group, Alone(), None
+        rank.local_config(MODEL), weights, kv_dtype, True, request, rank, group, Alone(), None
     )
 
 

@@ -16,18 +16,48 @@ from headwater.kernels.launch.compile_ahead import CompileAhead
 from ...config import ConfigError, EngineConfig, require
 from ...layers.linear.kinds import Weights
 from ...models.model import LayerInputs, Model
+from ...options import BuildRequest, Progress
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded
 from ...system.usable_cores import usable_cores
 from ..device.step_shapes import StepShape, probed_rows
 from ..entry.cuda_entry import SentStep
 from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
+from ..ranks.rank import Rank
 from ..step_executor import StepExecutor
 from ..tiers.cuda_swapper import CudaSwapper, staged_blocks
-from .cuda_drafting import Drafting, HeadsDrafting, LoadedHeads, LoadedModel, ModelDrafting
+from .cuda_drafting import Drafting, HeadsDrafting, ModelDrafting
+from .cuda_model import LoadedHeads, LoadedModel, load_whole
+from .cuda_rank import load_rank
+from .engine_limits import engine_config_of
 from .gpu_memory import GB, SPARE_BYTES, Memory, measure
+from .hooks import Hooks
 
 log = logging.getLogger(__name__)
+
+
+def build_cuda(
+    request: BuildRequest, rank: Rank, progress: Progress, hooks: Hooks
+) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
+    """Builds the executor of one rank of an engine on this process's first GPU. Raises
+    `ConfigError`."""
+    device = torch.device("cuda")
+    options = request.options
+    config = engine_config_of(request, 0)
+    if rank.is_whole:
+        loaded = load_whole(request, device, progress, hooks)
+    else:
+        loaded = load_rank(request, rank, config, device, progress, hooks)
+    return build_cuda_executor(
+        loaded.served,
+        config,
+        device,
+        draft=loaded.draft,
+        heads=loaded.heads,
+        kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        is_sized=bool(options.num_blocks),
+    )
 
 
 def build_cuda_executor(

@@ -1,9 +1,8 @@
-"""Draft model or draft heads on a GPU, before there is an executor."""
+"""What drafts on a GPU, before there is an executor: its memory, and what makes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,101 +10,15 @@ import torch
 from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import ConfigError, EngineConfig
-from ...heads.heads_config import HeadsConfig
 from ...heads.medusa import Medusa
 from ...heads.registry import ChainHeads, chain_heads
 from ...heads.served import Served
-from ...layers.linear.kinds import Weights
-from ...models.model import Model, model_class
+from ...models.model import Model
 from ...platforms.cuda import CudaPlatform
-from ...platforms.cuda_tree import TreePlatform
-from ...weights.model_config import ModelConfig
-from ...weights.shards import WHOLE, Shard
 from ..drafter.cuda_draft_model import drafting_config
 from ..drafter.cuda_drafters import Make, by_chain, by_model, by_places
-from ..exit.head_part import HeadPart
-from ..tiers.cuda_swapper import CudaSwapper
-from .cuda_parts import CudaParts
+from .cuda_model import LoadedHeads, LoadedModel
 from .gpu_memory import Planes, measure
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model and its weights on the GPU."""
-
-    config: ModelConfig
-    weights: Weights
-    kv_dtype: torch.dtype
-    is_tree: bool
-    """Whether bits are those of `numerics` tree."""
-
-    def platform(self, config: EngineConfig) -> CudaPlatform:
-        return (TreePlatform if self.is_tree else CudaPlatform).of(self.config, config)
-
-    def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
-        return model_class(self.config)(self.config, self.weights, platform, max_model_len)
-
-    @property
-    def planes(self) -> Planes:
-        return Planes(self.config, self.kv_dtype)
-
-    @property
-    def has_head(self) -> bool:
-        """Whether the vocabulary head is here, or a part of it."""
-        return True
-
-    def parts(
-        self,
-        decoder: Model,
-        platform: CudaPlatform,
-        config: EngineConfig,
-        kv_caches: Sequence[torch.Tensor],
-        *,
-        swapper: CudaSwapper | None,
-        make: Make | None,
-        looks_at_all: bool,
-    ) -> CudaParts:
-        """Parts of the executor that computes plans with the model; see `CudaParts`."""
-        return CudaParts(
-            decoder,
-            platform,
-            config,
-            kv_caches,
-            swapper=swapper,
-            make=make,
-            looks_at_all=looks_at_all,
-        )
-
-    def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
-        """Copies blocks of these caches to the config's slots and back. Raises `ConfigError` where
-        there is no memory for the slots."""
-        return CudaSwapper(kv_caches, config.num_swap_slots)
-
-    def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
-        """The model's embedding and head, as draft heads read them."""
-        return decoder
-
-    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
-        """This rank's part of the vocabulary head; None: ranks do not divide it."""
-        return None
-
-    def agreed(self, number: int) -> int:
-        """The least of the numbers of all ranks; returns when each has come here."""
-        return number
-
-    def begin(self) -> None:
-        """Returns when every rank has compiled what it launches: from now on launches of one wait
-        for those of others."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedHeads:
-    """Draft heads and their weights on the GPU, of the served model's dtype."""
-
-    config: HeadsConfig
-    weights: Weights
-    shard: Shard = WHOLE
-    """The part of the vocabulary that the weights have."""
 
 
 class Drafting(Protocol):

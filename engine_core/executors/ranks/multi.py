@@ -1,7 +1,7 @@
 """One process a rank behind the contract of an executor: plans go out once to all ranks, results
 come from the first.
 
-Knows nothing of devices: what a rank computes with is the platform's matter (`build_rank`).
+Knows nothing of devices: each rank's process builds an executor of its own (`rank_process`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ...parallel.result_messages import (
     decode_told,
 )
 from ...parallel.stage_hosts import StageHosts
-from ...platforms.device import Device
+from ...platforms.device import Device, ParallelDevice
 from ...platforms.loading import LoadedDevice
 from ..model.block_bytes import block_bytes_of
 from ..tiers.rank_swapper import RankSwapper
-from .rank_place import ParallelDevice, map_slots
+from .rank import map_slots
 from .stage_offer import make_offer
 
 log = logging.getLogger(__name__)

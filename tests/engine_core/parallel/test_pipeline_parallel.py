@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.scheduling.pipeline_groups import PipelineGroups

@@ -13,13 +13,13 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.build import cuda as build_cuda
 from headwater.engine_core.executors.build import cuda_drafting
 from headwater.engine_core.executors.build.cuda import build_cuda_executor
-from headwater.engine_core.executors.build.cuda_drafting import LoadedHeads
+from headwater.engine_core.executors.build.cuda_model import LoadedHeads
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank, LoadedRankDraft
 from headwater.engine_core.executors.build.gpu_memory import Memory
-from headwater.engine_core.executors.build.rank_drafts import draft_layout
+from headwater.engine_core.executors.build.rank_weights import draft_layout
 from headwater.engine_core.executors.entry.cuda_entry import SentStep
 from headwater.engine_core.executors.entry.device_rows import DeviceGains
-from headwater.engine_core.executors.ranks.rank_place import RankPlace
+from headwater.engine_core.executors.ranks.rank import Rank
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.heads.checkpoint import HeadsFile
 from headwater.engine_core.heads.heads_config import HeadsConfig
@@ -117,7 +117,7 @@ def served(shard: Shard, group: PeerGroup, *, is_tree: bool) -> LoadedRank:
         weights = keep_leaves(weights, layout, shard)
     stage = Stage(0, 4, 4)
     links = StageLinks()
-    place = RankPlace(
+    rank = Rank(
         shard=shard,
         stage_index=0,
         stage=stage,
@@ -129,7 +129,7 @@ def served(shard: Shard, group: PeerGroup, *, is_tree: bool) -> LoadedRank:
     )
     request = replace(REQUEST, is_tree=is_tree)
     config = local_config(SERVED, shard)
-    return LoadedRank(config, weights, DTYPE, is_tree, request, place, group, Host(), None)
+    return LoadedRank(config, weights, DTYPE, is_tree, request, rank, group, Host(), None)
 
 
 def draft(shard: Shard, group: PeerGroup) -> LoadedRankDraft:

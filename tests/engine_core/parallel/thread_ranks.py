@@ -13,8 +13,9 @@ import torch
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
+from headwater.engine_core.executors.build.eager import build_eager
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.executors.ranks.rank_place import RankPlace, stages_of
+from headwater.engine_core.executors.ranks.rank import Rank, stages_of
 from headwater.engine_core.executors.ranks.stage_link import Receiver, StageLinks
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.options import ExecutorOptions
@@ -45,8 +46,8 @@ class ThreadExecutor:
         # packed otherwise.
         own = {"initializer": torch.set_num_threads, "initargs": (1,)}
         self._threads = [ThreadPoolExecutor(1, **own) for _ in ends]
-        places = [
-            RankPlace(
+        ranks = [
+            Rank(
                 shard=layout.shard(rank),
                 stage_index=layout.stage_index(rank),
                 stage=stages[layout.stage_index(rank)],
@@ -61,7 +62,7 @@ class ThreadExecutor:
             )
         ]
         built = self._each(
-            lambda rank: cpu.build_rank(request, places[rank], lambda phase, done, total: None)
+            lambda rank: build_eager(cpu, request, ranks[rank], lambda phase, done, total: None)
         )
         os.close(slots)
         [self.config] = {config for _, config in built}

@@ -1,29 +1,33 @@
-"""One rank's place in an engine: its layers, its blocks, and the contract of devices with ranks."""
+"""One rank of an engine: its layers, its blocks, and the ranks that it exchanges tensors with."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from ...config import EngineConfig
-from ...executor import Executor, UInt8Array
-from ...layers.group import Group
+from ...executor import UInt8Array
+from ...layers.group import Alone, Group
 from ...layers.staged import is_of_first_stage, layer_of
 from ...models.model import model_class
-from ...options import BuildRequest, ExecutorOptions, Progress
+from ...options import BuildRequest
 from ...system.ring import map_at_least
 from ...weights.model_config import ModelConfig
-from ...weights.shards import Shard, Stage, local_config, stages
+from ...weights.shards import WHOLE, ParallelLayout, Shard, Stage, local_config, stages
 from ..tiers.block_part import BlockPart
 from .stage_link import StageLinks
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
+class Rank:
+    """One rank of an engine, as its process knows it."""
+
     shard: Shard
     stage_index: int
     stage: Stage
@@ -36,18 +40,29 @@ class RankPlace:
     """A descriptor of the memory through which ranks exchange tensors where their GPUs do not reach
     one another's."""
     warn: Callable[[str], None]
-    """Says once for all ranks what the engine's log has to say."""
+    """Writes a line to the engine's log, once for all ranks."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it computes all of the model."""
+        return self.shard.size == 1 and self.stage.is_first and self.stage.is_last
 
     @property
     def part(self) -> str:
-        """Names this rank's part of a model's weights."""
+        """Names this rank's part of a model's weights; empty: all of them."""
+        if self.is_whole:
+            return ""
         return (
             f"shard {self.shard.index} of {self.shard.size}, layers {self.stage.first} to "
             f"{self.stage.stop}"
         )
 
-    def over(self, group: Group) -> RankPlace:
-        """The place with the same ranks over another memory."""
+    def number(self, layout: ParallelLayout) -> int:
+        """Its number among all ranks of the engine."""
+        return self.stage_index * layout.tensor + self.shard.index
+
+    def over(self, group: Group) -> Rank:
+        """The same rank, which exchanges tensors over another memory."""
         return replace(self, group=group)
 
     def local_config(self, model: ModelConfig) -> ModelConfig:
@@ -55,19 +70,19 @@ class RankPlace:
         return local_config(model.of_layers(self.stage.first, self.stage.stop), self.shard)
 
 
-class ParallelDevice(Protocol):
-    """A device with the flag `parallel`."""
-
-    def build_rank(
-        self, request: BuildRequest, place: RankPlace, progress: Progress
-    ) -> tuple[Executor, EngineConfig]:
-        """The executor of one rank. All ranks find the same config. Raises `ConfigError`."""
-
-    def max_ranks(self, options: ExecutorOptions) -> int:
-        """Ranks that one engine may have on this machine."""
-
-    def rank_variables(self, options: ExecutorOptions, rank: int) -> dict[str, str]:
-        """Variables of the environment of a rank's process, beside those of the engine's."""
+def whole_rank(model: ModelConfig) -> Rank:
+    """The only rank of an engine in one process: no other rank is there to exchange anything
+    with."""
+    return Rank(
+        shard=WHOLE,
+        stage_index=0,
+        stage=Stage(0, model.num_layers, model.num_layers),
+        group=Alone(),
+        links=StageLinks(),
+        slots=-1,
+        exchange=-1,
+        warn=log.warning,
+    )
 
 
 def stages_of(request: BuildRequest) -> list[Stage]:
@@ -85,14 +100,14 @@ def stages_of(request: BuildRequest) -> list[Stage]:
     return stages(of_layers, of_ends[True], of_ends[False], request.options.pipeline_parallel_size)
 
 
-def block_part(request: BuildRequest, place: RankPlace) -> BlockPart:
+def block_part(request: BuildRequest, rank: Rank) -> BlockPart:
     """This rank's part of a block in a slot, which is as one process has it: its bytes do not
     depend on the layout."""
     return BlockPart(
-        num_planes=2 * place.stage.total,
-        planes=range(2 * place.stage.first, 2 * place.stage.stop),
+        num_planes=2 * rank.stage.total,
+        planes=range(2 * rank.stage.first, 2 * rank.stage.stop),
         num_heads=request.model.num_kv_heads,
-        heads=place.shard.part(request.model.num_kv_heads),
+        heads=rank.shard.part(request.model.num_kv_heads),
     )
 
 
