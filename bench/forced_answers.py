@@ -19,7 +19,7 @@ import torch
 from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.engine_core.executors.build import cuda_parts, eager
 from headwater.engine_core.executors.exit.device_sampler import DeviceSampler, Needs, Places
-from headwater.engine_core.executors.exit.head_part import HeadPart
+from headwater.engine_core.executors.exit.head_shard import HeadShard
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.sampler import Known, Sampler, Whole
 from headwater.kernels.launch.device import upload
@@ -138,7 +138,7 @@ class ForcedDeviceSampler(DeviceSampler):
         dtype: torch.dtype,
         device: torch.device,
         num_parts: int,
-        part: HeadPart | None = None,
+        part: HeadShard | None = None,
     ) -> None:
         super().__init__(lm_head, num_rows, num_positions, dtype, device, num_parts, part)
         self._forced = ForcedTokens(answers, num_rows, device)

@@ -64,7 +64,7 @@ class Bench:
         *,
         whole_drafts: bool = False,
     ) -> None:
-        """`whole_drafts`: an executor that computes its guesses makes as many as it may, in each
+        """`whole_drafts`: an executor that computes its drafts makes as many as it may, in each
         step."""
         with nullcontext() if forced is None else forced.installed():
             self.executor, self.config, self._facts = build_executor(options, silent)
@@ -128,7 +128,7 @@ class Bench:
     def _speculator(self) -> Speculator | None:
         if self._is_whole:
             config = self.config
-            most = self._facts.most_own_drafts
+            most = self._facts.most_device_drafts
             return WholeDrafts(
                 config.num_rows, min(most or config.max_draft_tokens, config.max_draft_tokens)
             )

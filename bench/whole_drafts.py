@@ -1,5 +1,5 @@
-"""A speculator that makes the executor guess as many tokens as it may, in each step of each
-request, to measure its guesses at any cost. For benchmarks alone."""
+"""A speculator that makes the executor draft as many tokens as it may, in each step of each
+request, to measure its drafts at any cost. For benchmarks alone."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from headwater.kernels.cpu.guesses import comparer
+from headwater.kernels.cpu.drafts import comparer
 
 from ..drafting.proposer import Proposal
 from ..executor import BoolArray, Int32Array

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from headwater.kernels.cpu.guesses import WRONG, better_taker, comparer, length_chooser, standing
+from headwater.kernels.cpu.drafts import WRONG, better_taker, comparer, length_chooser, standing
 
 from ..drafting.acceptance import Acceptance
 from ..drafting.draft_lengths import Choice, Float64Array, choose, expected

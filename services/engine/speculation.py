@@ -41,7 +41,7 @@ def drafters_of(settings: EngineSettings) -> tuple[str, ...]:
 
 
 def _model_of(settings: EngineSettings) -> str:
-    """The drafter that computes its guesses; empty: there is none."""
+    """The drafter that computes its drafts; empty: there is none."""
     if settings.draft_heads is not None:
         return DRAFT_HEADS
     return (
@@ -75,7 +75,7 @@ def build_speculator(
     }
     speculator: Speculator
     if name := _model_of(settings):
-        most = facts.most_own_drafts
+        most = facts.most_device_drafts
         passes = kept.get("passes", lambda: measured_passes(executor, config, most_drafts=most))
         logger.info("a pass of %s: %.2f ms for one row", name, 1000 * float(passes.of(1)))
         is_ahead = executor.can_draft and costs.gap > WORTHWHILE_GAP * float(costs.of(1))

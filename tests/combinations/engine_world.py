@@ -123,7 +123,7 @@ class Replica:
         speculator: Speculator = AdaptiveSpeculator(drafters, COSTS, **sizes)
         for name in ("draft_model", "draft_heads"):
             if getattr(options, name) is not None:
-                most = self.facts.most_own_drafts
+                most = self.facts.most_device_drafts
                 speculator = ModelSpeculator(drafters, COSTS, PASSES, **sizes, name=name, most=most)
         disk_files = open_disk(options, config, self.facts, self._executor, BlockSeal())
         self._link: DirectLink | None = None

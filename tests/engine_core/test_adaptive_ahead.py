@@ -137,7 +137,7 @@ def test_rows_run_ahead_where_the_executor_is_right() -> None:
 
 
 def test_rows_wait_where_another_drafter_is_right_and_the_executor_is_not() -> None:
-    """One without guesses of its own cannot be better; one that is wrong is left after a while."""
+    """One without drafts of its own cannot be better; one that is wrong is left after a while."""
     run = Run(never, Oracle(always, name="other"))
     run.add(1)
     modes = run.run()
@@ -145,7 +145,7 @@ def test_rows_wait_where_another_drafter_is_right_and_the_executor_is_not() -> N
     assert run.engine.load().num_accepted_tokens > 200
 
 
-def test_what_another_drafter_guesses_is_seen_while_rows_run_ahead() -> None:
+def test_what_another_drafter_drafts_is_seen_while_rows_run_ahead() -> None:
     run = Run(lambda key, index: index < 100, Oracle(lambda key, index: index >= 100, name="other"))
     run.add(1, replace(PLAIN, max_tokens=600))
     modes = run.run()

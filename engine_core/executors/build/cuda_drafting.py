@@ -45,13 +45,13 @@ class ModelDrafting:
         self._config = drafting_config(config)
         self._platform = draft.platform(config)
         self._decoder = draft.on(self._platform, config.max_model_len)
-        self._head_part = draft.head_part(self._platform)
+        self._head_shard = draft.head_shard(self._platform)
 
     def measure(self, ahead: CompileAhead) -> int:
         return measure(self._decoder, self._platform, self.planes[0], self._config, ahead).step
 
     def make(self, config: EngineConfig, kv_caches: Sequence[torch.Tensor]) -> Make:
-        return by_model(self._decoder, self._platform, config, kv_caches[0], self._head_part)
+        return by_model(self._decoder, self._platform, config, kv_caches[0], self._head_shard)
 
 
 class HeadsDrafting:

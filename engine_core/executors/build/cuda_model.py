@@ -19,7 +19,7 @@ from ...platforms.stored_weights import StoredWeights
 from ...weights.model_config import ModelConfig
 from ...weights.shards import WHOLE, Shard
 from ..drafter.cuda_drafters import Make
-from ..exit.head_part import HeadPart
+from ..exit.head_shard import HeadShard
 from ..model.block_bytes import KV_DTYPES
 from ..tiers.cuda_swapper import CudaSwapper
 from .cuda_parts import CudaParts
@@ -84,7 +84,7 @@ class LoadedModel:
         """The model's embedding and head, as draft heads read them."""
         return decoder
 
-    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
+    def head_shard(self, platform: CudaPlatform) -> HeadShard | None:
         """This rank's part of the vocabulary head; None: ranks do not divide it."""
         return None
 

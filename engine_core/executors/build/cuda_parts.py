@@ -26,7 +26,7 @@ from ..exit.cuda_prompt_scores import CudaPromptScores
 from ..exit.cuda_sample import CudaSample
 from ..exit.cuda_send import CudaSend
 from ..exit.device_sampler import DeviceSampler
-from ..exit.head_part import HeadPart
+from ..exit.head_shard import HeadShard
 from ..exit.held_states import HeldStates
 from ..exit.token_messages import NoTokenSender, TokenRelay, TokenSender
 from ..model.cuda_caches import CudaCaches
@@ -82,14 +82,14 @@ class CudaParts:
         swapper: CudaSwapper | None = None,
         make: Make | None = None,
         looks_at_all: bool = False,
-        head_part: HeadPart | None = None,
+        head_shard: HeadShard | None = None,
         stages: StageMemory | None = None,
         relay: StageRelay | None = None,
         samples: bool = True,
     ) -> None:
         """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values
         a block has, the served model's first. `make`: makes what drafts, which is shown the hidden
-        states of all tokens if it `looks_at_all`. `head_part`: see `DeviceSampler`. `stages` and
+        states of all tokens if it `looks_at_all`. `head_shard`: see `DeviceSampler`. `stages` and
         `relay`: those beside this one, of which the last `samples`."""
         device = platform.device
         relay = relay or NoRelay()
@@ -125,7 +125,7 @@ class CudaParts:
                 decoder.dtype,
                 device,
                 num_parts,
-                head_part,
+                head_shard,
             )
             if make is not None:
                 self.drafter = make(Drafted(self.device, self.layers, sampler, table))
@@ -134,7 +134,7 @@ class CudaParts:
             self.exit = CudaSample(
                 decoder,
                 sampler,
-                CudaPromptScores(decoder, table, config.num_rows, head_part),
+                CudaPromptScores(decoder, table, config.num_rows, head_shard),
                 HeldStates(config, model.vocab_size, model.hidden_size, decoder.dtype, device),
                 table=table,
                 buffers=buffers,

@@ -22,7 +22,7 @@ from ...platforms.peer_group import PeerGroup
 from ...platforms.stored_weights import StoredWeights
 from ...weights.shards import Shard
 from ..drafter.cuda_drafters import Make
-from ..exit.head_part import HeadPart
+from ..exit.head_shard import HeadShard
 from ..model.block_bytes import KV_DTYPES, block_bytes_of
 from ..ranks.gpu_stage import GpuStageEnds
 from ..ranks.rank import Rank, block_part, map_slots
@@ -100,7 +100,7 @@ class LoadedRank(LoadedModel):
             swapper=swapper,
             make=make,
             looks_at_all=looks_at_all,
-            head_part=self.head_part(platform) if self.has_head else None,
+            head_shard=self.head_shard(platform) if self.has_head else None,
             stages=self.stages,
             relay=self.relay,
             samples=self.has_head,
@@ -130,9 +130,9 @@ class LoadedRank(LoadedModel):
             raise ConfigError("kv_swap_memory", slots.nbytes, LOCKABLE)
         return locked
 
-    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
+    def head_shard(self, platform: CudaPlatform) -> HeadShard | None:
         return (
-            None if self.group is None else _head_part(self, platform, self.rank.shard, self.group)
+            None if self.group is None else _head_shard(self, platform, self.rank.shard, self.group)
         )
 
     def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
@@ -162,15 +162,15 @@ class LoadedRankDraft(LoadedModel):
         )
         return model_class(self.config)(self.config, whole, platform, max_model_len)
 
-    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
-        return _head_part(self, platform, self.shard, self.group)
+    def head_shard(self, platform: CudaPlatform) -> HeadShard | None:
+        return _head_shard(self, platform, self.shard, self.group)
 
 
-def _head_part(
+def _head_shard(
     model: LoadedModel, platform: CudaPlatform, shard: Shard, group: PeerGroup
-) -> HeadPart:
+) -> HeadShard:
     part = model.weights.linears[HEAD]
-    return HeadPart(part, platform.linear(part), shard, model.config.vocab_size, group)
+    return HeadShard(part, platform.linear(part), shard, model.config.vocab_size, group)
 
 
 def load_rank(

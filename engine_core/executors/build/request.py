@@ -88,7 +88,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
 def _checked_draft(
     options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
 ) -> BuildRequest:
-    """The model that drafts, beside the one whose tokens it guesses. Raises `ConfigError` naming
+    """The model that drafts, beside the one whose tokens it drafts. Raises `ConfigError` naming
     `draft_model`."""
     folder = options.draft_model
     require(options.max_draft_tokens, "draft_model", str(folder), "none where nothing is drafted")
@@ -102,7 +102,7 @@ def _checked_draft(
         dtype=dtype,
         kv_cache_dtype="auto",
         quantization="auto",
-        # It only guesses: what it guesses may have other bits where there are other ranks.
+        # It only drafts: what it drafts may have other bits where there are other ranks.
         numerics="default",
         # Ranks divide its vocabulary alone, which is that of the served model.
         tensor_parallel_size=1,

@@ -52,7 +52,7 @@ def build_executor(
         refused_fields=refused_fields(
             asked_of(options, request.model, request.activations, flags), flags
         ),
-        most_own_drafts=0 if request.heads is None else request.heads.most,
+        most_device_drafts=0 if request.heads is None else request.heads.most,
     )
     if options.layout.num_ranks == 1:
         rank = whole_rank(request.model)

@@ -17,7 +17,7 @@ from ..device.cuda_device import CudaDevice
 from ..device.step_shapes import StepShapes
 from ..entry.step_buffers import StepBuffers
 from ..exit.device_sampler import DeviceSampler
-from ..exit.head_part import HeadPart
+from ..exit.head_shard import HeadShard
 from ..model.device_model import DeviceModel
 from ..table.device_table import DeviceTable
 from .cuda_draft_model import CudaDraftModel, drafting_config
@@ -51,14 +51,14 @@ def by_model(
     platform: CudaPlatform,
     config: EngineConfig,
     kv_cache: torch.Tensor,
-    head_part: HeadPart | None = None,
+    head_shard: HeadShard | None = None,
 ) -> Make:
-    """`head_part`: what this rank has of the draft model's vocabulary head, if ranks divide it."""
+    """`head_shard`: what this rank has of the draft model's vocabulary head, if ranks divide it."""
 
     def make(drafted: Drafted) -> CudaDrafter:
         table = drafted.table
         limits = drafting_config(config)
-        sampler = drafted.sampler.beside(decoder.lm_head, decoder.dtype, head_part)
+        sampler = drafted.sampler.beside(decoder.lm_head, decoder.dtype, head_shard)
         steps = drafted.steps(limits, platform, sampler)
         graphs = drafted.device.new_graphs()
         model = DeviceModel(
@@ -94,8 +94,8 @@ def by_chain(
         read = pairs(
             max(model.shapes.most_tokens, config.max_positions), model.buffers, model.shapes
         )
-        guess = pairs(config.max_positions, steps.buffers, steps.shapes)
-        return CudaChainHeads(heads, read, guess, steps, sampler, config, table)
+        drafting = pairs(config.max_positions, steps.buffers, steps.shapes)
+        return CudaChainHeads(heads, read, drafting, steps, sampler, config, table)
 
     return make
 

@@ -11,7 +11,7 @@ from ...executor import AdmittedRow, StepPlan
 from ...models.model import Model
 from ..table.device_table import DeviceTable
 from .device_sampler import Scores, score
-from .head_part import HeadPart
+from .head_shard import HeadShard
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
@@ -19,7 +19,7 @@ SCORED_AT_ONCE = 256
 
 class CudaPromptScores:
     def __init__(
-        self, decoder: Model, table: DeviceTable, num_rows: int, part: HeadPart | None
+        self, decoder: Model, table: DeviceTable, num_rows: int, part: HeadShard | None
     ) -> None:
         """`part`: what this rank has of the vocabulary head, if ranks divide it."""
         self._decoder = decoder

@@ -21,8 +21,8 @@ from ..entry.cuda_entry import SentStep
 from ..entry.device_rows import DeviceRows
 from ..entry.result_memory import ResultMemory
 from ..entry.step_buffers import StepBuffers
+from ..table.by_position import draw_by_position
 from ..table.device_table import DeviceTable
-from ..table.drafted_rows import spread_draw
 from .cuda_prompt_scores import CudaPromptScores
 from .device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places
 from .held_states import HeldStates
@@ -75,7 +75,7 @@ class CudaSample:
             self._pools.admit(admitted)
             self._prompt_scores.admit(admitted)
         step = self._in_flight(sent)
-        plan = sent.spread
+        plan = sent.by_position
         for row in plan.prompt_logprob_rows:
             step.prompt_scores[row] = self._prompt_scores.score(plan, hidden, row)
         if plan.pooled_rows:
@@ -88,13 +88,13 @@ class CudaSample:
         return step
 
     def draw(self, plan: DrawPlan) -> InFlightStep:
-        spread = spread_draw(plan)
-        step = InFlightStep(self._part(plan.step), len(spread.rows))
+        by_position = draw_by_position(plan)
+        step = InFlightStep(self._part(plan.step), len(by_position.rows))
         if plan.num_drafts is not None:
             step.num_drafts = plan.num_drafts
-            step.drafts = self._held.drafts(spread)
-        num_draws = self._shapes.num_rows(len(spread.rows))
-        self._held.send(plan, spread, num_draws, self._results.firsts(plan.step)[0])
+            step.drafts = self._held.drafts(by_position)
+        num_draws = self._shapes.num_rows(len(by_position.rows))
+        self._held.send(plan, by_position, num_draws, self._results.firsts(plan.step)[0])
         needs = self._sampler.needs(plan.rows)
         self._graphs.run_once(
             (num_draws, "masked", needs), partial(self._draw_masked, num_draws, needs)
@@ -102,7 +102,7 @@ class CudaSample:
         rows, positions, _ = self._held.draws.draws(num_draws)
         self._tokens.send(rows, positions, self._sampler.tokens[:num_draws])
         if needs.scores:
-            step.scores = self._sampler.scores(plan.step, spread.rows)
+            step.scores = self._sampler.scores(plan.step, by_position.rows)
         return step
 
     def rehearse(self) -> None:
@@ -136,7 +136,7 @@ class CudaSample:
 
     def _in_flight(self, sent: SentStep) -> InFlightStep:
         plan = sent.plan
-        step = InFlightStep(self._part(plan.step), int(sent.spread.samples.sum()))
+        step = InFlightStep(self._part(plan.step), int(sent.by_position.samples.sum()))
         self._held.note_drafts(plan)
         if sent.num_rows:
             step.gains = self._rows.gains(plan)
@@ -150,7 +150,7 @@ class CudaSample:
         return self._results.tokens[self._results.part(step)]
 
     def _sample(self, sent: SentStep, step: InFlightStep, hidden: torch.Tensor) -> None:
-        plan = sent.spread
+        plan = sent.by_position
         shape = sent.shape
         num_draws = sent.num_draws
         samples_all = shape.is_decode and step.num_sampled == len(plan.rows)

@@ -20,7 +20,7 @@ from ...executor import AdmittedRow, Int32Array
 from ...layers.linear.dense import DenseLinear
 from ...layers.lm_head import LMHead
 from ..table.row_settings import RowSettings
-from .head_part import HeadPart
+from .head_shard import HeadShard
 from .score_table import SampledScores, ScoreTable
 
 
@@ -71,7 +71,7 @@ class DeviceSampler:
         dtype: torch.dtype,
         device: torch.device,
         num_parts: int,
-        part: HeadPart | None = None,
+        part: HeadShard | None = None,
     ) -> None:
         """Sizes: a table of `num_rows` rows, up to `num_positions` that are sampled at once, and up
         to `num_parts` draws in flight; dtype is that of hidden states. `part`: what this rank has
@@ -103,7 +103,7 @@ class DeviceSampler:
         self._is_filtered = np.zeros(num_rows, np.bool_)
 
     def beside(
-        self, lm_head: LMHead, dtype: torch.dtype, part: HeadPart | None = None
+        self, lm_head: LMHead, dtype: torch.dtype, part: HeadShard | None = None
     ) -> DeviceSampler:
         """Returns one for another model's logits of the same rows; this one admits them. `part`:
         what this rank has of that model's head; None: what it has of this one's."""
@@ -203,7 +203,7 @@ class DeviceSampler:
 
     def _draw_part(
         self,
-        part: HeadPart,
+        part: HeadShard,
         raw: torch.Tensor,
         draws: Draws,
         filters: Filters,

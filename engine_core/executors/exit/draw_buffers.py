@@ -10,7 +10,7 @@ from ...config import EngineConfig
 from ...executor import Int32Array
 from ..device.locked_memory import LockedMemory, is_mapped
 from ..device.step_shapes import aligned
-from ..table.drafted_rows import DrawPositions
+from ..table.by_position import DrawPositions
 
 _NUM_COLUMNS = 5
 _HEAD = 4

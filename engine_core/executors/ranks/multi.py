@@ -48,7 +48,7 @@ COMPILING_SILENCE = 15.0
 AWAITING_SECONDS = 1.0
 """Between two words about stages that are missing."""
 PATIENCE = 10
-"""Times the predicted time of a step after which its ranks hang; once more for each guess that they
+"""Times the predicted time of a step after which its ranks hang; once more for each draft that they
 draw before it."""
 
 
@@ -84,18 +84,18 @@ class MultiExecutor:
         compiled."""
         self._slowest_step = self._last_retired = 0.0
         self._launched: deque[tuple[float, float, int]] = deque()
-        """When each plan in flight was launched, its predicted seconds and the guesses of a row
+        """When each plan in flight was launched, its predicted seconds and the drafts of a row
         before it."""
 
     def submit(self, plan: StepPlan) -> int:
-        num_guesses = 0
+        num_drafts = 0
         if plan.num_drafts is not None and plan.draft_ids is None:
-            num_guesses = int(plan.num_drafts.max(initial=0))
+            num_drafts = int(plan.num_drafts.max(initial=0))
         # Over a long prefix most of a step's time is attention.
         self._launch(
             encode_step(plan),
             plan.num_tokens + plan.num_attended * self._attention_work,
-            num_guesses,
+            num_drafts,
         )
         return plan.step
 
@@ -120,14 +120,14 @@ class MultiExecutor:
         self._longest_step = max(seconds)
         return self._longest_step
 
-    def _launch(self, message: bytes, work: float, num_guesses: int = 0) -> None:
+    def _launch(self, message: bytes, work: float, num_drafts: int = 0) -> None:
         """`work` in tokens that attend to nothing."""
         predicted = (self._longest_step or 0.0) * work / self._budget
-        self._launched.append((time.monotonic(), predicted, num_guesses))
+        self._launched.append((time.monotonic(), predicted, num_drafts))
         if self._longest_step is not None:
-            _, seconds, guesses = zip(*self._launched, strict=True)
+            _, seconds, drafts = zip(*self._launched, strict=True)
             # A pass of what drafts takes no longer than a step.
-            most = (PATIENCE + max(guesses)) * max(self._slowest_step, *seconds)
+            most = (PATIENCE + max(drafts)) * max(self._slowest_step, *seconds)
             self.ranks.allow_silence(max(self._least_silence, most))
         self.ranks.tell(message)
 

@@ -224,7 +224,7 @@ class SimulatedExecutor:
         return repeated(self._token_ids[row, :num_known], most)
 
     def _pretended(self, row: int, num_known: int, most: int) -> Int32Array:
-        """Guesses of a draft model that finds the right token with the probability
+        """Drafts of a draft model that finds the right token with the probability
         `_draft_acceptance`."""
         rows = np.array([row], np.int32)
         at = np.array([num_known - 1], np.int32)

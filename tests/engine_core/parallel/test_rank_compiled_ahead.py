@@ -204,7 +204,7 @@ def run_rank(
     launches: Launches, kind: str, shard: Shard, path: Path, *, is_tree: bool
 ) -> NotedGroup:
     """Builds a rank and has it serve. What it launches then has been compiled, and it has
-    guessed."""
+    drafted."""
     group = NotedGroup(shard)
     launches.seen.clear()
     device, config = build_cuda_executor(
@@ -218,20 +218,20 @@ def run_rank(
         is_sized=True,
     )
     ahead = set(launches.seen)
-    num_guessed = 0
+    num_drafted = 0
     drafted = device._drafter.draft
 
     def counted(sent: SentStep) -> None:
-        nonlocal num_guessed
+        nonlocal num_drafted
         num_drafts = sent.plan.num_drafts
-        num_guessed += num_drafts is not None and bool(num_drafts.any())
+        num_drafted += num_drafts is not None and bool(num_drafts.any())
         drafted(sent)
 
     device._drafter.draft = counted  # type: ignore[method-assign]
     serve_at_random(device, config)
     late = launches.seen - ahead
     assert not late, "\n".join(sorted(str(each)[:400] for each in late))
-    assert num_guessed > 20
+    assert num_drafted > 20
     return group
 
 

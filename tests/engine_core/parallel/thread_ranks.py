@@ -105,7 +105,7 @@ class ThreadExecutor:
             assert other.token_ids.tolist() == results[first].token_ids.tolist(), rank
             assert other.num_tokens.tolist() == results[first].num_tokens.tolist(), rank
             assert torch.equal(_tokens(self.ranks[rank]), _tokens(self.ranks[first])), (
-                "guesses differ"
+                "drafts differ"
             )
         self._done.append(results[self._speaker])
 

@@ -71,7 +71,7 @@ def test_the_kernels_of_cpus_are_compiled_without_a_model_and_only_once(tmp_path
     assert {name.split(".")[0] for name in first} >= {
         "attention",
         "draw",
-        "guesses",
+        "drafts",
         "suffix_match",
         "tile_product",
     }

@@ -1,4 +1,4 @@
-"""Steps of a model that guesses tokens, beside the step of the served model that verifies them.
+"""Steps of a model that drafts tokens, beside the step of the served model that verifies them.
 
 The words of both steps name the same rows. Where the host does not know the position of a row, both
 hold the last position that it may have; the device moves the words to the true one, see
@@ -29,7 +29,7 @@ def find_shifts(
 
 
 def shift_words(shifts: torch.Tensor, words: StepWords) -> None:
-    """Moves the words of a guessing step: positions, lengths of decoding tokens, and draws."""
+    """Moves the words of a drafting step: positions, lengths of decoding tokens, and draws."""
     draws = words.draws
     most = max(len(words.rows), draws.shape[1])
     _shift_words[(triton.cdiv(most, _BLOCK),)](
@@ -46,7 +46,7 @@ def shift_words(shifts: torch.Tensor, words: StepWords) -> None:
     )
 
 
-def store_guesses(
+def store_drafts(
     rows: torch.Tensor,
     positions: torch.Tensor,
     token_ids: torch.Tensor,
@@ -55,12 +55,12 @@ def store_guesses(
 ) -> None:
     """Writes each row's token, int32 [S], behind its position; tokens of negative rows are dropped.
     A value that is no token, as may be drawn from logits that are not numbers, becomes a token."""
-    store_guesses_and_advance(
+    store_drafts_and_advance(
         rows, positions, token_ids, token_table, vocab_size, rows, rows, rows, advance=-1
     )
 
 
-def store_guesses_and_advance(
+def store_drafts_and_advance(
     rows: torch.Tensor,
     positions: torch.Tensor,
     token_ids: torch.Tensor,
@@ -73,11 +73,11 @@ def store_guesses_and_advance(
     behind: int = 1,
     advance: int = 1,
 ) -> None:
-    """Writes tokens as `store_guesses`, `behind` places after the position, which moves on by
-    `advance`; the words int32 [S] become those of the next guess. num_left int32 [S]: guesses of
-    each row, this one included; a row with no guesses left becomes padding. `advance` −1: only
+    """Writes tokens as `store_drafts`, `behind` places after the position, which moves on by
+    `advance`; the words int32 [S] become those of the next draft. num_left int32 [S]: drafts of
+    each row, this one included; a row with no drafts left becomes padding. `advance` −1: only
     tokens are written."""
-    _store_guesses[(triton.cdiv(len(rows), _BLOCK),)](
+    _store_drafts[(triton.cdiv(len(rows), _BLOCK),)](
         rows,
         positions,
         token_ids,
@@ -159,7 +159,7 @@ def _shift_words(
 
 
 @triton.jit
-def _store_guesses(
+def _store_drafts(
     p_row,
     p_position,
     p_token,

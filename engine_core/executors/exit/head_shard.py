@@ -21,7 +21,7 @@ from ...weights.shards import Shard
 
 
 @dataclass(frozen=True, slots=True)
-class HeadPart:
+class HeadShard:
     """The rows of a vocabulary head that one rank has, or of several heads over one vocabulary."""
 
     linear: Linear

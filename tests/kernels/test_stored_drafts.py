@@ -3,12 +3,12 @@ from __future__ import annotations
 import torch
 
 from headwater.kernels.rows.draft_rows import StepWords
-from headwater.kernels.rows.guessed_rows import (
+from headwater.kernels.rows.stored_drafts import (
     find_shifts,
     keep_states,
     shift_words,
-    store_guesses,
-    store_guesses_and_advance,
+    store_drafts,
+    store_drafts_and_advance,
 )
 
 
@@ -39,25 +39,25 @@ def test_words_of_another_step_move_as_far_as_rows_are_behind(generator: torch.G
     assert draws.tolist() == [[4, 2, -1], [17, 27, 5], [4, 6, 5], [1, 2, 5]]
 
 
-def test_rows_go_on_behind_what_they_guess_until_none_is_left(generator: torch.Generator) -> None:
+def test_rows_go_on_behind_what_they_draft_until_none_is_left(generator: torch.Generator) -> None:
     table = torch.zeros(5, 20, dtype=torch.int32, device=generator.device)
     rows = ints([3, -1, 0], generator)
     at = ints([5, 0, 9], generator)
     left = ints([3, 0, 1], generator)
     outputs = ints([11, 0, 12], generator)
-    store_guesses(rows, at, ints([41, 42, 43], generator), table, 500)
+    store_drafts(rows, at, ints([41, 42, 43], generator), table, 500)
     assert (table[3, 6], table[0, 10]) == (41, 43)
     at += rows >= 0
     lens = ints([7, 0, 11], generator)
-    store_guesses_and_advance(
+    store_drafts_and_advance(
         rows, at, ints([51, 52, 53], generator), table, 500, lens, outputs, left
     )
     assert rows.tolist() == [3, -1, -1]
     assert (at[0], lens.tolist(), outputs[0], left.tolist()) == (7, [8, 0, 0], 12, [2, 0, 0])
-    store_guesses_and_advance(
+    store_drafts_and_advance(
         rows, at, ints([61, 62, 63], generator), table, 500, lens, outputs, left
     )
-    store_guesses_and_advance(
+    store_drafts_and_advance(
         rows, at, ints([71, 72, 73], generator), table, 500, lens, outputs, left
     )
     assert (rows.tolist(), lens.tolist()) == ([-1] * 3, [0] * 3)
@@ -66,7 +66,7 @@ def test_rows_go_on_behind_what_they_guess_until_none_is_left(generator: torch.G
     assert int((table != 0).sum()) == 6
 
 
-def test_a_first_guess_stays_at_its_position_and_later_ones_go_a_place_further(
+def test_a_first_draft_stays_at_its_position_and_later_ones_go_a_place_further(
     generator: torch.Generator,
 ) -> None:
     table = torch.zeros(5, 20, dtype=torch.int32, device=generator.device)
@@ -76,11 +76,11 @@ def test_a_first_guess_stays_at_its_position_and_later_ones_go_a_place_further(
     lens = ints([6, 10], generator)
     outputs = ints([2, 4], generator)
     words = lens, outputs, left
-    store_guesses_and_advance(rows, at, ints([41, 42], generator), table, 500, *words, advance=0)
+    store_drafts_and_advance(rows, at, ints([41, 42], generator), table, 500, *words, advance=0)
     assert (rows.tolist(), at[0], lens.tolist(), outputs[0]) == ([3, -1], 5, [6, 0], 3)
-    store_guesses_and_advance(rows, at, ints([51, 52], generator), table, 500, *words, behind=2)
+    store_drafts_and_advance(rows, at, ints([51, 52], generator), table, 500, *words, behind=2)
     assert (rows.tolist(), at[0], lens.tolist(), outputs[0]) == ([3, -1], 6, [7, 0], 4)
-    store_guesses_and_advance(rows, at, ints([61, 62], generator), table, 500, *words, behind=2)
+    store_drafts_and_advance(rows, at, ints([61, 62], generator), table, 500, *words, behind=2)
     assert (rows.tolist(), lens.tolist()) == ([-1, -1], [0, 0])
     assert table[3, 6:10].tolist() == [41, 51, 61, 0]
     assert table[0, 10:12].tolist() == [42, 0]
@@ -106,5 +106,5 @@ def test_states_before_last_known_tokens_are_kept(generator: torch.Generator) ->
 def test_what_is_no_token_becomes_one(generator: torch.Generator) -> None:
     table = torch.full((3, 4), 7, dtype=torch.int32, device=generator.device)
     drawn = ints([-1, 2**31 - 1, 499], generator)
-    store_guesses(ints([0, 1, 2], generator), ints([0, 1, 2], generator), drawn, table, 500)
+    store_drafts(ints([0, 1, 2], generator), ints([0, 1, 2], generator), drawn, table, 500)
     assert (table[0, 1], table[1, 2], table[2, 3]) == (0, 499, 499)

@@ -1,4 +1,4 @@
-"""Draws of guesses on GPUs that have the logits of some tokens each: the tokens of one GPU, and the
+"""Draws of drafts on GPUs that have the logits of some tokens each: the tokens of one GPU, and the
 same on each rank. Without a GPU kernels are interpreted."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from headwater.engine_core.executor import AdmittedRow
 from headwater.engine_core.executors.exit.device_sampler import PLAIN, DeviceSampler, Needs, Places
-from headwater.engine_core.executors.exit.head_part import HeadPart
+from headwater.engine_core.executors.exit.head_shard import HeadShard
 from headwater.engine_core.layers.linear.dense import DenseLinear
 from headwater.engine_core.layers.linear.linear import Linear, Product
 from headwater.engine_core.layers.lm_head import LMHead
@@ -92,7 +92,7 @@ class Rows:
         whole = DenseLinear(weight).product
         # A product of other sizes may have other bits.
         own = (lambda hidden: whole(hidden)[:, tokens.start : tokens.stop]) if is_part else whole
-        part = HeadPart(linear, own, shard, VOCAB_SIZE, self.group) if is_part else None
+        part = HeadShard(linear, own, shard, VOCAB_SIZE, self.group) if is_part else None
         head = LMHead(platform, DenseLinear(weight))  # type: ignore[arg-type]  # nothing else of it is asked for
         self.served = DeviceSampler(head, NUM_ROWS, NUM_ROWS, torch.float32, self.device, 3, part)
         self.sampler = self.served.beside(head, torch.float32)
@@ -174,7 +174,7 @@ def drawn(
     ],
     ids=["plain", "edited", "filtered"],
 )
-def test_guesses_from_parts_are_those_from_whole_rows_and_the_same_on_each_rank(
+def test_drafts_from_parts_are_those_from_whole_rows_and_the_same_on_each_rank(
     ranks: PeerRanks, samplings: list[SamplingParams], is_expected: Callable[[Needs], bool]
 ) -> None:
     found = ranks(drawn, [samplings] * ranks.size)

@@ -1,4 +1,4 @@
-"""Bookkeeping of guessed tokens, and how many of them to verify: loops over a few numbers for every
+"""Bookkeeping of drafted tokens, and how many of them to verify: loops over a few numbers for every
 row and step, which in arrays would take dozens of calls. Knows nothing about requests, drafters and
 how costs are measured."""
 
@@ -15,7 +15,7 @@ from .compiler.machine_code import compile_function
 
 RIGHT = 1
 WRONG = 2
-"""States of a guess that has ended: all of it was sampled, or another token was."""
+"""States of a draft that has ended: all of it was sampled, or another token was."""
 BUCKET_SHIFT = 47
 NUM_BUCKETS = 1024
 """Bits of a probability that do not tell its bucket, so that a bucket spans 3 %; and buckets, the
@@ -41,31 +41,31 @@ def _promise(chances: Any, match_len: int, num_tokens: int) -> float:
 
 def _take_better(
     rows: Any,
-    draft_ids: Any,
-    num_drafts: Any,
+    proposed_ids: Any,
+    num_proposed: Any,
     match_lens: Any,
     most: Any,
     vocab_size: int,
     chances: Any,
-    guesses: Any,
-    num_guesses: Any,
-    guessed_after: Any,
+    drafts: Any,
+    num_drafts: Any,
+    drafted_after: Any,
     drafter: int,
-    guessed_by: Any,
+    drafted_by: Any,
 ) -> None:
     for i in range(len(rows)):
         row = rows[i]
-        length = min(num_drafts[i], most[i], draft_ids.shape[1], guesses.shape[1])
+        length = min(num_proposed[i], most[i], proposed_ids.shape[1], drafts.shape[1])
         num_legal = 0
-        while num_legal < length and 0 <= draft_ids[i, num_legal] < vocab_size:
+        while num_legal < length and 0 <= proposed_ids[i, num_legal] < vocab_size:
             num_legal += 1
-        promised = _promise(chances, guessed_after[row], num_guesses[row])
+        promised = _promise(chances, drafted_after[row], num_drafts[row])
         if num_legal > 0 and _promise(chances, match_lens[i], num_legal) > promised:
             for j in range(num_legal):
-                guesses[row, j] = draft_ids[i, j]
-            num_guesses[row] = num_legal
-            guessed_after[row] = match_lens[i]
-            guessed_by[row] = drafter
+                drafts[row, j] = proposed_ids[i, j]
+            num_drafts[row] = num_legal
+            drafted_after[row] = match_lens[i]
+            drafted_by[row] = drafter
 
 
 def _compare(
@@ -73,24 +73,24 @@ def _compare(
     first: Any,
     num_known: Any,
     token_ids: Any,
-    guesses: Any,
-    num_guesses: Any,
-    guessed_from: Any,
+    drafts: Any,
+    num_drafts: Any,
+    drafted_from: Any,
     num_right: Any,
     ends: Any,
 ) -> None:
     for i in range(len(rows)):
         row = rows[i]
         ends[i] = 0
-        if num_guesses[row] == 0:
+        if num_drafts[row] == 0:
             continue
         for position in range(first[i], num_known[row]):
-            at = position - guessed_from[row]
-            if guesses[row, at] != token_ids[row, position]:
+            at = position - drafted_from[row]
+            if drafts[row, at] != token_ids[row, position]:
                 ends[i] = WRONG
                 break
             num_right[row] += 1
-            if at + 1 == num_guesses[row]:
+            if at + 1 == num_drafts[row]:
                 ends[i] = RIGHT
                 break
 
@@ -207,29 +207,29 @@ def _choose_lengths(
 
 @cache
 def better_taker() -> Callable[..., None]:
-    """The compiled function that takes proposals which promise more than the guess that is there,
+    """The compiled function that takes proposals which promise more than the draft that is there,
     each cut before the first id that is no token.
 
-    Arguments: rows int64 [R]; draft_ids int32 [R, any], num_drafts, match_lens and most int32 [R];
+    Arguments: rows int64 [R]; proposed_ids int32 [R, any], num_proposed, match_lens and most int32 [R];
     vocab_size; chances float64 [L], of a drafted token after a match of 1 … L tokens or more; and
-    what it writes: guesses int32 [T, K], num_guesses and guessed_after int32 [T], the last being
-    lengths of matches; then the drafter's number, which it writes to guessed_by int32 [T].
+    what it writes: drafts int32 [T, K], num_drafts and drafted_after int32 [T], the last being
+    lengths of matches; then the drafter's number, which it writes to drafted_by int32 [T].
     """
     proposal = (_TABLE, _COLUMN, _COLUMN, _COLUMN)
-    guess = (_TABLE, _COLUMN, _COLUMN)
-    signature = types.void(_ROWS, *proposal, types.int64, _NUMBERS, *guess, types.int64, _COLUMN)
+    draft = (_TABLE, _COLUMN, _COLUMN)
+    signature = types.void(_ROWS, *proposal, types.int64, _NUMBERS, *draft, types.int64, _COLUMN)
     return compile_function(_take_better, signature)
 
 
 @cache
 def comparer() -> Callable[..., None]:
-    """The compiled function that compares guesses with tokens that have become known.
+    """The compiled function that compares drafts with tokens that have become known.
 
     Arguments: rows int64 [R]; first int32 [R], from which position on tokens are new, up to
-    num_known int32 [T]; token_ids int32 [T, length]; guesses int32 [T, K], num_guesses and
-    guessed_from int32 [T], the last being the position of the first guess; and what it writes:
-    num_right int32 [T], guesses that were right so far, and ends int32 [R], RIGHT or WRONG for a
-    guess that is over, else 0.
+    num_known int32 [T]; token_ids int32 [T, length]; drafts int32 [T, K], num_drafts and
+    drafted_from int32 [T], the last being the position of the first draft; and what it writes:
+    num_right int32 [T], drafts that were right so far, and ends int32 [R], RIGHT or WRONG for a
+    draft that is over, else 0.
     """
     signature = types.void(
         _ROWS, _COLUMN, _COLUMN, _TABLE, _TABLE, _COLUMN, _COLUMN, _COLUMN, _COLUMN

@@ -16,7 +16,7 @@ from ...executor import DrawPlan, Int32Array, StepPlan
 from ...ragged import places
 
 
-def spread_drafts(plan: StepPlan) -> StepPlan:
+def plan_by_position(plan: StepPlan) -> StepPlan:
     """Rows with drafts stand at the front of a plan, as all that decode do; others stay as they
     are."""
     if plan.num_drafts is None:
@@ -51,7 +51,7 @@ class DrawPositions:
     output_indices: Int32Array
 
 
-def spread_draw(plan: DrawPlan) -> DrawPositions:
+def draw_by_position(plan: DrawPlan) -> DrawPositions:
     if plan.num_drafts is None:
         place = np.zeros(len(plan.rows), np.int32)
         return DrawPositions(
