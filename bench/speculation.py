@@ -22,7 +22,7 @@ from rich.console import Console
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.engine.speculation import build_speculator, drafters_of
 from headwater.services.models.demo_model import DEMO_NAME

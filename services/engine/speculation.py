@@ -13,14 +13,14 @@ from headwater.engine_core.drafting.proposer import Proposer
 from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.options import ModelFacts
-from headwater.engine_core.scheduling.adaptive_speculator import (
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import (
     AdaptiveSpeculator,
     stopped_clock,
 )
-from headwater.engine_core.scheduling.ahead_model_speculator import AheadModelSpeculator
-from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
-from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.ahead_model_speculator import AheadModelSpeculator
+from headwater.engine_core.scheduling.speculation.grammar_drafts import GrammarDrafts
+from headwater.engine_core.scheduling.speculation.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 
 from ..runtime.speculation import DRAFT_HEADS, DRAFT_MODEL
 from .kept_costs import KeptCosts

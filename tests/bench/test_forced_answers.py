@@ -29,7 +29,7 @@ from headwater.engine_core.executors.exit.device_sampler import DeviceSampler
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling.sampler import Sampler
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
 
 RNG = np.random.default_rng(8)
 MAX_DRAFTS = 5

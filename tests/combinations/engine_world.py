@@ -22,9 +22,9 @@ from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.rank_facts import RankedExecutor
 from headwater.engine_core.request import Holder, NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.waits_for import WaitsFor
 from tests.combinations.asked import (

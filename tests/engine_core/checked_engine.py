@@ -19,12 +19,12 @@ from headwater.engine_core.executors.simulated.hashes import UInt64Array
 from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.grammar_drafts import GrammarDrafts
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_state import RequestState
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from headwater.engine_core.step_output import MaskReport, StepOutput
 from tests.engine_core.checked_executor import MODEL, CheckedExecutor
 from tests.engine_core.fixed_speculator import FixedSpeculator, Undrafted

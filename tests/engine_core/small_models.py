@@ -20,7 +20,7 @@ from headwater.engine_core.models import conversion
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import Holder, NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.waits_for import WaitsFor
 from headwater.engine_core.weights.gguf import GgufFile

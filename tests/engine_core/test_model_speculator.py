@@ -19,8 +19,11 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.ahead_model_speculator import AheadModelSpeculator
-from headwater.engine_core.scheduling.model_speculator import PROBE_STEPS, ModelSpeculator
+from headwater.engine_core.scheduling.speculation.ahead_model_speculator import AheadModelSpeculator
+from headwater.engine_core.scheduling.speculation.model_speculator import (
+    PROBE_STEPS,
+    ModelSpeculator,
+)
 from headwater.engine_core.step_output import EngineLoad
 
 MODEL = SimulatedModel(vocab_size=1000)

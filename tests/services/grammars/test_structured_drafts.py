@@ -13,9 +13,9 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.request import FinishReason
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.speculation.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.text.model import TextModel
 from tests.engine_core.fixed_speculator import FixedSpeculator

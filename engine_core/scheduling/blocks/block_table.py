@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..config import EngineConfig
-from ..executor import BoolArray, Int32Array
-from .masks import RowIndices
+from ...config import EngineConfig
+from ...executor import BoolArray, Int32Array
+from ..table.masks import RowIndices
 
 NEVER = np.iinfo(np.int32).max
 

@@ -15,17 +15,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..drafting.device_drafts import DeviceDrafts
-from ..drafting.draft_lengths import choose
-from ..drafting.proposer import Proposer
-from ..drafting.step_costs import StepCosts
-from ..drafting.trials import Mode, Trials
-from ..executor import BoolArray, Int32Array
+from ...drafting.device_drafts import DeviceDrafts
+from ...drafting.draft_lengths import choose
+from ...drafting.proposer import Proposer
+from ...drafting.step_costs import StepCosts
+from ...drafting.trials import Mode, Trials
+from ...executor import BoolArray, Int32Array
+from ..table.masks import RowIndices
+from ..table.request_state import RequestState
+from ..table.request_table import RequestTable
 from .draft_requests import DraftRequests
 from .look_up import ANY, LookUp
-from .masks import RowIndices
-from .request_state import RequestState
-from .request_table import RequestTable
 
 WORTHWHILE = 1.05
 """Gain from which on rows wait or run ahead, over what they do now."""

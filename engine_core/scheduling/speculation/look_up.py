@@ -12,13 +12,13 @@ import numpy as np
 
 from headwater.kernels.cpu.drafts import WRONG, better_taker, comparer, length_chooser, standing
 
-from ..drafting.acceptance import Acceptance
-from ..drafting.draft_lengths import Choice, Float64Array, choose, expected
-from ..drafting.proposer import Proposer
-from ..drafting.step_costs import StepCosts
-from ..executor import BoolArray, Int32Array
-from .masks import RowIndices
-from .request_table import RequestTable
+from ...drafting.acceptance import Acceptance
+from ...drafting.draft_lengths import Choice, Float64Array, choose, expected
+from ...drafting.proposer import Proposer
+from ...drafting.step_costs import StepCosts
+from ...executor import BoolArray, Int32Array
+from ..table.masks import RowIndices
+from ..table.request_table import RequestTable
 
 ANY = -1
 """Any proposer: the one that promises most."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ..kv.block_pool import BlockPool
+from ...kv.block_pool import BlockPool
 
 MOST_BLOCKS = 1 << 16
 """Blocks that are remembered until a request finds them; the oldest go first."""

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from .request_state import BEGUN_ELSEWHERE, RequestState
+from ..table.request_state import BEGUN_ELSEWHERE, RequestState
 from .tenant_shares import TenantShares, split
 
 MIN_TOKENS = 256

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ..executor import BoolArray, Int32Array
+from ...executor import BoolArray, Int32Array
 
 RowIndices = npt.NDArray[np.intp]
 Int64Array = npt.NDArray[np.int64]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..config import EngineConfig
-from ..executor import BoolArray, Int32Array
-from ..kv.prefix_cache import HashChain
+from ...config import EngineConfig
+from ...executor import BoolArray, Int32Array
+from ...kv.prefix_cache import HashChain
 from .masks import HeldRows, RowIndices
 from .request_state import NO_ROW, Rank, RequestState
 from .row_drafts import RowDrafts

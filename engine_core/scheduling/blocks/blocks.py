@@ -12,27 +12,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..config import EngineConfig
-from ..executor import BoolArray, Int32Array
-from ..kv.block_loads import BlockLoads, SettledLoad
-from ..kv.block_pool import BlockPool
-from ..kv.block_source import BlockSource, Loader, Ticket
-from ..kv.lending import Steps
-from ..kv.peer_blocks import PeerBlocks
-from ..kv.prefetch import NewPrefetch
-from ..kv.prefix_cache import PrefixCache
-from ..kv.prefix_hash import token_bytes
-from ..kv.tiers import Tiers
-from ..request import Holder
-from ..step_output import CacheEvents, EngineLoad, StoredChain
+from ...config import EngineConfig
+from ...executor import BoolArray, Int32Array
+from ...kv.block_loads import BlockLoads, SettledLoad
+from ...kv.block_pool import BlockPool
+from ...kv.block_source import BlockSource, Loader, Ticket
+from ...kv.lending import Steps
+from ...kv.peer_blocks import PeerBlocks
+from ...kv.prefetch import NewPrefetch
+from ...kv.prefix_cache import PrefixCache
+from ...kv.prefix_hash import token_bytes
+from ...kv.tiers import Tiers
+from ...request import Holder
+from ...step_output import CacheEvents, EngineLoad, StoredChain
+from ..table.masks import RowIndices
+from ..table.request_state import RequestState
+from ..table.request_table import RequestTable
 from .block_table import BlockTable
 from .forks import WHOLE, Forks, PartialBlock
-from .masks import RowIndices
 from .prefetched_blocks import PrefetchedBlocks
 from .prefetches import Needs, Prefetches
 from .prefix_hits import PrefixHits
-from .request_state import RequestState
-from .request_table import RequestTable
 
 
 class Wanted(NamedTuple):

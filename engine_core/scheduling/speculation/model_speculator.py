@@ -13,16 +13,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..drafting.device_drafts import DeviceDrafts
-from ..drafting.draft_depths import choose_depth
-from ..drafting.draft_lengths import Choice
-from ..drafting.proposer import Proposer
-from ..drafting.step_costs import StepCosts
-from ..executor import BoolArray, Int32Array
+from ...drafting.device_drafts import DeviceDrafts
+from ...drafting.draft_depths import choose_depth
+from ...drafting.draft_lengths import Choice
+from ...drafting.proposer import Proposer
+from ...drafting.step_costs import StepCosts
+from ...executor import BoolArray, Int32Array
+from ..table.masks import RowIndices
+from ..table.request_state import RequestState
+from ..table.request_table import RequestTable
 from .look_up import ANY, LookUp
-from .masks import RowIndices
-from .request_state import RequestState
-from .request_table import RequestTable
 
 NAME = "draft_model"
 """As requests name the drafter, where they do not name heads."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..executor import BoolArray, Int32Array
-from .masks import RowIndices
-from .request_state import RequestState
-from .request_table import RequestTable
+from ...executor import BoolArray, Int32Array
+from ..table.masks import RowIndices
+from ..table.request_state import RequestState
+from ..table.request_table import RequestTable
 
 
 class NoDrafts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..executor import BoolArray, Int32Array
+from ...executor import BoolArray, Int32Array
 from .masks import RowIndices
 from .request_state import RequestState
 

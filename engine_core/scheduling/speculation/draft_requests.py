@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..executor import BoolArray, Int32Array
+from ...executor import BoolArray, Int32Array
+from ..table.request_state import RequestState
 from .look_up import ANY
-from .request_state import RequestState
 
 
 class DraftRequests:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from ..config import EngineConfig
-from ..kv.block_source import Ticket
-from ..step_output import EngineLoad
-from .blocks import Blocks, Follow, Wait, Wanted
+from ...config import EngineConfig
+from ...kv.block_source import Ticket
+from ...step_output import EngineLoad
+from ..blocks.blocks import Blocks, Follow, Wait, Wanted
+from ..rows.rows import Rows
+from ..step_builder import StepBuilder
+from ..table.request_state import NO_ROW, RequestState
 from .preemption import Preemption
 from .prefill_budget import PrefillBudget
-from .request_state import NO_ROW, RequestState
-from .rows import Rows
-from .step_builder import StepBuilder
 from .tenant_shares import TenantShares
 from .waiting_queue import WaitingQueue
 from .yielding import Yielding

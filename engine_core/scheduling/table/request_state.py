@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..config import EngineConfig
-from ..executor import Int32Array
-from ..kv.block_source import Loader
-from ..kv.prefix_cache import HashChain
-from ..request import FinishReason, NewRequest, Speculation
-from ..sampling_params import SamplingParams
-from ..step_output import Finished, Work
+from ...config import EngineConfig
+from ...executor import Int32Array
+from ...kv.block_source import Loader
+from ...kv.prefix_cache import HashChain
+from ...request import FinishReason, NewRequest, Speculation
+from ...sampling_params import SamplingParams
+from ...step_output import Finished, Work
 
 Rank = tuple[int, float, float]
 """Tier, virtual time, and the order among equals: the number of the arrival or, of a request that

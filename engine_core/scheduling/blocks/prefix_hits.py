@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..kv.peer_blocks import PeerBlocks
-from ..kv.prefix_cache import PrefixCache
+from ...kv.peer_blocks import PeerBlocks
+from ...kv.prefix_cache import PrefixCache
+from ..table.request_state import RequestState
 from .prefetched_blocks import PrefetchedBlocks
-from .request_state import RequestState
 
 WEIGHT = 0.05
 """Weight of the newest prompt in a mean over prompts."""

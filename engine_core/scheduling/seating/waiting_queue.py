@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from ..kv.block_source import Ticket
-from .request_state import Rank, RequestState
+from ...kv.block_source import Ticket
+from ..table.request_state import Rank, RequestState
 
 RISE_SECONDS = 30.0
 """In a tier, before a request goes on in the one above."""

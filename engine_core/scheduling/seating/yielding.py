@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .blocks import Blocks
+from ..blocks.blocks import Blocks
+from ..rows.rows import Rows
+from ..table.request_state import RequestState
 from .preemption import Preemption
-from .request_state import RequestState
-from .rows import Rows
 from .waiting_queue import WaitingQueue
 
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
 
-from ..kv.block_loads import BlockLoads, Offer
-from ..kv.block_pool import BlockPool
-from ..kv.block_source import Ticket
-from ..kv.early_pull import EarlyPull
-from ..kv.peer_blocks import PeerBlocks
-from ..kv.prefetch import NewPrefetch
-from ..kv.prefix_cache import HashChain, PrefixCache
-from ..request import Holder
+from ...kv.block_loads import BlockLoads, Offer
+from ...kv.block_pool import BlockPool
+from ...kv.block_source import Ticket
+from ...kv.early_pull import EarlyPull
+from ...kv.peer_blocks import PeerBlocks
+from ...kv.prefetch import NewPrefetch
+from ...kv.prefix_cache import HashChain, PrefixCache
+from ...request import Holder
 from .prefetched_blocks import PrefetchedBlocks
 
 SPARE_SHARE = 4

@@ -3,7 +3,7 @@ by row."""
 
 from __future__ import annotations
 
-from .request_state import RequestState
+from ..table.request_state import RequestState
 
 
 class StepCounts:

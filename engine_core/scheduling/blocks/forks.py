@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..kv.block_pool import NULL_BLOCK, BlockPool
-from ..kv.prefix_hash import next_block_hash, token_bytes
+from ...kv.block_pool import NULL_BLOCK, BlockPool
+from ...kv.prefix_hash import next_block_hash, token_bytes
+from ..table.request_state import RequestState
 from .block_table import BlockTable
-from .request_state import RequestState
 
 WHOLE = 1 << 30
 """More blocks than any prompt has: what waits for so many waits until all is scheduled."""

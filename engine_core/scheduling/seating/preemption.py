@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .blocks import Blocks
-from .request_state import Rank, RequestState
-from .rows import Rows
+from ..blocks.blocks import Blocks
+from ..rows.rows import Rows
+from ..table.request_state import Rank, RequestState
 from .tenant_shares import TenantShares
 
 

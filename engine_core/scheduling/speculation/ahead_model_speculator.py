@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..drafting.draft_depths import choose_depth
-from ..drafting.proposer import Proposer
-from ..drafting.step_costs import StepCosts
-from ..executor import BoolArray, Int32Array
-from .masks import RowIndices
+from ...drafting.draft_depths import choose_depth
+from ...drafting.proposer import Proposer
+from ...drafting.step_costs import StepCosts
+from ...executor import BoolArray, Int32Array
+from ..table.masks import RowIndices
+from ..table.request_state import RequestState
+from ..table.request_table import RequestTable
 from .model_speculator import NAME, PROBE_STEPS, ModelSpeculator
-from .request_state import RequestState
-from .request_table import RequestTable
 
 WORTHWHILE = 1.05
 """Gain from which on rows wait or run ahead, over what they do now."""

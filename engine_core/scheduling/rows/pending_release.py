@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from .request_state import RequestState
+from ..table.request_state import RequestState
 
 
 class PendingRelease:

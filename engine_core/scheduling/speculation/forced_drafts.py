@@ -14,12 +14,12 @@ import numpy as np
 
 from headwater.kernels.cpu.drafts import comparer
 
-from ..drafting.proposer import Proposal
-from ..executor import BoolArray, Int32Array
-from .masks import RowIndices
-from .request_state import RequestState
-from .request_table import RequestTable
-from .stop_ids import NO_TOKEN
+from ...drafting.proposer import Proposal
+from ...executor import BoolArray, Int32Array
+from ..table.masks import RowIndices
+from ..table.request_state import RequestState
+from ..table.request_table import RequestTable
+from ..table.stop_ids import NO_TOKEN
 
 
 class ForcedDrafts:

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
-from ..config import EngineConfig
-from ..executor import Int32Array
-from ..step_output import EngineLoad
-from .masks import HeldRows, RowIndices
+from ...config import EngineConfig
+from ...executor import Int32Array
+from ...step_output import EngineLoad
+from ..speculation.speculator import Speculator
+from ..table.masks import HeldRows, RowIndices
+from ..table.request_state import RequestState
+from ..table.request_table import RequestTable
+from ..table.row_drafts import RowDrafts
 from .pending_release import PendingRelease
 from .pipeline_groups import row_groups
-from .request_state import RequestState
-from .request_table import RequestTable
-from .row_drafts import RowDrafts
-from .speculator import Speculator
 from .step_counts import StepCounts
 
 

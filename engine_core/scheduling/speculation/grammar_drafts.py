@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..executor import BoolArray, Int32Array
+from ...executor import BoolArray, Int32Array
+from ..table.masks import RowIndices
+from ..table.request_state import RequestState
+from ..table.request_table import RequestTable
 from .forced_drafts import ForcedDrafts
-from .masks import RowIndices
-from .request_state import RequestState
-from .request_table import RequestTable
 from .speculator import Speculator
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..executor import Int32Array
-from .masks import RowIndices
+from ...executor import Int32Array
+from ..table.masks import RowIndices
 
 
 class PipelineGroups:
