@@ -15,7 +15,7 @@ from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import ConfigError, EngineConfig, require
 from ...layers.linear.kinds import Weights
-from ...models.model import LayerInputs, Model
+from ...models.model import LayerInputs
 from ...options import BuildRequest, Progress
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded
@@ -26,7 +26,7 @@ from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
 from ..ranks.rank import Rank
 from ..step_executor import StepExecutor
 from ..tiers.cuda_swapper import CudaSwapper, staged_blocks
-from .cuda_drafting import Drafting, HeadsDrafting, ModelDrafting
+from .cuda_drafting import drafting_of
 from .cuda_model import LoadedHeads, LoadedModel, load_whole
 from .cuda_rank import load_rank
 from .engine_limits import engine_config_of
@@ -77,10 +77,8 @@ def build_cuda_executor(
     weights = served.weights
     platform = served.platform(config)
     decoder = served.on(platform, config.max_model_len)
-    planes = [served.planes]
-    drafting = _drafting(served, draft, heads, decoder, platform, config)
-    if drafting is not None:
-        planes += drafting.planes
+    drafting = drafting_of(served, draft, heads, decoder, platform, config)
+    planes = [served.planes, *drafting.planes]
     block_bytes = sum(each.block_bytes(block_size) for each in planes)
     with CompileAhead(device, usable_cores()) as ahead:
         if platform.probes(weights):
@@ -89,9 +87,8 @@ def build_cuda_executor(
         memory = measure(
             decoder, platform, served.planes, config, ahead, inputs, has_head=served.has_head
         )
-        if drafting is not None:
-            # One computes after the other.
-            memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
+        # One computes after the other.
+        memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
         if config.num_swap_slots:
             memory = replace(
                 memory, weights=memory.weights + 2 * staged_blocks(block_bytes) * block_bytes
@@ -115,15 +112,7 @@ def build_cuda_executor(
         )
         kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
         swapper = _swapper(served, kv_caches, config) if config.num_swap_slots else None
-        parts = served.parts(
-            decoder,
-            platform,
-            config,
-            kv_caches,
-            swapper=swapper,
-            make=None if drafting is None else drafting.make(config, kv_caches[1:]),
-            looks_at_all=drafting is not None and drafting.looks_at_all,
-        )
+        parts = served.parts(decoder, platform, config, kv_caches, drafting, swapper)
         ahead.note(parts.rehearse)
     _choose_products(platform, weights, config, device)
     served.begin()
@@ -133,23 +122,6 @@ def build_cuda_executor(
         executor.prepare()
     parts.device.finish()
     return executor, config
-
-
-def _drafting(
-    served: LoadedModel,
-    draft: LoadedModel | None,
-    heads: LoadedHeads | None,
-    decoder: Model,
-    platform: CudaPlatform,
-    config: EngineConfig,
-) -> Drafting | None:
-    """The draft model or the heads beside the served model, of which `decoder` is the part here;
-    None: neither."""
-    if draft is not None:
-        return ModelDrafting(draft, config)
-    if heads is not None:
-        return HeadsDrafting(heads, served.for_heads(decoder, platform), decoder, config)
-    return None
 
 
 def _choose_products(

@@ -18,8 +18,8 @@ from ...platforms.cuda_tree import TreePlatform
 from ...platforms.stored_weights import StoredWeights
 from ...weights.model_config import ModelConfig
 from ...weights.shards import WHOLE, Shard
-from ..drafter.cuda_drafters import Make
-from ..exit.head_shard import HeadShard
+from ..drafter.cuda_drafters import NewDrafter
+from ..exit.device_head import DeviceHead, WholeHead
 from ..model.block_bytes import KV_DTYPES
 from ..tiers.cuda_swapper import CudaSwapper
 from .cuda_parts import CudaParts
@@ -59,10 +59,8 @@ class LoadedModel:
         platform: CudaPlatform,
         config: EngineConfig,
         kv_caches: Sequence[torch.Tensor],
-        *,
+        drafting: NewDrafter,
         swapper: CudaSwapper | None,
-        make: Make | None,
-        looks_at_all: bool,
     ) -> CudaParts:
         """Parts of the executor that computes plans with the model; see `CudaParts`."""
         return CudaParts(
@@ -70,9 +68,9 @@ class LoadedModel:
             platform,
             config,
             kv_caches,
+            self.head(decoder, platform),
+            drafting,
             swapper=swapper,
-            make=make,
-            looks_at_all=looks_at_all,
         )
 
     def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
@@ -84,9 +82,9 @@ class LoadedModel:
         """The model's embedding and head, as draft heads read them."""
         return decoder
 
-    def head_shard(self, platform: CudaPlatform) -> HeadShard | None:
-        """This rank's part of the vocabulary head; None: ranks do not divide it."""
-        return None
+    def head(self, decoder: Model, platform: CudaPlatform) -> DeviceHead:
+        """The vocabulary head, or this rank's rows of it."""
+        return WholeHead(decoder.lm_head)
 
     def agreed(self, number: int) -> int:
         """The least of the numbers of all ranks; returns when each has come here."""

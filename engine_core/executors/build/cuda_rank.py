@@ -21,8 +21,8 @@ from ...platforms.cuda_rank import SummingPlatform
 from ...platforms.peer_group import PeerGroup
 from ...platforms.stored_weights import StoredWeights
 from ...weights.shards import Shard
-from ..drafter.cuda_drafters import Make
-from ..exit.head_shard import HeadShard
+from ..drafter.cuda_drafters import NewDrafter
+from ..exit.device_head import DeviceHead, HeadShard, WholeHead
 from ..model.block_bytes import KV_DTYPES, block_bytes_of
 from ..ranks.gpu_stage import GpuStageEnds
 from ..ranks.rank import Rank, block_part, map_slots
@@ -87,20 +87,17 @@ class LoadedRank(LoadedModel):
         platform: CudaPlatform,
         config: EngineConfig,
         kv_caches: Sequence[torch.Tensor],
-        *,
+        drafting: NewDrafter,
         swapper: CudaSwapper | None,
-        make: Make | None,
-        looks_at_all: bool,
     ) -> CudaParts:
         return CudaParts(
             decoder,
             platform,
             config,
             kv_caches,
+            self.head(decoder, platform),
+            drafting,
             swapper=swapper,
-            make=make,
-            looks_at_all=looks_at_all,
-            head_shard=self.head_shard(platform) if self.has_head else None,
             stages=self.stages,
             relay=self.relay,
             samples=self.has_head,
@@ -130,10 +127,10 @@ class LoadedRank(LoadedModel):
             raise ConfigError("kv_swap_memory", slots.nbytes, LOCKABLE)
         return locked
 
-    def head_shard(self, platform: CudaPlatform) -> HeadShard | None:
-        return (
-            None if self.group is None else _head_shard(self, platform, self.rank.shard, self.group)
-        )
+    def head(self, decoder: Model, platform: CudaPlatform) -> DeviceHead:
+        if self.group is None or not self.has_head:
+            return WholeHead(decoder.lm_head)
+        return _head_shard(self, decoder, platform, self.rank.shard, self.group)
 
     def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
         head = platform.linear(self.weights.linears[HEAD])
@@ -162,15 +159,16 @@ class LoadedRankDraft(LoadedModel):
         )
         return model_class(self.config)(self.config, whole, platform, max_model_len)
 
-    def head_shard(self, platform: CudaPlatform) -> HeadShard | None:
-        return _head_shard(self, platform, self.shard, self.group)
+    def head(self, decoder: Model, platform: CudaPlatform) -> DeviceHead:
+        return _head_shard(self, decoder, platform, self.shard, self.group)
 
 
 def _head_shard(
-    model: LoadedModel, platform: CudaPlatform, shard: Shard, group: PeerGroup
+    model: LoadedModel, decoder: Model, platform: CudaPlatform, shard: Shard, group: PeerGroup
 ) -> HeadShard:
-    part = model.weights.linears[HEAD]
-    return HeadShard(part, platform.linear(part), shard, model.config.vocab_size, group)
+    rows = model.weights.linears[HEAD]
+    product = platform.linear(rows)
+    return HeadShard(decoder.lm_head, rows, product, shard, model.config.vocab_size, group)
 
 
 def load_rank(

@@ -14,7 +14,7 @@ from headwater.kernels.rows.step_rows import store_tokens
 from ...executor import DrawPlan, StepPlan
 from ...models.model import Model
 from ...sampling.pooling import Pools
-from ...sampling.verification import drafts_in_place
+from ...sampling.verification import drafts_in_place, positions_of
 from ..device.cuda_graphs import Graphs
 from ..device.step_shapes import StepShape, StepShapes
 from ..entry.cuda_entry import SentStep
@@ -26,7 +26,7 @@ from ..table.device_table import DeviceTable
 from .cuda_prompt_scores import CudaPromptScores
 from .device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places
 from .held_states import HeldStates
-from .in_flight_step import InFlightStep
+from .in_flight_step import Gains, InFlightStep, KnownGains
 from .token_messages import NoTokenSender, TokenSender
 
 
@@ -89,10 +89,9 @@ class CudaSample:
 
     def draw(self, plan: DrawPlan) -> InFlightStep:
         by_position = draw_by_position(plan)
-        step = InFlightStep(self._part(plan.step), len(by_position.rows))
-        if plan.num_drafts is not None:
-            step.num_drafts = plan.num_drafts
-            step.drafts = self._held.drafts(by_position)
+        num_positions = positions_of(plan.num_drafts, len(plan.rows))
+        gains = KnownGains(num_positions, self._held.drafts(by_position))
+        step = InFlightStep(self._part(plan.step), len(by_position.rows), gains)
         num_draws = self._shapes.num_rows(len(by_position.rows))
         self._held.send(plan, by_position, num_draws, self._results.firsts(plan.step)[0])
         needs = self._sampler.needs(plan.rows)
@@ -135,16 +134,19 @@ class CudaSample:
         self._held.draws.close()
 
     def _in_flight(self, sent: SentStep) -> InFlightStep:
+        self._held.note_drafts(sent.plan)
+        num_sampled = int(sent.by_position.samples.sum())
+        return InFlightStep(self._part(sent.plan.step), num_sampled, self._gains(sent, num_sampled))
+
+    def _gains(self, sent: SentStep, num_sampled: int) -> Gains:
         plan = sent.plan
-        step = InFlightStep(self._part(plan.step), int(sent.by_position.samples.sum()))
-        self._held.note_drafts(plan)
         if sent.num_rows:
-            step.gains = self._rows.gains(plan)
-        elif plan.num_drafts is not None and plan.draft_ids is not None:
-            step.num_drafts = plan.num_drafts[plan.samples]
-            sampled = np.repeat(plan.samples, plan.num_drafts)
-            step.drafts = drafts_in_place(step.num_drafts, plan.draft_ids[sampled])
-        return step
+            return self._rows.gains(plan)
+        if plan.num_drafts is None or plan.draft_ids is None:
+            return KnownGains.without_drafts(num_sampled)
+        num_drafts = plan.num_drafts[plan.samples]
+        draft_ids = plan.draft_ids[np.repeat(plan.samples, plan.num_drafts)]
+        return KnownGains(num_drafts + 1, drafts_in_place(num_drafts, draft_ids))
 
     def _part(self, step: int) -> torch.Tensor:
         return self._results.tokens[self._results.part(step)]

@@ -29,8 +29,8 @@ from ...parallel.result_messages import (
     Refusal,
     WarmedUp,
     Warned,
+    decode_report,
     decode_result,
-    decode_told,
 )
 from ...parallel.stage_hosts import StageHosts
 from ...platforms.device import Device, ParallelDevice
@@ -134,9 +134,9 @@ class MultiExecutor:
     def prepare(self) -> bool:
         if self._prepares:
             self.ranks.tell(encode_prepare())
-            told = decode_told(self.ranks.receive(self._speaker))
-            assert isinstance(told, RankPrepared)
-            self._prepares = told.is_more_left
+            report = decode_report(self.ranks.receive(self._speaker))
+            assert isinstance(report, RankPrepared)
+            self._prepares = report.is_more_left
         return self._prepares
 
     def rank_figures(self) -> list[RankFigures]:
@@ -241,24 +241,24 @@ def _hellos(ranks: Ranks, progress: Progress) -> list[Hello]:
         rank, message = ranks.receive_any(
             [rank for rank in range(ranks.size) if rank not in hellos]
         )
-        match told := decode_told(message):
+        match report := decode_report(message):
             case Hello():
-                hellos[rank] = told
+                hellos[rank] = report
                 loading.pop(rank, None)
             case Refusal():
-                raise ConfigError(told.name, told.value, told.allowed)
+                raise ConfigError(report.name, report.value, report.allowed)
             case Loading():
-                loading[rank] = told
+                loading[rank] = report
                 last = min(loading.values(), key=lambda each: each.done / max(each.total, 1))
                 progress(last.phase, last.done, last.total)
             case Warned():
-                log.warning("%s", told.text)
+                log.warning("%s", report.text)
             case WarmedUp() | RankPrepared():
-                raise AssertionError(told)
+                raise AssertionError(report)
     return [hellos[rank] for rank in range(ranks.size)]
 
 
 def _warmed_up(ranks: Ranks, rank: int) -> float:
-    told = decode_told(ranks.receive(rank))
-    assert isinstance(told, WarmedUp)
-    return told.seconds
+    report = decode_report(ranks.receive(rank))
+    assert isinstance(report, WarmedUp)
+    return report.seconds

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import AdmittedRow
+from headwater.engine_core.executors.exit.device_head import DeviceHead, HeadShard, WholeHead
 from headwater.engine_core.executors.exit.device_sampler import PLAIN, DeviceSampler, Needs, Places
-from headwater.engine_core.executors.exit.head_shard import HeadShard
 from headwater.engine_core.layers.linear.dense import DenseLinear
 from headwater.engine_core.layers.linear.linear import Linear, Product
 from headwater.engine_core.layers.lm_head import LMHead
@@ -92,9 +92,11 @@ class Rows:
         whole = DenseLinear(weight).product
         # A product of other sizes may have other bits.
         own = (lambda hidden: whole(hidden)[:, tokens.start : tokens.stop]) if is_part else whole
-        part = HeadShard(linear, own, shard, VOCAB_SIZE, self.group) if is_part else None
-        head = LMHead(platform, DenseLinear(weight))  # type: ignore[arg-type]  # nothing else of it is asked for
-        self.served = DeviceSampler(head, NUM_ROWS, NUM_ROWS, torch.float32, self.device, 3, part)
+        lm_head = LMHead(platform, DenseLinear(weight))  # type: ignore[arg-type]  # nothing else of it is asked for
+        head: DeviceHead = WholeHead(lm_head)
+        if is_part:
+            head = HeadShard(lm_head, linear, own, shard, VOCAB_SIZE, self.group)
+        self.served = DeviceSampler(head, NUM_ROWS, NUM_ROWS, torch.float32, self.device, 3)
         self.sampler = self.served.beside(head, torch.float32)
         self.product = own
         self.params = torch.zeros(NUM_ROWS, PARAM_WORDS, dtype=torch.int32, device=self.device)

@@ -1,5 +1,5 @@
-"""Retires the plans of a rank in a thread, so that the next plan is launched while a device
-computes this one."""
+"""Results of the plans of a rank: at once, or in a thread, so that the next plan is launched while a
+device computes this one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,26 @@ from queue import SimpleQueue
 from ...executor import Executor, StepResult
 from ...system.worker_thread import start_worker
 
+Take = Callable[[StepResult, float], None]
+
+
+class ResultsAtOnce:
+    """Retires each plan when it is submitted."""
+
+    def __init__(self, executor: Executor, take: Take) -> None:
+        """`take`: as `ResultThread` has it."""
+        self._executor = executor
+        self._take = take
+
+    def add(self, handle: int, launched_at: float) -> None:
+        self._take(self._executor.retire(handle), time.perf_counter() - launched_at)
+
 
 class ResultThread:
     """Waits for plans in their order. What it cannot retire ends the process: the device is of no
     use any more."""
 
-    def __init__(self, executor: Executor, take: Callable[[StepResult, float], None]) -> None:
+    def __init__(self, executor: Executor, take: Take) -> None:
         """`take` is given each result and the seconds that the device had for its plan alone."""
         self._executor = executor
         self._take = take
