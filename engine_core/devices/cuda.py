@@ -82,7 +82,9 @@ def kv_cache_memory(options: ExecutorOptions) -> int:
 def prepare_products(platform: Any, linear: Linear, row_counts: Sequence[int]) -> None:
     """Compares the library's product of a weight with that of Headwater's kernels, as an engine
     does at its start."""
-    platform.prepare(Weights(linears={"lm_head": linear}, tensors={}), row_counts, row_counts)
+    platform.products.prepare(
+        Weights(linears={"lm_head": linear}, tensors={}), row_counts, row_counts
+    )
 
 
 def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:

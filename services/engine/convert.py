@@ -19,7 +19,7 @@ from typing import Any
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.conversion import Converted
-from headwater.engine_core.platforms.cpu import compile_kernels, packed_kernels
+from headwater.engine_core.platforms.cpu_kernels import compile_kernels, packed_kernels
 from headwater.engine_core.weights.json_object import read_object
 from headwater.engine_core.weights.model_config import MAX_SIZES
 from headwater.engine_core.weights.model_file import DTYPES

@@ -212,7 +212,7 @@ def prepared(
     }
     weights = load_weights(layout, tensors, torch.bfloat16, shard)
     weights = keep_leaves(weights, layout, shard) if is_tree else weights
-    platform.prepare(weights, (17, config.max_num_batched_tokens), (17, 256))
+    platform.products.prepare(weights, (17, config.max_num_batched_tokens), (17, 256))
     return platform, weights
 
 
@@ -227,7 +227,7 @@ def executor(
     num_heads = MODEL.num_kv_heads // num_ranks
     shape = (MODEL.num_layers, 2, config.num_blocks, num_heads, config.block_size, MODEL.head_dim)
     with CompileAhead(platform.device, num_cores=2) as ahead:
-        ahead.note(partial(platform.launch_own_products, weights))
+        ahead.note(partial(platform.products.launch_own, weights))
         caches = [torch.zeros(shape, dtype=kv_dtype)]
         parts = loaded.parts(
             decoder, platform, config, caches, swapper=None, make=None, looks_at_all=False
@@ -394,7 +394,7 @@ def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_libra
 ) -> None:
     launches.library_differs = True
     platform, weights = prepared(CONFIG)
-    platform.launch_own_products(weights)
+    platform.products.launch_own(weights)
     ahead = set(launches.seen)
     assert {"_wide_gemm", "_hopper_wide_gemm"} <= {name for _, name, *_ in ahead}
     for name in ("lm_head", "layers.0.down"):

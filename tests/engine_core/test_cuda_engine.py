@@ -138,7 +138,7 @@ def test_an_answer_whose_first_splits_are_folded_is_the_one_alone(
         folder, max_num_seqs=num_requests, num_blocks=40 * num_requests, max_num_batched_tokens=8192
     )
     assert isinstance(one.executor, StepExecutor)
-    folded = one.executor._layers.platform.decode_plan(num_requests, folds=True).folded
+    folded = one.executor._layers.platform.plans.decode(num_requests, folds=True).folded
     maxima = []
     step = one.engine.step
 

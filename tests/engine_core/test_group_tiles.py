@@ -19,7 +19,7 @@ from headwater.engine_core.layers.linear.packed import pack_linears
 from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.platforms.cpu import packed_kernels
+from headwater.engine_core.platforms.cpu_kernels import packed_kernels
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.formats import gptq
 from headwater.engine_core.weights.formats.packing import Packing

@@ -81,8 +81,8 @@ def build_cuda_executor(
     planes = [served.planes, *drafting.planes]
     block_bytes = sum(each.block_bytes(block_size) for each in planes)
     with CompileAhead(device, usable_cores()) as ahead:
-        if platform.probes(weights):
-            ahead.note(partial(platform.launch_probe, weights))
+        if platform.products.probes(weights):
+            ahead.note(partial(platform.products.launch_probe, weights))
         inputs = LayerInputs(() if heads is None else heads.config.input_layers)
         memory = measure(
             decoder, platform, served.planes, config, ahead, inputs, has_head=served.has_head
@@ -131,10 +131,12 @@ def _choose_products(
     compiles the chosen ones."""
     most_rows = config.max_positions
     step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
-    platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
-    if platform.own_products or has_rounded(weights):
+    platform.products.prepare(
+        weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows)
+    )
+    if platform.products.own or has_rounded(weights):
         with CompileAhead(device, usable_cores()) as ahead:
-            ahead.note(partial(platform.launch_own_products, weights))
+            ahead.note(partial(platform.products.launch_own, weights))
 
 
 def check_cache(

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import torch
 
-from ..sampling.filtered_sample import Filters
-from ..sampling.gumbel import gumbel_noise, noise_keys
-from ..sampling.sample import Draws
-from ..sampling.vocabulary_slice import JoinedSlice
+from ...sampling.filtered_sample import Filters
+from ...sampling.gumbel import gumbel_noise, noise_keys
+from ...sampling.sample import Draws
+from ...sampling.vocabulary_slice import JoinedSlice
+from ..row_weights import row_weights
 from .candidate_rounds import draw_in_rounds, least_kept
-from .row_weights import row_weights
 
 NUM_CANDIDATES = 512
 SHARE = 32

@@ -7,10 +7,10 @@ import math
 
 import torch
 
-from ..sampling.ordered_floats import SIGN, float_of, ordered
-from ..sampling.vocabulary_slice import JoinedSlice
-from ..sampling.weight_sums import ONE
-from .row_weights import row_weights
+from ...sampling.ordered_floats import SIGN, float_of, ordered
+from ...sampling.vocabulary_slice import JoinedSlice
+from ...sampling.weight_sums import ONE
+from ..row_weights import row_weights
 
 RANKED_AT_ONCE = 16
 """Rows whose tokens are ordered at the same time: that takes some twenty bytes for each token of

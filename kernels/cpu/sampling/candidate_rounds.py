@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import torch
 
-from ..sampling.filtered_sample import Filters
-from ..sampling.ordered_floats import float_of, ordered
-from ..sampling.sample import Draws
-from ..sampling.vocabulary_slice import JoinedSlice
+from ...sampling.filtered_sample import Filters
+from ...sampling.ordered_floats import float_of, ordered
+from ...sampling.sample import Draws
+from ...sampling.vocabulary_slice import JoinedSlice
+from ..row_weights import row_weights
 from .draw import draw, scores_of
-from .row_weights import row_weights
 
 PARTS = 64
 """Parts of a range of floats, of which one exchange finds the one with the k-th highest logit."""

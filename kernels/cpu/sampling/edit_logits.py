@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from numba import njit, types
 
-from ..sampling import edit_logits as packed
-from .compiler.machine_code import compile_function
+from ...sampling import edit_logits as packed
+from ..compiler.machine_code import compile_function
 
 Int32Array = npt.NDArray[np.int32]
 # Words of the header as whole numbers, which numba reads.
