@@ -13,28 +13,19 @@ from collections.abc import Callable
 import torch
 
 from ..config import ConfigError
-from ..executor import Executor, Int32Array, StepResult, SwapPlan
+from ..executor import DrawPlan, Executor, Int32Array, StepPlan, StepResult, SwapPlan
 from ..parallel.board import COMPUTES, IDLE, WAITS, Board
 from ..parallel.memory_group import MemoryGroup
-from ..parallel.plan_messages import (
-    DRAW,
-    PREPARE,
-    STEP,
-    SWAP,
-    decode_draw,
-    decode_step,
-    decode_swap,
-    kind_of,
-)
+from ..parallel.plan_messages import PREPARE, decode
 from ..parallel.rank_start import RankStart
 from ..platforms import loading as platforms
-from ..system.ring import PeerGone, RingEnd, RingReader, RingWriter
+from ..system.ring import PeerGone, RingReader
 from .build.request import checked
 from .build.single import rank_executor
 from .ranks.rank import Rank, stages_of
 from .ranks.rank_reports import RankReports
 from .ranks.rank_results import ResultsAtOnce, ResultThread
-from .ranks.stage_link import Receiver, StageLinks
+from .ranks.stage_link import StageLinks
 from .tiers.copy_thread import CopyThread
 
 
@@ -47,7 +38,7 @@ class RankProcess:
         self._group = MemoryGroup(
             start.options.layout.shard(start.rank).index, start.group, self._note_waiting
         )
-        self._receivers: list[Receiver] = []
+        self._links = StageLinks.over(start.rings.stages, self._note_waiting)
         self._masks: Int32Array | None = None
         """Masks of the last draw."""
         self._is_counting = threading.Lock()
@@ -62,12 +53,18 @@ class RankProcess:
             for message in self._plans.read():
                 self._board.set_state(self._start.rank, COMPUTES)
                 start = time.perf_counter()
-                if kind_of(message) == SWAP:
-                    self._swap(executor, decode_swap(message), note_copies)
-                elif (handle := self._handle(executor, message)) is not None:
-                    results.add(handle, start)
-                    continue
-                self._note_computed(time.perf_counter() - start)
+                match plan := decode(message, self._masks):
+                    case StepPlan():
+                        results.add(executor.submit(plan), start)
+                    case DrawPlan():
+                        self._masks = plan.masks
+                        results.add(executor.draw(plan), start)
+                    case SwapPlan():
+                        self._swap(executor, plan, note_copies)
+                        self._note_computed(time.perf_counter() - start)
+                    case _:
+                        self._get_ready(executor, plan)
+                        self._note_computed(time.perf_counter() - start)
 
     def _built(self) -> tuple[Executor, bool]:
         """The executor, and whether it launches work on a device. Raises `SystemExit` where the
@@ -82,7 +79,7 @@ class RankProcess:
                 stage_index=stage_index,
                 stage=stages_of(request)[stage_index],
                 group=self._group,
-                links=self._links(),
+                links=self._links,
                 slots=self._start.memory.slots,
                 exchange=self._start.memory.exchange,
                 warn=self._reports.warned,
@@ -94,21 +91,11 @@ class RankProcess:
         self._reports.started(executor, config)
         return executor, device.capabilities.graphs
 
-    def _handle(self, executor: Executor, message: bytes) -> int | None:
-        """Does what a message wants. Returns the handle of a plan that is to be retired, or
-        None."""
-        kind = kind_of(message)
-        if kind == STEP:
-            return executor.submit(decode_step(message))
-        if kind == DRAW:
-            plan = decode_draw(message, self._masks)
-            self._masks = plan.masks
-            return executor.draw(plan)
+    def _get_ready(self, executor: Executor, kind: int) -> None:
         if kind == PREPARE:
             self._reports.prepared(executor.prepare())
         else:
             self._reports.warmed_up(executor.warm_up())
-        return None
 
     def _swap(
         self, executor: Executor, plan: SwapPlan, note_copies: Callable[[SwapPlan], None]
@@ -145,26 +132,9 @@ class RankProcess:
         # be lost.
         with self._is_counting:
             self._board.set_state(self._start.rank, IDLE)
-            self._board.note_plan(self._start.rank, seconds, self._seconds_waited)
-
-    def _links(self) -> StageLinks:
-        rings = self._start.rings.stages
-        return StageLinks(
-            stream_in=self._receiver(rings.stream_in),
-            stream_out=None if rings.stream_out is None else RingWriter(rings.stream_out),
-            tokens_in=self._receiver(rings.tokens_in),
-            tokens_out=[RingWriter(end) for end in rings.tokens_out],
-        )
-
-    def _receiver(self, end: RingEnd | None) -> Receiver | None:
-        if end is None:
-            return None
-        self._receivers.append(Receiver(RingReader(end), self._note_waiting))
-        return self._receivers[-1]
-
-    @property
-    def _seconds_waited(self) -> float:
-        return self._group.seconds_waited + sum(each.seconds_waited for each in self._receivers)
+            self._board.note_plan(
+                self._start.rank, seconds, self._group.seconds_waited + self._links.seconds_waited
+            )
 
     def _note_waiting(self, waits: bool) -> None:
         self._board.set_state(self._start.rank, WAITS if waits else COMPUTES)

@@ -7,34 +7,23 @@ from collections.abc import Callable
 import torch
 
 from headwater.kernels.attention.rotary_pairs import RotaryPairs
-from headwater.kernels.cpu import block_linear, block_rows, fp8_linear, group_linear
 from headwater.kernels.cpu.activation import activation
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
+from headwater.kernels.cpu.block_rows import block_rows
 from headwater.kernels.cpu.compiler.compiled import DTYPES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
-from headwater.kernels.cpu.row_stable_linear import (
-    PACKED,
-    PLAIN,
-    Library,
-    RowRule,
-    row_rule,
-    row_stable_linear,
-)
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
-from ..layers.linear.blocks import BlockLinear, BlockTable
-from ..layers.linear.dense import DenseLinear
-from ..layers.linear.fp8_tiles import Fp8TileLinear
-from ..layers.linear.group_tiles import TileLinear
+from ..layers.linear.blocks import BlockTable
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear, Product
-from ..layers.linear.packed import PackedLinear
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cpu_kernels import compile_kernels, packed_kernels
+from .cpu_products import CpuProducts
 from .cpu_sampling import CpuSampling
 
 CPU_DTYPES = DTYPES
@@ -50,8 +39,7 @@ class CpuPlatform:
 
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         self._group = model.num_heads // model.num_kv_heads
-        self._libraries: dict[str, Library] = {DenseLinear.kind: PLAIN, PackedLinear.kind: PACKED}
-        self._row_rules: dict[tuple[str, torch.dtype, tuple[int, ...]], RowRule] = {}
+        self._products = CpuProducts()
 
     @classmethod
     def of(cls, model: ModelConfig, config: EngineConfig) -> CpuPlatform:
@@ -69,23 +57,7 @@ class CpuPlatform:
         return plan_attention(batch.starts, batch.counts, batch.block_tables, self._group)
 
     def linear(self, linear: Linear) -> Product:
-        if isinstance(linear, BlockLinear):
-            return block_linear.block_product(linear.parts)
-        if isinstance(linear, TileLinear):
-            return group_linear.group_product(linear.tiles)
-        if isinstance(linear, Fp8TileLinear):
-            return fp8_linear.fp8_product(linear.tiles)
-        library = self._libraries.get(linear.kind)
-        if library is None:
-            return linear.product
-        weight: torch.Tensor = linear.weight  # type: ignore[attr-defined]  # kinds of these libraries have one
-        rule = self._row_rule(linear.kind, weight)
-
-        def product(x: torch.Tensor) -> torch.Tensor:
-            # The layer, not its weight: a packed one holds the memory that its weight is a view of.
-            return row_stable_linear(x, linear.weight, rule, library)  # type: ignore[attr-defined]
-
-        return product
+        return self._products.of(linear)
 
     def gated_linear(self, linear: Linear, activation: str) -> None:
         """None: the product is long beside its gate."""
@@ -145,15 +117,7 @@ class CpuPlatform:
             q, kv_cache, attention_plan, scale, window=window, softcap=softcap
         ).flatten(1)
 
-    def _row_rule(self, kind: str, weight: torch.Tensor) -> RowRule:
-        key = (kind, weight.dtype, tuple(weight.shape))
-        if key not in self._row_rules:
-            self._row_rules[key] = row_rule(
-                weight.shape[0], weight.shape[1], weight.dtype, self._libraries[kind]
-            )
-        return self._row_rules[key]
-
 
 def with_cpu_look_up(weights: Weights) -> Weights:
     """The weights, with the CPU's kernel for rows of tables that stay packed."""
-    return weights.looked_up_by(BlockTable, block_rows.block_rows)
+    return weights.looked_up_by(BlockTable, block_rows)

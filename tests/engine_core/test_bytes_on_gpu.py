@@ -13,7 +13,7 @@ from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.build.weights import load_weights
 from headwater.engine_core.layers.linear.ordered import order_linears
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.platforms import cuda as cuda_platform
+from headwater.engine_core.platforms import cuda_products
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.fp8_block_models import written_blocks
 from tests.engine_core.packed_checkpoint import write_packed
@@ -105,7 +105,7 @@ def test_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(
     if "int" in form:
         # Sums of integers are exact in whatever way they are made.
         monkeypatch.setattr(
-            cuda_platform, "rounded_product", lambda linear, early_rows: linear.product
+            cuda_products, "rounded_product", lambda linear, early_rows: linear.product
         )
         assert together == answers(packed, asked)
 

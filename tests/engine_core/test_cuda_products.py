@@ -22,7 +22,9 @@ ROWS = probed_rows(1100, 96)
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaPlatform:
     """A platform that finds no verdicts of other tests."""
-    monkeypatch.setattr("headwater.engine_core.platforms.cuda_products.kernel_cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(
+        "headwater.engine_core.platforms.cuda_products.kernel_cache_dir", lambda: tmp_path
+    )
     config = model_config("Qwen3ForCausalLM")
     device = torch.device("cuda")
     return CudaPlatform(config, BLOCK_SIZE, max_decodes=64, max_model_len=MAX_LEN, device=device)

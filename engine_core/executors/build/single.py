@@ -24,8 +24,8 @@ from ...platforms import loading as platforms
 from ...platforms.device import Device
 from ...platforms.loading import LoadedDevice
 from ...platforms.numerics_id import ROOMS, numerics_id
-from ..ranks.multi import build_ranks, check_num_ranks
 from ..ranks.rank import Rank, whole_rank
+from ..ranks.start_ranks import build_ranks, check_num_ranks
 from .eager import build_eager
 from .request import asked_of, checked
 

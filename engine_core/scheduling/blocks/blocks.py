@@ -6,7 +6,6 @@ blocks. Knows nothing about seats, tenants and steps.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ from ...kv.lending import Steps
 from ...kv.peer_blocks import PeerBlocks
 from ...kv.prefetch import NewPrefetch
 from ...kv.prefix_cache import PrefixCache
-from ...kv.prefix_hash import token_bytes
 from ...kv.tiers import Tiers
 from ...request import Holder
 from ...step_output import CacheEvents, EngineLoad, StoredChain
@@ -29,7 +27,7 @@ from ..table.masks import RowIndices
 from ..table.request_state import RequestState
 from ..table.request_table import RequestTable
 from .block_table import BlockTable
-from .forks import WHOLE, Forks, PartialBlock
+from .forks import Follow, Forks, PartialBlock
 from .prefetched_blocks import PrefetchedBlocks
 from .prefetches import Needs, Prefetches
 from .prefix_hits import PrefixHits
@@ -44,13 +42,6 @@ class Wanted(NamedTuple):
     """Largest number of cached blocks that it may use."""
     num_new: int
     """Blocks that have to be computed, or copied."""
-
-
-class Follow(NamedTuple):
-    """A wait for a request that computes the same prefix, until so many blocks are scheduled."""
-
-    leader: RequestState
-    num_blocks: int
 
 
 Wait = Follow | Ticket
@@ -153,8 +144,7 @@ class Blocks:
             if (ticket := self._loads.ticket(missed, request.failed_sources)) is not None:
                 self._hits.note_waits(request)
                 return ticket
-        leader_of_fork = self._forks.leader_of(request, prefilling)
-        return None if leader_of_fork is None else Follow(leader_of_fork, WHOLE)
+        return self._forks.wait_of(request, prefilling)
 
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
         """Asks a source for the blocks behind the hits, if one saves time by it."""
@@ -250,7 +240,7 @@ class Blocks:
         if filled.size:
             blocks, ends = self._table.take_filled(filled)
             token_ids = table.tokens_before(filled, ends, self._block_size)
-            self._cache.append(table.chains_of(filled), token_bytes(token_ids), blocks)
+            self._cache.append(table.chains_of(filled), token_ids, blocks)
 
     def num_blocks_of(self, request: RequestState) -> int:
         """Number of blocks of a request that holds a row."""
@@ -258,10 +248,9 @@ class Blocks:
 
     def num_returning(self, leaving: Iterable[RequestState]) -> int:
         """Blocks that come free once these requests have left."""
-        holds = Counter(
+        return self._pool.count_returning(
             block for request in leaving for block in self._table.blocks_of(request.row)
         )
-        return sum(self._pool.ref_counts[block] == num_held for block, num_held in holds.items())
 
     def release(self, request: RequestState) -> None:
         """Lets go of the blocks of a request's row, which computes nothing more."""
@@ -278,7 +267,7 @@ class Blocks:
     def begin_step(self) -> list[Follow]:
         """Notes that the next step is planned. Returns the requests that others need follow no
         longer."""
-        return [Follow(leader, WHOLE) for leader in self._forks.begin_step()]
+        return self._forks.begin_step()
 
     def retire(self, step: int) -> bool:
         """Lets go of blocks that steps up to this one have copied. Whether there were any."""

@@ -33,6 +33,13 @@ class PartialBlock(NamedTuple):
 NO_PARTIAL = PartialBlock(NULL_BLOCK, 0)
 
 
+class Follow(NamedTuple):
+    """A wait for a request that computes the same prefix, until so many blocks are scheduled."""
+
+    leader: RequestState
+    num_blocks: int
+
+
 class Forks:
     """Copies that were planned hold their blocks until the step has retired."""
 
@@ -57,24 +64,22 @@ class Forks:
             self._whole.append(request)
             self._note_last_block(request)
 
-    def begin_step(self) -> list[RequestState]:
+    def begin_step(self) -> list[Follow]:
         """Notes that the next step is planned: what the one before it computes can be copied.
-        Returns the requests whose last known tokens that was."""
+        Returns the waits that this ends."""
         self._fresh.clear()
         whole = self._whole
         self._whole = []
-        return whole
+        return [Follow(leader, WHOLE) for leader in whole]
 
-    def leader_of(
-        self, request: RequestState, prefilling: Iterable[RequestState]
-    ) -> RequestState | None:
-        """A request that is being computed and begins with this one's tokens: once all of them are
-        scheduled, its last block can be copied."""
+    def wait_of(self, request: RequestState, prefilling: Iterable[RequestState]) -> Follow | None:
+        """Waits for a request that is being computed and begins with this one's tokens: once all of
+        them are scheduled, its last block can be copied."""
         if not (self._is_on and request.forks):
             return None
         for leader in (*prefilling, *self._whole):
             if leader is not request and leader.forks and _begins(request, leader):
-                return leader
+                return Follow(leader, WHOLE)
         return None
 
     def take(

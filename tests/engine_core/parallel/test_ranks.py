@@ -20,11 +20,11 @@ from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executor import Executor, StepPlan, StepResult
 from headwater.engine_core.executors.device.warmup_plans import warmup_plans
 from headwater.engine_core.executors.rank_process import RankProcess
-from headwater.engine_core.executors.ranks import multi
+from headwater.engine_core.executors.ranks import multi, start_ranks
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel import rank_processes
 from headwater.engine_core.parallel.copied_process import CopiedProcess
-from headwater.engine_core.parallel.plan_messages import encode_prepare, encode_warm_up
+from headwater.engine_core.parallel.plan_messages import PREPARE, encode_warm_up
 from headwater.engine_core.parallel.rank_facts import RankLost
 from headwater.engine_core.parallel.rank_start import RankStart
 from headwater.engine_core.parallel.ranks import Ranks
@@ -84,7 +84,7 @@ def test_progress_of_a_rank_is_told_while_another_one_waits_for_it() -> None:
         ranks.tell(b"heard")
 
     with two_ranks(wait_for_the_second) as ranks:
-        assert multi._hellos(ranks, progress) == [HELLO, HELLO]
+        assert start_ranks._hellos(ranks, progress) == [HELLO, HELLO]
     assert told == [("loading weights", 1, 2)]
 
 
@@ -140,7 +140,7 @@ def test_a_refusal_of_any_rank_is_raised() -> None:
         two_ranks(refuse_as_the_second) as ranks,
         pytest.raises(ConfigError, match="dtype is 'float8'; allowed: float"),
     ):
-        multi._hellos(ranks, lambda phase, done, total: None)
+        start_ranks._hellos(ranks, lambda phase, done, total: None)
 
 
 def compute_a_step(start: RankStart) -> None:
@@ -195,7 +195,7 @@ def report_in_two_threads(start: RankStart) -> None:
         process = RankProcess(start)
         threading.Thread(target=process._take, args=(LONG_RESULT, 0.0), daemon=True).start()
         assert holds_within(lambda: process._reports.ring._free == 0, 60)
-        process._handle(cast("Executor", SimpleNamespace(prepare=lambda: False)), encode_prepare())
+        process._get_ready(cast("Executor", SimpleNamespace(prepare=lambda: False)), PREPARE)
     os.read(start.lifeline, 1)
 
 

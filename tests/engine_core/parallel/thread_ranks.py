@@ -16,12 +16,12 @@ from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
 from headwater.engine_core.executors.build.eager import build_eager
 from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.executors.ranks.rank import Rank, stages_of
-from headwater.engine_core.executors.ranks.stage_link import Receiver, StageLinks
+from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
-from headwater.engine_core.parallel.stage_rings import StageRings, create_stage_rings
-from headwater.engine_core.system.ring import RingEnd, RingReader, RingWriter, anonymous_memory
+from headwater.engine_core.parallel.stage_rings import create_stage_rings
+from headwater.engine_core.system.ring import anonymous_memory
 from tests.engine_core.small_models import SmallEngine
 
 
@@ -52,7 +52,7 @@ class ThreadExecutor:
                 stage_index=layout.stage_index(rank),
                 stage=stages[layout.stage_index(rank)],
                 group=group,
-                links=links_of(rings),
+                links=StageLinks.over(rings, lambda waits: None),
                 slots=slots,
                 exchange=-1,
                 warn=print,
@@ -118,20 +118,6 @@ def _tokens(rank: StepExecutor[Any, Any]) -> torch.Tensor:
     """The token table of a rank."""
     token_ids: torch.Tensor = rank._entry._table.token_ids
     return token_ids
-
-
-def links_of(rings: StageRings) -> StageLinks:
-    """The links of a rank, as its process makes them."""
-
-    def receiver(end: RingEnd | None) -> Receiver | None:
-        return None if end is None else Receiver(RingReader(end), lambda waits: None)
-
-    return StageLinks(
-        stream_in=receiver(rings.stream_in),
-        stream_out=None if rings.stream_out is None else RingWriter(rings.stream_out),
-        tokens_in=receiver(rings.tokens_in),
-        tokens_out=[RingWriter(end) for end in rings.tokens_out],
-    )
 
 
 class ThreadEngine(SmallEngine):
