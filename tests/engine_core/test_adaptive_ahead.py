@@ -78,7 +78,7 @@ class Run:
             t if self._is_right(request.key, first + j) else (t + 1) % 50
             for j, t in enumerate(right)
         ]
-        drafts: Int32Array = self.executor._token_ids[0, :0].copy()
+        drafts: Int32Array = self.executor._table.token_ids[0, :0].copy()
         drafts.resize(len(ids), refcheck=False)
         drafts[:] = ids
         return drafts

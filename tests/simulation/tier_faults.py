@@ -130,7 +130,7 @@ class Run:
         )
         self.num_steps = 0
         self.peer = (
-            self._peer(self.executor._kv.reshape(-1, BLOCK_SIZE)) if rng.random() < 0.5 else None
+            self._peer(self.executor._cache.blocks) if rng.random() < 0.5 else None
         )
         self.writes = FaultyLane(rng, in_order=True)
         self.reads = FaultyLane(rng, in_order=False)
