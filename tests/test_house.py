@@ -80,7 +80,7 @@ CORE_ROOMS_SEEN = {
     "kv": {"system"},
     "drafting": set[str](),
     "conformance": {"executors", "models", "platforms", "layers", "sampling", "weights"},
-    "devices": {"executors", "platforms", "layers", "weights", "system"},
+    "devices": {"executors", "models", "platforms", "layers", "weights", "system"},
     "executors": {"heads", "models", "parallel", "platforms", "layers", "sampling", "weights"}
     | {"system"},
     "heads": {"models", "layers", "weights"},

@@ -116,7 +116,7 @@ class Subject:
         return linear
 
     def _prepared(self, dense: Linear) -> Linear:
-        """What the platform makes of the only weight of a model."""
+        """The only weight of a model, as the platform prepares it."""
         request = BuildRequest(
             options=ExecutorOptions(model_folder=None),
             model=_model(),

@@ -24,7 +24,7 @@ class CoreMemory:
         self._mask_reports = [RingReader(mask_report_reader)]
 
     def ends(self, lifeline: int) -> Ends:
-        """What the core inherits."""
+        """Descriptors that the core inherits."""
         return Ends(
             commands=self._command_reader,
             reports=self.report_writer,

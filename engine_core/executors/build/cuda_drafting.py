@@ -1,4 +1,4 @@
-"""What drafts on a GPU, before there is an executor: its memory, and what makes it."""
+"""Drafting on a GPU before there is an executor: its memory, and how its drafter is made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .gpu_memory import Planes, measure
 
 
 class Drafting(NewDrafter, Protocol):
-    """What drafts, before there is an executor."""
+    """A draft model, draft heads or neither, before there is an executor."""
 
     planes: list[Planes]
 

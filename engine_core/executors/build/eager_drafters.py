@@ -25,7 +25,7 @@ from .models import whole_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """What drafters share with the steps of the served model."""
+    """Parts that drafters share with the steps of the served model."""
 
     served: Model
     table: EagerTable

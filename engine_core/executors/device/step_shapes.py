@@ -10,7 +10,8 @@ import numpy as np
 
 from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan
-from ...platforms.cuda import DEPENDENT_ROWS, SHARING_ROWS, CudaPlatform
+from ...platforms.cuda import CudaPlatform
+from ...platforms.cuda_attention_plans import DEPENDENT_ROWS, SHARING_ROWS
 
 ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32), *range(576, 1025, 64))
 """Numbers of rows that decode steps are padded to."""

@@ -147,7 +147,7 @@ class HeadShard:
     lm_head: LMHead
     linear: Linear
     own_product: Product
-    """Of `linear`."""
+    """Product of `linear`."""
     shard: Shard
     vocab_size: int
     group: PeerGroup

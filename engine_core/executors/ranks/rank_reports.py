@@ -1,5 +1,4 @@
-"""What a rank reports to the executor's process: how its start goes, results, and what it
-prepared."""
+"""Reports of a rank to the executor's process: progress of its start, results, preparations."""
 
 from __future__ import annotations
 
