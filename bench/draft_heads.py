@@ -66,7 +66,7 @@ def main(
         ),
     ] = 0,
     draft_vocab: Annotated[
-        int, typer.Option(help="tokens that EAGLE-3 guesses among, the most frequent ones; 0: all")
+        int, typer.Option(help="tokens that EAGLE-3 drafts among, the most frequent ones; 0: all")
     ] = 16_384,
     heads: Annotated[int, typer.Option(help="of Medusa")] = 4,
     depth: Annotated[
@@ -128,7 +128,7 @@ def published_config(
     if kv_heads < 0:
         raise ConfigError("kv_heads", kv_heads, "0 or more")
     kv_heads = kv_heads or served.num_kv_heads
-    guessed = min(draft_vocab or served.vocab_size, served.vocab_size)
+    drafted = min(draft_vocab or served.vocab_size, served.vocab_size)
     config = {
         "architectures": [EAGLE3_ARCHITECTURE if kind == EAGLE3 else "LlamaForCausalLM"],
         "model_type": "llama",
@@ -146,7 +146,7 @@ def published_config(
         "torch_dtype": "bfloat16",
         **{key: model[key] for key in ROPE_KEYS if model.get(key) is not None},
     }
-    return config | ({"draft_vocab_size": guessed} if kind == EAGLE3 else {})
+    return config | ({"draft_vocab_size": drafted} if kind == EAGLE3 else {})
 
 
 def trained_heads(
@@ -237,10 +237,10 @@ def frequent_tokens(texts: Sequence[Text], count: int, vocab_size: int) -> torch
 
 
 def maps_of(token_ids: torch.Tensor, vocab_size: int) -> Tensors:
-    """The published maps of the tokens that heads guess among: to ids, and from ids."""
-    is_guessed = torch.zeros(vocab_size, dtype=torch.bool)
-    is_guessed[token_ids] = True
-    return {"d2t": token_ids - torch.arange(len(token_ids)), "t2d": is_guessed}
+    """The published maps of the tokens that heads draft among: to ids, and from ids."""
+    is_drafted = torch.zeros(vocab_size, dtype=torch.bool)
+    is_drafted[token_ids] = True
+    return {"d2t": token_ids - torch.arange(len(token_ids)), "t2d": is_drafted}
 
 
 def _print_quality(
@@ -254,7 +254,7 @@ def _print_quality(
     for found in chain_quality(heads, states, texts, tuning, depth):
         stands = ", ".join(f"{share:.1%}" for share in found.stands)
         what = f"{found.tokens_per_step:.3f} tokens a step at temperature {found.temperature:g}"
-        typer.echo(f"{when}: {what}; guesses that stand, by place: {stands}")
+        typer.echo(f"{when}: {what}; drafts that stand, by place: {stands}")
 
 
 if __name__ == "__main__":

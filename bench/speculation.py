@@ -20,9 +20,9 @@ import typer
 from rich.console import Console
 
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.engine.speculation import build_speculator, drafters_of
 from headwater.services.models.demo_model import DEMO_NAME
@@ -64,7 +64,7 @@ class Bench:
         *,
         whole_drafts: bool = False,
     ) -> None:
-        """`whole_drafts`: an executor that computes its guesses makes as many as it may, in each
+        """`whole_drafts`: an executor that computes its drafts makes as many as it may, in each
         step."""
         with nullcontext() if forced is None else forced.installed():
             self.executor, self.config, self._facts = build_executor(options, silent)
@@ -128,7 +128,7 @@ class Bench:
     def _speculator(self) -> Speculator | None:
         if self._is_whole:
             config = self.config
-            most = self._facts.most_own_drafts
+            most = self._facts.most_device_drafts
             return WholeDrafts(
                 config.num_rows, min(most or config.max_draft_tokens, config.max_draft_tokens)
             )

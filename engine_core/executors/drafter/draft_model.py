@@ -1,7 +1,7 @@
-"""A smaller model that guesses what follows the known tokens of rows of a request table.
+"""A smaller model that drafts what follows the known tokens of rows of a request table.
 
 Its keys and values lie in planes of their own of the same KV blocks, so a cached prefix has them as
-well. Where they are missing, as for the last positions before a request left its row, guesses are
+well. Where they are missing, as for the last positions before a request left its row, drafts are
 worse; verification sees to the rest.
 """
 
@@ -68,7 +68,7 @@ class DraftModel:
         if caught is None:
             return
         index = caught.index
-        is_drafted = caught.is_guessed
+        is_drafted = caught.is_drafted
         logits = self._logits(
             rows[index], caught.starts, caught.counts, is_drafted.astype(np.int32)
         )
