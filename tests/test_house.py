@@ -481,6 +481,59 @@ def test_two_facts_stand_on_two_lines(room: str) -> None:
     assert 1_000 * len(pairs) <= MOST_PAIRS * num_lines, pairs
 
 
+MOST_IMPORTED = 35
+"""Names that a file imports: one that needs more does two jobs."""
+BUILDERS = (
+    "__main__.py",
+    "engine_core/executors/build/",
+    "gateway/http/app.py",
+    "services/engine/core_process.py",
+    "services/stack/local_stack.py",
+)
+"""Ends of names, or folders, of files that put the parts of a process together."""
+IMPORTS_TOO_MANY = {
+    "bench/accuracy.py",
+    "bench/gpu_kernels.py",
+    "engine_core/layers/linear/kinds.py",
+    "gateway/http/batches.py",
+    "gateway/http/http_exchange.py",
+    "gateway/http/ollama.py",
+    "gateway/http/responses.py",
+    "gateway/live/cluster_view.py",
+    "gateway/openai/to_pb.py",
+    "gateway/public_grpc/service.py",
+    "gateway/request/cluster.py",
+    "gateway/router/router.py",
+    "gateway/stages/output_session.py",
+    "gateway/tenancy/accounts.py",
+    "services/engine/session.py",
+    "services/stack/model_manager.py",
+}
+"""Files that are still to be cut. None may join them."""
+
+
+def num_imported(path: Path) -> int:
+    """Names that a file imports, but for those of `__future__`."""
+    return sum(
+        len(node.names)
+        for node in nodes_of(path)
+        if isinstance(node, ast.Import)
+        or (isinstance(node, ast.ImportFrom) and node.module != "__future__")
+    )
+
+
+def test_a_file_imports_few_names() -> None:
+    names = {
+        path.relative_to(ROOT).as_posix()
+        for room in ROOMS
+        for path in files_of(room)
+        if num_imported(path) > MOST_IMPORTED
+    }
+    assert {
+        name for name in names if not any(each in name for each in BUILDERS)
+    } == IMPORTS_TOO_MANY
+
+
 WITHOUT_SUBJECT = (
     "What",
     "Of",

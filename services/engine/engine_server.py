@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from headwater.engine_core.parallel.rank_facts import RankFigures
@@ -19,26 +18,23 @@ from headwater.proto.events_pb2 import KvEventBatch
 
 from ..runtime.errors import Unavailable
 from ..runtime.member import ReplicaLoad
-from ..runtime.role import BOTH, DECODE
+from ..runtime.role import BOTH
 from ..runtime.session.attempt_fence import AttemptFence
 from ..runtime.tracing import NO_TRACING, Tracing
 from .core_client import CoreClient
+from .engine_role import EngineRole
 from .engine_sessions import EngineSessions
 from .grammar_queue import GrammarQueue
 from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
 from .masks import MaskWriter
-from .messages import Add, BoundPrompts, Cancel, Command, Idle, Probe, Ready, Step, Waiting
-from .metrics import MASK_SECONDS
+from .messages import Add, Cancel, Command, Idle, Probe, Ready, Step, Waiting
 from .prefetches import OpenPrefetches
 from .published_load import replica_load
 from .requests import Limits
 from .session import EngineSession
 from .step_figures import StepFigures
 
-PROMPT_SECONDS = 0.01
-"""Time that a step of a decode engine spends on prompts. Answers arrive from other engines at any
-time, and their readers would notice a longer gap between two tokens."""
 _SWEEP_SECONDS = 1.0
 _CONFIRM_SECONDS = 2.0
 """Time that the core has to end requests that a drain cancels."""
@@ -70,7 +66,7 @@ class EngineServer:
         self.events = events
         self.load_changed = asyncio.Event()
         self.is_draining = False
-        self._role = BOTH
+        self._role = EngineRole(core.send)
         self.num_prompt_tokens = 0
         self._is_open = False
         self._core = core
@@ -78,9 +74,7 @@ class EngineServer:
         self.figures = StepFigures(model_name)
         self._sessions = EngineSessions()
         self._step = 0
-        writer = MaskWriter(
-            core.memory.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe
-        )
+        writer = MaskWriter(core.memory.map_masks(ready), core.send, self.figures.note_masks)
         self.grammars = GrammarQueue(
             compiler, writer, send=core.send, deliver=self._sessions.deliver
         )
@@ -140,12 +134,12 @@ class EngineServer:
             draining=self.is_draining,
             max_running=self._ready.max_num_seqs,
             kv_seq=self.events.seq,
-            role=self._role,
+            role=self._role.name,
             max_chunk_tokens=self._ready.max_chunk_tokens,
         )
 
     @property
-    def num_finished(self) -> Mapping[str, int]:
+    def num_finished(self) -> dict[str, int]:
         """Streams by the reason of their end."""
         return self.figures.num_finished
 
@@ -177,15 +171,13 @@ class EngineServer:
 
     @property
     def role(self) -> str:
-        return self._role
+        return self._role.name
 
     @role.setter
     def role(self, role: str) -> None:
         """Routing hears of it with the next load message, which is due at once. What runs goes
         on."""
-        if (role == DECODE) != (self._role == DECODE):
-            self._core.send(BoundPrompts(PROMPT_SECONDS if role == DECODE else 0.0))
-        self._role = role
+        self._role.become(role)
         self.load_changed.set()
 
     async def sweep(self) -> None:
@@ -205,8 +197,7 @@ class EngineServer:
         self.load_changed.set()
         self.prefetches.end()
         num_streams = self._sessions.num_streams
-        seconds_per_token = self.figures.rates.itl(max(self.totals.num_running, 1))
-        most_tokens = seconds / seconds_per_token if seconds_per_token else math.inf
+        most_tokens = self.figures.tokens_within(seconds, self.totals.num_running)
         num_cancelled = self._sessions.hand_over(most_tokens)
         await self._sessions.await_idle(seconds)
         num_cancelled += self._sessions.hand_over(0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter as Tally
 
 from .messages import Step
 from .metrics import (
     DECODE_SECONDS,
+    MASK_SECONDS,
     PREFILL_SECONDS,
     QUEUE_SECONDS,
     STEP_SECONDS,
@@ -22,12 +24,22 @@ class StepFigures:
         self.num_finished: Tally[str] = Tally()
         """Streams by the reason of their end."""
         self._step_seconds = STEP_SECONDS.labels(model_name)
+        self._mask_seconds = MASK_SECONDS.labels(model_name)
         self._queue_seconds = QUEUE_SECONDS.labels(model_name)
         self._prefill_seconds = PREFILL_SECONDS.labels(model_name)
         self._decode_seconds = DECODE_SECONDS.labels(model_name)
         self._step_tokens = STEP_TOKENS.labels(model_name)
         self._started_at: dict[int, float] = {}
         """When the first token of a running stream came, by the core's key."""
+
+    def note_masks(self, seconds: float) -> None:
+        """Notes the time in which masks of a step were filled."""
+        self._mask_seconds.observe(seconds)
+
+    def tokens_within(self, seconds: float, num_running: int) -> float:
+        """Tokens that each of so many requests gets in this time."""
+        seconds_per_token = self.rates.itl(max(num_running, 1))
+        return seconds / seconds_per_token if seconds_per_token else math.inf
 
     def note(self, step: Step) -> None:
         if step.seconds:

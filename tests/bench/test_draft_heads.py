@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from headwater.bench.decoder_twin import DecoderTwin
 from headwater.bench.distillation import Text, Tuning
-from headwater.bench.draft_heads import first_tensors, input_scale, main, published_config
+from headwater.bench.draft_heads import main, published_config
+from headwater.bench.first_heads import first_tensors, input_scale
 from headwater.bench.head_training import ChainQuality, chain_quality, shared_noise, train_heads
 from headwater.bench.head_twins import twin_of
 from headwater.bench.teacher_states import TeacherStates
