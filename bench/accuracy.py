@@ -25,10 +25,12 @@ from rich.table import Table
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu, cuda
+from headwater.engine_core.executors.build.engine_limits import engine_config_of
+from headwater.engine_core.executors.build.loader import Loader
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.executors.build.single import engine_config_of
 from headwater.engine_core.executors.model.block_bytes import kv_layouts
 from headwater.engine_core.executors.model.kv_blocks import KvBlocks
+from headwater.engine_core.executors.ranks.rank import whole_rank
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.linear.kinds import Weights
 from headwater.engine_core.models.model import Model, model_class
@@ -100,9 +102,10 @@ class WholeModel:
         self.dtype = request.dtype
         self._window = window
         config = engine_config_of(request, 0)
-        platform, weights = device.load_model(request, config, lambda phase, done, total: None)
-        self.activations = _activations(request, weights)
         model = request.model
+        loader = Loader(device, whole_rank(model), config, silent)
+        platform, weights = loader.served(request)
+        self.activations = _activations(request, weights)
         self._model: Model = model_class(model)(model, weights, platform, config.max_model_len)
         blocks = -(-window // config.block_size)
         layouts = kv_layouts(request)

@@ -26,7 +26,7 @@ from .latency_report import Objective, summarize
 from .own_cluster import own_cluster, wait_until_prepared
 from .processes import cpu_seconds
 from .program import run_program
-from .serve import drive
+from .serve_workers import drive
 from .workloads import CLUSTER_LOADS, MODELS, TINY, ClusterLoad, tried_load
 
 MOST_WARMUP = 256

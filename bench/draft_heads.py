@@ -7,8 +7,6 @@ such heads are published, and is the value of `headwater up --draft-heads`.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,31 +22,20 @@ from headwater.engine_core.heads.heads_config import (
     MEDUSA,
     HeadsConfig,
 )
-from headwater.engine_core.heads.registry import CLASSES
 from headwater.engine_core.models import registry
-from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.hardware import resolve_device
 from headwater.services.runtime.progress import silent
 
-from .decoder_twin import DecoderTwin
-from .distillation import Text, Tuning
-from .draft_model import answers_of, report_loss
-from .head_training import chain_quality, train_heads
-from .head_twins import HeadsTwin, Tensors, twin_of
+from .distillation import Tuning
+from .draft_model import answers_of
 from .program import check_choice, run_program
-from .teacher_states import TeacherStates
+from .trained_heads import trained_heads
 
 KINDS = (EAGLE, EAGLE3, MEDUSA)
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
-SCALE_TEXTS = 8
-"""Number of texts that the size of hidden states is taken from."""
-SPREAD = 0.02
-"""Standard deviation of weights before training."""
-NOT_WRITTEN = ("embed_tokens.weight",)
-"""Published tensors that are not written, because they are the served model's own."""
 
 
 def main(
@@ -66,7 +53,7 @@ def main(
         ),
     ] = 0,
     draft_vocab: Annotated[
-        int, typer.Option(help="tokens that EAGLE-3 guesses among, the most frequent ones; 0: all")
+        int, typer.Option(help="tokens that EAGLE-3 drafts among, the most frequent ones; 0: all")
     ] = 16_384,
     heads: Annotated[int, typer.Option(help="of Medusa")] = 4,
     depth: Annotated[
@@ -128,7 +115,7 @@ def published_config(
     if kv_heads < 0:
         raise ConfigError("kv_heads", kv_heads, "0 or more")
     kv_heads = kv_heads or served.num_kv_heads
-    guessed = min(draft_vocab or served.vocab_size, served.vocab_size)
+    drafted = min(draft_vocab or served.vocab_size, served.vocab_size)
     config = {
         "architectures": [EAGLE3_ARCHITECTURE if kind == EAGLE3 else "LlamaForCausalLM"],
         "model_type": "llama",
@@ -146,115 +133,7 @@ def published_config(
         "torch_dtype": "bfloat16",
         **{key: model[key] for key in ROPE_KEYS if model.get(key) is not None},
     }
-    return config | ({"draft_vocab_size": guessed} if kind == EAGLE3 else {})
-
-
-def trained_heads(
-    config: HeadsConfig,
-    source: Path,
-    texts: Sequence[Text],
-    tuning: Tuning,
-    depth: int,
-    device: torch.device,
-) -> Tensors:
-    """Tensors under their published names. Prints the quality of chains, before and after. Raises
-    `ConfigError`."""
-    served = registry.read_config(source)
-    stored = model_file.load(source, device)
-    teacher = DecoderTwin(served, {name: tensor.float() for name, tensor in stored.items()})
-    states = TeacherStates(teacher, config.input_layers)
-    scale = input_scale(config, states, texts[:SCALE_TEXTS])
-    tensors = first_tensors(config, teacher, scale)
-    maps = Tensors()
-    token_ids = None
-    if config.draft_vocab_size:
-        token_ids = frequent_tokens(texts, config.draft_vocab_size, served.vocab_size).to(device)
-        maps = maps_of(token_ids.cpu(), served.vocab_size)
-        tensors["lm_head.weight"] = teacher.vocabulary[token_ids].clone()
-    heads = twin_of(config, tensors, teacher, token_ids, scale)
-    _print_quality("before", heads, states, texts, tuning, depth)
-    train_heads(config, heads, states, texts, tuning, depth, report_loss)
-    _print_quality("trained", heads, states, texts, tuning, depth)
-    published = heads.published().items()
-    return {
-        name: tensor.detach().to(torch.bfloat16).cpu().contiguous() for name, tensor in published
-    } | maps
-
-
-def input_scale(
-    config: HeadsConfig, states: TeacherStates, texts: Sequence[Text]
-) -> torch.Tensor | None:
-    """Factor for each input of EAGLE's `fc`, which makes the inputs about equally large."""
-    if config.kind == MEDUSA:
-        return None
-    embedding = states.teacher.tensors["embed"]
-    final, *inputs = states.input_sizes(texts)
-    sizes = inputs if config.kind == EAGLE3 else [float(embedding.abs().median()), final]
-    hidden = embedding.shape[1]
-    return torch.cat([embedding.new_full((hidden,), 1 / max(size, 1e-6)) for size in sizes])
-
-
-def first_tensors(config: HeadsConfig, teacher: DecoderTwin, scale: torch.Tensor | None) -> Tensors:
-    """Small random weights. Tensors that add to a residual stream begin at zero, a head and the
-    norm before it as the model's, and tensors that read hidden states pass the last ones on: EAGLE
-    as they are, EAGLE-3 scaled, since it has a norm."""
-    served = teacher.config
-    vocabulary = teacher.vocabulary
-    required, _ = CLASSES[config.kind].published(config, served)
-    generator = torch.Generator().manual_seed(0)
-    tensors = Tensors()
-    for name, shape in required.items():
-        if name in ("d2t", *NOT_WRITTEN):
-            continue
-        tensor = SPREAD * torch.randn(shape, generator=generator)
-        if "norm" in name:
-            tensor = torch.ones(shape)
-        elif name.endswith(("o_proj.weight", "down_proj.weight", "linear.weight", "bias")):
-            tensor = torch.zeros(shape)
-        tensors[name] = tensor.to(vocabulary.device)
-        if shape == tuple(vocabulary.shape):
-            tensors[name] = vocabulary.clone()
-    if scale is not None:
-        size = 1.0 if config.kind == EAGLE3 else 1 / float(scale[-1])
-        hidden = served.hidden_size
-        tensors["fc.weight"][:, -hidden:] += size * torch.eye(hidden, device=vocabulary.device)
-    if "norm.weight" in tensors:
-        tensors["norm.weight"] = teacher.tensors["final_norm"].clone()
-    return tensors
-
-
-def frequent_tokens(texts: Sequence[Text], count: int, vocab_size: int) -> torch.Tensor:
-    """Ids of the most frequent tokens of answers, then of the lowest ids, int64 [count],
-    ascending."""
-    counts = Counter(token for text in texts for token in text.token_ids[text.num_prompt :])
-    ranked = [token for token, _ in counts.most_common(count)]
-    rest = (token for token in range(vocab_size) if token not in counts)
-    return torch.tensor(
-        sorted(
-            [*ranked, *(token for token, _ in zip(rest, range(count - len(ranked)), strict=False))]
-        )
-    )
-
-
-def maps_of(token_ids: torch.Tensor, vocab_size: int) -> Tensors:
-    """The published maps of the tokens that heads guess among: to ids, and from ids."""
-    is_guessed = torch.zeros(vocab_size, dtype=torch.bool)
-    is_guessed[token_ids] = True
-    return {"d2t": token_ids - torch.arange(len(token_ids)), "t2d": is_guessed}
-
-
-def _print_quality(
-    when: str,
-    heads: HeadsTwin,
-    states: TeacherStates,
-    texts: Sequence[Text],
-    tuning: Tuning,
-    depth: int,
-) -> None:
-    for found in chain_quality(heads, states, texts, tuning, depth):
-        stands = ", ".join(f"{share:.1%}" for share in found.stands)
-        what = f"{found.tokens_per_step:.3f} tokens a step at temperature {found.temperature:g}"
-        typer.echo(f"{when}: {what}; guesses that stand, by place: {stands}")
+    return config | ({"draft_vocab_size": drafted} if kind == EAGLE3 else {})
 
 
 if __name__ == "__main__":

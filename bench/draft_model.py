@@ -20,7 +20,7 @@ import torch
 import typer
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file

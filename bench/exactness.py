@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.services.runtime.progress import silent
 

@@ -18,8 +18,8 @@ import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.engine_core.executors.build import cuda_parts, eager
+from headwater.engine_core.executors.exit.device_head import DeviceHead
 from headwater.engine_core.executors.exit.device_sampler import DeviceSampler, Needs, Places
-from headwater.engine_core.executors.exit.head_part import HeadPart
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.sampler import Known, Sampler, Whole
 from headwater.kernels.launch.device import upload
@@ -132,15 +132,14 @@ class ForcedDeviceSampler(DeviceSampler):
     def __init__(
         self,
         answers: ForcedAnswers,
-        lm_head: Any,
+        head: DeviceHead,
         num_rows: int,
         num_positions: int,
         dtype: torch.dtype,
         device: torch.device,
         num_parts: int,
-        part: HeadPart | None = None,
     ) -> None:
-        super().__init__(lm_head, num_rows, num_positions, dtype, device, num_parts, part)
+        super().__init__(head, num_rows, num_positions, dtype, device, num_parts)
         self._forced = ForcedTokens(answers, num_rows, device)
 
     def admit(self, admitted: AdmittedRow) -> None:

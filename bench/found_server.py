@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from headwater.services.stack.cluster_record import read_cluster
-from headwater.services.stack.settings import default_state_dir
+from headwater.services.stack.flags import default_state_dir
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 ASK_SECONDS = 10.0

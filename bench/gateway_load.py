@@ -30,9 +30,10 @@ from .latency_report import Objective, summarize
 from .own_cluster import own_cluster
 from .processes import cpu_seconds, resident_bytes
 from .program import program_name
-from .serve import drive
+from .serve_workers import drive
 from .sse_client import SseConnection
-from .sse_path import WARM_UP_SECONDS, Stages, said, serve_stages, served, stage, start
+from .sse_path import WARM_UP_SECONDS, said, served, stage, start
+from .sse_stages import Stages, serve_stages
 
 MODEL = "synthetic"
 WORD = " word"

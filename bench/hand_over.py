@@ -38,7 +38,7 @@ from headwater.services.stack.token_file import key_of_cluster
 from . import arrivals, datasets, dummy_model
 from .own_cluster import engine_metrics, own_cluster, wait_until_prepared
 from .program import run_program
-from .serve import drive
+from .serve_workers import drive
 from .sse_client import Outcome
 from .workloads import MODELS, TINY
 

@@ -1,5 +1,5 @@
 """Trains draft heads on texts of the model that they draft for, and measures how many of their
-guesses would stand. Knows neither files nor engines."""
+drafts would stand. Knows neither files nor engines."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LINK_WEIGHT = 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One link of all chains of a batch, at the N places whose guess is learned."""
+    """One link of all chains of a batch, at the N places whose draft is learned."""
 
     hidden: Tensor
     """[N, H]"""
     rows: Tensor
-    """int64 [N]: for each place, the row of the model's distribution that it has to guess."""
+    """int64 [N]: for each place, the row of the model's distribution that it has to draft."""
     at: tuple[Tensor, Tensor]
     """Text and position of each place."""
 
@@ -62,7 +62,7 @@ def train_heads(
     served, each link on the output of the one before it (training-time test, Li et al. 2025)."""
 
     vocabulary = states.teacher.vocabulary
-    # The model's distribution over the tokens that the heads guess among.
+    # The model's distribution over the tokens that the heads draft among.
     if heads.token_ids is not None:
         vocabulary = vocabulary[heads.token_ids]
 
@@ -94,7 +94,7 @@ def train_heads(
 def chain_quality(
     heads: HeadsTwin, states: TeacherStates, texts: Sequence[Text], tuning: Tuning, depth: int
 ) -> list[ChainQuality]:
-    """Quality on texts that training leaves out, by temperature. Guesses share the noise of the
+    """Quality on texts that training leaves out, by temperature. Drafts share the noise of the
     draw that verifies them, which is drawn as it is distributed beside the token that the answer
     has."""
     found = []
@@ -105,7 +105,7 @@ def chain_quality(
         num_tokens = 0
         num_steps = 0
         for batch in packed(held, tuning.batch_tokens):
-            is_right = _right_guesses(heads, states, batch, depth, temperature).tolist()
+            is_right = _right_drafts(heads, states, batch, depth, temperature).tolist()
             for text, right in zip(batch, is_right, strict=True):
                 # The first token of an answer has no draft.
                 at = text.num_prompt + 1
@@ -130,10 +130,10 @@ def chain_quality(
     return found
 
 
-def _right_guesses(
+def _right_drafts(
     heads: HeadsTwin, states: TeacherStates, texts: Sequence[Text], depth: int, temperature: float
 ) -> Tensor:
-    """Whether link i of the chain whose first guess is the token at t is right, given that those
+    """Whether link i of the chain whose first draft is the token at t is right, given that those
     before it are, bool [B, depth, T + depth]."""
     taught = states.of(texts)
     num_texts, length = taught.token_ids.shape
@@ -154,10 +154,10 @@ def _right_guesses(
             own_noise = noise[link.rows]
             if heads.token_ids is not None:
                 own_noise = own_noise[:, heads.token_ids]
-            guessed = (ours.log_softmax(1) + own_noise).argmax(1)
-            guessed = guessed if heads.token_ids is None else heads.token_ids[guessed]
+            drafted = (ours.log_softmax(1) + own_noise).argmax(1)
+            drafted = drafted if heads.token_ids is None else heads.token_ids[drafted]
             text, position = link.at
-            is_right[text, i, position + 2 - i] = guessed == spoken[link.rows]
+            is_right[text, i, position + 2 - i] = drafted == spoken[link.rows]
     return is_right
 
 
@@ -175,7 +175,7 @@ def shared_noise(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _links(heads: HeadsTwin, taught: Taught, depth: int) -> Iterator[Link]:
-    """Links of chains. Place p of a link guesses the model's token behind position p + 1."""
+    """Links of chains. Place p of a link drafts the model's token behind position p + 1."""
     is_learned = taught.is_learned
     numbers = is_learned.flatten().cumsum(0).view_as(is_learned) - 1
     positions = torch.arange(is_learned.shape[1], device=is_learned.device)

@@ -1,7 +1,7 @@
 """Draft heads in plain torch, over whole texts, so that autograd can differentiate them. Their
 tensors have the names and shapes in which such heads are published.
 
-A chain guesses one token after another, and reads its own hidden states behind the first. Over a
+A chain drafts one token after another, and reads its own hidden states behind the first. Over a
 whole text all chains are computed at once: place p of link s is that link of the chain which began
 at place p − s.
 """
@@ -25,7 +25,7 @@ Tensors = dict[str, Tensor]
 
 
 class HeadsTwin(Protocol):
-    """B texts of T tokens, H hidden, G tokens that are guessed among."""
+    """B texts of T tokens, H hidden, G tokens that are drafted among."""
 
     tensors: Tensors
     token_ids: Tensor | None
@@ -35,7 +35,7 @@ class HeadsTwin(Protocol):
         self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int
     ) -> Iterator[Tensor]:
         """Yields, for each link of all chains, the states [B, T, H] that its `logits` are made
-        from: place p guesses the token at p + 2. token_ids [B, T]; final [B, T, H] and inputs by
+        from: place p drafts the token at p + 2. token_ids [B, T]; final [B, T, H] and inputs by
         layer are the model's hidden states."""
 
     def logits(self, link: int, hidden: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class MedusaTwin:
         self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int
     ) -> Iterator[Tensor]:
         for link in range(min(depth, self._config.num_heads)):
-            # The head guesses further ahead from where its chain began.
+            # The head drafts further ahead from where its chain began.
             yield _behind(final, link)
 
     def logits(self, link: int, hidden: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class EagleTwin:
     def links(
         self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int
     ) -> Iterator[Tensor]:
-        # A place reads the token behind it; the last one of a text has none, and guesses nothing
+        # A place reads the token behind it; the last one of a text has none, and drafts nothing
         # that counts.
         tokens = embedding(pad(token_ids[:, 1:], (0, 1)), self._teacher.tensors["embed"])
         cos, sin = (

@@ -20,7 +20,7 @@ import typer
 from rich.progress import track
 
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest

@@ -25,7 +25,7 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
 
 from .figures import AsJson, show_rows
 from .program import run_program
@@ -33,7 +33,7 @@ from .timed_executor import TimedExecutor
 
 VOCAB_SIZE = 32_000
 FEW_TOKENS = 4
-"""Size of a vocabulary whose texts repeat themselves: each guess finds a match, and one in four
+"""Size of a vocabulary whose texts repeat themselves: each draft finds a match, and one in four
 tokens of it stands."""
 MAX_DRAFTS = 15
 NUMBER_LEN = 8
@@ -56,7 +56,7 @@ class Workload:
     answer_len: int
     vocab_size: int = VOCAB_SIZE
     max_drafts: int = 0
-    """Number of tokens that n-gram and suffix drafters may guess for a row and step; 0: without
+    """Number of tokens that n-gram and suffix drafters may draft for a row and step; 0: without
     speculation."""
     drafts_are_free: bool = False
     """Whether a step takes as long with drafts as without, so that rows are drafted for in each."""

@@ -14,7 +14,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 
 from .replays.replay import Exchange

@@ -179,7 +179,7 @@ async def measure(
         answers = list[list[int]]()
         num_accepted = 0
         speeds: dict[bool, list[float]] = {False: [], True: []}
-        async with owned_task(server.grammars.run(core.take_mask_reports())):
+        async with owned_task(server.grammars.run(core.memory.take_mask_reports())):
             for number in range(rounds + 1):
                 for masked in (False, True):
                     before = client.num_accepted_tokens

@@ -32,7 +32,7 @@ from .latency_report import Objective, summarize
 from .own_cluster import StartFailed, own_cluster
 from .plot import check_plot, plot_front
 from .program import run_program
-from .serve import drive
+from .serve_workers import drive
 
 KEPT_SHARE = 0.95
 """Share of the requests that have to keep the objective where a setting is said to keep it."""

@@ -1,5 +1,5 @@
-"""A speculator that makes the executor guess as many tokens as it may, in each step of each
-request, to measure its guesses at any cost. For benchmarks alone."""
+"""A speculator that makes the executor draft as many tokens as it may, in each step of each
+request, to measure its drafts at any cost. For benchmarks alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_state import RequestState
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 
 
 class WholeDrafts:

@@ -20,12 +20,12 @@ from .kv.tiers import Tiers
 from .request import FinishReason, NewRequest
 from .scheduling.forced_tokens import ForcedTokens
 from .scheduling.in_flight import StepsInFlight
-from .scheduling.no_drafts import NoDrafts
-from .scheduling.request_state import RequestState, finished_at_once
 from .scheduling.scheduler import Scheduler
-from .scheduling.speculator import Speculator
+from .scheduling.speculation.no_drafts import NoDrafts
+from .scheduling.speculation.speculator import Speculator
 from .scheduling.step_builder import PlannedStep
 from .scheduling.step_results import ResultHandler
+from .scheduling.table.request_state import RequestState, finished_at_once
 from .step_output import EngineLoad, Finished, MaskReport, StepOutput
 from .waits_for import WaitsFor
 

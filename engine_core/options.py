@@ -108,7 +108,7 @@ class ExecutorOptions:
     simulated_prefill_seconds: float = 0.0
     """Time that each prompt token adds to it."""
     simulated_draft_acceptance: float = 0.0
-    """Share of the simulated executor's own guesses that are right; 0: it guesses nothing
+    """Share of the simulated executor's own drafts that are right; 0: it drafts nothing
     itself."""
 
     @property
@@ -163,8 +163,8 @@ class ModelFacts:
     """Equal ids give equal bits."""
     refused_fields: tuple[tuple[str, str], ...] = ()
     """Fields that requests may not have, each with the reason."""
-    most_own_drafts: int = 0
-    """Drafts that heads guess for one row and step, at most; 0: as many as the engine drafts."""
+    most_device_drafts: int = 0
+    """Drafts that heads draft for one row and step, at most; 0: as many as the engine drafts."""
 
 
 def engine_config(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..engine import Engine
-from ..executors.build.request import build_executor
+from ..executors.build.single import build_executor
 from ..layers.batch import ForwardBatch
 from ..layers.linear.kinds import load_weights
 from ..models import registry

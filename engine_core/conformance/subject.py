@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwater.kernels.cpu.packed_linear import can_pack
-
 from ..config import EngineConfig
+from ..executors.build.hooks import Hooks
 from ..layers.linear.dense import DenseLinear
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear, Product
-from ..layers.linear.packed import pack_linears
+from ..options import BuildRequest, ExecutorOptions
 from ..platforms.device import Device
+from ..platforms.stored_weights import StoredWeights
 from ..weights.model_config import ModelConfig
 from ..weights.model_file import DTYPES
 from .case import ALLOWED
@@ -44,6 +44,7 @@ class Subject:
     def __init__(self, device: Device, dtype: str) -> None:
         self.device = device
         self.flags = device.capabilities
+        self._hooks = Hooks.of(device)
         self.dtype_name = dtype
         self.dtype = DTYPES[dtype]
         self.allowed = ALLOWED[dtype]
@@ -75,22 +76,7 @@ class Subject:
         window: int = 0,
     ) -> Any:
         """The platform for a model of these sizes."""
-        model = ModelConfig(
-            architecture="Qwen3ForCausalLM",
-            vocab_size=997,
-            hidden_size=hidden,
-            intermediate_size=hidden,
-            num_layers=1,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            max_position_embeddings=MAX_MODEL_LEN,
-            rms_norm_eps=EPS,
-            rope_theta=10_000.0,
-            rope_scaling=None,
-            tie_word_embeddings=False,
-            sliding_window=window,
-        )
+        model = _model(heads, kv_heads, head_dim, hidden, window)
         config = EngineConfig(
             block_size=block_size or self.flags.block_sizes[0],
             num_blocks=1024,
@@ -100,10 +86,10 @@ class Subject:
         return self.device.Platform.of(model, config)
 
     def linear_kinds(self) -> tuple[str, ...]:
-        """Kinds that the platform has a product for and that this machine can make weights of."""
-        return tuple(
-            kind for kind in self.flags.linear_kinds if kind != "packed" or can_pack(self.dtype)
-        )
+        """Dense, and the kind that the platform makes of dense weights on this machine."""
+        size = self.size(64)
+        dense = DenseLinear(torch.zeros(size, size, dtype=self.dtype))
+        return tuple(dict.fromkeys((dense.kind, self._prepared(dense).kind)))
 
     def linear(self, platform: Any, weight: Tensor, kind: str = "dense") -> Product:
         """Product with a weight [N, K] on the platform."""
@@ -121,14 +107,50 @@ class Subject:
         return fused or (lambda x: platform.gate(product(x), activation))
 
     def _of_kind(self, platform: Any, weight: Tensor, kind: str) -> Linear:
-        """The weight as a linear layer; the conversion of a dense matrix to each kind is here."""
+        """The weight as a linear layer of one of `linear_kinds`."""
         linear: Linear = DenseLinear(weight.to(platform.device))
-        if kind == "packed":
-            dense = Weights(linears={"weight": linear}, tensors={})
-            linear = pack_linears(dense, None, lambda done, total: None).linears["weight"]
+        if kind != linear.kind:
+            linear = self._prepared(linear)
         if hasattr(self.device, "prepare_products"):
             self.device.prepare_products(platform, linear, (1, 2, 64))
         return linear
+
+    def _prepared(self, dense: Linear) -> Linear:
+        """The only weight of a model, as the platform prepares it."""
+        request = BuildRequest(
+            options=ExecutorOptions(model_folder=None),
+            model=_model(),
+            dtype=self.dtype_name,
+            kv_format=self.dtype_name,
+            activations=self.dtype_name,
+        )
+        weights = Weights(linears={"weight": dense}, tensors={})
+        stored = StoredWeights(request=request, weights=weights)
+        return self._hooks.prepare_weights(stored, lambda phase, done, total: None).linears[
+            "weight"
+        ]
+
+
+def _model(
+    heads: int = 2, kv_heads: int = 1, head_dim: int = 64, hidden: int = 64, window: int = 0
+) -> ModelConfig:
+    """The config of a model of one layer."""
+    return ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=997,
+        hidden_size=hidden,
+        intermediate_size=hidden,
+        num_layers=1,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=MAX_MODEL_LEN,
+        rms_norm_eps=EPS,
+        rope_theta=10_000.0,
+        rope_scaling=None,
+        tie_word_embeddings=False,
+        sliding_window=window,
+    )
 
 
 def rows_of(x: Tensor, items: Sequence[int], platform: Any) -> Tensor:

@@ -6,27 +6,22 @@ from __future__ import annotations
 import os
 import platform as machine
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from headwater.kernels.launch.environment import Environment
-from headwater.kernels.quant.byte_weights import ByteWeight
 
 from ..config import ConfigError, EngineConfig
 from ..executor import Executor
-from ..executors.build.single import engine_config_of, load_heads_weights, load_weights
-from ..executors.model.block_bytes import KV_DTYPES
+from ..executors.build.hooks import Hooks
 from ..executors.ranks import rank_devices
-from ..executors.ranks.rank_place import RankPlace
-from ..layers.leaf_matrix import keep_leaves
+from ..executors.ranks.rank import Rank
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear
-from ..layers.staged import layer_of
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
-from ..weights.blocks import Parts
+from ..platforms.cuda_weights import prepare_weights, stored_forms
 from ..weights.model_file import DTYPES
 
 api = 2
@@ -82,7 +77,9 @@ def kv_cache_memory(options: ExecutorOptions) -> int:
 def prepare_products(platform: Any, linear: Linear, row_counts: Sequence[int]) -> None:
     """Compares the library's product of a weight with that of Headwater's kernels, as an engine
     does at its start."""
-    platform.prepare(Weights(linears={"lm_head": linear}, tensors={}), row_counts, row_counts)
+    platform.products.prepare(
+        Weights(linears={"lm_head": linear}, tensors={}), row_counts, row_counts
+    )
 
 
 def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
@@ -114,75 +111,20 @@ def copy_blocks(
     kernel.copy_blocks(source, target, source_blocks, target_blocks)
 
 
-def _keeps(
-    request: BuildRequest, device: torch.device, name: str, weight: ByteWeight | Parts
-) -> bool:
-    """Whether a weight of eight bits, or of a GGUF file, stays packed. Of the former, embedding and
-    head are read by kernels of their own."""
-    from headwater.kernels.attention import hopper_attention  # noqa: PLC0415
-    from headwater.kernels.gemm import byte_gemm, int4_gemm, w8a8  # noqa: PLC0415
-
-    if isinstance(weight, tuple):
-        return DTYPES[request.dtype] in int4_gemm.DTYPES
-    if layer_of(name) is None:
-        return False
-    is_served = hopper_attention.is_hopper(device) and DTYPES[request.dtype] == torch.bfloat16
-    return is_served and (
-        byte_gemm.fits(weight)
-        or (request.rounds_tokens and weight.rounds_tokens and w8a8.fits(weight))
-    )
-
-
-def load_model(
-    request: BuildRequest, config: EngineConfig, progress: Progress
-) -> tuple[Any, Weights]:
-    """A model's operations and its weights."""
-    from ..platforms.cuda import CudaPlatform  # noqa: PLC0415
-
-    return CudaPlatform.of(request.model, config), _loaded(request, torch.device("cuda"), progress)
-
-
-def _loaded(request: BuildRequest, device: torch.device, progress: Progress) -> Weights:
-    """The weights as the platform multiplies them."""
-    from ..layers.linear.ordered import order_linears  # noqa: PLC0415
-    from ..platforms.cuda_packed import with_look_up  # noqa: PLC0415
-
-    keeps = partial(_keeps, request, device)
-    weights = load_weights(
-        request, device, progress, keeps=keeps, in_planes=True, with_leaves=keep_leaves
-    )
-    return order_linears(with_look_up(weights), rounds_tokens=request.rounds_tokens)
-
-
-def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
+def build_executor(
+    request: BuildRequest, rank: Rank, progress: Progress
+) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
+    _check_stage_hosts(request)
     from headwater.kernels.launch import compilers_ahead  # noqa: PLC0415
 
-    from ..executors.build.cuda import build_cuda_executor  # noqa: PLC0415
-    from ..executors.build.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
+    from ..executors.build.cuda import build_cuda  # noqa: PLC0415
 
-    device = torch.device("cuda")
-    options = request.options
     compilers_ahead.hash_triton()
-    if options.max_draft_tokens:
+    if request.options.max_draft_tokens and rank.is_whole:
         compilers_ahead.start_numba()
-
-    def loaded(each: BuildRequest) -> LoadedModel:
-        weights = _loaded(each, device, progress)
-        return LoadedModel(each.model, weights, KV_DTYPES[each.kv_format], each.is_tree)
-
-    return build_cuda_executor(
-        loaded(request),
-        engine_config_of(request, kv_cache_memory(options)),
-        device,
-        draft=None if request.draft is None else loaded(request.draft),
-        heads=None
-        if request.heads is None
-        else LoadedHeads(request.heads, load_heads_weights(request, device)),
-        kv_cache_memory=options.kv_cache_memory,
-        gpu_memory_utilization=options.gpu_memory_utilization,
-        is_sized=bool(options.num_blocks),
-    )
+    hooks = Hooks(stored_forms=stored_forms, prepare_weights=prepare_weights)
+    return build_cuda(request, rank, progress, hooks)
 
 
 def _check_tree(request: BuildRequest) -> None:
@@ -214,16 +156,3 @@ def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
     return rank_devices.rank_variables(
         os.environ, torch.cuda.device_count(), rank - here.start, len(here)
     )
-
-
-def build_rank(
-    request: BuildRequest, place: RankPlace, progress: Progress
-) -> tuple[Executor, EngineConfig]:
-    _check_tree(request)
-    _check_stage_hosts(request)
-    from headwater.kernels.launch import compilers_ahead  # noqa: PLC0415
-
-    from ..executors.build.cuda_rank import build_cuda_rank  # noqa: PLC0415
-
-    compilers_ahead.hash_triton()
-    return build_cuda_rank(request, place, progress, partial(_keeps, request, torch.device("cuda")))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headwater.kernels.cpu.guesses import share_fader, share_noter
+from headwater.kernels.cpu.drafts import share_fader, share_noter
 
 from ..executor import Int32Array
 from .draft_lengths import expected

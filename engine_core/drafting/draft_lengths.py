@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headwater.kernels.cpu.guesses import length_chooser, standing
+from headwater.kernels.cpu.drafts import length_chooser, standing
 
 from ..executor import Int32Array
 from .step_costs import StepCosts

@@ -1,4 +1,4 @@
-"""The process of one rank: computes the plans that all ranks of an engine are told, in their
+"""The process of one rank: computes the plans that all ranks of an engine are sent, in their
 order."""
 
 from __future__ import annotations
@@ -8,41 +8,24 @@ import signal
 import sys
 import threading
 import time
-from typing import cast
+from collections.abc import Callable
 
 import torch
 
 from ..config import ConfigError
-from ..executor import Executor, Int32Array, StepResult, Swapper, SwapPlan
+from ..executor import DrawPlan, Executor, Int32Array, StepPlan, StepResult, SwapPlan
 from ..parallel.board import COMPUTES, IDLE, WAITS, Board
 from ..parallel.memory_group import MemoryGroup
-from ..parallel.plan_messages import (
-    DRAW,
-    PREPARE,
-    STEP,
-    SWAP,
-    decode_draw,
-    decode_step,
-    decode_swap,
-    kind_of,
-)
+from ..parallel.plan_messages import PREPARE, decode
 from ..parallel.rank_start import RankStart
-from ..parallel.result_messages import (
-    Hello,
-    Loading,
-    RankPrepared,
-    Refusal,
-    WarmedUp,
-    Warned,
-    encode_result,
-    encode_told,
-)
 from ..platforms import loading as platforms
-from ..system.ring import PeerGone, RingEnd, RingReader, RingWriter
+from ..system.ring import PeerGone, RingReader
 from .build.request import checked
-from .ranks.rank_place import ParallelDevice, RankPlace, stages_of
-from .ranks.result_thread import ResultThread
-from .ranks.stage_link import Receiver, StageLinks
+from .build.single import rank_executor
+from .ranks.rank import Rank, stages_of
+from .ranks.rank_reports import RankReports
+from .ranks.rank_results import ResultsAtOnce, ResultThread
+from .ranks.stage_link import StageLinks
 from .tiers.copy_thread import CopyThread
 
 
@@ -51,162 +34,109 @@ class RankProcess:
         self._start = start
         self._board = Board(start.memory.board)
         self._plans = RingReader(start.rings.plans)
-        self._reports = RingWriter(start.rings.reports)
-        self._shard = start.options.layout.shard(start.rank)
-        self._group = MemoryGroup(self._shard.index, start.group, self._say_waits)
-        self._receivers: list[Receiver] = []
+        self._reports = RankReports(start)
+        self._group = MemoryGroup(
+            start.options.layout.shard(start.rank).index, start.group, self._note_waiting
+        )
+        self._links = StageLinks.over(start.rings.stages, self._note_waiting)
         self._masks: Int32Array | None = None
-        """As the last draw had them."""
-        self._later_copies: CopyThread | None = None
-        """Copies that end after `swap` has returned; None where none do."""
+        """Masks of the last draw."""
         self._is_counting = threading.Lock()
-        self._is_reporting = threading.Lock()
 
     def run(self) -> None:
         """Runs plans until the executor closes their ring, or another rank is gone."""
         executor, launches = self._built()
-        later = ResultThread(executor, self._take) if launches else None
-        if launches and executor.swapper is not None:
-            self._later_copies = CopyThread(executor.swapper, self._note_copies)
+        results = (ResultThread if launches else ResultsAtOnce)(executor, self._take)
+        note_copies = self._copy_notes(executor, launches=launches)
         while True:
             self._plans.wait()
             for message in self._plans.read():
                 self._board.set_state(self._start.rank, COMPUTES)
                 start = time.perf_counter()
-                handle = self._handle(executor, message)
-                if handle is not None and later is not None:
-                    later.add(handle, start)
-                    continue
-                if handle is not None:
-                    self._tell(executor.retire(handle))
-                self._is_computed(time.perf_counter() - start)
+                match plan := decode(message, self._masks):
+                    case StepPlan():
+                        results.add(executor.submit(plan), start)
+                    case DrawPlan():
+                        self._masks = plan.masks
+                        results.add(executor.draw(plan), start)
+                    case SwapPlan():
+                        self._swap(executor, plan, note_copies)
+                        self._note_computed(time.perf_counter() - start)
+                    case _:
+                        self._get_ready(executor, plan)
+                        self._note_computed(time.perf_counter() - start)
 
     def _built(self) -> tuple[Executor, bool]:
         """The executor, and whether it launches work on a device. Raises `SystemExit` where the
-        rank is refused, and says why."""
+        rank is refused, and reports why."""
         options = self._start.options
         try:
             device = platforms.load(options.device).device
             request = checked(options, device.name, device.capabilities)
             stage_index = options.layout.stage_index(self._start.rank)
-            place = RankPlace(
-                shard=self._shard,
+            rank = Rank(
+                shard=options.layout.shard(self._start.rank),
                 stage_index=stage_index,
                 stage=stages_of(request)[stage_index],
                 group=self._group,
-                links=self._links(),
+                links=self._links,
                 slots=self._start.memory.slots,
                 exchange=self._start.memory.exchange,
-                warn=self._warn,
+                warn=self._reports.warned,
             )
-            executor, config = cast("ParallelDevice", device).build_rank(
-                request, place, self._say_loading
-            )
+            executor, config = rank_executor(device, request, rank, self._reports.loading)
         except ConfigError as error:
-            self._report(
-                encode_told(Refusal(name=error.name, value=str(error.value), allowed=error.allowed))
-            )
+            self._reports.refused(error)
             raise SystemExit(1) from None
-        hello = Hello(
-            config=config,
-            can_draft=executor.can_draft,
-            copies_blocks=executor.copies_blocks,
-            prefill_seconds=executor.prefill_seconds,
-            seconds_per_block=0.0
-            if executor.swapper is None
-            else executor.swapper.seconds_per_block,
-        )
-        self._report(encode_told(hello))
+        self._reports.started(executor, config)
         return executor, device.capabilities.graphs
 
-    def _handle(self, executor: Executor, message: bytes) -> int | None:
-        """Does what a message wants. The handle of a plan, which is to be retired."""
-        kind = kind_of(message)
-        if kind == STEP:
-            return executor.submit(decode_step(message))
-        if kind == DRAW:
-            plan = decode_draw(message, self._masks)
-            self._masks = plan.masks
-            return executor.draw(plan)
-        if kind == SWAP:
-            assert executor.swapper is not None
-            self._swap(executor.swapper, decode_swap(message))
-        elif kind == PREPARE:
-            prepared = RankPrepared(is_more_left=executor.prepare())
-            if self._is_speaker:
-                self._report(encode_told(prepared))
+    def _get_ready(self, executor: Executor, kind: int) -> None:
+        if kind == PREPARE:
+            self._reports.prepared(executor.prepare())
         else:
-            self._report(encode_told(WarmedUp(seconds=executor.warm_up())))
-        return None
+            self._reports.warmed_up(executor.warm_up())
 
-    def _swap(self, swapper: Swapper, plan: SwapPlan) -> None:
+    def _swap(
+        self, executor: Executor, plan: SwapPlan, note_copies: Callable[[SwapPlan], None]
+    ) -> None:
         """Copies blocks. The step that wrote them may not have ended on this rank, though the
         speaker has its result. But that result depends on what every rank sends after its last
         layer's keys and values are written: its part of a sum, or the stream of its stage."""
-        swapper.swap(plan)
-        if self._later_copies is not None:
-            self._later_copies.add(plan)
-        else:
+        assert executor.swapper is not None
+        executor.swapper.swap(plan)
+        note_copies(plan)
+
+    def _copy_notes(self, executor: Executor, *, launches: bool) -> Callable[[SwapPlan], None]:
+        """Notes how many blocks are copied, once the copies of a plan have ended: in a thread where
+        they end after `swap` has returned."""
+        swapper = executor.swapper
+        if launches and swapper is not None:
+            return CopyThread(swapper, self._note_copies).add
+
+        def note(plan: SwapPlan) -> None:
+            assert swapper is not None
             self._note_copies(swapper.num_saved, swapper.num_loaded)
+
+        return note
 
     def _note_copies(self, num_saved: int, num_loaded: int) -> None:
         self._board.note_copies(self._start.rank, num_saved, num_loaded)
 
     def _take(self, result: StepResult, seconds: float) -> None:
-        self._tell(result)
-        self._is_computed(seconds)
+        self._reports.result(result)
+        self._note_computed(seconds)
 
-    def _is_computed(self, seconds: float) -> None:
+    def _note_computed(self, seconds: float) -> None:
         # Results are taken in a thread, copies and preparations are counted in another: no plan may
         # be lost.
         with self._is_counting:
             self._board.set_state(self._start.rank, IDLE)
-            self._board.note_plan(self._start.rank, seconds, self._seconds_waited)
+            self._board.note_plan(
+                self._start.rank, seconds, self._group.seconds_waited + self._links.seconds_waited
+            )
 
-    def _tell(self, result: StepResult) -> None:
-        """All ranks of the last stage have the same result: one of them says it."""
-        if self._is_speaker:
-            self._report(encode_result(result))
-
-    def _report(self, message: bytes) -> None:
-        # A ring has one writer at a time: results are told in a thread, all else by the one that
-        # runs plans.
-        with self._is_reporting:
-            self._reports.write(message)
-
-    @property
-    def _is_speaker(self) -> bool:
-        return self._start.rank == self._start.options.layout.speaker
-
-    def _say_loading(self, phase: str, done: int, total: int) -> None:
-        # One rank of each stage reports: stages may load on other hosts.
-        if self._shard.index == 0:
-            self._report(encode_told(Loading(phase=phase, done=done, total=total)))
-
-    def _warn(self, text: str) -> None:
-        if self._is_speaker:
-            self._report(encode_told(Warned(text=text)))
-
-    def _links(self) -> StageLinks:
-        rings = self._start.rings.stages
-        return StageLinks(
-            stream_in=self._receiver(rings.stream_in),
-            stream_out=None if rings.stream_out is None else RingWriter(rings.stream_out),
-            tokens_in=self._receiver(rings.tokens_in),
-            tokens_out=[RingWriter(end) for end in rings.tokens_out],
-        )
-
-    def _receiver(self, end: RingEnd | None) -> Receiver | None:
-        if end is None:
-            return None
-        self._receivers.append(Receiver(RingReader(end), self._say_waits))
-        return self._receivers[-1]
-
-    @property
-    def _seconds_waited(self) -> float:
-        return self._group.seconds_waited + sum(each.seconds_waited for each in self._receivers)
-
-    def _say_waits(self, waits: bool) -> None:
+    def _note_waiting(self, waits: bool) -> None:
         self._board.set_state(self._start.rank, WAITS if waits else COMPUTES)
 
 

@@ -1,5 +1,5 @@
 """EAGLE-3: as EAGLE, over hidden states of a low, a middle and a high layer, and with a head of its
-own over the tokens that it guesses among. Source: Li et al., "EAGLE-3: Scaling up inference
+own over the tokens that it drafts among. Source: Li et al., "EAGLE-3: Scaling up inference
 acceleration of large language models via training-time test", 2025, with the published code."""
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .served import Served
 PREFIX = "midlayer."
 TO_TOKENS = "d2t"
 TO_DRAFTS = "t2d"
-"""Names of the maps: the difference between the id of a token that heads guess among and its
-number; whether heads guess a token."""
+"""Names of the maps: the difference between the id of a token that heads draft among and its
+number; whether heads draft a token."""
 NAMES = CheckpointNames(
     model={"fc.weight": "fc", "norm.weight": "final_norm", "lm_head.weight": "lm_head"},
     layer=draft_layer.NAMES
@@ -41,7 +41,7 @@ NAMES = CheckpointNames(
     ignored=("embed_tokens.weight", TO_TOKENS, TO_DRAFTS),
 )
 NEVER = -1e4
-"""Logit of tokens that the heads do not guess among: finite in every dtype, divided by any
+"""Logit of tokens that the heads do not draft among: finite in every dtype, divided by any
 temperature too."""
 
 
@@ -72,15 +72,17 @@ class Eagle3:
         self._input_norm = RMSNorm(platform, tensors["layers.0.input_norm"], eps)
         self._layer = DraftLayer(platform, config.layer, weights, max_model_len)
         self._final_norm = RMSNorm(platform, tensors["final_norm"], eps)
-        self._guessed = None
+        self._vocabulary = None
         if (token_ids := tensors.get("token_ids")) is not None:
-            self._guessed = GuessedTokens.of(token_ids, shard.vocabulary(served.config.vocab_size))
+            self._vocabulary = DraftVocabulary.of(
+                token_ids, shard.vocabulary(served.config.vocab_size)
+            )
 
     @staticmethod
     def published(config: HeadsConfig, served: ModelConfig) -> tuple[Shapes, Shapes]:
         assert config.layer is not None
         hidden = served.hidden_size
-        guessed = config.draft_vocab_size
+        drafted = config.draft_vocab_size
         vocabulary = served.vocab_size
         layer = draft_layer.published_shapes(config.layer, 2 * hidden)
         layer = {**layer, "hidden_norm.weight": (hidden,), "input_layernorm.weight": (hidden,)}
@@ -88,8 +90,8 @@ class Eagle3:
             PREFIX + name: shape for name, shape in layer.items()
         }
         required |= {"fc.weight": (hidden, NUM_INPUTS * hidden), "norm.weight": (hidden,)}
-        required |= {"lm_head.weight": (guessed, hidden)}
-        maps: dict[str, tuple[int, ...]] = {TO_TOKENS: (guessed,)}
+        required |= {"lm_head.weight": (drafted, hidden)}
+        maps: dict[str, tuple[int, ...]] = {TO_TOKENS: (drafted,)}
         optional: dict[str, tuple[int, ...]] = {
             TO_DRAFTS: (vocabulary,),
             "embed_tokens.weight": (vocabulary, hidden),
@@ -98,7 +100,7 @@ class Eagle3:
             PREFIX + name: shape
             for name, shape in draft_layer.published_biases(config.layer).items()
         }
-        is_whole = guessed == vocabulary
+        is_whole = drafted == vocabulary
         return (
             (required, optional | biases | maps)
             if is_whole
@@ -154,11 +156,11 @@ class Eagle3:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._lm_head(self._final_norm(hidden))
-        return logits if self._guessed is None else self._guessed.spread(logits)
+        return logits if self._vocabulary is None else self._vocabulary.scatter(logits)
 
 
 @dataclass(frozen=True, slots=True)
-class GuessedTokens:
+class DraftVocabulary:
     """Logits of a head over some tokens that belong to a rank's part of the vocabulary."""
 
     num_tokens: int
@@ -169,20 +171,20 @@ class GuessedTokens:
     """int64: tokens of these logits, from the first of the part on."""
 
     @classmethod
-    def of(cls, token_ids: torch.Tensor, part: range) -> GuessedTokens:
+    def of(cls, token_ids: torch.Tensor, part: range) -> DraftVocabulary:
         is_own = (token_ids >= part.start) & (token_ids < part.stop)
         columns = slice(None) if is_own.all() else torch.nonzero(is_own)[:, 0]
         return cls(len(part), columns, token_ids[columns] - part.start)
 
-    def spread(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits [S, guessed tokens] → [S, tokens of the part]"""
-        spread = logits.new_full((len(logits), self.num_tokens), NEVER)
-        spread[:, self.places] = logits[:, self.columns]
-        return spread
+    def scatter(self, logits: torch.Tensor) -> torch.Tensor:
+        """logits [S, drafted tokens] → [S, tokens of the part]"""
+        wide = logits.new_full((len(logits), self.num_tokens), NEVER)
+        wide[:, self.places] = logits[:, self.columns]
+        return wide
 
 
 def token_ids(file: HeadsFile) -> torch.Tensor | None:
-    """Ids of the tokens that heads guess among, int64; None: the file does not say, so all. Raises
+    """Ids of the tokens that heads draft among, int64; None: the file does not say, so all. Raises
     `ConfigError`."""
     if TO_TOKENS not in file.shapes:
         return None

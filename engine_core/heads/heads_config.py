@@ -29,7 +29,7 @@ class HeadsConfig:
     """Shapes of heads that fit a served model."""
 
     kind: str
-    """`medusa`: heads that guess one place each. `eagle`, `eagle3`: a decoder layer that guesses
+    """`medusa`: heads that draft one place each. `eagle`, `eagle3`: a decoder layer that drafts
     one token after another."""
     num_heads: int = 0
     """Heads of Medusa."""
@@ -40,11 +40,11 @@ class HeadsConfig:
     input_layers: tuple[int, ...] = ()
     """Layers of the served model whose inputs EAGLE-3 reads."""
     draft_vocab_size: int = 0
-    """Tokens that EAGLE-3 guesses among."""
+    """Tokens that EAGLE-3 drafts among."""
 
     @property
     def most(self) -> int:
-        """Guesses for one row and step; 0: any number."""
+        """Drafts for one row and step; 0: any number."""
         return self.num_heads
 
     @property

@@ -1,4 +1,4 @@
-"""Medusa: heads over the served model's last hidden state, each of which guesses one token further
+"""Medusa: heads over the served model's last hidden state, each of which drafts one token further
 ahead. Source: Cai et al., "Medusa: Simple LLM inference acceleration framework with multiple
 decoding heads", 2024, with the published code."""
 

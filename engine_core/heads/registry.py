@@ -29,7 +29,7 @@ from .served import Served
 
 
 class ChainHeads(Protocol):
-    """Heads that guess one token after another. They read pairs of the hidden state of a position
+    """Heads that draft one token after another. They read pairs of the hidden state of a position
     and the token behind it, at the place of the former."""
 
     config: ModelConfig

@@ -8,7 +8,8 @@ without a hash first, then the least recently used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from operator import eq, gt
 
 NULL_BLOCK = 0
@@ -116,6 +117,11 @@ class BlockPool:
     def count_unheld(self, blocks: Sequence[int]) -> int:
         """How many of these blocks sharing would take out of the free list."""
         return sum(self.ref_counts[block] == 0 for block in blocks)
+
+    def count_returning(self, blocks: Iterable[int]) -> int:
+        """How many blocks come free once each of these holds, one a block, is released."""
+        holds = Counter(blocks)
+        return sum(self.ref_counts[block] == num_held for block, num_held in holds.items())
 
     def cache(self, block: int, block_hash: bytes) -> bool:
         """Lets a held block be found by its hash, unless another already is; whether the hash was

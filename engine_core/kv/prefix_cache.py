@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..step_output import CacheEvents, StoredChain
 from .block_pool import BlockPool
 from .block_source import Owner
-from .prefix_hash import block_hashes, next_block_hash, num_common
+from .prefix_hash import TokenArray, block_hashes, next_block_hash, num_common, token_bytes
 
 
 @dataclass(slots=True)
@@ -128,9 +128,12 @@ class PrefixCache:
         them."""
         self._stored += self._cache_run(parent, hashes, blocks)
 
-    def append(self, chains: Iterable[HashChain], data: bytes, blocks: Sequence[int]) -> None:
+    def append(
+        self, chains: Iterable[HashChain], token_ids: TokenArray, blocks: Sequence[int]
+    ) -> None:
         """Hashes, caches and announces the next block of each of some sequences, which is computed;
-        `data` are the tokens of these blocks, one block after another."""
+        `token_ids` are those of these blocks, one block after another."""
+        data = token_bytes(token_ids)
         cache = self._pool.cache
         announce = self._stored.append
         stride = len(data) // len(blocks)

@@ -16,8 +16,7 @@ import torch
 from headwater.kernels.quant.block_formats import BlockWeight
 
 from ..config import ConfigError, require
-from ..layers.linear.kinds import Weights, load_weights
-from ..layers.linear.packed import pack_linears
+from ..layers.linear.kinds import load_weights
 from ..weights import model_file
 from ..weights.formats.packing import KEY
 from ..weights.formats.quantization import AUTO, GGUF, NONE, ROUNDED, check_quantization
@@ -179,14 +178,3 @@ def _counted(tensors: Published, progress: Callable[[int], None]) -> Published:
     for done, tensor in enumerate(tensors):
         progress(done)
         yield tensor
-
-
-def pack_folder(folder: Path, progress: Callable[[int, int], None]) -> Weights:
-    """Packs the dense matrices of a converted model into a file beside them, for machines on which
-    the engines may not write its folder. Returns the weights as a CPU serves them. Progress is told
-    in matrices."""
-    config = registry.read_config(folder)
-    layout = model_class(config).layout(config)
-    tensors = model_file.load(folder, torch.device("cpu"), keeps_packed=True)
-    weights = load_weights(layout, tensors, model_file.DTYPES[model_file.stored_dtype(folder)])
-    return pack_linears(weights, folder, progress)

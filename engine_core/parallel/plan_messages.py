@@ -75,11 +75,17 @@ def encode_prepare() -> bytes:
     return pack([PREPARE], [])
 
 
-def kind_of(message: bytes) -> int:
-    return int(np.frombuffer(message, np.int64, 2)[1])
+def decode(message: bytes, masks: Int32Array | None) -> StepPlan | DrawPlan | SwapPlan | int:
+    """A plan, or the number of another message; `masks`: see `_decode_draw`."""
+    kind = int(np.frombuffer(message, np.int64, 2)[1])
+    if kind == STEP:
+        return _decode_step(message)
+    if kind == DRAW:
+        return _decode_draw(message, masks)
+    return _decode_swap(message) if kind == SWAP else kind
 
 
-def decode_step(message: bytes) -> StepPlan:
+def _decode_step(message: bytes) -> StepPlan:
     (_, step, shares), arrays = unpack(message, STEP_TYPES)
     count = len(STEP_COLUMNS)
     columns: dict[str, Any] = dict(zip(STEP_COLUMNS, arrays[:count], strict=True))
@@ -95,7 +101,7 @@ def decode_step(message: bytes) -> StepPlan:
     )
 
 
-def decode_draw(message: bytes, masks: Int32Array | None) -> DrawPlan:
+def _decode_draw(message: bytes, masks: Int32Array | None) -> DrawPlan:
     """`masks` is the table of the plan before, which this one's are written into; None: there was
     none."""
     (_, step, *shape), arrays = unpack(message, (*(np.int32 for _ in DRAW_COLUMNS), np.int32))
@@ -110,7 +116,7 @@ def decode_draw(message: bytes, masks: Int32Array | None) -> DrawPlan:
     return DrawPlan(step=step, masks=table, **columns)
 
 
-def decode_swap(message: bytes) -> SwapPlan:
+def _decode_swap(message: bytes) -> SwapPlan:
     _, arrays = unpack(message, tuple(np.int32 for _ in SWAP_COLUMNS))
     columns: dict[str, Any] = dict(zip(SWAP_COLUMNS, arrays, strict=True))
     return SwapPlan(**columns)

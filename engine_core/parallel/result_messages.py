@@ -74,20 +74,22 @@ class RankPrepared:
     is_more_left: bool
 
 
-Told = Hello | Refusal | Loading | Warned | WarmedUp | RankPrepared
-_TOLD = {each.__name__: each for each in (Hello, Refusal, Loading, Warned, WarmedUp, RankPrepared)}
+Report = Hello | Refusal | Loading | Warned | WarmedUp | RankPrepared
+_REPORTS = {
+    each.__name__: each for each in (Hello, Refusal, Loading, Warned, WarmedUp, RankPrepared)
+}
 
 
-def encode_told(told: Told) -> bytes:
-    return json.dumps([type(told).__name__, asdict(told)]).encode()
+def encode_report(report: Report) -> bytes:
+    return json.dumps([type(report).__name__, asdict(report)]).encode()
 
 
-def decode_told(message: bytes) -> Told:
+def decode_report(message: bytes) -> Report:
     name, values = json.loads(message)
     if name == Hello.__name__:
         values["config"] = EngineConfig(**values["config"])
-    told: Told = _TOLD[name](**values)
-    return told
+    report: Report = _REPORTS[name](**values)
+    return report
 
 
 def encode_result(result: StepResult) -> bytes:

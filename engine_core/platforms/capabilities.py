@@ -19,8 +19,6 @@ class Capabilities:
     """The largest head size of attention."""
     size_multiple: int = 1
     """Divides head, hidden and intermediate sizes."""
-    linear_kinds: tuple[str, ...] = ("dense",)
-    """Kinds of weights that the platform has a product for."""
     block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block."""
     int8_activations: bool = False
@@ -52,8 +50,8 @@ class Capabilities:
     draft_heads: bool = False
     """Heads over the served model's hidden states draft tokens (`--draft-heads`)."""
     parallel: bool = False
-    """Several ranks compute one model (`--tensor-parallel-size`); needs `build_rank`, `max_ranks`
-    and `rank_variables`."""
+    """Several ranks compute one model (`--tensor-parallel-size`); needs `max_ranks` and
+    `rank_variables`."""
     copied_ranks: bool = False
     """Ranks may be copies (`fork`) of a process that has loaded the platform and computed
     nothing."""
@@ -61,8 +59,8 @@ class Capabilities:
     """Ranks keep KV blocks in host memory that they share: `--kv-swap-memory`, `--kv-disk-dir` and
     `--kv-peer-memory` need it where there are several ranks."""
     rank_drafts: bool = False
-    """Ranks build what drafts as well: `--draft-model` and `--draft-heads` need it where
-    ranks divide layers."""
+    """Models and heads draft where ranks divide layers: `--draft-model` and `--draft-heads` need it
+    there."""
     rank_draft_slots: bool = False
     """Ranks that draft keep blocks in host memory too: needed for `rank_slots` and `rank_drafts`
     together."""

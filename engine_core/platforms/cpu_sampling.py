@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.cpu.candidate_sample import candidate_sample
-from headwater.kernels.cpu.draw import draw as draw_tokens
-from headwater.kernels.cpu.draw import scores_of
-from headwater.kernels.cpu.joined_logprobs import joined_logprobs
+from headwater.kernels.cpu.sampling.candidate_sample import candidate_sample
+from headwater.kernels.cpu.sampling.draw import draw as draw_tokens
+from headwater.kernels.cpu.sampling.draw import scores_of
+from headwater.kernels.cpu.sampling.joined_logprobs import joined_logprobs
 from headwater.kernels.sampling.sample import Draws
 from headwater.kernels.sampling.token_mask import mask_tokens_twin
 

@@ -8,7 +8,8 @@ from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding, roun
 
 from ..config import EngineConfig
 from ..weights.model_config import ModelConfig
-from .cuda import EARLY_ROWS, CudaPlatform
+from .cuda import CudaPlatform
+from .cuda_products import EARLY_ROWS
 from .peer_group import PeerGroup
 
 

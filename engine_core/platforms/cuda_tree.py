@@ -18,12 +18,13 @@ from headwater.kernels.gemm.tree_gemm import launch_all_tiles, tree_gemm
 from ..layers.leaf_matrix import LeafLinear
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear, Product
-from .cuda import EARLY_ROWS, CudaPlatform
+from .cuda import CudaPlatform
+from .cuda_products import EARLY_ROWS, CudaProducts
 from .dense_products import ProductChoice
 
 
-class TreePlatform(CudaPlatform):
-    """See `Platform`. No product is left to the library, so that there is nothing to probe."""
+class TreeProducts(CudaProducts):
+    """No product is left to the library, so that there is nothing to probe."""
 
     def probes(self, weights: Weights) -> bool:
         return False
@@ -33,21 +34,25 @@ class TreePlatform(CudaPlatform):
     ) -> None:
         pass
 
-    def launch_own_products(self, weights: Weights) -> None:
-        super().launch_own_products(weights)
+    def launch_own(self, weights: Weights) -> None:
+        super().launch_own(weights)
         linears = [each for each in weights.linears.values() if isinstance(each, LeafLinear)]
         for each in {(*each.weight.shape, each.num_leaves): each for each in linears}.values():
             launch_all_tiles(each.weight, each.num_leaves, _out_dtype(each))
 
-    def linear(self, linear: Linear) -> Product:
+    def of(self, linear: Linear) -> Product:
         return (
-            partial(_leaf_product, linear)
-            if isinstance(linear, LeafLinear)
-            else super().linear(linear)
+            partial(_leaf_product, linear) if isinstance(linear, LeafLinear) else super().of(linear)
         )
 
     def _choice(self, product: ProbedProduct) -> ProductChoice:
         return self._choices.setdefault(product, ProductChoice(is_own=True))
+
+
+class TreePlatform(CudaPlatform):
+    """See `Platform`."""
+
+    _products_class = TreeProducts
 
 
 def _leaf_product(linear: LeafLinear, x: torch.Tensor) -> torch.Tensor:

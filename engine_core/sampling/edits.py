@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.cpu.edit_logits import edit_row
+from headwater.kernels.cpu.sampling.edit_logits import edit_row
 from headwater.kernels.sampling.edit_logits import Edits, edit_twin
 
 from ..executor import AdmittedRow, Int32Array

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .blocks import Blocks
-from .rows import Rows
+from .blocks.blocks import Blocks
+from .rows.rows import Rows
 from .step_builder import StepBuilder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .rows import Rows
+from .rows.rows import Rows
 
 
 class ForcedTokens:

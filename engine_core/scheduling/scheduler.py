@@ -17,14 +17,14 @@ from ..kv.block_leases import BlockLeases
 from ..kv.block_source import BlockSource
 from ..kv.tiers import Tiers
 from ..step_output import EngineLoad
-from .blocks import Blocks, Wanted
+from .blocks.blocks import Blocks, Wanted
 from .decode_ahead import add_drafts
-from .masks import RowIndices
-from .request_state import NO_ROW, RequestState
-from .rows import Rows
-from .seating import Seating
-from .speculator import Speculator
+from .rows.rows import Rows
+from .seating.seating import Seating
+from .speculation.speculator import Speculator
 from .step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
+from .table.masks import RowIndices
+from .table.request_state import NO_ROW, RequestState
 
 
 class Scheduler:

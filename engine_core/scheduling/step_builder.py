@@ -9,11 +9,11 @@ import numpy as np
 from ..executor import NO_COPIES, AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
 from ..kv.prefix_cache import Hits
 from ..step_output import MasksWanted, StoredChain
-from .blocks import Blocks
-from .forks import PartialBlock
-from .masks import RowIndices
-from .request_state import RequestState
-from .request_table import RequestTable
+from .blocks.blocks import Blocks
+from .blocks.forks import PartialBlock
+from .table.masks import RowIndices
+from .table.request_state import RequestState
+from .table.request_table import RequestTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

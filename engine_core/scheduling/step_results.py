@@ -13,10 +13,10 @@ from ..executor import Int32Array, StepResult
 from ..ragged import places
 from ..request import FinishReason, TokenLogprobs
 from ..step_output import EngineLoad, Finished, MaskReport, PromptLogprobsPart, Started, StepOutput
-from .masks import RowIndices
-from .request_state import NO_ROW, RequestState
 from .scheduler import Scheduler
 from .step_builder import Chunk, PlannedStep
+from .table.masks import RowIndices
+from .table.request_state import NO_ROW, RequestState
 
 
 class Sampled(NamedTuple):

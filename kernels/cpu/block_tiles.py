@@ -175,7 +175,7 @@ def expand_row(
         code = TileCode(builder, context.codegen().magic_tuple()[2])
         size = 4 if element == F32 else 2
         lanes = ir.Constant(INTS, list(range(TILE_ROWS)))
-        is_own = builder.icmp_unsigned("==", lanes, code.spread(builder.trunc(a[2], INT), INTS))
+        is_own = builder.icmp_unsigned("==", lanes, code.broadcast(builder.trunc(a[2], INT), INTS))
         with cgutils.for_range(builder, a[1], intp=LONG) as loop:
             at = builder.add(
                 a[0], builder.mul(loop.index, ir.Constant(LONG, TILE_ROWS * format.unit_bytes))
@@ -208,10 +208,10 @@ def _expanded(code: TileCode, block: TileBlock, half: int, is_own: Any, format: 
     minimum = block.minimum
     if block.factors:
         scale = b.fmul(scale, b.sitofp(block.factors[half % len(block.factors)], FLOATS))
-    product = b.fmul(b.sitofp(values, FLOATS), code.spread(code.one_of(scale, is_own), FLOATS))
+    product = b.fmul(b.sitofp(values, FLOATS), code.broadcast(code.one_of(scale, is_own), FLOATS))
     if minimum is None:
         return product
     if block.min_factor is not None:
         minimum = b.fmul(minimum, b.sitofp(block.min_factor, FLOATS))
     combine = b.fsub if format.is_nested else b.fadd
-    return combine(product, code.spread(code.one_of(minimum, is_own), FLOATS))
+    return combine(product, code.broadcast(code.one_of(minimum, is_own), FLOATS))

@@ -14,7 +14,8 @@ import torch
 from ..quant.block_formats import BLOCK
 from ..quant.fp8_tiles import Fp8Tiles
 from .fp8_tiles import units_of
-from .tile_product import ITEMS_PER_THREAD, kernel_of
+from .tile_kernel import kernel_of
+from .tile_product import ITEMS_PER_THREAD
 
 
 def fp8_product(weight: Fp8Tiles) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -44,7 +44,7 @@ def add_tile(
     with cgutils.for_range(b, num_groups, intp=LONG) as group:
         at = b.add(tile, b.mul(group.index, group_bytes))
         scale = (
-            code.spread(code.load(at, 0, FLOAT), FLOATS)
+            code.broadcast(code.load(at, 0, FLOAT), FLOATS)
             if format.is_shared
             else code.load(at, 0, FLOATS)
         )
@@ -64,7 +64,7 @@ def add_tile(
                 )
                 address = b.add(inputs, b.mul(step.index, ir.Constant(LONG, 4)))
                 for part in parts:
-                    x = code.spread(code.load(address, 0, FLOAT), FLOATS)
+                    x = code.broadcast(code.load(address, 0, FLOAT), FLOATS)
                     b.store(_fma(code, x, weight, b.load(part)), part)
                     address = b.add(address, row_bytes)
             for total, part in zip(totals, parts, strict=True):

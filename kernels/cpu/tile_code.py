@@ -55,7 +55,7 @@ class TileCode:
         kind = ir.FunctionType(LONG, [LONG])
         return self.builder.asm(kind, "", "=r,0", [address], side_effect=False)
 
-    def spread(self, x: Any, kind: ir.VectorType) -> Any:
+    def broadcast(self, x: Any, kind: ir.VectorType) -> Any:
         first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), x, ir.Constant(INT, 0))
         zeros = ir.Constant(ir.VectorType(INT, kind.count), [0] * kind.count)
         return self.builder.shuffle_vector(first, first, zeros)
@@ -213,7 +213,7 @@ def add_block(code: TileCode, total: Any, block: TileBlock, address: Any) -> Any
     b = code.builder
 
     def number(offset: int, kind: ir.Type) -> Any:
-        return code.spread(code.load(address, offset, kind), ir.VectorType(kind, TILE_ROWS))
+        return code.broadcast(code.load(address, offset, kind), ir.VectorType(kind, TILE_ROWS))
 
     def dot(steps: range, start: Any) -> Any:
         words = [block.words[step] for step in steps]

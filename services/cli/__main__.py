@@ -30,8 +30,9 @@ from ..runtime.progress import ProgressBars
 from ..runtime.settings import SettingError, require
 from ..stack.cluster_record import read_cluster
 from ..stack.embedded import EmbeddedServerError
+from ..stack.flags import check_device, check_words, default_state_dir
 from ..stack.plan import gpu_defaults, gpu_flags
-from ..stack.settings import StackSettings, check_device, check_words, default_state_dir
+from ..stack.settings import StackSettings
 from ..stack.stack_error import StackError
 from ..stack.stage_process import StageDied
 from ..stack.token_file import key_of_cluster, key_of_environment

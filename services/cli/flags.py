@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..stack.settings import StackSettings, variable_of
+from ..stack.flags import variable_of
+from ..stack.settings import StackSettings
 
 FIELDS = {field.name: field for field in dataclasses.fields(StackSettings)}
 

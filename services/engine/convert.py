@@ -19,7 +19,8 @@ from typing import Any
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.conversion import Converted
-from headwater.engine_core.platforms.cpu import compile_kernels, packed_kernels
+from headwater.engine_core.models.packed_folder import pack_folder
+from headwater.engine_core.platforms.cpu_kernels import compile_kernels, packed_kernels
 from headwater.engine_core.weights.json_object import read_object
 from headwater.engine_core.weights.model_config import MAX_SIZES
 from headwater.engine_core.weights.model_file import DTYPES
@@ -77,9 +78,7 @@ def convert(settings: ConvertSettings) -> None:
         calibrated=settings.calibrated,
     )
     if settings.device == "cpu":
-        weights = conversion.pack_folder(
-            settings.folder, partial(report_line, f"packing {settings.name}")
-        )
+        weights = pack_folder(settings.folder, partial(report_line, f"packing {settings.name}"))
         os.environ |= with_kernel_cache(os.environ)
         compile_kernels(
             DTYPES[settings.dtype],

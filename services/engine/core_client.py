@@ -7,10 +7,7 @@ import asyncio
 import contextlib
 import os
 import random
-import sys
-import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import assert_never
 
 import msgspec
@@ -18,27 +15,22 @@ import structlog
 
 from headwater.engine_core.parallel.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
-from headwater.engine_core.system.ring import PeerGone, RingReader, RingWriter, create_ring
+from headwater.engine_core.system.ring import PeerGone
 
-from ..runtime.forked import ForkClient, Process
+from ..runtime.forked import Process
 from ..runtime.settings import to_argv
 from ..runtime.tasks import owned_task
-from .block_keys import offer_block_keys
+from .command_queue import CommandQueue
 from .core_environment import core_environment
-from .core_variables import CORE_FORKS_FD
+from .core_launch import start_core
+from .core_memory import CoreMemory
 from .core_watch import CoreWatch
-from .mask_table import Int32Array, create_mask_memory, map_masks
 from .messages import (
-    BlocksLent,
     Command,
-    CopiedPull,
-    EndPull,
-    Ends,
     Failed,
     Idle,
     Prepared,
     Progress,
-    PullBlocks,
     Ranks,
     Ready,
     Report,
@@ -48,17 +40,11 @@ from .messages import (
     decode_report,
     encode,
 )
-from .peer_records import UInt8Array, create_record_memory, map_records
 from .settings import EngineSettings
 
-MAX_BACKLOG_BYTES = 16 << 20
-"""Bytes of commands that wait for room in the ring; beyond them new requests are refused."""
 EXIT_SECONDS = 1.0
 """Time that the core has to end by itself."""
 
-CORE_MODULE = "headwater.services.engine.core_process"
-STDOUT = 1
-STDERR = 2
 MAX_JITTER = 1.5
 """Factor on the silence that is allowed."""
 
@@ -67,54 +53,20 @@ class CoreFailed(Exception):
     """The core did not start, or has ended by itself."""
 
 
-async def start_core(
-    arguments: Sequence[str], *, environment: Mapping[str, str], descriptors: Sequence[int]
-) -> Process:
-    """Starts the core, which inherits the descriptors: by the server of forks that the supervisor
-    names, else in a new interpreter."""
-    if (forks := ForkClient.inherited(CORE_FORKS_FD)) is not None:
-        with forks.socket:
-            files = {number: number for number in (STDOUT, STDERR, *descriptors)}
-            forked = await forks.start(CORE_MODULE, arguments, environment=environment, files=files)
-        if forked is not None:
-            return forked
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        CORE_MODULE,
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        env=environment,
-        pass_fds=descriptors,
-    )
-
-
 class CoreClient:
-    """Commands are sent in order and never wait: what the ring has no room for waits here."""
+    """Commands are sent in order and never wait: see `CommandQueue`."""
 
     def __init__(self, hang_limit: float = 0.0) -> None:
-        self._loop = asyncio.get_running_loop()
         self._watch = CoreWatch(hang_limit)
-        command_writer, self._command_reader = create_ring()
-        self._report_writer, report_reader = create_ring()
-        self._mask_memory = create_mask_memory()
-        self._record_memory = create_record_memory()
-        self._mask_report_writer, mask_report_reader = create_ring()
-        self._commands = RingWriter(command_writer)
-        self._reports = RingReader(report_reader)
-        self._mask_reports: RingReader | None = RingReader(mask_report_reader)
+        self.memory = CoreMemory()
+        self._reports = self.memory.reports
+        self._commands = CommandQueue(self.memory.commands, self._watch.commanded)
         self._start_result: Ready | CoreFailed | None = None
         self._on_report: Callable[[Step | Idle | Waiting], None] | None = None
         self._early_steps: list[Step] = []
         """Steps before `connect`: blocks that were found on a disk."""
         self._on_end: Callable[[], None] | None = None
         self._on_peer_report: Callable[[ToPeers], None] | None = None
-        # Held by whoever sends, looks after what waits, compares what was sent, or ends it all.
-        self._sending = threading.Lock()
-        self._has_stopped = False
-        self._num_commands = 0
-        self._backlog: deque[tuple[bytes, int]] = deque()
-        self._num_backlog_bytes = 0
         self._process: Process | None = None
         self.settled = asyncio.Event()
         """`ready` has an answer."""
@@ -171,37 +123,11 @@ class CoreClient:
 
     def send(self, command: Command) -> None:
         """From any thread; after the end nothing is sent."""
-        message = encode(command)
-        with self._sending, contextlib.suppress(PeerGone):
-            if self._has_stopped:
-                return
-            self._num_commands += 1
-            self._watch.commanded()
-            for piece, flag in self._commands.pieces(message):
-                if self._backlog or not self._commands.try_write(piece, flag):
-                    self._wait_for_room(piece, flag)
-
-    def map_masks(self, ready: Ready) -> Int32Array:
-        """The table in which the core finds the masks of its rows, to be written."""
-        return map_masks(
-            self._mask_memory, ready.max_draft_tokens + 1, ready.num_rows, ready.vocab_size
-        )
-
-    def map_records(self, ready: Ready) -> UInt8Array:
-        """Blocks on their way from and to other engines."""
-        return map_records(self._record_memory, ready.num_peer_rows, ready.peer_row_bytes)
-
-    def take_mask_reports(self) -> RingReader:
-        """Once: where steps come that ask for masks or were drawn under them, also to be closed by
-        whoever takes it."""
-        assert self._mask_reports is not None
-        taken = self._mask_reports
-        self._mask_reports = None
-        return taken
+        self._commands.send(encode(command))
 
     @property
     def is_congested(self) -> bool:
-        return self._num_backlog_bytes > MAX_BACKLOG_BYTES
+        return self._commands.is_congested
 
     @property
     def pid(self) -> int:
@@ -214,15 +140,7 @@ class CoreClient:
         return await self._process.wait()
 
     async def _start(self, settings: EngineSettings, lifeline: int) -> None:
-        ends = Ends(
-            commands=self._command_reader,
-            reports=self._report_writer,
-            mask_reports=self._mask_report_writer,
-            masks=self._mask_memory,
-            records=self._record_memory,
-            block_keys=offer_block_keys(),
-            lifeline=lifeline,
-        )
+        ends = self.memory.ends(lifeline)
         # NOTE: the server does not speak gRPC yet. Where it does, a child of uvloop may die before
         # it has begun.
         self._process = await start_core(
@@ -238,10 +156,7 @@ class CoreClient:
                 lifeline,
             ),
         )
-        for end in (self._command_reader, self._report_writer, self._mask_report_writer):
-            end.close()
-        os.close(ends.block_keys)
-        os.close(lifeline)
+        self.memory.close_inherited(ends)
         asyncio.get_running_loop().add_reader(self._reports.fileno(), self._on_reports)
 
     @property
@@ -260,18 +175,12 @@ class CoreClient:
             self._process.kill()
 
     async def _stop(self) -> None:
-        loop = asyncio.get_running_loop()
-        with self._sending:
-            self._has_stopped = True
-            loop.remove_reader(self._reports.fileno())
-            loop.remove_reader(self._commands.fileno())
+        with self._commands.lock:
             # Either end of file ends the core.
-            self._commands.close()
+            self._commands.end()
+            asyncio.get_running_loop().remove_reader(self._reports.fileno())
             self._reports.close()
-        if self._mask_reports is not None:
-            self._mask_reports.close()
-        os.close(self._mask_memory)
-        os.close(self._record_memory)
+        self.memory.close()
         if self._process is None:
             return
         try:
@@ -303,10 +212,15 @@ class CoreClient:
                 structlog.get_logger().error("a report of the engine core failed", exc_info=fault)
 
     def _take(self, report: Report) -> None:
+        if isinstance(report, ToPeers):
+            if self._on_peer_report is not None:
+                self._on_peer_report(report)
+            return
         match report:
             case Step() | Idle() | Waiting():
-                with self._sending:
-                    is_idle = isinstance(report, Idle) and report.num_commands == self._num_commands
+                with self._commands.lock:
+                    num_sent = self._commands.num_sent
+                    is_idle = isinstance(report, Idle) and report.num_commands == num_sent
                     self._watch.heard(
                         is_idle=is_idle,
                         step_seconds=report.seconds if isinstance(report, Step) else 0.0,
@@ -335,9 +249,6 @@ class CoreClient:
                 structlog.get_logger().info("prepared")
             case Ranks():
                 self.rank_figures = report.figures
-            case PullBlocks() | EndPull() | CopiedPull() | BlocksLent():
-                if self._on_peer_report is not None:
-                    self._on_peer_report(report)
             case Failed():
                 self._settle(CoreFailed(report.reason))
             case _:
@@ -346,24 +257,3 @@ class CoreClient:
     def _settle(self, start: Ready | CoreFailed) -> None:
         self._start_result = self._start_result or start
         self.settled.set()
-
-    def _wait_for_room(self, piece: bytes, flag: int) -> None:
-        if not self._backlog:
-            self._loop.call_soon_threadsafe(self._await_room)
-        self._backlog.append((piece, flag))
-        self._num_backlog_bytes += len(piece)
-
-    def _await_room(self) -> None:
-        if not self._has_stopped:
-            asyncio.get_running_loop().add_reader(self._commands.fileno(), self._on_room)
-
-    def _on_room(self) -> None:
-        with self._sending:
-            try:
-                while self._backlog and self._commands.try_write(*self._backlog[0]):
-                    self._num_backlog_bytes -= len(self._backlog.popleft()[0])
-            except PeerGone:
-                self._backlog.clear()
-                self._num_backlog_bytes = 0
-            if not self._backlog:
-                asyncio.get_running_loop().remove_reader(self._commands.fileno())

@@ -66,7 +66,7 @@ async def _peers_joined(
     if not ready.num_peer_rows:
         yield None
         return
-    async with PeerPlane(core, replica.epoch, core.map_records(ready)).running() as peers:
+    async with PeerPlane(core, replica.epoch, core.memory.map_records(ready)).running() as peers:
         core.connect_peers(peers.on_report)
         yield peers
 
@@ -93,7 +93,7 @@ async def _serve_clients(
         ):
             async with (
                 owned_task(server.sweep()) as sweep,
-                owned_task(server.grammars.run(core.take_mask_reports())) as masks,
+                owned_task(server.grammars.run(core.memory.take_mask_reports())) as masks,
             ):
                 async with EngineFacts.published(settings, replica, server) as facts:
                     server.open(facts.tell)

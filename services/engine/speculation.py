@@ -13,14 +13,14 @@ from headwater.engine_core.drafting.proposer import Proposer
 from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.options import ModelFacts
-from headwater.engine_core.scheduling.adaptive_speculator import (
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import (
     AdaptiveSpeculator,
     stopped_clock,
 )
-from headwater.engine_core.scheduling.ahead_model_speculator import AheadModelSpeculator
-from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
-from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.ahead_model_speculator import AheadModelSpeculator
+from headwater.engine_core.scheduling.speculation.grammar_drafts import GrammarDrafts
+from headwater.engine_core.scheduling.speculation.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 
 from ..runtime.speculation import DRAFT_HEADS, DRAFT_MODEL
 from .kept_costs import KeptCosts
@@ -41,7 +41,7 @@ def drafters_of(settings: EngineSettings) -> tuple[str, ...]:
 
 
 def _model_of(settings: EngineSettings) -> str:
-    """The drafter that computes its guesses; empty: there is none."""
+    """The drafter that computes its drafts; empty: there is none."""
     if settings.draft_heads is not None:
         return DRAFT_HEADS
     return (
@@ -75,7 +75,7 @@ def build_speculator(
     }
     speculator: Speculator
     if name := _model_of(settings):
-        most = facts.most_own_drafts
+        most = facts.most_device_drafts
         passes = kept.get("passes", lambda: measured_passes(executor, config, most_drafts=most))
         logger.info("a pass of %s: %.2f ms for one row", name, 1000 * float(passes.of(1)))
         is_ahead = executor.can_draft and costs.gap > WORTHWHILE_GAP * float(costs.of(1))

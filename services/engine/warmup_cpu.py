@@ -51,7 +51,7 @@ def _phases(settings: EngineSettings) -> Iterator[tuple[str, int, int]]:
     # Imported here: torch takes seconds.
     from headwater.engine_core.executors.build.registry import build_executor  # noqa: PLC0415
     from headwater.engine_core.executors.build.warmup import warm_up  # noqa: PLC0415
-    from headwater.engine_core.platforms.cpu import compile_for_every_model  # noqa: PLC0415
+    from headwater.engine_core.platforms.cpu_kernels import compile_for_every_model  # noqa: PLC0415
 
     from .core_process import executor_options  # noqa: PLC0415
     from .speculation import build_speculator  # noqa: PLC0415

@@ -22,16 +22,12 @@ from headwater.proto import processor_pb2, processor_pb2_grpc
 
 from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS
-from ..grammars.answer_grammar import (
-    answer_grammar,
-    calls_win,
-    content_grammar,
-    custom_grammars,
-    format_param,
-)
+from ..grammars.answer_grammar import answer_grammar, content_grammar
 from ..grammars.asker import Asker
 from ..grammars.checker import GrammarChecker
+from ..grammars.enforced_calls import calls_win
 from ..grammars.grammars import GrammarError
+from ..grammars.offered_tools import custom_grammars, format_param
 from ..grammars.structured_output import param_of
 from ..models.manifest import ModelFolderError
 from ..runtime.errors import BadRequest, HeadwaterError, NotFound, Unavailable

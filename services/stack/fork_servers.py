@@ -60,7 +60,7 @@ STAGE_MODULES = (
 in every stage."""
 _OF_ALL_CORES = (
     "torch",
-    "headwater.engine_core.executors.build.request",
+    "headwater.engine_core.executors.build.single",
     "headwater.engine_core.models.decoder",
     "headwater.services.engine.core_process",
 )

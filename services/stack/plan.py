@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..runtime.hardware import least_gpu_memory, resolve_device, visible_gpus
+from ..runtime.role import DECODE, PREFILL
 from .access import MASTER_KEY_FILE, ServerAccess
+from .flags import ENGINE, GATEWAY, PROCESSOR
 from .profile import Profile
 from .roles import Role
-from .settings import ENGINE, GATEWAY, PROCESSOR, StackSettings
+from .settings import StackSettings
 from .token_file import has_unsigned_tenants
 
 BEHIND_HOST = "127.0.0.1"
+SPLIT_PEER_BYTES = 256 << 20
+"""Value of `kv_peer_memory` where engines have roles and the user gave none."""
 GPU_BLOCK_SIZE = 64
 """Tokens that the kernels of a GPU read at once."""
 GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 512, "max-num-batched-tokens": 2048}
@@ -91,7 +95,7 @@ class StackPlan:
         settings = self.settings
         flags = [*self._behind(), f"--replica-id={self.replica_id('engine', idx)}"]
         flags += [f"--device={self.device}", *settings.flags_for(ENGINE)]
-        flags += settings.role_flags(idx)
+        flags += _role_flags(settings, idx)
         # A variable that engines read by themselves says it for all of them.
         flags += [] if "HEADWATER_THREADS" in os.environ else [f"--threads={self.threads}"]
         profile = Profile.read(settings.profile) if settings.profile else Profile()
@@ -172,3 +176,12 @@ def gpu_flags(env: Mapping[str, str], flags: Mapping[str, int]) -> list[str]:
         for name, value in flags.items()
         if f"HEADWATER_{name.replace('-', '_').upper()}" not in env
     ]
+
+
+def _role_flags(settings: StackSettings, idx: int) -> list[str]:
+    """Flags of an engine that say its role: the first ones compute prompts. Engines that go on
+    behind others need a way to their blocks."""
+    if settings.prefill_replicas is None:
+        return []
+    memory = [] if settings.kv_peer_memory else [f"--kv-peer-memory={SPLIT_PEER_BYTES}"]
+    return [f"--role={PREFILL if idx < settings.prefill_replicas else DECODE}", *memory]

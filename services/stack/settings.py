@@ -5,23 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from headwater.engine_core.platforms.registry import device_names, is_registered
 from headwater.engine_core.system.usable_cores import usable_cores
 
 from ..engine.settings import (
-    ACTIVATION_DTYPES,
-    KV_CACHE_DTYPES,
-    LOAD_FORMATS,
     NO_DRAFTS,
-    NUMERICS,
     PARALLEL_SIZES,
-    QUANTIZATIONS,
-    EngineSettings,
     check_memory_share,
     check_pairs,
 )
@@ -29,25 +20,22 @@ from ..models.calibration import BESIDE_KINDS, CALIBRATED_KINDS
 from ..models.demo_model import DEMO_NAME
 from ..models.store import default_cache_dir
 from ..runtime.advertise import check_host, is_loopback
-from ..runtime.hardware import DTYPES, default_replicas
+from ..runtime.hardware import default_replicas
 from ..runtime.model_name import check_model_name
-from ..runtime.role import DECODE, PREFILL
 from ..runtime.settings import SettingError, as_flags, check_log_level, require
-from ..runtime.speculation import MODES
+from .flags import (
+    ENGINE,
+    GATEWAY,
+    PROCESSOR,
+    check_choices,
+    check_device,
+    default_state_dir,
+    engine_flag,
+    flag,
+)
 from .profile import Profile
 from .scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules, replica_bounds
 
-CHOICES = {
-    "dtype": DTYPES,
-    "executor": ("single", "simulated"),
-    "load_format": LOAD_FORMATS,
-    "kv_cache_dtype": KV_CACHE_DTYPES,
-    "activation_dtype": ACTIVATION_DTYPES,
-    "quantization": QUANTIZATIONS,
-    "speculation": MODES,
-    "numerics": NUMERICS,
-    "kv_peer_direct": ("auto", "off"),
-}
 LEAST = dict.fromkeys(
     ("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1
 )
@@ -60,59 +48,7 @@ LEAST |= {
     "kv_peer_memory": 0,
 }
 SPLIT = ("prefill_replicas", "decode_replicas")
-SPLIT_PEER_BYTES = 256 << 20
-"""Value of `kv_peer_memory` where engines have roles and the user gave none."""
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
-GATEWAY = "gateway"
-PROCESSOR = "processor"
-ENGINE = "engine"
-
-
-def check_words(given: Mapping[str, str]) -> None:
-    """Raises `SettingError` for the first setting whose word is none of its choices."""
-    for name, word in given.items():
-        require(word in CHOICES[name], name, word, ", ".join(CHOICES[name]))
-
-
-def check_device(device: str) -> None:
-    """Raises `SettingError` for a device of no platform."""
-    if not is_registered(device):
-        raise SettingError("device", device, ", ".join(device_names()))
-
-
-def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
-    """`$XDG_STATE_HOME/headwater`, else `~/.local/state/headwater`."""
-    return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "headwater"
-
-
-def flag(
-    default: Any,
-    help_text: str,
-    *stages: str,
-    shown: str | None = None,
-    variable: str | None = None,
-) -> Any:
-    """A dataclass field that is a flag of `headwater up` and of these stages, by the same name.
-
-    A callable default is asked when it is needed; `shown` is what `--help` says of the default
-    then. `variable` is the environment variable where it is not HEADWATER_ and the name of the
-    flag.
-    """
-    metadata = {
-        "help": help_text,
-        "stages": frozenset(stages),
-        "shown": shown,
-        "variable": variable,
-    }
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def engine_flag(name: str, help_text: str, *stages: str) -> Any:
-    """As `flag`, with the default that the engine's setting of this name has."""
-    [known] = [each for each in dataclasses.fields(EngineSettings) if each.name == name]
-    return flag(known.default, help_text, ENGINE, *stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,16 +264,8 @@ class StackSettings:
         """Whether engines copy blocks from each other."""
         return bool(self.kv_peer_memory) or self.num_split is not None
 
-    def role_flags(self, idx: int) -> list[str]:
-        """Flags of an engine that say its role: the first ones compute prompts. Engines that go on
-        behind others need a way to their blocks."""
-        if self.prefill_replicas is None:
-            return []
-        memory = [] if self.kv_peer_memory else [f"--kv-peer-memory={SPLIT_PEER_BYTES}"]
-        return [f"--role={PREFILL if idx < self.prefill_replicas else DECODE}", *memory]
-
     def _check_words(self) -> None:
-        check_words({name: getattr(self, name) for name in CHOICES})
+        check_choices(self)
         if self.calibration is not None and self.quantization not in CALIBRATED_KINDS:
             raise SettingError("calibration", str(self.calibration), BESIDE_KINDS)
         require(
@@ -418,10 +346,6 @@ class StackSettings:
             if stage in field.metadata["stages"]
             for text in as_flags(field.name, getattr(self, field.name), field.default)
         ]
-
-
-def variable_of(field: dataclasses.Field[Any]) -> str:
-    return field.metadata["variable"] or f"HEADWATER_{field.name.upper()}"
 
 
 STACK_VARIABLES = frozenset(

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from headwater.bench.decoder_twin import DecoderTwin
 from headwater.bench.distillation import Text, Tuning
-from headwater.bench.draft_heads import first_tensors, input_scale, main, published_config
+from headwater.bench.draft_heads import main, published_config
+from headwater.bench.first_heads import first_tensors, input_scale
 from headwater.bench.head_training import ChainQuality, chain_quality, shared_noise, train_heads
 from headwater.bench.head_twins import twin_of
 from headwater.bench.teacher_states import TeacherStates
@@ -36,9 +37,7 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "kind", long_but([kind for kind in CONFIGS if "biases" not in kind], "eagle3", "medusa")
 )
 @torch.no_grad()
-def test_chains_over_whole_texts_guess_what_a_chain_alone_guesses(
-    kind: str, tmp_path: Path
-) -> None:
+def test_chains_over_whole_texts_draft_what_a_chain_alone_drafts(kind: str, tmp_path: Path) -> None:
     """Each link of each chain against the twin of the engine's tests, which computes one chain in
     float64."""
     model = random_checkpoint("qwen3", tmp_path / "hf")
@@ -50,7 +49,7 @@ def test_chains_over_whole_texts_guess_what_a_chain_alone_guesses(
     token_ids = tensors["d2t"] + torch.arange(len(tensors["d2t"])) if "d2t" in tensors else None
     heads = twin_of(config, tensors, teacher, token_ids)
     prompt = torch.randint(3, 512, (9,), generator=torch.Generator().manual_seed(2)).tolist()
-    whole = [*prompt, *alone.guesses(prompt, depth), 5, 6]
+    whole = [*prompt, *alone.drafts(prompt, depth), 5, 6]
     ids = torch.tensor([whole, whole[::-1]])
     inputs = {layer: torch.empty(0) for layer in config.input_layers}
     final = teacher.hidden(ids, inputs)
@@ -105,7 +104,7 @@ def spoken_by(teacher: DecoderTwin, num_texts: int) -> list[Text]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
-def test_training_makes_more_guesses_stand_on_texts_that_are_held_back(
+def test_training_makes_more_drafts_stand_on_texts_that_are_held_back(
     kind: str, chatting: Path
 ) -> None:
     before, after = qualities(kind, chatting, spoken_by(model_twin(chatting), 64))

@@ -24,12 +24,12 @@ from headwater.engine_core.drafting.ngram import NGramProposer
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.executor import AdmittedRow, Executor
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.exit.device_sampler import DeviceSampler
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling.sampler import Sampler
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
 
 RNG = np.random.default_rng(8)
 MAX_DRAFTS = 5

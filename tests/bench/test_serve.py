@@ -16,7 +16,8 @@ from headwater.bench import arrivals, datasets
 from headwater.bench.datasets import Chat, Shape
 from headwater.bench.latency_report import Objective, summarize
 from headwater.bench.plot import check_plot
-from headwater.bench.serve import drive, run
+from headwater.bench.serve import run
+from headwater.bench.serve_workers import drive
 from headwater.bench.sse_client import Outcome, SseConnection
 from headwater.bench.stub_server import StubConnection
 from tests.long_values import long_but

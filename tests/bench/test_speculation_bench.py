@@ -164,7 +164,7 @@ def test_heads_draft_whole_chains_where_they_are_told_to(tmp_path: Path) -> None
     )
     row = json.loads(done.stdout.splitlines()[-1])[0]
     assert row["different_tokens"] == 0
-    # Three answers of up to 48 tokens: a guess in each step but that of a prompt and the last of an
+    # Three answers of up to 48 tokens: a draft in each step but that of a prompt and the last of an
     # answer.
     assert 30 < row["drafted"] <= 3 * 46
     without = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -284,7 +284,7 @@ SPECULATION = Capability(
     beside={
         "beams": Aside(because="a search asks for one token at a time"),
         "draft heads": Aside(
-            because="the request names the heads, and random ones guess right by chance alone"
+            because="the request names the heads, and random ones draft right by chance alone"
         ),
     },
 )
@@ -310,7 +310,7 @@ DRAFT_HEADS = Capability(
     asks={"speculative": {"drafter": "draft_heads"}},
     is_probed=True,
     is_simulated=False,
-    # Random heads guess right by chance alone.
+    # Random heads draft right by chance alone.
     took_place=lambda answer: answer.num_draft_tokens > 0,
     beside={
         "beams": Aside(because="a search asks for one token at a time"),

@@ -22,9 +22,9 @@ from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.rank_facts import RankedExecutor
 from headwater.engine_core.request import Holder, NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.waits_for import WaitsFor
 from tests.combinations.asked import (
@@ -123,7 +123,7 @@ class Replica:
         speculator: Speculator = AdaptiveSpeculator(drafters, COSTS, **sizes)
         for name in ("draft_model", "draft_heads"):
             if getattr(options, name) is not None:
-                most = self.facts.most_own_drafts
+                most = self.facts.most_device_drafts
                 speculator = ModelSpeculator(drafters, COSTS, PASSES, **sizes, name=name, most=most)
         disk_files = open_disk(options, config, self.facts, self._executor, BlockSeal())
         self._link: DirectLink | None = None

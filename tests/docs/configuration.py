@@ -14,7 +14,8 @@ from headwater.services.engine.stage_host import StageSettings
 from headwater.services.output_processor.__main__ import OutputProcessorSettings
 from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime.security_settings import StageSecuritySettings
-from headwater.services.stack.settings import StackSettings, variable_of
+from headwater.services.stack.flags import variable_of
+from headwater.services.stack.settings import StackSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """# Configuration

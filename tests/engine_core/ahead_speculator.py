@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_state import RequestState
 from tests.engine_core.fixed_speculator import FixedSpeculator
 
 

@@ -19,12 +19,12 @@ from headwater.engine_core.executors.simulated.hashes import UInt64Array
 from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.grammar_drafts import GrammarDrafts
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_state import RequestState
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from headwater.engine_core.step_output import MaskReport, StepOutput
 from tests.engine_core.checked_executor import MODEL, CheckedExecutor
 from tests.engine_core.fixed_speculator import FixedSpeculator, Undrafted
@@ -59,7 +59,7 @@ class Stream:
 
 
 class HalfRightSpeculator(FixedSpeculator):
-    """Knows the answers, and guesses by lot: so many tokens, of which each may be wrong. Serves
+    """Knows the answers, and drafts by lot: so many tokens, of which each may be wrong. Serves
     some requests only."""
 
     def __init__(self, seed: int, max_drafts: int) -> None:
@@ -81,19 +81,19 @@ class HalfRightSpeculator(FixedSpeculator):
                 continue
             request = table.requests[row]
             assert request is not None
-            assert self.serves(request), "guesses are wanted for a row that it does not serve"
+            assert self.serves(request), "drafts are wanted for a row that it does not serve"
             known = table.known_ids(row).tolist()
             assert len(known) == table.num_computed[row] + 1, "something of the row is in flight"
             stream = self.streams[request.key]
             answer = stream.answer[len(known) - request.num_prompt_tokens :][
                 : self._rng.integers(0, most[i] + 1)
             ]
-            guesses = [
+            drafts = [
                 token if self._rng.random() < 0.8 else int(self._rng.integers(3, 40))
                 for token in answer
             ]
-            num_drafts[i] = len(guesses)
-            draft_ids[i, : len(guesses)] = guesses
+            num_drafts[i] = len(drafts)
+            draft_ids[i, : len(drafts)] = drafts
         return num_drafts, draft_ids
 
 

@@ -52,7 +52,7 @@ class CheckedExecutor:
     @property
     def kv_blocks(self) -> UInt64Array:
         """[num_blocks, block_size], for sources that read and write it."""
-        return self._executor._kv.reshape(-1, BLOCK_SIZE)
+        return self._executor._cache.blocks
 
     @property
     def swapper(self) -> Swapper | None:
@@ -115,7 +115,7 @@ class CheckedExecutor:
         handle = self._executor.submit(plan)
         for row in own_drafts:
             # It computes at once, so it knows already.
-            self._known[row] = int(self._executor._num_known[row])
+            self._known[row] = int(self._executor._table.num_known[row])
             self._computed[row] = self._known[row] - 1
         return handle
 

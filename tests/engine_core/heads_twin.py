@@ -1,5 +1,5 @@
-"""What published draft heads guess behind known tokens, in plain torch and float64: everything is
-computed anew for each guess, in one pass over the whole text."""
+"""What published draft heads draft behind known tokens, in plain torch and float64: everything is
+computed anew for each draft, in one pass over the whole text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HeadsTwin:
         }
 
     @torch.no_grad()
-    def guesses(self, known: Sequence[int], count: int) -> list[int]:
+    def drafts(self, known: Sequence[int], count: int) -> list[int]:
         """Greedy ones of the tokens behind the known ones."""
         ids = torch.tensor(known)
         states = [
@@ -33,13 +33,13 @@ class HeadsTwin:
             return [int(self._medusa(i, states[-1][-1]).argmax()) for i in range(count)]
         features = self._features(states)
         tokens = ids[1:]
-        guessed = list[int]()
+        drafted = list[int]()
         for _ in range(count):
             hidden = self._layer(features, tokens)[-1:]
-            guessed.append(self._likeliest(hidden))
+            drafted.append(self._likeliest(hidden))
             features = torch.cat((features, hidden))
-            tokens = torch.cat((tokens, torch.tensor(guessed[-1:])))
-        return guessed
+            tokens = torch.cat((tokens, torch.tensor(drafted[-1:])))
+        return drafted
 
     @property
     def _is_third(self) -> bool:

@@ -16,8 +16,8 @@ from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.request import NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from headwater.engine_core.scheduling.model_speculator import NAME, ModelSpeculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.model_speculator import NAME, ModelSpeculator
 from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.oracle_speculator import VOCAB_SIZE
 from tests.engine_core.small_models import SmallEngine

@@ -12,9 +12,9 @@ import numpy as np
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_table import RequestTable
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.small_models import SHAPE, Answer, SmallEngine

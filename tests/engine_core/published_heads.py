@@ -52,7 +52,7 @@ def random_heads(kind: str, seed: int = 0) -> Tensors:
 
 
 def random_eagle(kind: str, config: dict[str, Any]) -> Tensors:
-    """Tensors of EAGLE's layer of the config's sizes, but for the token ids that EAGLE-3 guesses
+    """Tensors of EAGLE's layer of the config's sizes, but for the token ids that EAGLE-3 drafts
     among."""
     return {name: _random(name, shape) for name, shape in _eagle_shapes(kind, config).items()}
 

@@ -15,7 +15,7 @@ from headwater.engine_core.kv.prefetch import NewPrefetch
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.request import Holder, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.prefetches import Prefetches
+from headwater.engine_core.scheduling.blocks.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.system.lanes import Job
 from tests.engine_core.direct_link import SEAL, DirectLink

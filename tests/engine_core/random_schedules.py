@@ -15,7 +15,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
 from tests.engine_core.checked_engine import Driver, HalfRightSpeculator, Sources, Stream, grammar
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN, MODEL
 from tests.engine_core.fixed_speculator import Undrafted

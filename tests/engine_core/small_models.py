@@ -13,14 +13,14 @@ import transformers
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.kv.block_record import BlockSeal
 from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.models import conversion
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import Holder, NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.waits_for import WaitsFor
 from headwater.engine_core.weights.gguf import GgufFile

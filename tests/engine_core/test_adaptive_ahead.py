@@ -15,7 +15,7 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import expected_tokens
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
 from tests.engine_core.test_adaptive_speculator import (
     CONFIG,
     DEAR,
@@ -78,7 +78,7 @@ class Run:
             t if self._is_right(request.key, first + j) else (t + 1) % 50
             for j, t in enumerate(right)
         ]
-        drafts: Int32Array = self.executor._token_ids[0, :0].copy()
+        drafts: Int32Array = self.executor._table.token_ids[0, :0].copy()
         drafts.resize(len(ids), refcheck=False)
         drafts[:] = ids
         return drafts
@@ -137,7 +137,7 @@ def test_rows_run_ahead_where_the_executor_is_right() -> None:
 
 
 def test_rows_wait_where_another_drafter_is_right_and_the_executor_is_not() -> None:
-    """One without guesses of its own cannot be better; one that is wrong is left after a while."""
+    """One without drafts of its own cannot be better; one that is wrong is left after a while."""
     run = Run(never, Oracle(always, name="other"))
     run.add(1)
     modes = run.run()
@@ -145,7 +145,7 @@ def test_rows_wait_where_another_drafter_is_right_and_the_executor_is_not() -> N
     assert run.engine.load().num_accepted_tokens > 200
 
 
-def test_what_another_drafter_guesses_is_seen_while_rows_run_ahead() -> None:
+def test_what_another_drafter_drafts_is_seen_while_rows_run_ahead() -> None:
     run = Run(lambda key, index: index < 100, Oracle(lambda key, index: index >= 100, name="other"))
     run.add(1, replace(PLAIN, max_tokens=600))
     modes = run.run()

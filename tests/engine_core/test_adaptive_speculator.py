@@ -19,9 +19,9 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.request import FinishReason, NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from headwater.engine_core.step_output import Work
 from tests.long_values import long_but
 
@@ -40,7 +40,7 @@ CONFIG = EngineConfig(
 )
 ANYTHING = Speculation()
 IsRight = Callable[[int, int], bool]
-"""Whether what is guessed for a request's output of that index is right."""
+"""Whether what is drafted for a request's output of that index is right."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Oracle:
     answers: dict[int, list[int]] = field(default_factory=dict)
     num_prompt: dict[int, int] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
-    """Keys of requests for which something was to be guessed."""
+    """Keys of requests for which something was to be drafted."""
     num_bytes: int = 5
 
     def seat(self, row: int, namespace: bytes, tenant: str, num_prompt: int) -> None:
@@ -227,7 +227,7 @@ def test_rows_seldom_wait_where_waiting_takes_longer_than_was_measured() -> None
 
 
 def chance(share: float) -> IsRight:
-    """Guesses of which so many are right, anywhere in the text."""
+    """Drafts of which so many are right, anywhere in the text."""
     return lambda key, index: random.Random(100_003 * key + index).random() < share
 
 
@@ -321,7 +321,7 @@ def test_rows_stop_waiting_for_a_useless_drafter_whatever_their_readers_take() -
     assert not any(run.waited[120:])
 
 
-def test_guesses_are_compared_while_nothing_waits() -> None:
+def test_drafts_are_compared_while_nothing_waits() -> None:
     """By the length of the match alone a draft would not pay."""
     costs = StepCosts.measured([1, 2, 4, 8, 16], [1.0, 1.2, 1.4, 1.8, 2.6], gap=0.3)
     run = Run(Oracle(match_len=1), costs=costs)
@@ -406,7 +406,7 @@ def test_a_request_inherits_nothing_that_was_known_of_the_row_before_it() -> Non
     has had."""
     run = Run(Oracle(match_len=5), costs=StepCosts.measured([1, 64], [1.0, 64.0]))
     run.add(1, 100)
-    # It leaves in the middle of a guess, some of whose tokens were right.
+    # It leaves in the middle of a draft, some of whose tokens were right.
     while len(run.tokens[1]) < 20 or not run.speculator._look_up._num_right[0]:
         run.step()
     run.engine.cancel(1)

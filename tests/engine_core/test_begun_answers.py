@@ -20,7 +20,10 @@ from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.prefill_budget import BEGUN_STRETCH, BESIDE_BEGUN_SECONDS
+from headwater.engine_core.scheduling.seating.prefill_budget import (
+    BEGUN_STRETCH,
+    BESIDE_BEGUN_SECONDS,
+)
 from headwater.engine_core.waits_for import WaitsFor
 from tests.engine_core.pulling_pair import KEY, AtOnce
 

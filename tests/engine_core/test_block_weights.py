@@ -16,11 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu, cuda
-from headwater.engine_core.executors.build.request import build_executor, checked
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.layers.linear.blocks import BlockLinear
 from headwater.engine_core.layers.linear.kinds import Weights, load_weights
-from headwater.engine_core.models import conversion, registry
+from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
+from headwater.engine_core.models.packed_folder import pack_folder
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.gguf import GgufFile
@@ -215,7 +217,7 @@ def test_numerics_ids_tell_activations_apart(tmp_path: Path) -> None:
 
 def test_packing_a_folder_for_others_leaves_packed_weights_alone(tmp_path: Path) -> None:
     folder = write(tmp_path, "Q4_1")
-    conversion.pack_folder(folder, lambda done, total: None)
+    pack_folder(folder, lambda done, total: None)
     assert not list(folder.glob("packed-*"))
     answers(folder, activation_dtype="model")
     assert len(list(folder.glob("packed-*"))) == 1

@@ -378,7 +378,7 @@ def random_path(tmp_path: Path, form: Form) -> Path:
 
 @pytest.mark.long
 def test_formats_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
-    from headwater.engine_core.executors.build.request import build_executor  # noqa: PLC0415 (as an engine builds it)
+    from headwater.engine_core.executors.build.single import build_executor  # noqa: PLC0415 (as an engine builds it)
 
     ids = set()
     for form in ("fp8, blocks", "int-quantized W8A8", "int-quantized, weights alone"):

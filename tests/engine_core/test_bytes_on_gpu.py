@@ -10,10 +10,10 @@ import torch
 
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.executors.build.single import load_weights
+from headwater.engine_core.executors.build.weights import load_weights
 from headwater.engine_core.layers.linear.ordered import order_linears
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.platforms import cuda as cuda_platform
+from headwater.engine_core.platforms import cuda_products
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.fp8_block_models import written_blocks
 from tests.engine_core.packed_checkpoint import write_packed
@@ -66,9 +66,7 @@ def kinds_of(folder: Path, activation_dtype: str = "auto") -> set[str]:
         "cuda",
         cuda.capabilities,
     )
-    weights = load_weights(
-        request, device, lambda *_: None, keeps=partial(cuda._keeps, request, device)
-    )
+    weights = load_weights(request, device, lambda *_: None, cuda.stored_forms(request))
     ordered = order_linears(weights, rounds_tokens=request.rounds_tokens)
     kinds = {name: linear.kind for name, linear in ordered.linears.items()}
     assert kinds.pop("lm_head") == "dense"
@@ -107,7 +105,7 @@ def test_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(
     if "int" in form:
         # Sums of integers are exact in whatever way they are made.
         monkeypatch.setattr(
-            cuda_platform, "rounded_product", lambda linear, early_rows: linear.product
+            cuda_products, "rounded_product", lambda linear, early_rows: linear.product
         )
         assert together == answers(packed, asked)
 

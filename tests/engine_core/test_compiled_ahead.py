@@ -25,11 +25,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan, Int32Array
-from headwater.engine_core.executors.build.cuda_drafting import LoadedModel
+from headwater.engine_core.executors.build.cuda_drafting import NoDrafting
+from headwater.engine_core.executors.build.cuda_model import LoadedModel
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank
 from headwater.engine_core.executors.entry.device_rows import DeviceGains
 from headwater.engine_core.executors.model.kv_blocks import KvBlocks, KvLayout
-from headwater.engine_core.executors.ranks.rank_place import RankPlace
+from headwater.engine_core.executors.ranks.rank import Rank
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.layers.group import Alone
@@ -213,7 +214,7 @@ def prepared(
     }
     weights = load_weights(layout, tensors, torch.bfloat16, shard)
     weights = keep_leaves(weights, layout, shard) if is_tree else weights
-    platform.prepare(weights, (17, config.max_num_batched_tokens), (17, 256))
+    platform.products.prepare(weights, (17, config.max_num_batched_tokens), (17, 256))
     return platform, weights
 
 
@@ -228,11 +229,9 @@ def executor(
     layout = KvLayout(MODEL.num_layers, MODEL.num_kv_heads // num_ranks, MODEL.head_dim, kv_dtype)
     device = platform.device
     with CompileAhead(platform.device, num_cores=2) as ahead:
-        ahead.note(partial(platform.launch_own_products, weights))
+        ahead.note(partial(platform.products.launch_own, weights))
         blocks = KvBlocks.allocated([layout], config.num_blocks, config.block_size, device)
-        parts = loaded.parts(
-            decoder, platform, config, blocks, swapper=None, make=None, looks_at_all=False
-        )
+        parts = loaded.parts(decoder, platform, config, blocks, NoDrafting(), swapper=None)
         ahead.note(parts.rehearse)
     return parts.executor()
 
@@ -253,7 +252,7 @@ def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> Load
     types = dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
     request = BuildRequest(options=options, model=MODEL, **types, rounds_tokens=False, is_tree=True)
     shard = Shard(0, num_ranks)
-    place = RankPlace(
+    rank = Rank(
         shard=shard,
         stage_index=0,
         stage=stage,
@@ -264,7 +263,7 @@ def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> Load
         warn=print,
     )
     return LoadedRank(
-        place.local_config(MODEL), weights, kv_dtype, True, request, place, group, Alone(), None
+        rank.local_config(MODEL), weights, kv_dtype, True, request, rank, group, Alone(), None
     )
 
 
@@ -395,7 +394,7 @@ def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_libra
 ) -> None:
     launches.library_differs = True
     platform, weights = prepared(CONFIG)
-    platform.launch_own_products(weights)
+    platform.products.launch_own(weights)
     ahead = set(launches.seen)
     assert {"_wide_gemm", "_hopper_wide_gemm"} <= {name for _, name, *_ in ahead}
     for name in ("lm_head", "layers.0.down"):

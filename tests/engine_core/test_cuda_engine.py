@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from headwater.engine_core.executors.build import cuda_parts
+from headwater.engine_core.executors.build.cuda_drafting import NoDrafting
 from headwater.engine_core.executors.build.cuda_parts import CudaParts
 from headwater.engine_core.executors.entry.cuda_entry import CudaEntry
+from headwater.engine_core.executors.exit.device_head import WholeHead
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.attention.hopper_attention import is_hopper
@@ -137,7 +139,7 @@ def test_an_answer_whose_first_splits_are_folded_is_the_one_alone(
         folder, max_num_seqs=num_requests, num_blocks=40 * num_requests, max_num_batched_tokens=8192
     )
     assert isinstance(one.executor, StepExecutor)
-    folded = one.executor._layers.platform.decode_plan(num_requests, folds=True).folded
+    folded = one.executor._layers.platform.plans.decode(num_requests, folds=True).folded
     maxima = []
     step = one.engine.step
 
@@ -203,7 +205,9 @@ def test_steps_wait_for_what_an_executor_is_made_of(
         return entry
 
     monkeypatch.setattr(cuda_parts, "CudaEntry", slowly)
-    parts = CudaParts(model.decoder, model.platform, one.config, blocks_of(model.kv_cache))
+    head = WholeHead(model.decoder.lm_head)
+    what = model.decoder, model.platform, one.config, blocks_of(model.kv_cache), head
+    parts = CudaParts(*what, NoDrafting())
     parts.executor()
     assert not parts.device._stream.query()
     torch.cuda.synchronize()

@@ -16,7 +16,7 @@ import torch
 from headwater.bench.workloads import MODELS
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

@@ -22,7 +22,9 @@ ROWS = probed_rows(1100, 96)
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaPlatform:
     """A platform that finds no verdicts of other tests."""
-    monkeypatch.setattr("headwater.engine_core.platforms.cuda.kernel_cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(
+        "headwater.engine_core.platforms.cuda_products.kernel_cache_dir", lambda: tmp_path
+    )
     config = model_config("Qwen3ForCausalLM")
     device = torch.device("cuda")
     return CudaPlatform(config, BLOCK_SIZE, max_decodes=64, max_model_len=MAX_LEN, device=device)
@@ -65,7 +67,7 @@ def test_a_library_that_splits_k_is_asked_no_more(
     alone = [torch.cat([product(row) for row in rows]) for product in before]
     for product, expected in zip(before, alone, strict=True):
         assert not torch.equal(product(x)[:20], expected)
-    platform.prepare(weights, ROWS, (64, 1000))
+    platform.products.prepare(weights, ROWS, (64, 1000))
     for product, expected in zip(products(), alone, strict=True):
         for num_rows in (33, 64, 100, 257, 1000):
             assert torch.equal(product(x[:num_rows])[:20], expected), num_rows
@@ -74,7 +76,7 @@ def test_a_library_that_splits_k_is_asked_no_more(
 def test_products_have_one_result_whatever_the_library_does(
     platform: CudaPlatform, weights: Weights
 ) -> None:
-    platform.prepare(weights, ROWS, (64, 1000))
+    platform.products.prepare(weights, ROWS, (64, 1000))
     for name, linear in weights.linears.items():
         product = platform.linear(linear)
         x = torch.randn(1100, linear.in_features, device="cuda").bfloat16()
@@ -89,10 +91,10 @@ def test_products_have_one_result_whatever_the_library_does(
 def test_the_next_engine_on_the_machine_probes_nothing(
     platform: CudaPlatform, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    platform.prepare(weights, ROWS, (64, 1000))
+    platform.products.prepare(weights, ROWS, (64, 1000))
 
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("products are probed again")
 
     monkeypatch.setattr(product_probe, "differing", refuse)
-    platform.prepare(weights, ROWS, (64, 1000))
+    platform.products.prepare(weights, ROWS, (64, 1000))

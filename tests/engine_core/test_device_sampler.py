@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
+from headwater.engine_core.executors.exit.device_head import WholeHead
 from headwater.engine_core.executors.exit.device_sampler import PLAIN, DeviceSampler, Needs, Places
 from headwater.engine_core.layers.lm_head import LMHead
 from headwater.engine_core.platforms.cpu_sampling import CpuSampling
@@ -66,7 +67,9 @@ class Rig:
         head = Head(device)
         self.on = device
         self.head = LMHead(head, head)  # type: ignore[arg-type]  # nothing else of either is asked for
-        self.device = DeviceSampler(self.head, NUM_ROWS, NUM_ROWS * 4, torch.float32, device, 3)
+        self.device = DeviceSampler(
+            WholeHead(self.head), NUM_ROWS, NUM_ROWS * 4, torch.float32, device, 3
+        )
         # On a GPU the same operations, but edits in plain torch: log probabilities have the same
         # bits.
         self.is_gpu = device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Draft heads on a CPU: they guess what their published definition guesses, and answers stay what
+"""Draft heads on a CPU: they draft what their published definition drafts, and answers stay what
 they are."""
 
 from __future__ import annotations
@@ -110,20 +110,20 @@ class Recorder:
 
 
 def half_right(twin: HeadsTwin, prompt: Sequence[int], length: int) -> list[int]:
-    """An answer that begins with a token of the prompt, then takes guesses and others in turn:
+    """An answer that begins with a token of the prompt, then takes drafts and others in turn:
     none, all, one, …"""
     answer = [prompt[0]]
     rng = np.random.default_rng(5)
     while len(answer) < length:
-        guesses = twin.guesses([*prompt, *answer], MAX_DRAFTS)
-        right = guesses[: int(rng.integers(0, MAX_DRAFTS + 1))]
-        behind = guesses[len(right)] if len(right) < MAX_DRAFTS else 0
+        drafts = twin.drafts([*prompt, *answer], MAX_DRAFTS)
+        right = drafts[: int(rng.integers(0, MAX_DRAFTS + 1))]
+        behind = drafts[len(right)] if len(right) < MAX_DRAFTS else 0
         answer += [*right, (behind + 1) % 512]
     return answer[:length]
 
 
 @pytest.mark.parametrize("kind", long_but(CONFIGS, *KINDS))
-def test_guesses_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_prefixes(
+def test_drafts_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_prefixes(
     model: Any, folder: Path, tmp_path: Path, kind: str
 ) -> None:
     config = CONFIGS[kind]
@@ -147,8 +147,8 @@ def test_guesses_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_
     assert [answer.cached_tokens for answer in told] == [0, 0, 0, 0, 16, 32]
     assert 0.3 * load.num_draft_tokens < load.num_accepted_tokens < 0.9 * load.num_draft_tokens
     assert len(recorder.noted) > 20
-    for known, guesses in recorder.noted:
-        assert guesses == twin.guesses(known, len(guesses)), (len(known), len(guesses))
+    for known, drafts in recorder.noted:
+        assert drafts == twin.drafts(known, len(drafts)), (len(known), len(drafts))
 
 
 @pytest.mark.parametrize("num_steps", [1, CATCH_UP + 3])
@@ -166,8 +166,8 @@ def test_pairs_that_were_not_read_while_nothing_was_drafted_are_caught_up(
     answers_of_a_new_engine(small, PROMPTS[:3], [greedy(num_steps + 8)], speculator)
     small.close()
     assert recorder.noted
-    for known, guesses in recorder.noted:
-        assert guesses == twin.guesses(known, len(guesses))
+    for known, drafts in recorder.noted:
+        assert drafts == twin.drafts(known, len(drafts))
 
 
 @pytest.mark.parametrize("way", ["one", pytest.param("both", marks=LONG)])
@@ -189,7 +189,7 @@ def test_answers_and_log_probabilities_are_those_without_heads(
 
 
 @pytest.mark.long
-def test_allowed_ids_that_heads_do_not_guess_among_change_no_token(
+def test_allowed_ids_that_heads_do_not_draft_among_change_no_token(
     engines: dict[str, SmallEngine],
 ) -> None:
     ids = random_heads("eagle3")["d2t"] + torch.arange(NUM_DRAFT_TOKENS)

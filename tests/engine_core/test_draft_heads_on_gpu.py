@@ -1,4 +1,4 @@
-"""Draft heads on a GPU: they guess what their published definition guesses, and answers stay what
+"""Draft heads on a GPU: they draft what their published definition drafts, and answers stay what
 they are."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.engine_core.published_heads import CONFIGS, publish, random_heads
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 from tests.engine_core.test_draft_heads import half_right
 from tests.engine_core.test_draft_model import MAX_DRAFTS, WholeDrafts
-from tests.engine_core.test_draft_model_on_gpu import SEEDED, check_guesses
+from tests.engine_core.test_draft_model_on_gpu import SEEDED, check_drafts
 from tests.engine_core.test_drafts_on_gpu import EVERY_SAMPLING, prompts_of
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +40,7 @@ SIZES = {
 
 
 class Recorder:
-    """Stands before the drafter of an executor and notes what it guesses behind which tokens."""
+    """Stands before the drafter of an executor and notes what it drafts behind which tokens."""
 
     def __init__(self, small: SmallEngine) -> None:
         assert isinstance(small.executor, StepExecutor)
@@ -67,16 +67,16 @@ class Recorder:
                 self.noted.append((tokens[:end], tokens[end:]))
 
 
-def num_equal(guesses: list[int], expected: list[int]) -> int:
-    """Guesses before the first that differs, from which the others follow."""
-    return next((i for i in range(len(guesses)) if guesses[i] != expected[i]), len(guesses))
+def num_equal(drafts: list[int], expected: list[int]) -> int:
+    """Drafts before the first that differs, from which the others follow."""
+    return next((i for i in range(len(drafts)) if drafts[i] != expected[i]), len(drafts))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "medusa of two blocks", "eagle3 over all tokens"])
-def test_guesses_are_those_of_a_twin_behind_chunks_drafts_and_cached_prefixes(
+def test_drafts_are_those_of_a_twin_behind_chunks_drafts_and_cached_prefixes(
     tmp_path: Path, kind: str
 ) -> None:
-    """Half of what is guessed is sampled; with fewer bits a guess may be another of two that are
+    """Half of what is drafted is sampled; with fewer bits a draft may be another of two that are
     nearly equal."""
     model = random_checkpoint("qwen3", tmp_path / "hf").bfloat16().float()
     config = CONFIGS[kind]
@@ -106,8 +106,8 @@ def test_guesses_are_those_of_a_twin_behind_chunks_drafts_and_cached_prefixes(
     small.close()
     assert [answer.token_ids for answer in told] == answers * 2
     assert [answer.cached_tokens for answer in told[3:]] == [0, 16, 32]
-    noted = [(known, guesses) for known, guesses in recorder.noted if len(guesses) == MAX_DRAFTS]
-    right = [num_equal(guesses, twin.guesses(known, MAX_DRAFTS)) for known, guesses in noted]
+    noted = [(known, drafts) for known, drafts in recorder.noted if len(drafts) == MAX_DRAFTS]
+    right = [num_equal(drafts, twin.drafts(known, MAX_DRAFTS)) for known, drafts in noted]
     assert len(right) > 20
     assert sum(right) > 0.75 * MAX_DRAFTS * len(right)
     for each in (load, load_ahead):
@@ -126,7 +126,7 @@ def test_rows_of_every_sampling_are_drafted_beside_each_other(
             for name, each in tensors.items()
         }
     heads = publish(tmp_path / "heads", CONFIGS[kind], tensors)
-    check_guesses(engine_of(draft_heads=heads), lengths(40), EVERY_SAMPLING)
+    check_drafts(engine_of(draft_heads=heads), lengths(40), EVERY_SAMPLING)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -149,7 +149,7 @@ def test_however_an_engine_is_set(
 ) -> None:
     """Few blocks preempt; a prefix is there when the prompts come again."""
     heads = publish(tmp_path / "heads", CONFIGS[kind], random_heads(kind))
-    loads = check_guesses(
+    loads = check_drafts(
         engine_of(draft_heads=heads, **options), lengths(60, shared=130), SEEDED, num_rounds=2
     )
     assert all(load.prefix_hits > 0 for load in loads)
@@ -191,7 +191,7 @@ def lengths(count: int, shared: int = 0) -> Sequence[list[int]]:
 
 def test_an_answer_of_one_row_is_drafted_to_its_end(engine_of: EngineOf, tmp_path: Path) -> None:
     heads = publish(tmp_path / "heads", CONFIGS["eagle3"], random_heads("eagle3"))
-    check_guesses(
+    check_drafts(
         engine_of(draft_heads=heads),
         lengths(1),
         [SamplingParams(temperature=0.8, seed=3, max_tokens=97)],

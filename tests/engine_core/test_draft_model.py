@@ -20,10 +20,13 @@ from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.drafter.computed_positions import CATCH_UP
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.model_speculator import PROBE_STEPS, ModelSpeculator
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.speculation.model_speculator import (
+    PROBE_STEPS,
+    ModelSpeculator,
+)
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_state import RequestState
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engine
@@ -139,7 +142,7 @@ def test_answers_and_log_probabilities_are_those_without_a_draft_model(
 
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["waiting", "ahead"])
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLINGS if kind != "a stop"])
-def test_all_guesses_of_a_model_that_is_the_served_one_are_accepted(
+def test_all_drafts_of_a_model_that_is_the_served_one_are_accepted(
     twin: SmallEngine, kind: str, is_ahead: bool
 ) -> None:
     """Sampled ones too, under filters and penalties: both draw with the same noise."""
@@ -148,7 +151,7 @@ def test_all_guesses_of_a_model_that_is_the_served_one_are_accepted(
     assert load.num_accepted_tokens == load.num_draft_tokens > 50
 
 
-def test_few_guesses_of_a_model_of_other_weights_are_accepted(stranger: SmallEngine) -> None:
+def test_few_drafts_of_a_model_of_other_weights_are_accepted(stranger: SmallEngine) -> None:
     _, load = drafted(stranger, [SamplingParams(max_tokens=40, **SAMPLINGS["seeded"])])
     assert load.num_accepted_tokens < 0.2 * load.num_draft_tokens
 
@@ -206,11 +209,11 @@ def test_what_was_not_computed_while_nothing_was_drafted_is_caught_up(
 
 
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["waiting", "ahead"])
-def test_behind_a_guess_that_was_wrong_the_model_goes_on_from_what_was_sampled(
+def test_behind_a_draft_that_was_wrong_the_model_goes_on_from_what_was_sampled(
     folder: Path, is_ahead: bool
 ) -> None:
-    """Every seventh token of the answer is another than the model's, so that it is guessed wrong;
-    all others follow from it, and are guessed right only by a model that has read it."""
+    """Every seventh token of the answer is another than the model's, so that it is drafted wrong;
+    all others follow from it, and are drafted right only by a model that has read it."""
     length = 60
     forced = ForcedAnswers(64)
     forced.expect({5: [7 + i if i % 7 == 6 else FREE for i in range(length)]})
@@ -227,7 +230,7 @@ def test_behind_a_guess_that_was_wrong_the_model_goes_on_from_what_was_sampled(
 
 
 def num_acceptable(length: int) -> int:
-    """Drafted tokens before the next one that is guessed wrong, step by step."""
+    """Drafted tokens before the next one that is drafted wrong, step by step."""
     position = 1
     num_accepted = 0
     while position < length:
@@ -289,7 +292,7 @@ def test_requests_are_drafted_as_they_ask(
 
 
 @pytest.mark.long
-def test_drafts_of_a_model_that_guesses_wrong_are_given_up_and_tried_again(
+def test_drafts_of_a_model_that_drafts_wrong_are_given_up_and_tried_again(
     stranger: SmallEngine,
 ) -> None:
     speculator = adaptive(stranger, pass_seconds=0.3)

@@ -23,7 +23,7 @@ FolderOf = Callable[[str], Path]
 SEEDED = [SamplingParams(temperature=0.2 * i, seed=i, max_tokens=60) for i in range(5)]
 
 
-def check_guesses(
+def check_drafts(
     small: SmallEngine,
     prompts: Sequence[Sequence[int]],
     samplings: Sequence[SamplingParams],
@@ -59,12 +59,12 @@ def check_accepted(loads: Sequence[EngineLoad]) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 40, 130])
-def test_guesses_of_the_served_model_itself_are_accepted(
+def test_drafts_of_the_served_model_itself_are_accepted(
     num_rows: int, engine_of: EngineOf, folder_of: FolderOf
 ) -> None:
     small = engine_of(draft_model=folder_of("qwen3"), max_num_batched_tokens=512)
     check_accepted(
-        check_guesses(small, prompts_of([1 + i * 37 % 200 for i in range(num_rows)]), SEEDED)
+        check_drafts(small, prompts_of([1 + i * 37 % 200 for i in range(num_rows)]), SEEDED)
     )
 
 
@@ -72,7 +72,7 @@ def test_guesses_of_the_served_model_itself_are_accepted(
 def test_rows_of_every_sampling_are_drafted_beside_each_other(
     family: str, engine_of: EngineOf, folder_of: FolderOf
 ) -> None:
-    loads = check_guesses(
+    loads = check_drafts(
         engine_of(draft_model=folder_of(family)),
         prompts_of([1 + i * 37 % 200 for i in range(40)]),
         EVERY_SAMPLING,
@@ -83,7 +83,7 @@ def test_rows_of_every_sampling_are_drafted_beside_each_other(
 
 def test_ends_of_pages_and_of_splits_are_crossed(engine_of: EngineOf, folder_of: FolderOf) -> None:
     small = engine_of(draft_model=folder_of("qwen3"))
-    check_accepted(check_guesses(small, prompts_of(NEAR_PAGES + NEAR_SPLITS), SEEDED))
+    check_accepted(check_drafts(small, prompts_of(NEAR_PAGES + NEAR_SPLITS), SEEDED))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_however_an_engine_is_set(
     """Few blocks preempt; a prefix is there when the prompts come again, with the draft model's
     keys and values."""
     prompts = prompts_of([1 + i * 37 % 200 for i in range(60)], shared=130)
-    loads = check_guesses(
+    loads = check_drafts(
         engine_of(draft_model=folder_of("qwen3"), **options), prompts, SEEDED, num_rounds=2
     )
     if options.get("kv_cache_dtype") != "fp8":
@@ -114,11 +114,11 @@ def test_however_an_engine_is_set(
     assert "kv_swap_memory" not in options or loads[0].num_swapped_in > 0
 
 
-def test_a_row_alone_is_guessed_to_the_end_of_its_answer(
+def test_a_row_alone_is_drafted_to_the_end_of_its_answer(
     engine_of: EngineOf, folder_of: FolderOf
 ) -> None:
     small = engine_of(draft_model=folder_of("qwen3"))
-    (waiting, ahead) = check_guesses(small, prompts_of([20]), [greedy(97)])
+    (waiting, ahead) = check_drafts(small, prompts_of([20]), [greedy(97)])
     # A token of each step is sampled behind its drafts.
     assert waiting.num_accepted_tokens == ahead.num_accepted_tokens == 80
 

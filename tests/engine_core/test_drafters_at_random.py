@@ -22,9 +22,9 @@ from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixProposer
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.request import NewRequest, Speculation
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from tests.engine_core.checked_executor import BLOCK_SIZE, MODEL
 from tests.engine_core.random_schedules import (
     IN_PARTS,

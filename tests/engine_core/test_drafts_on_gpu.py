@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 RNG = np.random.default_rng(3)
 MAX_DRAFTS = 15
-SHARES_OF_WRONG_GUESSES = (0.0, 0.2, 0.5, 1.0)
+SHARES_OF_WRONG_DRAFTS = (0.0, 0.2, 0.5, 1.0)
 NEAR_PAGES = [1, 2, 17, 31, *range(58, 68), 100, *range(122, 130), 300]
 """Prompt lengths whose answers cross the ends of blocks of 16 and of 64 tokens, at every offset."""
 NEAR_SPLITS = [*range(500, 521), *range(1020, 1031)]
@@ -44,7 +44,7 @@ def check_drafts(
     samplings: Sequence[SamplingParams],
     *,
     max_drafts: int = MAX_DRAFTS,
-    shares: Sequence[float] = SHARES_OF_WRONG_GUESSES,
+    shares: Sequence[float] = SHARES_OF_WRONG_DRAFTS,
     num_rounds: int = 1,
     right: Sequence[Answer] | None = None,
 ) -> list[Answer]:

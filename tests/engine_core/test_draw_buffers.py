@@ -7,7 +7,7 @@ import torch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan
 from headwater.engine_core.executors.exit.draw_buffers import DrawBuffers
-from headwater.engine_core.executors.table.drafted_rows import spread_draw
+from headwater.engine_core.executors.table.by_position import draw_by_position
 from headwater.engine_core.ragged import places, run_lengths
 
 VOCAB_SIZE = 96
@@ -45,7 +45,7 @@ def test_every_position_of_a_draw_comes_with_its_own_mask_and_state(
 ) -> None:
     table = np.arange(8 * 40 * 3, dtype=np.int32).reshape(8, 40, 3)
     buffers = DrawBuffers(CONFIG, VOCAB_SIZE, torch.device("cpu"))
-    buffers.send(3, spread_draw(plan(num_drafts, table)), table, CONFIG.max_positions, 77)
+    buffers.send(3, draw_by_position(plan(num_drafts, table)), table, CONFIG.max_positions, 77)
     drawn = [
         (row, place) for row, count in sorted(num_drafts.items()) for place in range(count + 1)
     ]

@@ -8,8 +8,8 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from tests.engine_core.checked_engine import Driver, HalfRightSpeculator
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 

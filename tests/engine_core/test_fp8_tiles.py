@@ -16,7 +16,7 @@ from headwater.engine_core.layers.linear.linear import ExpandableLinear
 from headwater.engine_core.layers.linear.packed import pack_linears
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
-from headwater.engine_core.platforms.cpu import packed_kernels
+from headwater.engine_core.platforms.cpu_kernels import packed_kernels
 from headwater.engine_core.weights import model_file
 from headwater.kernels.cpu.fp8_linear import fp8_linear
 from headwater.kernels.quant.byte_weights import Fp8Weight

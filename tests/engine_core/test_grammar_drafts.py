@@ -136,7 +136,7 @@ def test_a_run_that_turns_out_wrong_is_dropped_and_a_later_one_is_drafted() -> N
     assert load.num_accepted_by_position[-1] > 0
 
 
-def test_forced_tokens_come_before_those_of_drafters_and_drafters_guess_the_rest() -> None:
+def test_forced_tokens_come_before_those_of_drafters_and_drafters_draft_the_rest() -> None:
     def forced_at_first(stream: Stream) -> list[int]:
         return whole_answer(stream) if len(stream.tokens) < 20 else []
 
@@ -148,7 +148,7 @@ def test_forced_tokens_come_before_those_of_drafters_and_drafters_guess_the_rest
         each.step()
         counts = each.executor.num_tokens_of_drafts
         assert set(counts) <= {MAX_DRAFTS + 1}, (
-            "a guess of the drafter's was verified where tokens are forced"
+            "a draft of the drafter's was verified where tokens are forced"
         )
     before = each.engine.load().num_drafts
     run(each)

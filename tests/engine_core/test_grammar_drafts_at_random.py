@@ -15,7 +15,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculation.adaptive_speculator import AdaptiveSpeculator
 from tests.engine_core.checked_engine import HalfRightSpeculator, Stream
 from tests.engine_core.checked_executor import BLOCK_SIZE, MODEL
 from tests.engine_core.fixed_speculator import Undrafted

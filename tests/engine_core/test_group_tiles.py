@@ -16,10 +16,11 @@ from headwater.engine_core.executors.build.request import checked
 from headwater.engine_core.layers.linear.group_tiles import TileLayout, TileLinear
 from headwater.engine_core.layers.linear.kinds import load_weights
 from headwater.engine_core.layers.linear.packed import pack_linears
-from headwater.engine_core.models import conversion, registry
+from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
+from headwater.engine_core.models.packed_folder import pack_folder
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.platforms.cpu import packed_kernels
+from headwater.engine_core.platforms.cpu_kernels import packed_kernels
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.formats import gptq
 from headwater.engine_core.weights.formats.packing import Packing
@@ -180,7 +181,7 @@ def test_only_a_cpu_with_packed_integers_takes_int8_activations(tmp_path: Path) 
 
 def test_a_converted_folder_has_its_layers_packed_and_its_kernels_are_known(tmp_path: Path) -> None:
     folder = write(tmp_path, ALL_FORMS[W8A8])
-    weights = conversion.pack_folder(folder, lambda done, total: None)
+    weights = pack_folder(folder, lambda done, total: None)
     assert len(list(folder.glob("packed-*"))) == 1
     # A product, and what rounds tokens.
     assert len(packed_kernels(weights)) == 2

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.engine_core.scheduling.masks import HeldRows
+from headwater.engine_core.scheduling.table.masks import HeldRows
 
 MASKS = np.zeros((8, 4, 1), np.int32)
 

@@ -12,7 +12,7 @@ import pytest
 from headwater.bench.workloads import TINY
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.options import ExecutorOptions

@@ -10,7 +10,7 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import PATIENCE_SECONDS
+from headwater.engine_core.scheduling.table.masks import PATIENCE_SECONDS
 
 CONFIG = EngineConfig(num_blocks=65, max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64)
 

@@ -392,7 +392,7 @@ def test_formats_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
 
 
 def _numerics_id(options: ExecutorOptions) -> str:
-    from headwater.engine_core.executors.build.request import build_executor  # noqa: PLC0415 (as an engine builds it)
+    from headwater.engine_core.executors.build.single import build_executor  # noqa: PLC0415 (as an engine builds it)
 
     executor, _, facts = build_executor(options, lambda phase, done, total: None)
     executor.close()

@@ -42,7 +42,7 @@ class Served(DrivenEngine):
         executor = SimulatedExecutor(
             config, MODEL, timing, verify_every=1, clock=lambda: self.now, sleep=self._sleep
         )
-        self.source = ScriptedSource(executor._kv.reshape(-1, BLOCK_SIZE), seconds_per_block=0.5)
+        self.source = ScriptedSource(executor._cache.blocks, seconds_per_block=0.5)
         sources: list[BlockSource] = [self.source]
         super().__init__(Engine(config, executor, clock=lambda: self.now, sources=sources))
         for key, first_token in ((0, FORGOTTEN), (100, 600), (101, 50)):

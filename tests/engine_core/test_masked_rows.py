@@ -11,12 +11,12 @@ import pytest
 
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from headwater.engine_core.step_output import MaskReport, StepOutput
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
@@ -47,8 +47,8 @@ def allowed(answer: list[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return is_allowed
 
 
-class Guesser(FixedSpeculator):
-    """Knows the answers, and spoils every third guess or so: by a token that the mask allows, or by
+class Drafter(FixedSpeculator):
+    """Knows the answers, and spoils every third draft or so: by a token that the mask allows, or by
     one that it never does."""
 
     def __init__(self, answers: list[list[int]]) -> None:
@@ -76,7 +76,7 @@ class Guesser(FixedSpeculator):
 
 
 def run(
-    folder: Path, device: str, masked: list[bool], depth: int, guesser: Guesser | None = None
+    folder: Path, device: str, masked: list[bool], depth: int, drafter: Drafter | None = None
 ) -> tuple[list[list[int]], list[int]]:
     """Answers, and how many log probabilities came of each."""
     options = {
@@ -87,13 +87,13 @@ def run(
         "max_num_seqs": 32,
     }
     num_positions = 1
-    if guesser is not None:
-        options["max_draft_tokens"] = guesser.max_drafts
-        num_positions = guesser.max_drafts + 1
+    if drafter is not None:
+        options["max_draft_tokens"] = drafter.max_drafts
+        num_positions = drafter.max_drafts + 1
     given = ExecutorOptions(model_folder=folder, device=device, async_depth=depth, **options)  # type: ignore[arg-type]
     executor, config, _ = build_executor(given, lambda phase, done, total: None)
     masks = np.zeros((num_positions, config.num_rows, VOCAB_SIZE // 32), np.int32)
-    speculator = None if guesser is None else guesser.beside(config)
+    speculator = None if drafter is None else drafter.beside(config)
     reports = list[MaskReport]()
     engine = Engine(
         config, executor, masks=masks, speculator=speculator, report_masks=reports.append
@@ -141,9 +141,9 @@ def run(
                 masks[i, row] = np.packbits(is_allowed, bitorder="little").view(np.int32)
             engine.masks_filled([row], [ticket], [len(answers[key])], [len(draft_ids) + 1])
     executor.close()
-    if guesser is not None:
+    if drafter is not None:
         load = engine.load()
-        assert 0 < load.num_accepted_tokens < load.num_draft_tokens <= guesser.num_proposed
+        assert 0 < load.num_accepted_tokens < load.num_draft_tokens <= drafter.num_proposed
     return answers, scored
 
 
@@ -170,4 +170,4 @@ def test_drafts_under_masks_change_neither_tokens_nor_log_probabilities(
 ) -> None:
     mixed = [i % 3 != 0 for i in range(10)]
     plain, scored = run(folder, device, mixed, depth)
-    assert run(folder, device, mixed, depth, Guesser(plain)) == (plain, scored)
+    assert run(folder, device, mixed, depth, Drafter(plain)) == (plain, scored)

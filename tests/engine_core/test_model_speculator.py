@@ -19,8 +19,11 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel, expected_tokens
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.ahead_model_speculator import AheadModelSpeculator
-from headwater.engine_core.scheduling.model_speculator import PROBE_STEPS, ModelSpeculator
+from headwater.engine_core.scheduling.speculation.ahead_model_speculator import AheadModelSpeculator
+from headwater.engine_core.scheduling.speculation.model_speculator import (
+    PROBE_STEPS,
+    ModelSpeculator,
+)
 from headwater.engine_core.step_output import EngineLoad
 
 MODEL = SimulatedModel(vocab_size=1000)
@@ -77,7 +80,7 @@ def config(**more: int) -> EngineConfig:
 
 
 class KnowingDrafter:
-    """Guesses the first tokens of a row's answer and no others, right ones."""
+    """Drafts the first tokens of a row's answer and no others, right ones."""
 
     name = "ngram"
     num_bytes = 0
@@ -169,7 +172,7 @@ def test_answers_beside_a_simulated_draft_model_are_the_plain_ones_in_fewer_step
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_rows_run_ahead_of_what_the_model_guessed(depth: int) -> None:
+def test_rows_run_ahead_of_what_the_model_drafted(depth: int) -> None:
     load, num_steps = run(requests(), [], depth=depth, kind=AheadModelSpeculator, gap=0.5)
     assert load.num_accepted_by_position[0] / load.num_drafts == pytest.approx(0.7, abs=0.05)
     assert num_steps < 80
@@ -204,7 +207,7 @@ def test_a_model_that_brings_nothing_is_tried_now_and_then_while_rows_run_ahead(
 
 
 def test_look_up_drafts_where_it_promises_more_and_the_model_elsewhere() -> None:
-    """Right guesses of look-up cost no pass of the model."""
+    """Right drafts of look-up cost no pass of the model."""
     asked = requests()
     by_model, most_steps = run(asked, [KnowingDrafter(asked, 0)])
     by_both, steps = run(asked, [KnowingDrafter(asked, 50)])
@@ -263,7 +266,7 @@ def test_passes_of_an_engine_of_one_row_are_measured_at_one_row() -> None:
     assert found.sizes.tolist() == [1]
 
 
-def test_what_a_step_takes_longer_whatever_it_guesses_is_no_part_of_a_pass() -> None:
+def test_what_a_step_takes_longer_whatever_it_drafts_is_no_part_of_a_pass() -> None:
     limits = config(max_num_seqs=64, max_num_batched_tokens=128)
     executor = PassExecutor(limits, 5e-4)
     found = measured_passes(executor, limits, lambda: executor.now)

@@ -155,7 +155,7 @@ BUILD = """
 import json, sys
 from pathlib import Path
 from headwater.engine_core.sampling import sampler
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.kernels.cpu.compiler.compiled import Kernel
 

@@ -3,7 +3,6 @@ expanded."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.executors.build.single import load_weights
+from headwater.engine_core.executors.build.weights import load_weights
 from headwater.engine_core.layers.linear.kinds import Weights
 from headwater.engine_core.layers.linear.planes import PlanesTable
 from headwater.engine_core.options import ExecutorOptions
@@ -53,8 +52,7 @@ def loaded(folder: Path) -> Weights:
     request = checked(
         ExecutorOptions(model_folder=folder, device="cuda"), "cuda", cuda.capabilities
     )
-    keeps = partial(cuda._keeps, request, device)
-    return load_weights(request, device, lambda *_: None, keeps=keeps, in_planes=True)
+    return load_weights(request, device, lambda *_: None, cuda.stored_forms(request))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -15,9 +15,9 @@ from headwater.engine_core.kv.block_record import HEADER_LEN, BlockSeal
 from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_state import RequestState
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from headwater.engine_core.step_output import MaskReport
 from tests.engine_core.checked_engine import NUM_WORDS, Driver
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN, CheckedExecutor

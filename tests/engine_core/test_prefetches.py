@@ -14,7 +14,7 @@ from headwater.engine_core.kv import block_leases, peer_blocks
 from headwater.engine_core.kv.peer_link import PullRequest, ToLink
 from headwater.engine_core.kv.prefetch import NewPrefetch
 from headwater.engine_core.request import Holder
-from headwater.engine_core.scheduling import prefetches
+from headwater.engine_core.scheduling.blocks import prefetches
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.waits_for import WaitsFor
 from tests.engine_core.pulling_pair import (

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
-from headwater.engine_core.executors.build.request import build_executor, checked
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.layers.linear.kinds import load_weights
 from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.conversion import Converted

@@ -12,7 +12,7 @@ from headwater.engine_core.executor import AdmittedRow
 from headwater.engine_core.platforms.cpu_sampling import CpuSampling
 from headwater.engine_core.sampling.sampler import Sampler
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels.cpu.candidate_sample import candidate_sample
+from headwater.kernels.cpu.sampling.candidate_sample import candidate_sample
 from headwater.kernels.sampling.filtered_sample import Filters, filtered_sample_twin
 from headwater.kernels.sampling.sample import Draws
 

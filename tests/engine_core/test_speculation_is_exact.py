@@ -15,8 +15,8 @@ import torch
 
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.many_requests import check_equality
@@ -58,7 +58,7 @@ def crowded(folder: Path) -> Iterator[SmallEngine]:
 
 @pytest.fixture
 def modelled(folder: Path, tmp_path: Path) -> Iterator[SmallEngine]:
-    """As `crowded`, with a draft model that is the served one, rounded: it guesses right more often
+    """As `crowded`, with a draft model that is the served one, rounded: it drafts right more often
     than not."""
     options = {
         "num_blocks": 20,
@@ -129,11 +129,11 @@ AT_ONCE = 30
 
 
 class OneTokenSpeculator(FixedSpeculator):
-    """Guesses the second token of each answer by its first."""
+    """Drafts the second token of each answer by its first."""
 
-    def __init__(self, guesses: dict[int, int]) -> None:
+    def __init__(self, drafts: dict[int, int]) -> None:
         super().__init__(max_drafts=1)
-        self._guesses = guesses
+        self._drafts = drafts
 
     def draft(
         self, table: RequestTable, rows: RowIndices, most: Int32Array, total: int
@@ -141,36 +141,36 @@ class OneTokenSpeculator(FixedSpeculator):
         is_second = (table.num_known[rows] == len(PROMPT) + 1) & (most > 0)
         last = table.token_ids[rows, table.num_known[rows] - 1].tolist()
         return is_second.astype(np.int32), np.array(
-            [[self._guesses[token]] for token in last], np.int32
+            [[self._drafts[token]] for token in last], np.int32
         )
 
 
 @dataclass
 class Acceptances:
-    """Answers of three tokens to one prompt, one a seed, whose second one was guessed."""
+    """Answers of three tokens to one prompt, one a seed, whose second one was drafted."""
 
     answers: list[Answer]
     load: EngineLoad
     probabilities: list[float]
-    """Of each guess, by the model."""
+    """Of each draft, by the model."""
 
 
 @pytest.fixture(
     scope="module",
     params=long_but(("likeliest token", "third likeliest token"), "third likeliest token"),
 )
-def guessed(request: pytest.FixtureRequest, roomy: SmallEngine) -> Acceptances:
+def drafted(request: pytest.FixtureRequest, roomy: SmallEngine) -> Acceptances:
     place = {"likeliest token": 0, "third likeliest token": 2}[request.param]
     after, _ = answers_of_a_new_engine(
         roomy, [[*PROMPT, token] for token in range(VOCAB_SIZE)], [greedy(1, num_logprobs=3)]
     )
     entries = [answer.logprobs[0] for answer in after]
-    guesses = {token: entry.top_ids[place] for token, entry in enumerate(entries)}
-    speculator = OneTokenSpeculator(guesses).beside(roomy.config)
+    drafts = {token: entry.top_ids[place] for token, entry in enumerate(entries)}
+    speculator = OneTokenSpeculator(drafts).beside(roomy.config)
     drafting = new_engine(roomy, speculator)
     samplings = of_seeds(0)
     answers = []
-    # With all seats taken a step has no room for a guess of each row.
+    # With all seats taken a step has no room for a draft of each row.
     for first in range(0, NUM_SEEDS, AT_ONCE):
         answers += drafting.answer([PROMPT] * AT_ONCE, *samplings[first : first + AT_ONCE])
     probabilities = [
@@ -181,7 +181,7 @@ def guessed(request: pytest.FixtureRequest, roomy: SmallEngine) -> Acceptances:
 
 @pytest.fixture(scope="module")
 def plain(roomy: SmallEngine) -> list[Answer]:
-    """Answers of other seeds, without guesses."""
+    """Answers of other seeds, without drafts."""
     return answers_of_a_new_engine(roomy, [PROMPT] * NUM_SEEDS, of_seeds(NUM_SEEDS))[0]
 
 
@@ -193,25 +193,25 @@ def of_seeds(first: int) -> list[SamplingParams]:
 
 
 @pytest.mark.long
-def test_a_guess_is_accepted_as_often_as_rejection_sampling_accepts_it(
-    guessed: Acceptances,
+def test_a_draft_is_accepted_as_often_as_rejection_sampling_accepts_it(
+    drafted: Acceptances,
 ) -> None:
-    """That rule takes a guess with the probability that the model gives it (Leviathan et al. 2023,
+    """That rule takes a draft with the probability that the model gives it (Leviathan et al. 2023,
     a draft's distribution being one token)."""
-    chances = np.array(guessed.probabilities)
+    chances = np.array(drafted.probabilities)
     error = math.sqrt(float((chances * (1 - chances)).sum()))
-    assert guessed.load.num_drafts == NUM_SEEDS
+    assert drafted.load.num_drafts == NUM_SEEDS
     assert 50 < chances.sum() < NUM_SEEDS - 50
-    assert guessed.load.num_accepted_tokens == pytest.approx(chances.sum(), abs=3 * error)
+    assert drafted.load.num_accepted_tokens == pytest.approx(chances.sum(), abs=3 * error)
 
 
 @pytest.mark.long
-def test_tokens_of_other_seeds_come_as_often_with_guesses_as_without(
-    guessed: Acceptances, plain: list[Answer]
+def test_tokens_of_other_seeds_come_as_often_with_drafts_as_without(
+    drafted: Acceptances, plain: list[Answer]
 ) -> None:
     for index in range(3):
         ours, theirs = (
-            [answer.token_ids[index] for answer in answers] for answers in (guessed.answers, plain)
+            [answer.token_ids[index] for answer in answers] for answers in (drafted.answers, plain)
         )
         assert equality_of_distributions(ours, theirs) > 1e-4, index
     # The test tells distributions apart: of the second token from the third one's, say.

@@ -17,7 +17,7 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.tenant_shares import CLAIM_SECONDS, split
+from headwater.engine_core.scheduling.seating.tenant_shares import CLAIM_SECONDS, split
 
 WEIGHTS = st.sampled_from([0.5, 1.0, 2.0, 7.0])
 

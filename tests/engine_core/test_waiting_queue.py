@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from headwater.engine_core.kv.block_source import Ticket
 from headwater.engine_core.kv.prefix_cache import HashChain
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.request_state import Rank, RequestState
-from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
+from headwater.engine_core.scheduling.seating.waiting_queue import WaitingQueue
+from headwater.engine_core.scheduling.table.request_state import Rank, RequestState
 
 
 def request(

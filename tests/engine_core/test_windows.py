@@ -16,7 +16,7 @@ from headwater.engine_core.kv.prefix_cache import HashChain, Hits, PrefixCache
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.blocks import Blocks
+from headwater.engine_core.scheduling.blocks.blocks import Blocks
 from headwater.engine_core.weights.model_config import ModelConfig
 from tests.engine_core.checked_engine import Driver
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN

@@ -14,7 +14,7 @@ import torch
 
 from headwater.kernels.cpu.block_activations import quantize
 from headwater.kernels.cpu.block_linear import block_linear, block_product
-from headwater.kernels.cpu.tile_product import kernel_of
+from headwater.kernels.cpu.tile_kernel import kernel_of
 from headwater.kernels.quant import block_activations
 from headwater.kernels.quant.block_formats import (
     FORMATS,

@@ -16,10 +16,10 @@ from headwater.kernels.attention.rotary_pairs import RotaryPairs
 from headwater.kernels.cpu.activation import ACTIVATIONS, activation
 from headwater.kernels.cpu.attention import attention, plan_attention
 from headwater.kernels.cpu.compiler import compiled, machine_code
-from headwater.kernels.cpu.draw import draw
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.row_weights import row_weights
+from headwater.kernels.cpu.sampling.draw import draw
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
 from headwater.kernels.norm.activation import activation_twin
 from headwater.kernels.norm.rms_norm import rms_norm_twin

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.kernels.cpu.edit_logits import edit_row
+from headwater.kernels.cpu.sampling.edit_logits import edit_row
 from headwater.kernels.sampling.edit_logits import Edits, edit_logits, edit_twin
 from tests.kernels.paging import GPU, LONG_INTERPRETED, POISON
 

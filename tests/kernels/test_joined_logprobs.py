@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headwater.kernels.cpu.joined_logprobs import joined_logprobs
+from headwater.kernels.cpu.sampling.joined_logprobs import joined_logprobs
 from headwater.kernels.sampling.logprobs import logprobs_twin
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.engine_core.platforms.cpu import compile_kernels
-from headwater.kernels.cpu import block_activations, block_rows, tile_product
+from headwater.engine_core.platforms.cpu_kernels import compile_kernels
+from headwater.kernels.cpu import block_activations, block_rows, tile_kernel
 from headwater.kernels.cpu.compiler.compiled import DTYPES
 from headwater.kernels.quant.block_formats import Q4_1, Q8_0
 from headwater.services.cli import status
@@ -256,7 +256,7 @@ def demo_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """Two replicas of the demo model and two output processors, shared as above."""
     # Conversion leaves kernels compiled, but other sources may have converted the model. An engine
     # that has to compile them itself keeps 60 MiB of the compiler.
-    products = map(tile_product.kernel_of, (Q4_1, Q8_0))
+    products = map(tile_kernel.kernel_of, (Q4_1, Q8_0))
     look_up = block_rows.kernel_of(Q8_0)
     of_blocks = [block_activations.KERNEL, *products, look_up]
     for dtype in DTYPES:

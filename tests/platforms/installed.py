@@ -8,8 +8,8 @@ from pathlib import Path
 WHOLE = """
 from types import SimpleNamespace
 from headwater.engine_core.devices.cpu import (
-    Platform, api, build_executor, build_rank, capabilities, environment, is_available, kv_cache_memory, max_ranks,
-    rank_variables,
+    Platform, api, capabilities, environment, forward_pass, is_available, kv_cache_memory, max_ranks, prepare_kernels,
+    prepare_weights, rank_variables, stored_forms,
 )
 """
 """A module that offers all that a platform has to, but for its name."""

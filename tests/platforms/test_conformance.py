@@ -53,14 +53,11 @@ def device(platform: type, flags: Capabilities = cpu.capabilities, **hooks: Any)
     module = SimpleNamespace(
         api=2,
         name="odd",
-        capabilities=replace(
-            flags, size_multiple=1, linear_kinds=("dense",), max_head_dim=64, parallel=False
-        ),
+        capabilities=replace(flags, size_multiple=1, max_head_dim=64, parallel=False),
         Platform=platform,
         is_available=lambda: True,
         environment=cpu.environment,
         kv_cache_memory=cpu.kv_cache_memory,
-        build_executor=cpu.build_executor,
         **hooks,
     )
     return check_contract("odd", module)

@@ -26,20 +26,12 @@ from tests.platforms.installed import install
 
 WRONG = """
 from headwater_platform_plain import *
-from headwater_platform_plain import Platform as Plain, build_executor as build_plain
-import headwater_platform_plain as plain
+from headwater_platform_plain import Platform as Plain
 
 name = "wrong"
 
 class Platform(Plain):
     {fault}
-
-def build_executor(request, progress):
-    plain.Platform = Platform
-    try:
-        return build_plain(request, progress)
-    finally:
-        plain.Platform = Plain
 """
 UNSCALED = "def rms_norm(self, x, weight, eps): return Plain.rms_norm(self, x, weight, eps) * 1.5"
 UNSTEADY = (
@@ -171,8 +163,8 @@ def test_the_check_of_a_wrong_platform_fails_with_the_name_of_its_operation(
     [
         (("--device=tulip",), "device is 'tulip'; allowed: auto or cuda or cpu or plain"),
         (
-            ("--device=second",),
-            "api of the platform 'second' is 1; allowed: 2, the version of this Headwater",
+            ("--device=first",),
+            "api of the platform 'first' is 1; allowed: 2, the version of this Headwater",
         ),
         (
             ("--device=plain", "--dtype=int3"),
@@ -192,9 +184,9 @@ def test_what_cannot_be_checked_is_said_in_one_line(
     flags: tuple[str, ...],
     sentence: str,
 ) -> None:
-    if flags == ("--device=second",):
+    if flags == ("--device=first",):
         install(
-            tmp_path, "second", "from headwater_platform_plain import *\nname, api = 'second', 1\n"
+            tmp_path, "first", "from headwater_platform_plain import *\nname, api = 'first', 1\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
     assert status(monkeypatch, *flags) == 1

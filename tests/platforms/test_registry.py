@@ -3,18 +3,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headwater.bench.workloads import TINY
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
+from headwater.engine_core.executors.build.hooks import Hooks
 from headwater.engine_core.executors.build.registry import build_executor as build_by_name
-from headwater.engine_core.executors.build.request import build_executor, checked
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms import loading, registry
+from headwater.engine_core.platforms.device import OPTIONAL
 from headwater.services.runtime.settings import SettingError
 from tests.platforms.installed import WHOLE, install
 from tests.services.stack.test_plan import plan
@@ -89,7 +93,7 @@ def test_auto_is_never_a_platform_of_another_distribution(site: Path) -> None:
             "api of the platform 'odd' is None; allowed: 2",
         ),
         (
-            WHOLE.replace("environment, is_available, ", "is_available, ") + "name = 'odd'\n",
+            WHOLE.replace("environment, ", "") + "name = 'odd'\n",
             "platform 'odd' is 'without environment'; allowed: a module that offers name, "
             "capabilities, Platform",
         ),
@@ -122,6 +126,68 @@ def test_a_platform_that_does_not_keep_the_contract_is_refused_by_name(
         loading.load("odd")
     assert sentence in str(refused.value)
     sys.modules.pop("platform_odd_module", None)
+
+
+HOOKED = (
+    WHOLE
+    + """
+from headwater.engine_core.devices import cpu
+from headwater.engine_core.executors.build.eager import build_eager
+name = "hooked"
+called = []
+
+def stored_forms(request):
+    called.append("stored_forms")
+    return cpu.stored_forms(request)
+
+def prepare_weights(stored, progress):
+    called.append(f"prepare_weights of {stored.part or 'the model'}")
+    return cpu.prepare_weights(stored, progress)
+
+def prepare_kernels(platform, weights, progress):
+    called.append("prepare_kernels")
+    cpu.prepare_kernels(platform, weights, progress)
+
+def forward_pass(model, platform, max_blocks):
+    called.append(f"forward_pass of {max_blocks} blocks")
+    return model.forward
+"""
+)
+
+
+def test_an_executor_is_built_with_the_hooks_of_a_platform(
+    site: Path, options: ExecutorOptions
+) -> None:
+    install(site, "hooked", HOOKED)
+    module: Any = loading.load("hooked").device
+    asked = replace(options, device="hooked", max_model_len=60)
+    executor, _, _ = build_executor(asked, lambda *_: None)
+    executor.close()
+    assert module.called == [
+        "stored_forms",
+        "prepare_weights of the model",
+        "prepare_kernels",
+        "forward_pass of 4 blocks",
+    ]
+
+
+def test_a_platform_may_build_an_executor_of_its_own(site: Path, options: ExecutorOptions) -> None:
+    own = """
+def build_executor(request, rank, progress):
+    assert rank.is_whole
+    executor, config = build_eager(cpu, request, rank, progress)
+    executor.is_own = True
+    return executor, config
+"""
+    install(site, "own", HOOKED.replace("hooked", "own") + own)
+    executor, _, _ = build_executor(replace(options, device="own"), lambda *_: None)
+    executor.close()
+    assert getattr(executor, "is_own", False)
+
+
+def test_the_contract_names_every_hook() -> None:
+    hooks = {each.name for each in fields(Hooks)} | {"prepare_products", "build_executor"}
+    assert set(OPTIONAL) == hooks
 
 
 def test_a_device_that_nobody_registered_is_refused_with_those_that_are() -> None:

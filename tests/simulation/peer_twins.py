@@ -43,7 +43,7 @@ from headwater.engine_core.kv.peer_link import (
 )
 from headwater.engine_core.kv.published_blocks import BlocksView, PublishedBlocks, UInt64Array
 from headwater.engine_core.request import NewRequest
-from headwater.engine_core.scheduling.prefetches import Prefetches
+from headwater.engine_core.scheduling.blocks.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.waits_for import WaitsFor
 from tests.simulation.files_twin import FilesTwin

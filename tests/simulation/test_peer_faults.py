@@ -18,10 +18,10 @@ from headwater.engine_core.kv.early_pull import EarlyPull
 from headwater.engine_core.kv.peer_blocks import PeerBlocks
 from headwater.engine_core.kv.peer_link import Claim, Pulled
 from headwater.engine_core.kv.staged_loads import StagedLoads
-from headwater.engine_core.scheduling import prefetches
-from headwater.engine_core.scheduling.prefetches import Prefetches
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
+from headwater.engine_core.scheduling.blocks import prefetches
+from headwater.engine_core.scheduling.blocks.prefetches import Prefetches
+from headwater.engine_core.scheduling.seating.waiting_queue import WaitingQueue
+from headwater.engine_core.scheduling.table.request_state import RequestState
 from tests.simulation.peer_faults import MOST_ROUNDS, run_seed
 from tests.simulation.peer_twins import FAULTS
 from tests.simulation.seeds import breaks

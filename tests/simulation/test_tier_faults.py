@@ -12,9 +12,9 @@ from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_record import BlockSeal, Buffer
 from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Ticket
-from headwater.engine_core.scheduling.forks import Forks
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
+from headwater.engine_core.scheduling.blocks.forks import Forks
+from headwater.engine_core.scheduling.seating.waiting_queue import WaitingQueue
+from headwater.engine_core.scheduling.table.request_state import RequestState
 from tests.simulation.late_saves import LateSaves
 from tests.simulation.seeds import breaks
 from tests.simulation.tier_faults import MOST_ROUNDS, run_seed

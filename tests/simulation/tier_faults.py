@@ -133,9 +133,7 @@ class Run:
             rng.choice([0, 5, 40, 40, 40]), rng, fault_chance=rng.choice([0.0, 0.3, 0.6])
         )
         self.num_steps = 0
-        self.peer = (
-            self._peer(self.executor._kv.reshape(-1, BLOCK_SIZE)) if rng.random() < 0.5 else None
-        )
+        self.peer = self._peer(self.executor._cache.blocks) if rng.random() < 0.5 else None
         self.writes = FaultyLane(rng, in_order=True)
         self.reads = FaultyLane(rng, in_order=False)
         with patch.object(disk_blocks, "ThreadLane", in_place_of_threads(self.writes, self.reads)):

@@ -14,7 +14,8 @@ from headwater.kernels.launch.compile_ahead import CompileAhead
 
 from ...config import ConfigError, EngineConfig, require
 from ...layers.linear.kinds import Weights
-from ...models.model import LayerInputs, Model
+from ...models.model import LayerInputs
+from ...options import BuildRequest, Progress
 from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_packed import has_rounded
 from ...system.usable_cores import usable_cores
@@ -22,12 +23,41 @@ from ..device.step_shapes import StepShape, probed_rows
 from ..entry.cuda_entry import SentStep
 from ..exit.cuda_prompt_scores import SCORED_AT_ONCE
 from ..model.kv_blocks import KvBlocks
+from ..ranks.rank import Rank
 from ..step_executor import StepExecutor
 from ..tiers.cuda_swapper import CudaSwapper
-from .cuda_drafting import Drafting, HeadsDrafting, LoadedHeads, LoadedModel, ModelDrafting
+from .cuda_drafting import drafting_of
+from .cuda_model import LoadedHeads, LoadedModel, load_whole
+from .cuda_rank import load_rank
+from .engine_limits import engine_config_of
 from .gpu_memory import GB, SPARE_BYTES, Memory, measure
+from .hooks import Hooks
 
 log = logging.getLogger(__name__)
+
+
+def build_cuda(
+    request: BuildRequest, rank: Rank, progress: Progress, hooks: Hooks
+) -> tuple[StepExecutor[SentStep, StepShape], EngineConfig]:
+    """Builds the executor of one rank of an engine on this process's first GPU. Raises
+    `ConfigError`."""
+    device = torch.device("cuda")
+    options = request.options
+    config = engine_config_of(request, 0)
+    if rank.is_whole:
+        loaded = load_whole(request, device, progress, hooks)
+    else:
+        loaded = load_rank(request, rank, config, device, progress, hooks)
+    return build_cuda_executor(
+        loaded.served,
+        config,
+        device,
+        draft=loaded.draft,
+        heads=loaded.heads,
+        kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        is_sized=bool(options.num_blocks),
+    )
 
 
 def build_cuda_executor(
@@ -47,21 +77,18 @@ def build_cuda_executor(
     weights = served.weights
     platform = served.platform(config)
     decoder = served.on(platform, config.max_model_len)
-    layouts = [served.kv_layout]
-    drafting = _drafting(served, draft, heads, decoder, platform, config)
-    if drafting is not None:
-        layouts += drafting.kv_layouts
+    drafting = drafting_of(served, draft, heads, decoder, platform, config)
+    layouts = [served.kv_layout, *drafting.kv_layouts]
     block_bytes = sum(each.block_bytes(block_size) for each in layouts)
     with CompileAhead(device, usable_cores()) as ahead:
-        if platform.probes(weights):
-            ahead.note(partial(platform.launch_probe, weights))
+        if platform.products.probes(weights):
+            ahead.note(partial(platform.products.launch_probe, weights))
         inputs = LayerInputs(() if heads is None else heads.config.input_layers)
         memory = measure(
             decoder, platform, served.kv_layout, config, ahead, inputs, has_head=served.has_head
         )
-        if drafting is not None:
-            # One computes after the other.
-            memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
+        # One computes after the other.
+        memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
         log.info("gpu memory: %s", memory)
         num_blocks = config.num_blocks
         if not is_sized:
@@ -81,15 +108,7 @@ def build_cuda_executor(
         )
         blocks = KvBlocks.allocated(layouts, num_blocks, block_size, device)
         swapper = _swapper(served, blocks, config) if config.num_swap_slots else None
-        parts = served.parts(
-            decoder,
-            platform,
-            config,
-            blocks,
-            swapper=swapper,
-            make=None if drafting is None else drafting.make(config, blocks.kv_caches[1:]),
-            looks_at_all=drafting is not None and drafting.looks_at_all,
-        )
+        parts = served.parts(decoder, platform, config, blocks, drafting, swapper)
         ahead.note(parts.rehearse)
     _choose_products(platform, weights, config, device)
     served.begin()
@@ -101,23 +120,6 @@ def build_cuda_executor(
     return executor, config
 
 
-def _drafting(
-    served: LoadedModel,
-    draft: LoadedModel | None,
-    heads: LoadedHeads | None,
-    decoder: Model,
-    platform: CudaPlatform,
-    config: EngineConfig,
-) -> Drafting | None:
-    """The draft model or the heads beside the served model, of which `decoder` is the part here;
-    None: neither."""
-    if draft is not None:
-        return ModelDrafting(draft, config)
-    if heads is not None:
-        return HeadsDrafting(heads, served.for_heads(decoder, platform), decoder, config)
-    return None
-
-
 def _choose_products(
     platform: CudaPlatform, weights: Weights, config: EngineConfig, device: torch.device
 ) -> None:
@@ -125,10 +127,12 @@ def _choose_products(
     compiles the chosen ones."""
     most_rows = config.max_positions
     step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
-    platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
-    if platform.own_products or has_rounded(weights):
+    platform.products.prepare(
+        weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows)
+    )
+    if platform.products.own or has_rounded(weights):
         with CompileAhead(device, usable_cores()) as ahead:
-            ahead.note(partial(platform.launch_own_products, weights))
+            ahead.note(partial(platform.products.launch_own, weights))
 
 
 def check_cache(

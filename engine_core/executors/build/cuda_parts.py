@@ -16,7 +16,7 @@ from ...platforms.cuda import CudaPlatform
 from ..device.cuda_device import CudaDevice
 from ..device.step_shapes import StepShape, StepShapes
 from ..drafter.cuda_drafter import CudaDrafter
-from ..drafter.cuda_drafters import Drafted, Make
+from ..drafter.cuda_drafters import Drafted, NewDrafter
 from ..drafter.none import NoDrafter
 from ..entry.cuda_entry import CudaEntry, SentStep
 from ..entry.device_rows import DeviceRows
@@ -25,8 +25,8 @@ from ..entry.step_buffers import StepBuffers
 from ..exit.cuda_prompt_scores import CudaPromptScores
 from ..exit.cuda_sample import CudaSample
 from ..exit.cuda_send import CudaSend
+from ..exit.device_head import DeviceHead
 from ..exit.device_sampler import DeviceSampler
-from ..exit.head_part import HeadPart
 from ..exit.held_states import HeldStates
 from ..exit.token_messages import NoTokenSender, TokenRelay, TokenSender
 from ..model.cuda_caches import CudaCaches
@@ -79,30 +79,30 @@ class CudaParts:
         platform: CudaPlatform,
         config: EngineConfig,
         blocks: KvBlocks,
+        head: DeviceHead,
+        drafting: NewDrafter,
         *,
         swapper: CudaSwapper | None = None,
-        make: Make | None = None,
-        looks_at_all: bool = False,
-        head_part: HeadPart | None = None,
         stages: StageMemory | None = None,
         relay: StageRelay | None = None,
         samples: bool = True,
     ) -> None:
-        """`make`: makes what drafts, which is shown the hidden
-        states of all tokens if it `looks_at_all`. `head_part`: see `DeviceSampler`. `stages` and
-        `relay`: those beside this one, of which the last `samples`."""
+        """`head`: the vocabulary head, which only a stage that
+        samples uses. `stages` and `relay`: those beside this one, of which the last `samples`."""
         device = platform.device
         relay = relay or NoRelay()
         self.swapper = swapper
         self.device = CudaDevice(device, config)
         # The next stage goes on with all tokens.
-        self.shapes = StepShapes(config, platform, looks_at_all=looks_at_all or not samples)
+        self.shapes = StepShapes(
+            config, platform, looks_at_all=drafting.looks_at_all or not samples
+        )
         self.caches = CudaCaches(blocks)
         table = DeviceTable(config, device)
         num_parts = self.device.num_parts
         buffers = StepBuffers(config, self.shapes.max_tiles, device, num_parts)
         results = ResultMemory(config, num_parts, device)
-        rows = DeviceRows(config, table, buffers, results, are_drafted=make is not None)
+        rows = DeviceRows(config, table, buffers, results, are_drafted=drafting.writes_drafts)
         graphs = self.device.new_graphs()
         self.layers = DeviceModel(
             decoder,
@@ -119,22 +119,21 @@ class CudaParts:
         self.exit: CudaExit
         if samples:
             sampler = DeviceSampler(
-                decoder.lm_head,
+                head,
                 config.num_rows,
                 config.max_positions,
                 decoder.dtype,
                 device,
                 num_parts,
-                head_part,
             )
-            if make is not None:
-                self.drafter = make(Drafted(self.device, self.layers, sampler, table))
-                self.layers.shown = self.drafter.shown
+            drafted = Drafted(self.device, self.layers, sampler, table)
+            self.drafter = drafting.drafter(drafted, config, blocks.kv_caches[1:])
+            self.layers.shown = self.drafter.shown
             model = decoder.config
             self.exit = CudaSample(
                 decoder,
                 sampler,
-                CudaPromptScores(decoder, table, config.num_rows, head_part),
+                CudaPromptScores(head, table, config.num_rows),
                 HeldStates(config, model.vocab_size, model.hidden_size, decoder.dtype, device),
                 table=table,
                 buffers=buffers,

@@ -1,90 +1,83 @@
-"""Parts of a step on a device that computes at once, put together: over a whole model, or a rank's
-part of it."""
+"""An executor over a device's operations, which are computed when they return: for one rank of an
+engine, which may have the whole model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from ...config import EngineConfig
 from ...executor import Swapper
-from ...heads.heads_config import HeadsConfig
-from ...heads.medusa import Medusa
-from ...heads.registry import chain_heads
-from ...layers.group import Alone
-from ...layers.leaves import of_leaves
-from ...layers.linear.kinds import Weights
 from ...layers.platform import Platform
-from ...models.model import Model, model_class
-from ...options import BuildRequest
+from ...layers.sharded_sampling import ShardedSampling
+from ...models.model import Model
+from ...options import BuildRequest, Progress
+from ...platforms.device import Device
+from ...sampling.operations import PartSampling
 from ...sampling.sampler import Sampler
-from ...weights.shards import WHOLE, Shard
 from ..device.eager import EagerDevice
-from ..drafter.chained_heads import ChainedHeads
-from ..drafter.draft_model import DraftModel
-from ..drafter.eager_drafter import Drafts, EagerDrafter
-from ..drafter.none import NoDrafter
-from ..drafter.parallel_heads import ParallelHeads
+from ..drafter.eager_drafter import Drafts
 from ..entry.eager_entry import EagerEntry, EagerStep, StepBatch
 from ..exit.eager_sample import EagerSample
 from ..exit.eager_send import EagerSend
+from ..model.block_bytes import block_bytes_of, kv_layouts
 from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
 from ..model.kv_blocks import KvBlocks
-from ..ranks.stage_link import StageLinks
+from ..model.shared_kv import SharedCopies, SharedMemory
+from ..ranks.rank import Rank, block_part, map_slots
 from ..step_executor import StepExecutor
 from ..table.eager_table import EagerTable
+from ..tiers.memory_swapper import MemorySwapper
 from ..tiers.none import NoTiers
-
-Loaded = tuple[Platform, Weights]
-"""A model's operations and its weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafting:
-    """Models beside the served one that draft."""
-
-    draft: Loaded | None = None
-    """Operations and weights of the request's draft model."""
-    heads: Loaded | None = None
-    """Operations and weights of its draft heads."""
-    shard: Shard = WHOLE
-    """The part of their vocabulary that the weights of heads have."""
+from .eager_drafters import Drafted, new_drafter
+from .engine_limits import engine_config_of
+from .hooks import Hooks
+from .loader import Loader
+from .models import rank_model, whole_model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A pipeline stage's place among the others."""
+def build_eager(
+    device: Device, request: BuildRequest, rank: Rank, progress: Progress
+) -> tuple[StepExecutor[EagerStep, StepBatch], EngineConfig]:
+    """Loads the request's models and puts the parts of their steps together. Raises
+    `ConfigError`."""
+    config = engine_config_of(request, device.kv_cache_memory(request.options))
+    loader = Loader(device, rank, config, progress)
+    platform, weights = loader.served(request)
+    if rank.is_whole:
+        served = whole_model(request, config, (platform, weights))
+        max_blocks = -(-config.max_model_len // config.block_size)
+        forward = Hooks.of(device).forward_pass(served, platform, max_blocks)
+    else:
+        served = rank_model(request, rank, config.max_model_len, platform, weights)
+        forward = served.forward
+    return _executor(request, rank, config, platform, served, forward, loader), config
 
-    links: StageLinks = field(default_factory=StageLinks)
-    is_last: bool = True
 
-
-def eager_executor(
+def _executor(
     request: BuildRequest,
+    rank: Rank,
     config: EngineConfig,
     platform: Platform,
     served: Model,
-    drafting: Drafting,
-    blocks: KvBlocks,
-    *,
-    swapper: Swapper | None,
-    forward: Forward | None = None,
-    sampler: Sampler | None = None,
-    stage: Stage | None = None,
+    forward: Forward,
+    loader: Loader,
 ) -> StepExecutor[EagerStep, StepBatch]:
-    """`blocks` have the layouts of `kv_layouts`, and `swapper` copies them. `forward` computes what
-    the model's own forward pass computes, in another way; `sampler` is there where the model's
-    logits are no whole rows; `stage` where there are several."""
-    stage = stage or Stage()
     device = platform.device
     table = EagerTable(config)
-    sampler = sampler or Sampler(config.num_rows, platform.sampling, device)
+    sampler = _sampler(request, rank, config, platform)
+    blocks, copies = _blocks(request, rank, config, device)
     kv_cache, *own_caches = blocks.kv_caches
-    drafts = Drafts(table, sampler)
-    drafter = _drafter(request, config, served, drafting, own_caches, table, drafts)
+    drafted = Drafted(
+        served=served,
+        table=table,
+        drafts=Drafts(table, sampler),
+        shard=rank.shard,
+        kv_caches=own_caches,
+    )
+    drafter = new_drafter(request, config, loader, drafted)
     return StepExecutor(
         device=EagerDevice(config, served.config.vocab_size),
         caches=EagerCaches(blocks),
@@ -94,72 +87,73 @@ def eager_executor(
             config,
             device,
             # The next stage goes on with all tokens.
-            looks_at_all=drafter.looks_at_all or not stage.is_last,
+            looks_at_all=drafter.looks_at_all or not rank.stage.is_last,
             most_drafts=drafter.most,
             inputs=drafter.layers,
         ),
-        layers=EagerLayers(forward or served.forward, kv_cache),
-        exit=_exit(served, table, sampler, device, stage),
+        layers=EagerLayers(forward, kv_cache),
+        exit=_exit(served, table, sampler, device, rank),
         drafter=drafter,
         # Copies are made between steps, where they are asked for.
         tiers=NoTiers(),
-        swapper=swapper,
+        swapper=_swapper(request, rank, config, blocks, copies),
     )
 
 
-def whole_model(request: BuildRequest, config: EngineConfig, loaded: Loaded) -> Model:
-    """The request's model over all of its weights."""
-    platform, weights = loaded
-    found = model_class(request.model)
-    if request.is_tree:
-        weights = of_leaves(weights, found.layout(request.model), platform, Alone())
-    return found(request.model, weights, platform, config.max_model_len)
+def _blocks(
+    request: BuildRequest, rank: Rank, config: EngineConfig, device: torch.device
+) -> tuple[KvBlocks, SharedCopies | None]:
+    """The rank's KV blocks, and what other engines of this host copy out of them, if they may."""
+    layouts = kv_layouts(request, rank.local_config(request.model))
+    if not (config.shares_kv_cache and device.type == "cpu"):
+        return KvBlocks.allocated(layouts, config.num_blocks, config.block_size, device), None
+    memory = SharedMemory(config.num_blocks, block_bytes_of(request))
+    blocks = KvBlocks(layouts, config.block_size, torch.from_numpy(memory.blocks))
+    return blocks, SharedCopies(memory)
+
+
+def _sampler(
+    request: BuildRequest, rank: Rank, config: EngineConfig, platform: Platform
+) -> Sampler:
+    """Draws from whole rows of logits, or from this rank's part of them. Drafts of ranks are drawn
+    from parts on any platform."""
+    sampling = platform.sampling
+    if rank.shard.size == 1:
+        return Sampler(config.num_rows, sampling, platform.device)
+    parts = sampling if isinstance(sampling, PartSampling) else None
+    sharded = ShardedSampling(sampling, parts, rank.shard, request.model.vocab_size, rank.group)
+    return Sampler(config.num_rows, sharded, platform.device, sharded.whole)
+
+
+def _swapper(
+    request: BuildRequest,
+    rank: Rank,
+    config: EngineConfig,
+    blocks: KvBlocks,
+    copies: SharedCopies | None,
+) -> Swapper | None:
+    """Copies blocks to the config's slots and back; None: there are no slots. Every rank has all
+    keys and values of what drafts; the first rank saves them."""
+    num_slots = config.num_swap_slots
+    if not num_slots:
+        return None
+    if rank.is_whole:
+        return MemorySwapper.of(blocks.memory, num_slots, copies)
+    return MemorySwapper.of_part(
+        blocks,
+        map_slots(rank.slots, config, block_bytes_of(request)),
+        block_part(request, rank),
+        saves_drafts=rank.shard.index == 0,
+        meet=partial(rank.group.join, torch.zeros(1, 1)),
+    )
 
 
 def _exit(
-    served: Model, table: EagerTable, sampler: Sampler, device: torch.device, stage: Stage
+    served: Model, table: EagerTable, sampler: Sampler, device: torch.device, rank: Rank
 ) -> EagerSample | EagerSend:
-    links = stage.links
-    if stage.is_last:
+    links = rank.links
+    if rank.stage.is_last:
         return EagerSample(served, table, sampler, device, links.tokens_out)
     assert links.stream_out is not None
     assert links.tokens_in is not None
     return EagerSend(table, links.stream_out, links.tokens_in)
-
-
-def _drafter(
-    request: BuildRequest,
-    config: EngineConfig,
-    served: Model,
-    drafting: Drafting,
-    kv_caches: Sequence[torch.Tensor],
-    table: EagerTable,
-    drafts: Drafts,
-) -> EagerDrafter:
-    """`kv_caches`: those of what drafts, at most one."""
-    if request.draft is not None:
-        assert drafting.draft is not None
-        model = whole_model(request.draft, config, drafting.draft)
-        return DraftModel(model, config, kv_caches[0], table, drafts)
-    if request.heads is not None:
-        assert drafting.heads is not None
-        return _head_drafter(request.heads, config, served, drafting, kv_caches, table, drafts)
-    return NoDrafter()
-
-
-def _head_drafter(
-    heads: HeadsConfig,
-    config: EngineConfig,
-    served: Model,
-    drafting: Drafting,
-    kv_caches: Sequence[torch.Tensor],
-    table: EagerTable,
-    drafts: Drafts,
-) -> EagerDrafter:
-    assert drafting.heads is not None
-    platform, weights = drafting.heads
-    if heads.layer is None:
-        medusa = Medusa(heads, weights, platform, served, config.max_model_len)
-        return ParallelHeads(medusa, config, served.embedding.dtype, platform.device, drafts)
-    chained = chain_heads(heads, weights, platform, served, config.max_model_len, drafting.shard)
-    return ChainedHeads(chained, config, kv_caches[0], table, drafts)

@@ -13,7 +13,7 @@ from ...executor import Executor
 from ...options import ExecutorOptions, ModelFacts, Progress
 
 EXECUTORS = {
-    "single": "headwater.engine_core.executors.build.request",
+    "single": "headwater.engine_core.executors.build.single",
     "simulated": "headwater.engine_core.executors.build.simulated",
 }
 """Modules that offer `build_executor(options, progress)`. The first computes a model on one of the

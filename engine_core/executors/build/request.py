@@ -1,12 +1,9 @@
-"""From options to an executor that computes a model, with the facts that the outside needs of it.
-The flags of the device say which options it serves; the device builds its executor itself."""
+"""From options to a request that a platform serves: options and the model that they name, against
+the platform's flags."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
-
-import torch
 
 from ...capabilities import (
     INT8_ACTIVATIONS,
@@ -15,10 +12,8 @@ from ...capabilities import (
     Asked,
     asked_of_options,
     refusals_of_engine,
-    refused_fields,
 )
-from ...config import ConfigError, EngineConfig, require
-from ...executor import Executor
+from ...config import ConfigError, require
 from ...heads.heads_config import HeadsConfig
 from ...heads.registry import read_heads
 from ...models import registry as models
@@ -31,19 +26,13 @@ from ...options import (
     TREE,
     BuildRequest,
     ExecutorOptions,
-    ModelFacts,
-    Progress,
 )
-from ...platforms import loading as platforms
 from ...platforms.capabilities import Capabilities
-from ...platforms.loading import LoadedDevice
-from ...platforms.numerics_id import ROOMS, numerics_id
 from ...weights.dummy import DUMMIES
 from ...weights.formats.quantization import GGUF, NONE, check_quantization
 from ...weights.model_config import ModelConfig
 from ...weights.model_file import has_blocks, has_integers, stored_dtype
 from ...weights.shards import NUM_LEAVES, check_layout
-from ..ranks.multi import build_ranks, check_num_ranks
 
 KV_CACHE_DTYPES = ("auto", "fp8")
 WITHOUT = {
@@ -54,34 +43,6 @@ WITHOUT = {
     "odd_heads": "powers of two",
 }
 """Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
-log = logging.getLogger(__name__)
-
-
-def build_executor(
-    options: ExecutorOptions, progress: Progress
-) -> tuple[Executor, EngineConfig, ModelFacts]:
-    """Raises `ConfigError` naming what cannot be served."""
-    if options.num_threads:
-        torch.set_num_threads(options.num_threads)
-    loaded = platforms.load(options.device)
-    request = checked(options, loaded.device.name, loaded.device.capabilities)
-    _tell_activations(request)
-    if options.layout.num_ranks > 1:
-        check_num_ranks(options, loaded.device)
-    flags = loaded.device.capabilities
-    facts = ModelFacts(
-        dtype=request.dtype,
-        kv_format=request.kv_format,
-        vocab_size=request.model.vocab_size,
-        numerics_id=_numerics_id(request, loaded),
-        refused_fields=refused_fields(
-            _asked(options, request.model, request.activations, flags), flags
-        ),
-        most_own_drafts=0 if request.heads is None else request.heads.most,
-    )
-    if options.layout.num_ranks == 1:
-        return *loaded.device.build_executor(request, progress), facts
-    return *build_ranks(request, loaded, progress), facts
 
 
 def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> BuildRequest:
@@ -104,7 +65,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
-    asked = _asked(options, model, activations, flags)
+    asked = asked_of(options, model, activations, flags)
     for refused in refusals_of_engine(asked, flags, device):
         raise ConfigError(*refused)
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
@@ -127,7 +88,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
 def _checked_draft(
     options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities
 ) -> BuildRequest:
-    """The model that drafts, beside the one whose tokens it guesses. Raises `ConfigError` naming
+    """The model that drafts, beside the one whose tokens it drafts. Raises `ConfigError` naming
     `draft_model`."""
     folder = options.draft_model
     require(options.max_draft_tokens, "draft_model", str(folder), "none where nothing is drafted")
@@ -141,7 +102,7 @@ def _checked_draft(
         dtype=dtype,
         kv_cache_dtype="auto",
         quantization="auto",
-        # It only guesses: what it guesses may have other bits where there are other ranks.
+        # It only drafts: what it drafts may have other bits where there are other ranks.
         numerics="default",
         # Ranks divide its vocabulary alone, which is that of the served model.
         tensor_parallel_size=1,
@@ -219,7 +180,7 @@ def _check_sizes_of_ranks(options: ExecutorOptions) -> None:
         )
 
 
-def _asked(
+def asked_of(
     options: ExecutorOptions, model: ModelConfig, activations: str, flags: Capabilities
 ) -> dict[str, Asked]:
     """Capabilities that the options ask for, and those that the model has."""
@@ -333,50 +294,3 @@ def _has_int8_activations(
             "auto or model, for a model whose weights are no packed integers",
         )
     return is_packed and flags.int8_activations and chosen != MODEL
-
-
-def _tell_activations(request: BuildRequest) -> None:
-    """Logs where a checkpoint was made for activations of 8 bits and is served with others."""
-    quantization = request.model.quantization
-    if quantization is None:
-        return
-    # Tokens of 8 bits are multiplied in bfloat16 models alone.
-    follows = request.rounds_tokens and request.dtype == "bfloat16"
-    rounded = quantization.unrounded_activations if follows else quantization.rounded_activations
-    rounded = rounded - ({INT8} if request.activations == INT8 else set())
-    if rounded:
-        log.warning(
-            "this %s checkpoint was made for activations in %s; they stay in %s, which is more "
-            "exact and not the same",
-            *(quantization.method, " and ".join(sorted(rounded)), request.dtype),
-        )
-
-
-def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
-    """The id of what computes. Files and version of another distribution's platform count as
-    Headwater's do."""
-    options = request.options
-    origin = loaded.registration
-    assert options.model_folder is not None
-    source = options.model_folder.name if options.load_format == "auto" else options.load_format
-    what = [
-        source,
-        request.model,
-        request.dtype,
-        request.kv_format,
-        request.activations,
-        request.rounds_tokens,
-    ]
-    if request.model.quantization is not None and not request.model.quantization.is_of_integers:
-        # CPUs multiply numbers of eight bits as they are, unless they are expanded.
-        what.append(options.activation_dtype == MODEL)
-    if request.model.depends_on_length:
-        what.append(options.max_model_len or request.model.max_position_embeddings)
-    if not origin.is_built_in:
-        what += [origin.name, origin.distribution, origin.version]
-    if request.is_tree:
-        # Whatever the layout is.
-        what.append(TREE)
-    elif options.layout.num_ranks > 1:
-        what.append(options.layout)
-    return numerics_id(loaded.device.environment(), *what, rooms=(*ROOMS, *loaded.sources))

@@ -9,11 +9,9 @@ from ...config import ConfigError, EngineConfig
 from ...executor import Executor
 from ...models import registry
 from ...options import ExecutorOptions, ModelFacts, Progress, engine_config
+from ..simulated.cache import ENTRY_BYTES
 from ..simulated.executor import SimulatedExecutor, SimulatedTiming
 from ..simulated.model import SimulatedModel
-
-ENTRY_BYTES = 8
-"""Bytes that stand for a token's keys and values."""
 
 
 def build_executor(

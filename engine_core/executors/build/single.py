@@ -1,176 +1,117 @@
-"""The parts that platforms build an executor from: weights, the engine's limits, and the executor
-that computes each plan where it is submitted."""
+"""Builds the executor that computes a model on one of the platforms, with the facts that the outside
+needs of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from functools import partial
 
 import torch
 
+from ...capabilities import refused_fields
 from ...config import EngineConfig
 from ...executor import Executor
-from ...heads.registry import load_heads
-from ...layers.leaves import WithLeaves, cut_leaves
-from ...layers.linear import kinds
-from ...layers.linear.kinds import Weights
-from ...layers.platform import Platform
-from ...models.model import model_class
-from ...options import BuildRequest, Progress, engine_config
-from ...weights import model_file
-from ...weights.byte_weights import Keeps, keeps_none
-from ...weights.dummy import DUMMIES, dummy
-from ...weights.layout import Layout
-from ...weights.model_file import DTYPES, Tensors
-from ...weights.planes import put_all_in_planes
-from ...weights.shards import WHOLE, Shard
-from ..device.replayed_steps import ReplayedSteps
-from ..model.block_bytes import block_bytes_of, cache_bytes_of, kv_layouts
-from ..model.kv_blocks import KvBlocks
-from ..model.shared_kv import SharedCopies, SharedMemory
-from ..tiers.memory_swapper import MemorySwapper
-from .eager import Drafting, Loaded, eager_executor, whole_model
+from ...options import (
+    INT8,
+    MODEL,
+    TREE,
+    BuildRequest,
+    ExecutorOptions,
+    ModelFacts,
+    Progress,
+)
+from ...platforms import loading as platforms
+from ...platforms.device import Device
+from ...platforms.loading import LoadedDevice
+from ...platforms.numerics_id import ROOMS, numerics_id
+from ..ranks.rank import Rank, whole_rank
+from ..ranks.start_ranks import build_ranks, check_num_ranks
+from .eager import build_eager
+from .request import asked_of, checked
+
+log = logging.getLogger(__name__)
 
 
-def load_weights(
-    request: BuildRequest,
-    device: torch.device,
-    progress: Progress,
-    *,
-    keeps_packed: bool = False,
-    keeps: Keeps = keeps_none,
-    in_planes: bool = False,
-    with_leaves: WithLeaves = cut_leaves,
-) -> Weights:
-    """Weights of the model folder, or random ones where the load format says so. Weights in block
-    formats and of eight bits are expanded, unless `keeps_packed` or `keeps`, and where products are
-    trees: then `with_leaves` makes of them what the platform multiplies. `in_planes`: weights in
-    block formats that are kept become planes. Raises `ConfigError`."""
-    layout = model_class(request.model).layout(request.model)
-    loading = partial(progress, "loading weights")
-    if request.is_tree:
-        tensors = stored_tensors(request, device, loading, keeps_packed=False)
-        return with_leaves(
-            kinds.load_weights(layout, tensors, DTYPES[request.dtype]), layout, WHOLE
-        )
-    tensors = stored_tensors(request, device, loading, keeps_packed=keeps_packed, keeps=keeps)
-    if in_planes:
-        put_all_in_planes(tensors)
-    return kinds.load_weights(layout, tensors, DTYPES[request.dtype])
-
-
-def stored_tensors(
-    request: BuildRequest,
-    device: torch.device,
-    loading: Callable[[int, int], None],
-    *,
-    keeps_packed: bool,
-    keeps: Keeps = keeps_none,
-) -> Tensors:
-    """The tensors of the whole model as its file holds them."""
-    options = request.options
-    assert options.model_folder is not None
-    if options.load_format == "auto":
-        return model_file.load(
-            options.model_folder, device, loading, keeps_packed=keeps_packed, keeps=keeps
-        )
-    loading(0, 1)
-    tensors = random_tensors(
-        request,
-        model_class(request.model).layout(request.model),
-        device,
-        keeps_packed=keeps_packed,
-        keeps=keeps,
+def build_executor(
+    options: ExecutorOptions, progress: Progress
+) -> tuple[Executor, EngineConfig, ModelFacts]:
+    """Raises `ConfigError` naming what cannot be served."""
+    if options.num_threads:
+        torch.set_num_threads(options.num_threads)
+    loaded = platforms.load(options.device)
+    request = checked(options, loaded.device.name, loaded.device.capabilities)
+    _tell_activations(request)
+    if options.layout.num_ranks > 1:
+        check_num_ranks(options, loaded.device)
+    flags = loaded.device.capabilities
+    facts = ModelFacts(
+        dtype=request.dtype,
+        kv_format=request.kv_format,
+        vocab_size=request.model.vocab_size,
+        numerics_id=_numerics_id(request, loaded),
+        refused_fields=refused_fields(
+            asked_of(options, request.model, request.activations, flags), flags
+        ),
+        most_device_drafts=0 if request.heads is None else request.heads.most,
     )
-    loading(1, 1)
-    return tensors
+    if options.layout.num_ranks == 1:
+        rank = whole_rank(request.model)
+        return *rank_executor(loaded.device, request, rank, progress), facts
+    return *build_ranks(request, loaded, progress), facts
 
 
-def random_tensors(
-    request: BuildRequest,
-    layout: Layout,
-    device: torch.device,
-    *,
-    keeps_packed: bool,
-    keeps: Keeps = keeps_none,
-) -> Tensors:
-    """Random tensors of the weights of a layout."""
-    dtype = DTYPES[request.dtype]
-    uniform = DUMMIES[request.options.load_format]
-    tensors = dummy(layout, dtype, device, uniform=uniform, quantization=request.model.quantization)
-    if not keeps_packed:
-        model_file.expand_all(tensors, dtype, keeps)
-    return tensors
-
-
-def load_heads_weights(
-    request: BuildRequest, device: torch.device, shard: Shard = WHOLE
-) -> Weights:
-    """Weights of the heads that draft; on a rank with its part of their vocabulary. Raises
+def rank_executor(
+    device: Device, request: BuildRequest, rank: Rank, progress: Progress
+) -> tuple[Executor, EngineConfig]:
+    """The executor of one rank on a device: the device's own, or one over its operations. Raises
     `ConfigError`."""
-    folder = request.options.draft_heads
-    assert folder is not None
-    assert request.heads is not None
-    return load_heads(folder, request.heads, request.model, DTYPES[request.dtype], device, shard)
+    build = getattr(device, "build_executor", partial(build_eager, device))
+    built: tuple[Executor, EngineConfig] = build(request, rank, progress)
+    return built
 
 
-def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfig:
-    """With a KV cache of so many bytes where the options name neither bytes nor blocks; with 0, of
-    the fewest blocks that serve one request. Raises `ConfigError`."""
+def _tell_activations(request: BuildRequest) -> None:
+    """Logs where a checkpoint was made for activations of 8 bits and is served with others."""
+    quantization = request.model.quantization
+    if quantization is None:
+        return
+    # Tokens of 8 bits are multiplied in bfloat16 models alone.
+    follows = request.rounds_tokens and request.dtype == "bfloat16"
+    rounded = quantization.unrounded_activations if follows else quantization.rounded_activations
+    rounded = rounded - ({INT8} if request.activations == INT8 else set())
+    if rounded:
+        log.warning(
+            "this %s checkpoint was made for activations in %s; they stay in %s, which is more "
+            "exact and not the same",
+            *(quantization.method, " and ".join(sorted(rounded)), request.dtype),
+        )
+
+
+def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
+    """The id of what computes. Files and version of another distribution's platform count as
+    Headwater's do."""
     options = request.options
-    max_model_len = options.max_model_len or request.model.max_position_embeddings
-    block_bytes = block_bytes_of(request)
-    if kv_cache_memory:
-        num_blocks = (options.kv_cache_memory or kv_cache_memory) // cache_bytes_of(request)
-    else:
-        num_blocks = -(-max_model_len // options.block_size) + 1
-    return engine_config(
-        options,
-        max_model_len,
-        options.num_blocks or num_blocks,
-        block_bytes=block_bytes,
-        window=_window_of(request),
-    )
-
-
-def _window_of(request: BuildRequest) -> int:
-    """Positions that all layers see; 0: one sees all. What drafts computes positions that it has
-    skipped later, so that it may see others than the served model."""
-    drafts = request.draft is not None or request.heads is not None
-    return 0 if drafts else request.model.window_of_all
-
-
-def single_executor(
-    request: BuildRequest,
-    config: EngineConfig,
-    platform: Platform,
-    weights: Weights,
-    *,
-    draft: Loaded | None = None,
-    heads: Loaded | None = None,
-    replays: bool = False,
-) -> Executor:
-    """Model, KV cache and sampling over the platform's operations; for platforms without launches
-    to wait for. `draft` and `heads`: platform and weights of those of the request. `replays`: small
-    steps of the served model are recorded; the platform's kernels are the CPU's."""
-    served = whole_model(request, config, (platform, weights))
-    max_blocks = -(-config.max_model_len // config.block_size)
-    layouts = kv_layouts(request)
-    copies = None
-    if config.shares_kv_cache and platform.device.type == "cpu":
-        shared = SharedMemory(config.num_blocks, block_bytes_of(request))
-        blocks = KvBlocks(layouts, config.block_size, torch.from_numpy(shared.blocks))
-        copies = SharedCopies(shared)
-    else:
-        blocks = KvBlocks.allocated(layouts, config.num_blocks, config.block_size, platform.device)
-    num_slots = config.num_swap_slots
-    return eager_executor(
-        request,
-        config,
-        platform,
-        served,
-        Drafting(draft=draft, heads=heads),
-        blocks,
-        swapper=MemorySwapper.of(blocks.memory, num_slots, copies) if num_slots else None,
-        forward=ReplayedSteps(served, platform, max_blocks) if replays else None,
-    )
+    origin = loaded.registration
+    assert options.model_folder is not None
+    source = options.model_folder.name if options.load_format == "auto" else options.load_format
+    what = [
+        source,
+        request.model,
+        request.dtype,
+        request.kv_format,
+        request.activations,
+        request.rounds_tokens,
+    ]
+    if request.model.quantization is not None and not request.model.quantization.is_of_integers:
+        # CPUs multiply numbers of eight bits as they are, unless they are expanded.
+        what.append(options.activation_dtype == MODEL)
+    if request.model.depends_on_length:
+        what.append(options.max_model_len or request.model.max_position_embeddings)
+    if not origin.is_built_in:
+        what += [origin.name, origin.distribution, origin.version]
+    if request.is_tree:
+        # Whatever the layout is.
+        what.append(TREE)
+    elif options.layout.num_ranks > 1:
+        what.append(options.layout)
+    return numerics_id(loaded.device.environment(), *what, rooms=(*ROOMS, *loaded.sources))

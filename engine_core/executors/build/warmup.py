@@ -10,7 +10,7 @@ from ...engine import Engine
 from ...options import ExecutorOptions
 from ...request import NewRequest
 from ...sampling_params import SamplingParams
-from .request import build_executor
+from .single import build_executor
 
 PLAIN = SamplingParams(temperature=0.8, max_tokens=4)
 FILTERED = SamplingParams(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, max_tokens=4)

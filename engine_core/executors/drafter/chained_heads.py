@@ -3,7 +3,7 @@ the token behind it, at the place of the former.
 
 Keys and values of pairs lie in the same KV blocks behind those of the served model, so a cached
 prefix has them but for its last pair, whose token differs from request to request. Where they are
-missing guesses are worse; verification sees to the rest.
+missing drafts are worse; verification sees to the rest.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ChainedHeads:
         num_drafts = sent.num_drafted
         kept = self._kept(rows, starts)
         is_drafted = num_drafts > 0
-        # Where no state of a row was seen, its guesses begin from what another request left.
+        # Where no state of a row was seen, its drafts begin from what another request left.
         kept = np.where(is_drafted, np.maximum(np.minimum(kept, starts - 1), 0), kept)
         lag = np.maximum(starts - kept, is_drafted)
         is_computed = lag > 0 if (lag >= CATCH_UP).any() else is_drafted
@@ -90,7 +90,7 @@ class ChainedHeads:
             at = at[goes_on] + 1
             num_left = num_left[goes_on] - 1
             if rows.size:
-                # The token guessed last stands behind the position before it.
+                # The token drafted last stands behind the position before it.
                 ones = np.ones_like(rows)
                 hidden = self._read(rows, at - 2, ones, hidden, ones)
 
@@ -124,7 +124,7 @@ class ChainedHeads:
 
     def _kept(self, rows: Int32Array, starts: Int32Array) -> Int32Array:
         kept = self._num_kept[rows]
-        # Behind `starts` stand guesses that were dropped.
+        # Behind `starts` stand drafts that were dropped.
         found: Int32Array = np.where(kept == UNKNOWN, starts, np.minimum(kept, starts)).astype(
             np.int32
         )

@@ -1,7 +1,7 @@
-"""Positions of the request table's rows that a model which guesses has computed, and those that it
+"""Positions of the request table's rows that a model which drafts has computed, and those that it
 computes next.
 
-What it left out stays out: where keys and values are missing, guesses are worse, and verification
+What it left out stays out: where keys and values are missing, drafts are worse, and verification
 sees to the rest.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from ...executor import BoolArray, Int32Array
 
 CATCH_UP = 16
-"""Positions of a row after which the model computes what it left out while it guessed nothing:
+"""Positions of a row after which the model computes what it left out while it drafted nothing:
 together they take little longer than one. No block has fewer, so a cached prefix lacks the end of
 its last block at most."""
 UNKNOWN = -1
@@ -22,14 +22,14 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Positions that the model computes before it guesses: counts[i] of a row from starts[i] on."""
+    """Positions that the model computes before it drafts: counts[i] of a row from starts[i] on."""
 
     index: Int32Array
     """[N] which rows of the step."""
     starts: Int32Array
     counts: Int32Array
-    is_guessed: BoolArray
-    """[N] whether a token is guessed behind them."""
+    is_drafted: BoolArray
+    """[N] whether a token is drafted behind them."""
 
 
 class ComputedPositions:
@@ -47,30 +47,30 @@ class ComputedPositions:
         rows: Int32Array,
         starts: Int32Array,
         ends: Int32Array,
-        num_guesses: Int32Array,
+        num_drafts: Int32Array,
         follows: BoolArray | None = None,
     ) -> CatchUp | None:
         """Before the served model computes positions starts[i] … ends[i] − 1 of rows[i], each of
-        which holds a known token, and num_guesses[i] tokens are guessed behind them. None: nothing
+        which holds a known token, and num_drafts[i] tokens are drafted behind them. None: nothing
         is to be computed.
 
         A row that `follows` is somewhere before these positions, as far as it was in the step
-        before: it computes the last two in any case, since the last guess of a step is computed by
+        before: it computes the last two in any case, since the last draft of a step is computed by
         none of it."""
         kept = self._num_kept[rows]
-        # Behind `starts` stand guesses that were dropped.
+        # Behind `starts` stand drafts that were dropped.
         kept = np.where(kept == UNKNOWN, starts, np.minimum(kept, starts))
-        is_guessed = num_guesses > 0
-        may_lag = np.ones_like(is_guessed)
+        is_drafted = num_drafts > 0
+        may_lag = np.ones_like(is_drafted)
         if follows is not None:
             may_lag = ~follows
             kept = np.where(follows, ends - 2, kept)
-        is_computed = is_guessed
+        is_computed = is_drafted
         if (ends - kept >= CATCH_UP)[may_lag].any():
-            is_computed = is_guessed | (may_lag & (ends > kept))
-        self._num_kept[rows] = np.where(is_computed, ends + np.maximum(num_guesses - 1, 0), kept)
+            is_computed = is_drafted | (may_lag & (ends > kept))
+        self._num_kept[rows] = np.where(is_computed, ends + np.maximum(num_drafts - 1, 0), kept)
         index = np.flatnonzero(is_computed).astype(np.int32)
         if not index.size:
             return None
         first = kept[index].astype(np.int32)
-        return CatchUp(index, first, (ends[index] - first).astype(np.int32), is_guessed[index])
+        return CatchUp(index, first, (ends[index] - first).astype(np.int32), is_drafted[index])

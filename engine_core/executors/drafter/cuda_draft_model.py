@@ -1,4 +1,4 @@
-"""A smaller model on a GPU that guesses what follows the known tokens of rows, before the served
+"""A smaller model on a GPU that drafts what follows the known tokens of rows, before the served
 model verifies them.
 
 Its keys and values lie in the same KV blocks. It computes what it has not
@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.kernels.rows.guessed_rows import store_guesses, store_guesses_and_advance
+from headwater.kernels.rows.stored_drafts import store_drafts, store_drafts_and_advance
 
 from ...config import EngineConfig
 from ...executor import Int32Array, StepPlan
@@ -29,13 +29,13 @@ from ..table.device_table import DeviceTable
 from .computed_positions import CATCH_UP, CatchUp, ComputedPositions
 from .cuda_drafter import EVERY_NEED, PASSES, DraftingSteps, drafting_step
 
-MOST_SPREAD = 4
+MOST_SPLIT = 4
 """Positions that a row has not computed up to which they are computed as decoding tokens, which
 launches less than chunks do."""
 
 
 def drafting_config(config: EngineConfig) -> EngineConfig:
-    """The limits of steps that guess: beside what the served model computes, rows may catch up."""
+    """The limits of steps that draft: beside what the served model computes, rows may catch up."""
     most = config.max_num_batched_tokens + config.max_num_seqs * CATCH_UP
     return replace(config, max_num_batched_tokens=most)
 
@@ -55,7 +55,7 @@ class CudaDraftModel:
         hidden_size: int,
     ) -> None:
         """The sampler draws as that of the served model does: with the noise of the token that is
-        guessed, which makes both equal oftener than two draws of their own would be."""
+        drafted, which makes both equal oftener than two draws of their own would be."""
         self._model = model
         self._steps = steps
         self._sampler = sampler
@@ -80,7 +80,7 @@ class CudaDraftModel:
                     self._passes(shape, 1, needs)
         self._steps.shift(shapes[-1], 1)
         padding = self._steps.buffers.draws[:2, :1]
-        store_guesses(
+        store_drafts(
             padding[0],
             padding[1],
             self._sampler.tokens[:1],
@@ -104,9 +104,9 @@ class CudaDraftModel:
         plan = sent.plan
         none = np.zeros(len(plan.rows), np.int32)
         num_drafts = none if plan.num_drafts is None else plan.num_drafts
-        num_guesses = num_drafts if plan.draft_ids is None else none
         ends = plan.starts + plan.counts - num_drafts
-        caught = self._kept.take(plan.rows, plan.starts, ends, num_guesses, plan.follows)
+        num_drafts = num_drafts if plan.draft_ids is None else none
+        caught = self._kept.take(plan.rows, plan.starts, ends, num_drafts, plan.follows)
         if caught is None:
             return
         is_shifted = plan.follows is not None
@@ -115,7 +115,7 @@ class CudaDraftModel:
         rows = plan.rows[caught.index]
         outputs = plan.output_indices[caught.index]
         self._catch_up(rows, outputs, caught, is_shifted=is_shifted)
-        num_left = num_guesses[caught.index] - 1
+        num_left = num_drafts[caught.index] - 1
         goes_on = num_left > 0
         if goes_on.any():
             behind = caught.starts + caught.counts
@@ -133,16 +133,16 @@ class CudaDraftModel:
     def _catch_up(
         self, rows: Int32Array, outputs: Int32Array, caught: CatchUp, *, is_shifted: bool
     ) -> None:
-        """Computes what the model has not seen and the first guesses."""
+        """Computes what the model has not seen and the first drafts."""
         shape, num_draws = self._steps.send(
-            self._spread(rows, outputs, caught), is_shifted=is_shifted
+            self._by_position(rows, outputs, caught), is_shifted=is_shifted
         )
         hidden = self._model.hidden(shape)
         if num_draws:
             torch.index_select(
                 hidden, 0, self._steps.buffers.draws[3, :num_draws], out=self._chosen[:num_draws]
             )
-            needs = self._steps.needs(rows[caught.is_guessed])
+            needs = self._steps.needs(rows[caught.is_drafted])
             self._model.graphs.run_once(
                 (num_draws, needs), partial(self._draw_first, num_draws, needs)
             )
@@ -150,7 +150,7 @@ class CudaDraftModel:
     def _draw_first(self, num_draws: int, needs: Needs) -> None:
         rows, positions, outputs, _ = self._steps.buffers.draws[:, :num_draws].unbind()
         tokens = self._draw(self._chosen[:num_draws], Places(rows, positions, outputs), needs)
-        store_guesses(rows, positions, tokens, self._table.token_ids, self._sampler.vocab_size)
+        store_drafts(rows, positions, tokens, self._table.token_ids, self._sampler.vocab_size)
 
     def _go_on(
         self,
@@ -161,7 +161,7 @@ class CudaDraftModel:
         *,
         is_shifted: bool,
     ) -> None:
-        """Guesses num_left[i] tokens more behind the guess at starts[i]."""
+        """Drafts num_left[i] tokens more behind the draft at starts[i]."""
         step = drafting_step(rows, starts, outputs, np.ones(len(rows), np.bool_))
         shape, _ = self._steps.send(step, num_left, is_shifted=is_shifted)
         needs = self._steps.needs(rows)
@@ -184,7 +184,7 @@ class CudaDraftModel:
             tokens = self._draw(hidden, Places(words.rows, words.positions, outputs[:n]), needs)
             counters = words.seq_lens, outputs[:n], num_left[:n]
             where = words.rows, words.positions
-            store_guesses_and_advance(
+            store_drafts_and_advance(
                 *where, tokens, table.token_ids, self._sampler.vocab_size, *counters
             )
 
@@ -197,14 +197,14 @@ class CudaDraftModel:
             hidden, self._table.params, self._table.token_ids, places, needs
         )
 
-    def _spread(self, rows: Int32Array, outputs: Int32Array, caught: CatchUp) -> StepPlan:
+    def _by_position(self, rows: Int32Array, outputs: Int32Array, caught: CatchUp) -> StepPlan:
         """The step of what is caught up: few positions of a row decode, more are a chunk."""
-        is_spread = caught.counts <= MOST_SPREAD
-        if caught.counts[is_spread].sum() > self._most_positions:
-            is_spread = caught.counts == 1
-        order = np.concatenate([np.flatnonzero(is_spread), np.flatnonzero(~is_spread)])
+        is_split = caught.counts <= MOST_SPLIT
+        if caught.counts[is_split].sum() > self._most_positions:
+            is_split = caught.counts == 1
+        order = np.concatenate([np.flatnonzero(is_split), np.flatnonzero(~is_split)])
         counts = caught.counts[order]
-        num_tokens = np.where(is_spread[order], counts, 1)
+        num_tokens = np.where(is_split[order], counts, 1)
         place = places(num_tokens)
         each = np.repeat(order, num_tokens)
         is_last = place == np.repeat(num_tokens, num_tokens) - 1
@@ -212,8 +212,8 @@ class CudaDraftModel:
             rows[each],
             caught.starts[each] + place,
             outputs[each],
-            caught.is_guessed[each] & is_last,
+            caught.is_drafted[each] & is_last,
         )
         return replace(
-            step, counts=np.where(is_spread[each], 1, caught.counts[each]).astype(np.int32)
+            step, counts=np.where(is_split[each], 1, caught.counts[each]).astype(np.int32)
         )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headwater.kernels.rows.draft_rows import StepWords
-from headwater.kernels.rows.guessed_rows import find_shifts, shift_words
+from headwater.kernels.rows.stored_drafts import find_shifts, shift_words
 
 from ...config import EngineConfig
 from ...executor import BoolArray, Int32Array, StepPlan
@@ -24,9 +24,9 @@ from ..table.device_table import NO_CHANGES, DeviceTable
 
 SENDS_A_STEP = 2
 PASSES = (8, 4, 2, 1)
-"""Guesses behind the first, in one graph each."""
+"""Drafts behind the first, in one graph each."""
 EVERY_NEED = (PLAIN, Needs(edits=True, filters=True), Needs(filters=True))
-"""Needs of draws of guesses, which together launch all kernels that such draws launch."""
+"""Needs of draws of drafts, which together launch all kernels that such draws launch."""
 
 
 class CudaDrafter(Drafter[SentStep], Protocol):
@@ -44,7 +44,7 @@ class CudaDrafter(Drafter[SentStep], Protocol):
 
 
 class DraftingSteps:
-    """Steps of what guesses, in buffers of their own; rows whose positions the device alone knows
+    """Steps of what drafts, in buffers of their own; rows whose positions the device alone knows
     are moved there."""
 
     def __init__(

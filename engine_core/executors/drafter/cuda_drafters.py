@@ -3,8 +3,9 @@ kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -16,8 +17,8 @@ from ...platforms.cuda import CudaPlatform
 from ..device.cuda_device import CudaDevice
 from ..device.step_shapes import StepShapes
 from ..entry.step_buffers import StepBuffers
+from ..exit.device_head import DeviceHead
 from ..exit.device_sampler import DeviceSampler
-from ..exit.head_part import HeadPart
 from ..model.device_model import DeviceModel
 from ..table.device_table import DeviceTable
 from .cuda_draft_model import CudaDraftModel, drafting_config
@@ -43,68 +44,70 @@ class Drafted:
         return DraftingSteps(config, shapes, sampler, self.table, self.served.buffers, num_parts)
 
 
-Make = Callable[[Drafted], CudaDrafter]
+class NewDrafter(Protocol):
+    """Makes what drafts of an executor's parts."""
+
+    looks_at_all: bool
+    """Whether it is shown the hidden states of all tokens."""
+    writes_drafts: bool
+    """Whether it writes drafts into the request table, where they are looked up otherwise."""
+
+    def drafter(
+        self, drafted: Drafted, config: EngineConfig, kv_caches: Sequence[torch.Tensor]
+    ) -> CudaDrafter:
+        """`kv_caches`: its own, at most one."""
 
 
-def by_model(
+def model_drafter(
+    drafted: Drafted,
     decoder: Model,
+    head: DeviceHead,
     platform: CudaPlatform,
     config: EngineConfig,
     kv_cache: torch.Tensor,
-    head_part: HeadPart | None = None,
-) -> Make:
-    """`head_part`: what this rank has of the draft model's vocabulary head, if ranks divide it."""
-
-    def make(drafted: Drafted) -> CudaDrafter:
-        table = drafted.table
-        limits = drafting_config(config)
-        sampler = drafted.sampler.beside(decoder.lm_head, decoder.dtype, head_part)
-        steps = drafted.steps(limits, platform, sampler)
-        graphs = drafted.device.new_graphs()
-        model = DeviceModel(
-            decoder, platform, limits, kv_cache, table, steps.buffers, steps.shapes, graphs
-        )
-        return CudaDraftModel(model, steps, sampler, config, table, decoder.config.hidden_size)
-
-    return make
+) -> CudaDraftModel:
+    """A model that drafts; `head`: the model's."""
+    table = drafted.table
+    limits = drafting_config(config)
+    sampler = drafted.sampler.beside(head, decoder.dtype)
+    steps = drafted.steps(limits, platform, sampler)
+    graphs = drafted.device.new_graphs()
+    model = DeviceModel(
+        decoder, platform, limits, kv_cache, table, steps.buffers, steps.shapes, graphs
+    )
+    return CudaDraftModel(model, steps, sampler, config, table, decoder.config.hidden_size)
 
 
-def by_chain(
+def chain_drafter(
+    drafted: Drafted,
     heads: ChainHeads,
     served: Model,
     platform: CudaPlatform,
     config: EngineConfig,
     kv_cache: torch.Tensor,
-) -> Make:
-    def make(drafted: Drafted) -> CudaDrafter:
-        table = drafted.table
-        model = drafted.served
-        sampler = drafted.sampler.beside(served.lm_head, served.dtype)
-        steps = drafted.steps(config, platform, sampler)
+) -> CudaChainHeads:
+    """Heads that draft one token after another."""
+    table = drafted.table
+    model = drafted.served
+    sampler = drafted.sampler.beside(drafted.sampler.head, served.dtype)
+    steps = drafted.steps(config, platform, sampler)
 
-        def pairs(num_tokens: int, buffers: StepBuffers, shapes: StepShapes) -> Pairs:
-            size = num_tokens, heads.config.hidden_size
-            features = torch.zeros(size, dtype=served.dtype, device=platform.device)
-            graphs = drafted.device.new_graphs()
-            given = platform, config, kv_cache, table, buffers, shapes, graphs
-            return Pairs(
-                DeviceModel(PairedModel(heads, features), *given, is_paired=True), features
-            )
+    def pairs(num_tokens: int, buffers: StepBuffers, shapes: StepShapes) -> Pairs:
+        size = num_tokens, heads.config.hidden_size
+        features = torch.zeros(size, dtype=served.dtype, device=platform.device)
+        graphs = drafted.device.new_graphs()
+        given = platform, config, kv_cache, table, buffers, shapes, graphs
+        return Pairs(DeviceModel(PairedModel(heads, features), *given, is_paired=True), features)
 
-        read = pairs(
-            max(model.shapes.most_tokens, config.max_positions), model.buffers, model.shapes
-        )
-        guess = pairs(config.max_positions, steps.buffers, steps.shapes)
-        return CudaChainHeads(heads, read, guess, steps, sampler, config, table)
-
-    return make
+    read = pairs(max(model.shapes.most_tokens, config.max_positions), model.buffers, model.shapes)
+    drafting = pairs(config.max_positions, steps.buffers, steps.shapes)
+    return CudaChainHeads(heads, read, drafting, steps, sampler, config, table)
 
 
-def by_places(heads: Medusa, served: Model, platform: CudaPlatform, config: EngineConfig) -> Make:
-    def make(drafted: Drafted) -> CudaDrafter:
-        table = drafted.table
-        sampler = drafted.sampler.beside(served.lm_head, served.dtype)
-        steps = drafted.steps(config, platform, sampler)
-        return CudaParallelHeads(heads, drafted.served, steps, sampler, config, table)
-
-    return make
+def parallel_drafter(
+    drafted: Drafted, heads: Medusa, served: Model, platform: CudaPlatform, config: EngineConfig
+) -> CudaParallelHeads:
+    """Heads each of which drafts for a place of its own."""
+    sampler = drafted.sampler.beside(drafted.sampler.head, served.dtype)
+    steps = drafted.steps(config, platform, sampler)
+    return CudaParallelHeads(heads, drafted.served, steps, sampler, config, drafted.table)

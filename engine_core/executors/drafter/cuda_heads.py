@@ -1,9 +1,9 @@
-"""Draft heads on a GPU: they guess from the hidden state that the served model left at each row's
+"""Draft heads on a GPU: they draft from the hidden state that the served model left at each row's
 last position.
 
 What they read of a step they read when it has sampled: by then each of its positions has its hidden
 state and the token behind it, so nothing has to be caught up later. Of each row one state is kept,
-from which the first token of the next step is guessed; EAGLE makes the states of further guesses of
+from which the first token of the next step is drafted; EAGLE makes the states of further drafts of
 it, Medusa has a head for each place.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from headwater.kernels.rows.guessed_rows import keep_states, store_guesses_and_advance
+from headwater.kernels.rows.stored_drafts import keep_states, store_drafts_and_advance
 
 from ...config import EngineConfig
 from ...heads.medusa import Medusa
@@ -76,7 +76,7 @@ class CudaHeads(ABC):
         hidden_size: int,
     ) -> None:
         """The sampler draws as that of the served model does, with the noise of the token that is
-        guessed."""
+        drafted."""
         self._steps = steps
         self._sampler = sampler
         self._table = table
@@ -98,17 +98,17 @@ class CudaHeads(ABC):
             self._steps.find_shifts(sent)
         drafted = plan.num_drafts > 0
         rows = plan.rows[drafted]
-        num_guesses = plan.num_drafts[drafted]
+        num_drafts = plan.num_drafts[drafted]
         # Rows that are drafted decode: one token that is known is computed before the drafts.
         step = drafting_step(
             rows, plan.starts[drafted], plan.output_indices[drafted], np.ones(len(rows), np.bool_)
         )
-        shape, _ = self._steps.send(step, num_guesses, is_shifted=plan.follows is not None)
-        self._guess(shape, self._steps.needs(rows), int(num_guesses.max()))
+        shape, _ = self._steps.send(step, num_drafts, is_shifted=plan.follows is not None)
+        self._launch_drafts(shape, self._steps.needs(rows), int(num_drafts.max()))
 
     @abstractmethod
-    def _guess(self, shape: StepShape, needs: Needs, num_guesses: int) -> None:
-        """Launches up to so many guesses of each row that the buffers hold."""
+    def _launch_drafts(self, shape: StepShape, needs: Needs, num_drafts: int) -> None:
+        """Launches up to so many drafts of each row that the buffers hold."""
 
     def _choose(self, shape: StepShape) -> torch.Tensor:
         """The states of the rows that the buffers hold, [num_tokens, H]."""
@@ -118,7 +118,7 @@ class CudaHeads(ABC):
     def _draw(
         self, shape: StepShape, logits: torch.Tensor, needs: Needs, *, behind: int, advance: int
     ) -> None:
-        """Draws a guess for each row, so many places behind its position, and moves on."""
+        """Draws a draft for each row, so many places behind its position, and moves on."""
         words, (_, _, outputs, num_left) = (
             self._steps.buffers.words(shape),
             self._steps.buffers.draws,
@@ -128,7 +128,7 @@ class CudaHeads(ABC):
         places = Places(words.rows, words.positions, outputs[:n])
         tokens = self._sampler.draw_from(logits, table.params, table.token_ids, places, needs)
         counters = words.seq_lens, outputs[:n], num_left[:n]
-        store_guesses_and_advance(
+        store_drafts_and_advance(
             words.rows,
             words.positions,
             tokens,
@@ -154,25 +154,25 @@ class CudaChainHeads(CudaHeads):
         self,
         heads: ChainHeads,
         read: Pairs,
-        guess: Pairs,
+        drafting: Pairs,
         steps: DraftingSteps,
         sampler: DeviceSampler,
         config: EngineConfig,
         table: DeviceTable,
     ) -> None:
-        """`read` computes the pairs of the served model's steps, whose buffers it has, `guess`
-        those of guesses."""
+        """`read` computes the pairs of the served model's steps, whose buffers it has, `drafting`
+        those of drafts."""
         super().__init__(steps, sampler, config, table, heads.config.hidden_size)
         self._heads = heads
         self._read = read.model
-        self._guessing = guess.model
+        self._drafting = drafting.model
         self._read_features = read.features
-        self._features = guess.features
+        self._features = drafting.features
         self.layers = heads.layers
 
     def seat(self, row: int) -> None:
         """Does nothing: the state of the row's last request is overwritten before anything is
-        guessed."""
+        drafted."""
 
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
         features = self._heads.features(final, inputs)
@@ -211,12 +211,12 @@ class CudaChainHeads(CudaHeads):
         words = self._read.buffers.words(shape)
         keep_states(steps, self._table.known, words.positions, hidden, self._states)
 
-    def _guess(self, shape: StepShape, needs: Needs, num_guesses: int) -> None:
-        self._launch(shape, needs, num_guesses)
+    def _launch_drafts(self, shape: StepShape, needs: Needs, num_drafts: int) -> None:
+        self._launch(shape, needs, num_drafts)
 
-    def _launch(self, shape: StepShape, needs: Needs, num_guesses: int) -> None:
-        graphs = self._guessing.graphs
-        left = num_guesses - 1
+    def _launch(self, shape: StepShape, needs: Needs, num_drafts: int) -> None:
+        graphs = self._drafting.graphs
+        left = num_drafts - 1
         graphs.run_once((shape, needs), partial(self._first, shape, needs))
         for num_passes in PASSES:
             while left >= num_passes:
@@ -225,7 +225,7 @@ class CudaChainHeads(CudaHeads):
                 left -= num_passes
 
     def _first(self, shape: StepShape, needs: Needs) -> None:
-        """The first guess, from states that are there."""
+        """The first draft, from states that are there."""
         states = self._choose(shape)
         self._features[: len(states)].copy_(states)
         self._draw(shape, self._heads.logits(states), needs, behind=1, advance=0)
@@ -233,7 +233,7 @@ class CudaChainHeads(CudaHeads):
     def _passes(self, shape: StepShape, needs: Needs, num_passes: int) -> None:
         features = self._features[: shape.num_tokens]
         for _ in range(num_passes):
-            hidden = self._guessing.forward(shape)
+            hidden = self._drafting.forward(shape)
             features.copy_(hidden)
             self._draw(shape, self._heads.logits(hidden), needs, behind=2, advance=1)
 
@@ -261,7 +261,7 @@ class CudaParallelHeads(CudaHeads):
 
     def seat(self, row: int) -> None:
         """Does nothing: the state of the row's last request is overwritten before anything is
-        guessed."""
+        drafted."""
 
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
         self._final[: len(final)].copy_(final)
@@ -281,18 +281,18 @@ class CudaParallelHeads(CudaHeads):
         if shape.shares:
             return
         self._steps.buffers.clear(shape, shape.num_tokens)
-        self._guess(shape, PLAIN, self._heads.num_heads)
+        self._launch_drafts(shape, PLAIN, self._heads.num_heads)
 
     def _keep(self, shape: StepShape, steps: torch.Tensor) -> None:
         words = self._served.buffers.words(shape)
         keep_states(steps, self._table.known, words.positions, self._final, self._states)
 
-    def _guess(self, shape: StepShape, needs: Needs, num_guesses: int) -> None:
-        num_guesses = min(num_guesses, self._heads.num_heads)
-        launch = partial(self._all, shape, needs, num_guesses)
-        self._served.graphs.run_once((shape, "guesses", needs, num_guesses), launch)
+    def _launch_drafts(self, shape: StepShape, needs: Needs, num_drafts: int) -> None:
+        num_drafts = min(num_drafts, self._heads.num_heads)
+        launch = partial(self._all, shape, needs, num_drafts)
+        self._served.graphs.run_once((shape, "drafts", needs, num_drafts), launch)
 
-    def _all(self, shape: StepShape, needs: Needs, num_guesses: int) -> None:
+    def _all(self, shape: StepShape, needs: Needs, num_drafts: int) -> None:
         states = self._choose(shape)
-        for head in range(num_guesses):
+        for head in range(num_drafts):
             self._draw(shape, self._heads.logits(head, states), needs, behind=1, advance=1)

@@ -1,8 +1,8 @@
-"""A smaller model that guesses what follows the known tokens of rows of a request table.
+"""A smaller model that drafts what follows the known tokens of rows of a request table.
 
 Its keys and values lie in the same KV blocks behind those of the served model, so a cached prefix
 has them as well. Where they are missing, as for the last positions before a request left its row,
-guesses are worse; verification sees to the rest.
+drafts are worse; verification sees to the rest.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DraftModel:
         if caught is None:
             return
         index = caught.index
-        is_drafted = caught.is_guessed
+        is_drafted = caught.is_drafted
         logits = self._logits(
             rows[index], caught.starts, caught.counts, is_drafted.astype(np.int32)
         )

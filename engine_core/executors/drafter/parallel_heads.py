@@ -1,4 +1,4 @@
-"""Medusa's heads over rows of a request table: all guesses of a step come from the hidden state
+"""Medusa's heads over rows of a request table: all drafts of a step come from the hidden state
 that the served model left behind its last step."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ParallelHeads:
 
     def seat(self, row: int) -> None:
         """Does nothing: what the row's last request left is overwritten before anything is
-        guessed."""
+        drafted."""
 
     def draft(self, sent: EagerStep) -> None:
         num_drafts = sent.num_drafted

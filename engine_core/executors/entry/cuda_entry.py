@@ -13,8 +13,8 @@ from headwater.kernels.launch.device import upload
 from ...executor import Int32Array, StepPlan
 from ..device.cuda_graphs import Graphs
 from ..device.step_shapes import StepShape, StepShapes
+from ..table.by_position import plan_by_position
 from ..table.device_table import DeviceTable
-from ..table.drafted_rows import spread_drafts
 from .device_rows import DeviceRows, knows_alone
 from .result_memory import ResultMemory
 from .step_buffers import StepBuffers
@@ -25,7 +25,7 @@ class SentStep:
     """A step whose words the buffers hold."""
 
     plan: StepPlan
-    spread: StepPlan
+    by_position: StepPlan
     """The plan with each drafted token as a row."""
     shape: StepShape
     num_draws: int
@@ -58,20 +58,20 @@ class CudaEntry:
         self._sends_all_rows = sends_all_rows
 
     def send(self, plan: StepPlan) -> SentStep:
-        spread = spread_drafts(plan)
+        by_position = plan_by_position(plan)
         rows: Int32Array | None = None
         if self._sends_all_rows or knows_alone(plan):
             rows = self._rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
         changes = self._table.changes(plan)
-        shape, tiles = self._shapes.of(spread)
-        count = int(spread.samples.sum())
+        shape, tiles = self._shapes.of(by_position)
+        count = int(by_position.samples.sum())
         num_draws = self._shapes.num_rows(count) if count else 0
         firsts = self._results.firsts(plan.step)
-        sent = self._buffers.send(spread, shape, tiles, num_draws, changes, firsts, rows)
+        sent = self._buffers.send(by_position, shape, tiles, num_draws, changes, firsts, rows)
         if changes.size:
             device = self._buffers.steps.device
             self._table.apply(upload(changes, device) if sent is None else sent)
-        return SentStep(plan, spread, shape, num_draws, 0 if rows is None else rows.shape[1])
+        return SentStep(plan, by_position, shape, num_draws, 0 if rows is None else rows.shape[1])
 
     def take(self, sent: SentStep) -> StepShape:
         if sent.num_rows:

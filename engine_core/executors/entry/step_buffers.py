@@ -99,7 +99,7 @@ class StepBuffers:
         num_left: Int32Array | None = None,
     ) -> torch.Tensor | None:
         """Copies a step to the device, padded to the shape and to `num_draws`; updates are int32
-        [2, U], `steps` [5, R] as in `draft_rows`, `num_left` [S] as in `guessed_rows`, in place of
+        [2, U], `steps` [5, R] as in `draft_rows`, `num_left` [S] as in `stored_drafts`, in place of
         which hidden states are sampled after. Returns updates on the device, if they went along."""
         turn = plan.step % len(self._staged)
         staged = self._staged[turn]

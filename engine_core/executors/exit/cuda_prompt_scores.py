@@ -5,26 +5,19 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.kernels.sampling.logprobs import MOST_TOPS
-
 from ...executor import AdmittedRow, StepPlan
-from ...models.model import Model
 from ..table.device_table import DeviceTable
+from .device_head import DeviceHead
 from .device_sampler import Scores, score
-from .head_part import HeadPart
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
 
 
 class CudaPromptScores:
-    def __init__(
-        self, decoder: Model, table: DeviceTable, num_rows: int, part: HeadPart | None
-    ) -> None:
-        """`part`: what this rank has of the vocabulary head, if ranks divide it."""
-        self._decoder = decoder
+    def __init__(self, head: DeviceHead, table: DeviceTable, num_rows: int) -> None:
+        self._head = head
         self._table = table
-        self._part = part
         self._num_prompt, self._num_top = np.zeros((2, num_rows), np.int32)
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -49,6 +42,5 @@ class CudaPromptScores:
         return parts, num_top
 
     def _score(self, hidden: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Scores:
-        if self._part is None or num_top > MOST_TOPS.value:
-            return score(self._decoder.logits(hidden), token_ids, num_top)
-        return score(self._part.product(hidden), token_ids, num_top, self._part.tokens)
+        logits, kind = self._head.scored(hidden, num_top)
+        return score(logits, token_ids, num_top, kind.tokens)

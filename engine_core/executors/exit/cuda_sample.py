@@ -14,19 +14,19 @@ from headwater.kernels.rows.step_rows import store_tokens
 from ...executor import DrawPlan, StepPlan
 from ...models.model import Model
 from ...sampling.pooling import Pools
-from ...sampling.verification import drafts_in_place
+from ...sampling.verification import drafts_in_place, positions_of
 from ..device.cuda_graphs import Graphs
 from ..device.step_shapes import StepShape, StepShapes
 from ..entry.cuda_entry import SentStep
 from ..entry.device_rows import DeviceRows
 from ..entry.result_memory import ResultMemory
 from ..entry.step_buffers import StepBuffers
+from ..table.by_position import draw_by_position
 from ..table.device_table import DeviceTable
-from ..table.drafted_rows import spread_draw
 from .cuda_prompt_scores import CudaPromptScores
 from .device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places
 from .held_states import HeldStates
-from .in_flight_step import InFlightStep
+from .in_flight_step import Gains, InFlightStep, KnownGains
 from .token_messages import NoTokenSender, TokenSender
 
 
@@ -75,7 +75,7 @@ class CudaSample:
             self._pools.admit(admitted)
             self._prompt_scores.admit(admitted)
         step = self._in_flight(sent)
-        plan = sent.spread
+        plan = sent.by_position
         for row in plan.prompt_logprob_rows:
             step.prompt_scores[row] = self._prompt_scores.score(plan, hidden, row)
         if plan.pooled_rows:
@@ -88,13 +88,12 @@ class CudaSample:
         return step
 
     def draw(self, plan: DrawPlan) -> InFlightStep:
-        spread = spread_draw(plan)
-        step = InFlightStep(self._part(plan.step), len(spread.rows))
-        if plan.num_drafts is not None:
-            step.num_drafts = plan.num_drafts
-            step.drafts = self._held.drafts(spread)
-        num_draws = self._shapes.num_rows(len(spread.rows))
-        self._held.send(plan, spread, num_draws, self._results.firsts(plan.step)[0])
+        by_position = draw_by_position(plan)
+        num_positions = positions_of(plan.num_drafts, len(plan.rows))
+        gains = KnownGains(num_positions, self._held.drafts(by_position))
+        step = InFlightStep(self._part(plan.step), len(by_position.rows), gains)
+        num_draws = self._shapes.num_rows(len(by_position.rows))
+        self._held.send(plan, by_position, num_draws, self._results.firsts(plan.step)[0])
         needs = self._sampler.needs(plan.rows)
         self._graphs.run_once(
             (num_draws, "masked", needs), partial(self._draw_masked, num_draws, needs)
@@ -102,7 +101,7 @@ class CudaSample:
         rows, positions, _ = self._held.draws.draws(num_draws)
         self._tokens.send(rows, positions, self._sampler.tokens[:num_draws])
         if needs.scores:
-            step.scores = self._sampler.scores(plan.step, spread.rows)
+            step.scores = self._sampler.scores(plan.step, by_position.rows)
         return step
 
     def rehearse(self) -> None:
@@ -135,22 +134,25 @@ class CudaSample:
         self._held.draws.close()
 
     def _in_flight(self, sent: SentStep) -> InFlightStep:
+        self._held.note_drafts(sent.plan)
+        num_sampled = int(sent.by_position.samples.sum())
+        return InFlightStep(self._part(sent.plan.step), num_sampled, self._gains(sent, num_sampled))
+
+    def _gains(self, sent: SentStep, num_sampled: int) -> Gains:
         plan = sent.plan
-        step = InFlightStep(self._part(plan.step), int(sent.spread.samples.sum()))
-        self._held.note_drafts(plan)
         if sent.num_rows:
-            step.gains = self._rows.gains(plan)
-        elif plan.num_drafts is not None and plan.draft_ids is not None:
-            step.num_drafts = plan.num_drafts[plan.samples]
-            sampled = np.repeat(plan.samples, plan.num_drafts)
-            step.drafts = drafts_in_place(step.num_drafts, plan.draft_ids[sampled])
-        return step
+            return self._rows.gains(plan)
+        if plan.num_drafts is None or plan.draft_ids is None:
+            return KnownGains.without_drafts(num_sampled)
+        num_drafts = plan.num_drafts[plan.samples]
+        draft_ids = plan.draft_ids[np.repeat(plan.samples, plan.num_drafts)]
+        return KnownGains(num_drafts + 1, drafts_in_place(num_drafts, draft_ids))
 
     def _part(self, step: int) -> torch.Tensor:
         return self._results.tokens[self._results.part(step)]
 
     def _sample(self, sent: SentStep, step: InFlightStep, hidden: torch.Tensor) -> None:
-        plan = sent.spread
+        plan = sent.by_position
         shape = sent.shape
         num_draws = sent.num_draws
         samples_all = shape.is_decode and step.num_sampled == len(plan.rows)

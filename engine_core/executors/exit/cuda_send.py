@@ -16,8 +16,8 @@ from headwater.kernels.stage.stage_stream import receive_ends, receive_tokens
 from ...executor import NO_RESULT, DrawPlan, Int32Array, StepPlan, StepResult
 from ..device.step_shapes import StepShape, StepShapes
 from ..entry.cuda_entry import SentStep
+from ..table.by_position import draw_by_position
 from ..table.device_table import DeviceTable
-from ..table.drafted_rows import spread_draw
 from .token_messages import MessageNumbers
 
 
@@ -64,7 +64,7 @@ class CudaSend:
         # Many draws may follow one another. The next step would receive all that they drew before
         # its layers.
         self._receive_first(self._num_left_over())
-        num_draws = self._shapes.num_rows(len(spread_draw(plan).rows))
+        num_draws = self._shapes.num_rows(len(draw_by_position(plan).rows))
         self._await(plan.rows, num_draws, are_ends=False)
         return _nothing
 

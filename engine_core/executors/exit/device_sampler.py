@@ -9,18 +9,15 @@ import numpy as np
 import torch
 
 from headwater.kernels.rows.step_rows import load_draws
-from headwater.kernels.sampling.filtered_sample import Filters, filtered_sample
-from headwater.kernels.sampling.lm_head_sample import MAX_ROWS, lm_head_sample
+from headwater.kernels.sampling.filtered_sample import Filters
 from headwater.kernels.sampling.logprobs import logprobs_of
-from headwater.kernels.sampling.sample import Candidates, Draws, sample
+from headwater.kernels.sampling.sample import Candidates, Draws
 from headwater.kernels.sampling.token_mask import mask_tokens
 from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 
 from ...executor import AdmittedRow, Int32Array
-from ...layers.linear.dense import DenseLinear
-from ...layers.lm_head import LMHead
 from ..table.row_settings import RowSettings
-from .head_part import HeadPart
+from .device_head import DeviceHead
 from .score_table import SampledScores, ScoreTable
 
 
@@ -65,27 +62,21 @@ class DeviceSampler:
 
     def __init__(
         self,
-        lm_head: LMHead,
+        head: DeviceHead,
         num_rows: int,
         num_positions: int,
         dtype: torch.dtype,
         device: torch.device,
         num_parts: int,
-        part: HeadPart | None = None,
     ) -> None:
         """Sizes: a table of `num_rows` rows, up to `num_positions` that are sampled at once, and up
-        to `num_parts` draws in flight; dtype is that of hidden states. `part`: what this rank has
-        of the head, if ranks divide it."""
-        self._part = part
+        to `num_parts` draws in flight; dtype is that of hidden states."""
+        self.head = head
         self._num_positions = num_positions
-        self._lm_head = lm_head
         self.dtype = dtype
         self._device = device
-        head = lm_head.linear
-        self.vocab_size = head.out_features
-        self._dense_head = head.weight if isinstance(head, DenseLinear) else None
-        """[V, H], where one launch makes logits and samples."""
-        self._candidates = Candidates.allocate(num_positions, head.out_features, device)
+        self.vocab_size = head.lm_head.linear.out_features
+        self._candidates = Candidates.allocate(num_positions, self.vocab_size, device)
         self.tokens = torch.zeros(num_positions, dtype=torch.int32, device=device)
         self._draws = Draws(
             temperatures=torch.zeros(num_positions, device=device),
@@ -98,18 +89,13 @@ class DeviceSampler:
             top_ps=torch.ones(num_positions, device=device),
             min_ps=torch.zeros(num_positions, device=device),
         )
-        self._settings = RowSettings(num_rows, head.out_features, device)
+        self._settings = RowSettings(num_rows, self.vocab_size, device)
         self._scores = ScoreTable(num_parts, num_positions, device)
         self._is_filtered = np.zeros(num_rows, np.bool_)
 
-    def beside(
-        self, lm_head: LMHead, dtype: torch.dtype, part: HeadPart | None = None
-    ) -> DeviceSampler:
-        """Returns one for another model's logits of the same rows; this one admits them. `part`:
-        what this rank has of that model's head; None: what it has of this one's."""
-        other = DeviceSampler(
-            lm_head, 1, self._num_positions, dtype, self._device, 1, part or self._part
-        )
+    def beside(self, head: DeviceHead, dtype: torch.dtype) -> DeviceSampler:
+        """Returns one for another head's logits of the same rows; this one admits them."""
+        other = DeviceSampler(head, 1, self._num_positions, dtype, self._device, 1)
         other._settings = self._settings
         other._is_filtered = self._is_filtered
         return other
@@ -139,12 +125,7 @@ class DeviceSampler:
         hold it."""
         draws, _ = self._load(table_params, rows, output_indices)
         tokens = self.tokens[: len(rows)]
-        if self._part is not None:
-            self._part.draw(hidden, draws, self._candidates, tokens)
-        elif len(rows) <= MAX_ROWS and self._dense_head is not None:
-            lm_head_sample(hidden, self._dense_head, draws, self._candidates, tokens)
-        else:
-            sample(self._lm_head(hidden), draws, self._candidates, tokens)
+        self.head.draw(hidden, draws, self._candidates, tokens)
         return tokens
 
     def draw_special(
@@ -158,11 +139,7 @@ class DeviceSampler:
     ) -> torch.Tensor:
         """As `draw`, under masks int32 [S, words] if given, with what the rows need. token_table:
         int32 [rows, …]."""
-        raw = (
-            self._lm_head(hidden)
-            if self._part is None or needs.edits
-            else self._part.product(hidden)
-        )
+        raw = self.head.lm_head(hidden) if needs.edits else self.head.product(hidden)
         return self.draw_from(raw, table_params, token_table, places, needs, masks)
 
     def draw_from(
@@ -177,52 +154,28 @@ class DeviceSampler:
         """As `draw_special`, from logits [S, V], or [S, N] of the tokens that this rank has."""
         draws, filters = self._load(table_params, places.rows, places.output_indices)
         tokens = self.tokens[: len(places.rows)]
-        if self._part is not None and raw.shape[1] < self.vocab_size:
-            if not needs.edits:
-                return self._draw_part(
-                    self._part, raw, draws, filters, tokens, places, needs, masks
-                )
-            raw = self._part.whole(raw)
+        if needs.edits:
+            # Edits read logits of any token.
+            raw = self.head.whole(raw)
+        kind = self.head.logits_of(raw)
+        masks_first = masks is not None and (needs.filters or kind.masks_first)
         logits = raw
-        if needs.edits or (needs.filters and masks is not None):
+        if needs.edits or masks_first:
             logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
         if needs.edits:
             self._settings.edit(
                 raw, places.rows, places.positions, places.output_indices, token_table, logits
             )
-        if needs.filters and masks is not None:
+        if masks is not None and masks_first:
             # Filters look at the same logits again.
-            mask_tokens(logits if needs.edits else raw, masks, logits)
+            mask_tokens(logits if needs.edits else raw, kind.masks(masks), logits)
             masks = None
-        sample(logits, draws, self._candidates, tokens, masks)
+        kind.draw_from(logits, draws, self._candidates, tokens, masks)
         if needs.filters:
-            filtered_sample(logits, draws, filters, tokens)
+            kind.draw_filtered(logits, draws, filters, tokens)
         if needs.scores:
-            self._scores.fill(raw, tokens, self._settings.num_logprobs_of(places.rows))
-        return tokens
-
-    def _draw_part(
-        self,
-        part: HeadPart,
-        raw: torch.Tensor,
-        draws: Draws,
-        filters: Filters,
-        tokens: torch.Tensor,
-        places: Places,
-        needs: Needs,
-        masks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """As `draw_from`, where nothing edits the logits [S, N] of this rank's tokens: they are not
-        gathered."""
-        logits = raw
-        if masks is not None:
-            logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
-            mask_tokens(raw, part.masks(masks), logits)
-        part.draw_from(logits, draws, self._candidates, tokens)
-        if needs.filters:
-            part.draw_filtered(logits, draws, filters, tokens)
-        if needs.scores:
-            self._scores.fill(raw, tokens, self._settings.num_logprobs_of(places.rows), part.tokens)
+            wanted = self._settings.num_logprobs_of(places.rows)
+            self._scores.fill(raw, tokens, wanted, kind.tokens)
         return tokens
 
     def scores(self, step: int, rows: Int32Array) -> SampledScores:
@@ -233,12 +186,12 @@ class DeviceSampler:
     def rehearse(self, table_params: torch.Tensor, token_table: torch.Tensor) -> None:
         """Launches once what `draw_special` does, for a row of padding, so that no step compiles
         it."""
-        head = self._lm_head.linear
+        head = self.head.lm_head.linear
         device = self._device
         for num_rows in REHEARSED_ROWS:
-            raw = self._lm_head(
+            self.head.lm_head(
                 torch.zeros(num_rows, head.in_features, dtype=self.dtype, device=device)
-            )[:1]
+            )
         # Apart as far as in buffers: kernels are compiled for how pointers are aligned.
         padding = torch.zeros(3, 4, dtype=torch.int32, device=device)
         padding[0].fill_(-1)
@@ -252,10 +205,8 @@ class DeviceSampler:
             for given in (None, masks):
                 hidden = torch.zeros(1, head.in_features, dtype=self.dtype, device=device)
                 self.draw_special(hidden, table_params, token_table, places, needs, given)
-        if self._part is None:
-            score(raw, self.tokens[:1], 1)
-        else:
-            score(self._part.product(hidden), self.tokens[:1], 1, self._part.tokens)
+        logits, kind = self.head.scored(hidden, 1)
+        score(logits, self.tokens[:1], 1, kind.tokens)
 
     def _load(
         self, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor

@@ -10,7 +10,7 @@ from ...config import EngineConfig
 from ...executor import Int32Array
 from ..device.locked_memory import LockedMemory, is_mapped
 from ..device.step_shapes import aligned
-from ..table.drafted_rows import DrawPositions
+from ..table.by_position import DrawPositions
 
 _NUM_COLUMNS = 5
 _HEAD = 4
@@ -18,6 +18,22 @@ _HEAD = 4
 _MOST_GAPS = 4
 """Rows of the table that are copied for one that is drawn: one copy of a stretch takes less than
 one of each row."""
+
+
+class MaskTable:
+    """A mask table that draws read."""
+
+    def __init__(self, masks: Int32Array, *, is_locked: bool) -> None:
+        self.masks = masks
+        self.source = torch.from_numpy(masks)
+        self._locks = [LockedMemory(self.source)] if is_locked else []
+
+    def close(self) -> None:
+        while self._locks:
+            self._locks.pop().release()
+
+
+NO_MASKS = MaskTable(np.empty((0, 0, 0), np.int32), is_locked=False)
 
 
 class DrawBuffers:
@@ -44,9 +60,7 @@ class DrawBuffers:
         self._masks = torch.full(
             (num_masks, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device
         )
-        self._table: tuple[Int32Array, torch.Tensor] | None = None
-        """The mask table that is read, as numpy's and as torch's array."""
-        self._locked: LockedMemory | None = None
+        self._table = NO_MASKS
 
     def send(
         self, step: int, draw: DrawPositions, table: Int32Array, num_draws: int, first_result: int
@@ -81,21 +95,17 @@ class DrawBuffers:
         return self._masks[masks], held
 
     def close(self) -> None:
-        """Lets go of the table. Nothing may be in flight."""
-        if self._locked is not None:
-            self._locked.release()
-        self._table = self._locked = None
+        """Lets go of the mask table. Nothing may be in flight."""
+        self._table.close()
+        self._table = NO_MASKS
 
     def _source(self, table: Int32Array) -> torch.Tensor:
-        """The table, pinned if it is mapped: the device reads it where it is, beside what runs
+        """The mask table, locked if it is mapped: the device reads it where it is, beside what runs
         here."""
-        if self._table is None or self._table[0] is not table:
-            self.close()
-            source = torch.from_numpy(table)
-            if self._is_gpu and is_mapped(table):
-                self._locked = LockedMemory(source)
-            self._table = table, source
-        return self._table[1]
+        if self._table.masks is not table:
+            self._table.close()
+            self._table = MaskTable(table, is_locked=self._is_gpu and is_mapped(table))
+        return self._table.source
 
     def _copy_masks(self, draw: DrawPositions, table: Int32Array) -> Int32Array:
         """Copies the mask of each position. Returns where it lies, int32 [P]."""

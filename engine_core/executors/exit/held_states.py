@@ -12,7 +12,7 @@ from ...executor import DrawPlan, Int32Array, StepPlan
 from ...ragged import places, run_lengths
 from ...sampling.verification import NO_TOKEN
 from ..device.step_shapes import StepShape
-from ..table.drafted_rows import DrawPositions
+from ..table.by_position import DrawPositions
 from .draw_buffers import DrawBuffers, held_at
 
 

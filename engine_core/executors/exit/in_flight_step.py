@@ -4,6 +4,7 @@ and launches."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,9 +12,36 @@ import torch
 from ...executor import Int32Array, StepResult
 from ...request import TokenLogprobs
 from ...sampling.verification import Gained, gained
-from ..entry.device_rows import DeviceGains
 from .device_sampler import Scores
-from .score_table import SampledScores
+from .score_table import NO_SCORES, NoScores, SampledScores
+
+
+class Gains(Protocol):
+    """How sampled tokens become tokens that rows gain."""
+
+    @property
+    def num_positions(self) -> Int32Array:
+        """[S] positions of each row that samples."""
+
+    def read(self, sampled: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array | None]:
+        """Sorts the tokens of all positions [P] by row. Returns them [S, n], how many of them each
+        row gained, and how many drafts it had, where the device drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGains:
+    """See `Gains`, of rows whose drafts, if they have any, the host knows."""
+
+    num_positions: Int32Array
+    drafts: Int32Array
+    """[P] see `drafts_in_place`; not read where each row has one position."""
+
+    @classmethod
+    def without_drafts(cls, num_rows: int) -> KnownGains:
+        return cls(np.ones(num_rows, np.int32), np.empty(0, np.int32))
+
+    def read(self, sampled: Int32Array) -> tuple[Int32Array, Int32Array, None]:
+        return *gained(sampled, self.drafts, self.num_positions), None
 
 
 @dataclass(slots=True)
@@ -23,15 +51,9 @@ class InFlightStep:
     tokens: torch.Tensor
     """[positions], pinned."""
     num_sampled: int
-    """S, of which it samples: rows, or with drafts positions, those of a row one after
-    another."""
-    num_drafts: Int32Array | None = None
-    """Drafts of each row that is sampled; None: no row has any."""
-    drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    """[S] see `drafts_in_place`."""
-    gains: DeviceGains | None = None
-    """Gains of rows where the device drafts."""
-    scores: SampledScores | None = None
+    """Positions that it samples, those of a row one after another."""
+    gains: Gains
+    scores: SampledScores | NoScores = NO_SCORES
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)
     vectors: dict[int, torch.Tensor] = field(default_factory=dict)
     """By row, of prompts that are pooled."""
@@ -41,41 +63,19 @@ class InFlightStep:
             row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
             for row, (parts, num_top) in self.prompt_scores.items()
         }
-        found, num_positions, num_drafts = self._gained()
+        # A later step writes to the same memory.
+        tokens: Int32Array = self.tokens.numpy()[: self.num_sampled].copy()
+        token_ids, num_tokens, num_drafts = self.gains.read(tokens)
         return StepResult(
-            token_ids=found.token_ids,
-            num_tokens=found.num_tokens,
+            token_ids=token_ids,
+            num_tokens=num_tokens,
             num_drafts=num_drafts,
-            logprobs=self._logprobs(found, num_positions),
+            logprobs=self.scores.by_entry(Gained(token_ids, num_tokens), self.gains.num_positions),
             prompt_logprobs=prompt_logprobs,
             embeddings={
                 row: vector.cpu().numpy().tobytes() for row, vector in self.vectors.items()
             },
         )
-
-    def _gained(self) -> tuple[Gained, Int32Array, Int32Array | None]:
-        """Tokens that the step's rows gained, the number of positions of each, and the number of
-        its drafts where the device drafted."""
-        # A later step writes to the same memory.
-        tokens: Int32Array = self.tokens.numpy()[: self.num_sampled].copy()
-        if self.gains is not None:
-            token_ids, num_tokens, num_drafts = self.gains.read(tokens)
-            return Gained(token_ids, num_tokens), self.gains.num_positions, num_drafts
-        if self.num_drafts is not None:
-            num_positions = self.num_drafts + 1
-            return gained(tokens, self.drafts, num_positions), num_positions, None
-        ones = np.ones(len(tokens), np.int32)
-        return Gained(tokens[:, None], ones), ones, None
-
-    def _logprobs(self, found: Gained, num_positions: Int32Array) -> dict[int, TokenLogprobs]:
-        """Log probabilities of tokens that count, as `StepResult` has them."""
-        if self.scores is None:
-            return {}
-        rows, columns = found.places
-        positions = (np.cumsum(num_positions) - num_positions)[rows] + columns
-        is_wanted = self.scores.num_tops[positions] >= 0
-        entries = (rows * found.token_ids.shape[1] + columns)[is_wanted]
-        return dict(zip(entries.tolist(), self.scores.entries(positions[is_wanted]), strict=True))
 
 
 def _entries(scores: Scores) -> list[TokenLogprobs]:

@@ -14,6 +14,7 @@ from headwater.kernels.sampling.vocabulary_slice import VocabularySlice
 
 from ...executor import Int32Array
 from ...request import TokenLogprobs
+from ...sampling.verification import Gained
 from ...sampling_params import MOST_LOGPROBS
 
 _IDS = 1
@@ -31,6 +32,15 @@ class SampledScores:
     num_tops: Int32Array
     """[S] alternatives that each wants; negative: no log probabilities at all."""
 
+    def by_entry(self, found: Gained, num_positions: Int32Array) -> dict[int, TokenLogprobs]:
+        """Log probabilities of tokens that count, as `StepResult` has them; num_positions [S] of
+        each row."""
+        rows, columns = found.places
+        positions = (np.cumsum(num_positions) - num_positions)[rows] + columns
+        is_wanted = self.num_tops[positions] >= 0
+        entries = (rows * found.token_ids.shape[1] + columns)[is_wanted]
+        return dict(zip(entries.tolist(), self.entries(positions[is_wanted]), strict=True))
+
     def entries(self, positions: npt.NDArray[np.int64]) -> list[TokenLogprobs]:
         """Entries of some positions, each of which wants them."""
         words = self.words[positions]
@@ -45,6 +55,16 @@ class SampledScores:
             TokenLogprobs(logprob=chosen, top_ids=ids[:num_top], top_logprobs=values[:num_top])
             for chosen, ids, values, num_top in zip(*columns, num_tops.tolist(), strict=True)
         ]
+
+
+class NoScores:
+    """See `SampledScores`: no position wants any."""
+
+    def by_entry(self, found: Gained, num_positions: Int32Array) -> dict[int, TokenLogprobs]:
+        return {}
+
+
+NO_SCORES = NoScores()
 
 
 class ScoreTable:

@@ -17,8 +17,9 @@ from ...config import EngineConfig
 from ...executor import Int32Array
 from ...layers.batch import ForwardBatch
 from ...models.model import LastTokens, LayerInputs
-from ...platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
+from ...platforms.cuda import CudaPlatform
 from ...platforms.cuda_attention import is_read_by_hopper
+from ...platforms.cuda_attention_plans import DEPENDENT_ROWS, AttentionPlan
 from ..device.cuda_graphs import Graphs
 from ..device.step_shapes import StepShape, StepShapes
 from ..entry.step_buffers import StepBuffers
@@ -128,8 +129,8 @@ class DeviceModel:
             seq_lens=words.seq_lens,
             table_rows=words.table_rows,
             block_tables=table.block_ids,
-            decode=self.platform.decode_plan(shape.num_decodes, folds=self._folds(shape)),
-            windowed=self.platform.windowed_plan(shape.num_decodes),
+            decode=self.platform.plans.decode(shape.num_decodes, folds=self._folds(shape)),
+            windowed=self.platform.plans.windowed(shape.num_decodes),
             shares=shape.shares,
             chunk_lens=words.chunk_lens,
             chunk_rows=words.chunk_rows,
@@ -137,11 +138,13 @@ class DeviceModel:
             tiles=words.tiles.view(-1, 2),
             dependent=shape.num_tokens <= DEPENDENT_ROWS,
         )
-        self.platform.refresh(attention)
+        self.platform.plans.refresh(attention)
         ends = None
         if shape.num_ends:
             where = words.end_lens, words.end_rows, table.block_ids
-            plan = self.platform.plan_ends(*where, shares=shape.shares, folds=self._folds(shape))
+            plan = self.platform.plans.of_ends(
+                *where, shares=shape.shares, folds=self._folds(shape)
+            )
             ends = LastTokens(words.end_tokens, plan)
         batch = ForwardBatch(
             token_ids=token_ids,

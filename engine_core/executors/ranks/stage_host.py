@@ -18,8 +18,8 @@ from ...parallel.host_link import LinkLost
 from ...parallel.host_proof import read_secret
 from ...parallel.rank_facts import RankLost
 from ...parallel.stage_life import StageLife
+from ...platforms.device import ParallelDevice
 from ...platforms.loading import LoadedDevice
-from .rank_place import ParallelDevice
 from .stage_offer import OfferRefused, accepted_options
 
 PAUSES = (0.2, 0.5, 1.0, 2.0)

@@ -11,15 +11,16 @@ import torch
 
 from ...layers.embedding import Embedding
 from ...models.model import LastNorm
-from ...system.ring import RingReader, RingWriter
+from ...parallel.stage_rings import StageRings
+from ...system.ring import RingEnd, RingReader, RingWriter
 
 
 class Receiver:
     """Messages of another rank, in their order."""
 
-    def __init__(self, reader: RingReader, say_waits: Callable[[bool], None]) -> None:
+    def __init__(self, reader: RingReader, note_waiting: Callable[[bool], None]) -> None:
         self._reader = reader
-        self._say_waits = say_waits
+        self._note_waiting = note_waiting
         self._messages: list[bytes] = []
         self.seconds_waited = 0.0
 
@@ -38,9 +39,9 @@ class Receiver:
         """Waits for the next message. Raises `PeerGone`."""
         if not self.has_message():
             start = time.perf_counter()
-            self._say_waits(True)
+            self._note_waiting(True)
             self.wait()
-            self._say_waits(False)
+            self._note_waiting(False)
             self.seconds_waited += time.perf_counter() - start
         return self._messages.pop(0)
 
@@ -88,6 +89,26 @@ class StageLinks:
     stream_out: RingWriter | None = None
     tokens_in: Receiver | None = None
     tokens_out: Sequence[RingWriter] = ()
+
+    @classmethod
+    def over(cls, rings: StageRings, note_waiting: Callable[[bool], None]) -> StageLinks:
+        """`note_waiting` is called with whether a receiver waits."""
+
+        def receiver(end: RingEnd | None) -> Receiver | None:
+            return None if end is None else Receiver(RingReader(end), note_waiting)
+
+        return cls(
+            stream_in=receiver(rings.stream_in),
+            stream_out=None if rings.stream_out is None else RingWriter(rings.stream_out),
+            tokens_in=receiver(rings.tokens_in),
+            tokens_out=[RingWriter(end) for end in rings.tokens_out],
+        )
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds in which messages of other stages were awaited."""
+        receivers = (self.stream_in, self.tokens_in)
+        return sum(each.seconds_waited for each in receivers if each is not None)
 
     def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
         assert self.stream_in is not None

@@ -17,16 +17,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...config import EngineConfig
-from ...executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult, Swapper
+from ...executor import DrawPlan, Int32Array, StepPlan, StepResult, Swapper
 from ...ragged import places
 from ...request import TokenLogprobs
 from ...sampling.verification import gained, positions_of
 from ..model.shared_kv import SharedCopies, SharedMemory
 from ..table.known_positions import repeated, with_device_drafts
-from .edits import SimulatedEdits
+from .cache import ENTRY_BYTES, SimulatedCache
 from .hashes import POSITION_SALT, UInt64Array, hashes, mix
-from .model import SimulatedModel, eos_from_of, noise_of
+from .model import SimulatedModel
 from .swapper import SimulatedSwapper
+from .table import SimulatedTable
 
 DRAFT_SALT = np.uint64(0x9FB21C651E98DF25)
 NUM_SIMULATED_VALUES = 64
@@ -72,6 +73,7 @@ class SimulatedExecutor:
     """Keeps a request table and a KV cache of one 64-bit entry a token."""
 
     computes_at_once = False
+    copies_blocks = True
 
     def __init__(
         self,
@@ -87,8 +89,6 @@ class SimulatedExecutor:
         """`draft_acceptance`: share of the tokens of a pretended draft model that are right; 0:
         what is drafted here is what followed the last token before. Every `verify_every` steps one
         row's whole KV is read and compared with its tokens."""
-        num_rows = config.num_rows
-        self._block_size = config.block_size
         self._model = model
         self._timing = timing
         self._verify_every = verify_every
@@ -97,39 +97,26 @@ class SimulatedExecutor:
         self._sleep = sleep
         self._in_flight: deque[_InFlight] = deque()
         self._busy_until = 0.0
-        num_entries = config.num_blocks * config.block_size
-        self._kv: UInt64Array = np.zeros(num_entries, np.uint64)
-        copies = None
+        memory = None
         if config.shares_kv_cache:
-            memory = SharedMemory(config.num_blocks, config.block_size * self._kv.itemsize)
-            self._kv = memory.blocks.reshape(-1).view(np.uint64)
-            copies = SharedCopies(memory)
-        self.prefill_seconds = timing.seconds_per_prefill_token
-        self.swapper: Swapper | None = None
-        if config.num_swap_slots:
-            blocks = self._kv.reshape(-1, config.block_size)
-            late_polls = min(timing.late_polls, MOST_LATE_POLLS)
-            self.swapper = SimulatedSwapper(
-                blocks, config.num_swap_slots, late_polls=late_polls, direct_copies=copies
-            )
-        self._block_table: Int32Array = np.zeros(
-            (num_rows, -(-config.max_model_len // config.block_size)), np.int32
-        )
-        self._token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
-        self._noise: UInt64Array = np.zeros(num_rows, np.uint64)
-        self._eos_from: Int32Array = np.zeros(num_rows, np.int32)
-        self._num_kept: UInt64Array = np.zeros(num_rows, np.uint64)
-        self._edits: dict[int, SimulatedEdits] = {}
-        """Edits of the rows that have any."""
-        self._num_prompt: Int32Array = np.zeros(num_rows, np.int32)
-        self._num_known: Int32Array = np.zeros(num_rows, np.int32)
-        """Tokens of each row, sampled ones included."""
-        self.copies_blocks = True
-        self.can_draft = config.max_draft_tokens > 0
+            memory = SharedMemory(config.num_blocks, config.block_size * ENTRY_BYTES)
+        self._table = SimulatedTable(config, model)
+        self._cache = SimulatedCache(config, self._table, model, memory)
         self._held: dict[int, UInt64Array] = {}
         """KV entries of each position by row, for a draw."""
-        self._num_logprobs: dict[int, int] = {}
-        self._num_prompt_logprobs: dict[int, int] = {}
+        self.prefill_seconds = timing.seconds_per_prefill_token
+        self.can_draft = config.max_draft_tokens > 0
+        self.swapper = self._swapper(config, memory)
+
+    def _swapper(self, config: EngineConfig, memory: SharedMemory | None) -> Swapper | None:
+        if not config.num_swap_slots:
+            return None
+        return SimulatedSwapper(
+            self._cache.blocks,
+            config.num_swap_slots,
+            late_polls=min(self._timing.late_polls, MOST_LATE_POLLS),
+            direct_copies=None if memory is None else SharedCopies(memory),
+        )
 
     def submit(self, plan: StepPlan) -> int:
         result = self._compute(plan)
@@ -141,20 +128,14 @@ class SimulatedExecutor:
     def _compute(self, plan: StepPlan) -> StepResult:
         for row in plan.released:
             self._held.pop(row, None)
-            self._edits.pop(row, None)
-            self._num_logprobs.pop(row, None)
-            self._num_prompt_logprobs.pop(row, None)
-        for admitted in plan.admitted:
-            self._admit(admitted)
-        self._block_table[plan.block_rows, plan.block_indices] = plan.block_ids
-        blocks = self._kv.reshape(-1, self._block_size)
-        blocks[plan.copied_blocks[:, 1]] = blocks[plan.copied_blocks[:, 0]]
+        self._table.apply(plan)
+        self._cache.apply(plan)
         drafts_itself = plan.num_drafts is not None and plan.draft_ids is None
-        plan = with_device_drafts(plan, self._num_known, self._draft)
+        plan = with_device_drafts(plan, self._table.num_known, self._draft)
         self._write_drafts(plan)
-        self._write_kv(plan)
+        self._cache.write(plan)
         if plan.step % self._verify_every == 0:
-            self._verify(plan)
+            self._cache.verify(plan, plan.step // self._verify_every % plan.rows.size)
         self._busy_until = max(self._busy_until, self._clock()) + self._timing.seconds(plan)
         result = self._sample(plan)
         if drafts_itself and plan.num_drafts is not None:
@@ -169,7 +150,7 @@ class SimulatedExecutor:
         at = np.repeat(plan.positions, num_positions) + place
         outputs = np.repeat(plan.output_indices, num_positions) + place
         tokens = self._model.masked_tokens(
-            entries, self._noise[rows], outputs, plan.masks[place, rows]
+            entries, self._table.noise[rows], outputs, plan.masks[place, rows]
         )
         self._edit(tokens, rows, at, entries, plan.masks[place, rows])
         result = self._verified(plan.rows, num_positions, rows, at, tokens)
@@ -200,41 +181,24 @@ class SimulatedExecutor:
     def close(self) -> None:
         self._in_flight.clear()
 
-    def _admit(self, admitted: AdmittedRow) -> None:
-        row = admitted.row
-        sampling = admitted.sampling
-        self._token_ids[row, : len(admitted.token_ids)] = admitted.token_ids
-        self._num_prompt[row] = admitted.num_prompt_tokens
-        self._noise[row] = noise_of(sampling, admitted.choice_index)
-        self._eos_from[row] = eos_from_of(sampling, self._model)
-        self._num_kept[row] = self._model.num_kept(sampling)
-        prompt_ids = np.array(admitted.token_ids[: admitted.num_prompt_tokens], np.int32)
-        edits = SimulatedEdits.of(sampling, prompt_ids, self._model.first_token_id)
-        if edits is not None:
-            self._edits[row] = edits
-        if sampling.num_logprobs is not None:
-            self._num_logprobs[row] = sampling.num_logprobs
-        if sampling.num_prompt_logprobs is not None:
-            self._num_prompt_logprobs[row] = sampling.num_prompt_logprobs
-
     def _draft(self, row: int, num_known: int, most: int) -> Int32Array:
         if self._draft_acceptance:
             return self._pretended(row, num_known, most)
-        return repeated(self._token_ids[row, :num_known], most)
+        return repeated(self._table.token_ids[row, :num_known], most)
 
     def _pretended(self, row: int, num_known: int, most: int) -> Int32Array:
-        """Guesses of a draft model that finds the right token with the probability
+        """Drafts of a draft model that finds the right token with the probability
         `_draft_acceptance`."""
         rows = np.array([row], np.int32)
         at = np.array([num_known - 1], np.int32)
-        entries = self._entries(rows, at - 1)[0]
-        entries = np.append(entries, entries[-1] + hashes(self._token_ids[rows, at], at))
-        noise = self._noise[rows]
+        entries = self._cache.last_entries(rows, at - 1)[0]
+        entries = np.append(entries, entries[-1] + hashes(self._table.token_ids[rows, at], at))
+        noise = self._table.noise[rows]
         drafts = np.empty(most, np.int32)
         for i in range(most):
-            output = at + np.int32(i + 1) - self._num_prompt[rows]
+            output = at + np.int32(i + 1) - self._table.num_prompt[rows]
             entry = self._model.seen(entries)
-            token = self._model.tokens(entry, noise, output, self._eos_from[rows])
+            token = self._model.tokens(entry, noise, output, self._table.eos_from[rows])
             is_right = float(mix(entry + DRAFT_SALT)[0]) < self._draft_acceptance * 2**64
             drafts[i] = token[0] if is_right else (token[0] + 1) % self._model.vocab_size
             added = hashes(drafts[i : i + 1], at + np.int32(i + 1))
@@ -244,51 +208,9 @@ class SimulatedExecutor:
     def _write_drafts(self, plan: StepPlan) -> None:
         if plan.num_drafts is not None and plan.draft_ids is not None:
             first = np.repeat(plan.starts + plan.counts - plan.num_drafts, plan.num_drafts)
-            self._token_ids[
+            self._table.token_ids[
                 np.repeat(plan.rows, plan.num_drafts), first + places(plan.num_drafts)
             ] = plan.draft_ids
-
-    def _write_kv(self, plan: StepPlan) -> None:
-        """Rows of one token at once, then the others in the plan's order: a row that joins with
-        this plan may read what another writes in it."""
-        is_alone = plan.counts != 1
-        if plan.admitted:
-            is_alone |= np.isin(plan.rows, [admitted.row for admitted in plan.admitted])
-        together = ~is_alone
-        self._write_tokens(plan.rows[together], plan.starts[together])
-        for i in np.flatnonzero(is_alone).tolist():
-            self._write_chunk(int(plan.rows[i]), int(plan.starts[i]), int(plan.counts[i]))
-
-    def _write_tokens(self, rows: Int32Array, positions: Int32Array) -> None:
-        # Position −1 reads some entry, which the first position does not count.
-        before = self._kv[self._slots(rows, positions - 1)] * (positions > 0)
-        self._kv[self._slots(rows, positions)] = before + hashes(
-            self._token_ids[rows, positions], positions
-        )
-
-    def _write_chunk(self, row: int, start: int, count: int) -> None:
-        positions = np.arange(start, start + count, dtype=np.int32)
-        before = self._kv[self._slots(row, positions[:1] - 1)] if start else np.zeros(1, np.uint64)
-        added = hashes(self._token_ids[row, start : start + count], positions)
-        self._kv[self._slots(row, positions)] = before + np.cumsum(added)
-
-    def _seen(self, rows: Int32Array, at: Int32Array) -> UInt64Array:
-        """Sums of the entries that tokens behind positions at[i] of rows[i] follow from, [S]."""
-        return self._model.seen(self._entries(rows, at))[:, 0]
-
-    def _entries(self, rows: Int32Array, at: Int32Array) -> UInt64Array:
-        """Entries of rows[i] up to position at[i] that a token may follow from, [S, n]; 0 before the
-        first position."""
-        most = max(self._model.window, 1)
-        before: Int32Array = np.arange(most - 1, -1, -1, dtype=np.int32)
-        positions: Int32Array = at[:, None] - before
-        entries: UInt64Array = self._kv[self._slots(rows[:, None], positions)] * (positions >= 0)
-        return entries
-
-    def _slots(self, rows: Int32Array | int, positions: Int32Array) -> Int32Array:
-        idx = positions // self._block_size
-        slots: Int32Array = positions + (self._block_table[rows, idx] - idx) * self._block_size
-        return slots
 
     def _sample(self, plan: StepPlan) -> StepResult:
         num_positions = positions_of(plan.num_drafts, len(plan.rows))
@@ -296,16 +218,20 @@ class SimulatedExecutor:
         for i in np.flatnonzero(plan.holds).tolist():
             positions = np.arange(first[i], first[i] + num_positions[i], dtype=np.int32)
             rows = np.full(positions.size, plan.rows[i])
-            self._held[int(plan.rows[i])] = self._seen(rows, positions)
+            self._held[int(plan.rows[i])] = self._cache.seen(rows, positions)
         sampled = plan.rows[plan.samples]
         num_positions = num_positions[plan.samples]
         rows = np.repeat(sampled, num_positions)
         place = places(num_positions)
         at = np.repeat(first[plan.samples], num_positions) + place
-        entries = self._seen(rows, at)
+        entries = self._cache.seen(rows, at)
         outputs = np.repeat(plan.output_indices[plan.samples], num_positions) + place
         tokens = self._model.tokens(
-            entries, self._noise[rows], outputs, self._eos_from[rows], self._num_kept[rows]
+            entries,
+            self._table.noise[rows],
+            outputs,
+            self._table.eos_from[rows],
+            self._table.num_kept[rows],
         )
         self._edit(tokens, rows, at + 1, entries)
         result = self._verified(sampled, num_positions, rows, at + 1, tokens)
@@ -324,13 +250,15 @@ class SimulatedExecutor:
         masks: Int32Array | None = None,
     ) -> None:
         """Edits, in place, tokens that belong at positions `at` of their rows."""
-        if not self._edits:
+        if not self._table.edits:
             return
         for i, row in enumerate(rows.tolist()):
-            if (edits := self._edits.get(row)) is not None:
+            if (edits := self._table.edits.get(row)) is not None:
                 candidates = self._model.candidates(edits, None if masks is None else masks[i])
-                outputs = self._token_ids[row, self._num_prompt[row] : at[i]].astype(np.int64)
-                noise = self._noise[row : row + 1]
+                outputs = self._table.token_ids[row, self._table.num_prompt[row] : at[i]].astype(
+                    np.int64
+                )
+                noise = self._table.noise[row : row + 1]
                 tokens[i] = edits.token(
                     int(tokens[i]), candidates, entries[i : i + 1], noise, outputs
                 )
@@ -346,13 +274,13 @@ class SimulatedExecutor:
         """Writes what each of `rows` gains: of its sampled tokens, which belong at positions `at`
         of `rows_of` and are given row by row, those up to the first that differs from the draft in
         its place."""
-        columns, num_tokens = gained(tokens, self._token_ids[rows_of, at], num_positions)
+        columns, num_tokens = gained(tokens, self._table.token_ids[rows_of, at], num_positions)
         counts = places(num_positions) < np.repeat(num_tokens, num_positions)
         rows_of = rows_of[counts]
         at = at[counts]
-        self._token_ids[rows_of, at] = tokens[counts]
+        self._table.token_ids[rows_of, at] = tokens[counts]
         # Positions of a row ascend, and of equal indices the last one is written.
-        self._num_known[rows_of] = at + 1
+        self._table.num_known[rows_of] = at + 1
         return StepResult(
             token_ids=columns,
             num_tokens=num_tokens,
@@ -362,14 +290,14 @@ class SimulatedExecutor:
     def _logprobs(
         self, rows: Int32Array, tokens: Int32Array, num_tokens: Int32Array
     ) -> dict[int, TokenLogprobs]:
-        if not self._num_logprobs:
+        if not self._table.num_logprobs:
             return {}
         return {
             j * tokens.shape[1] + i: self._model.logprobs(
-                int(tokens[j, i]), self._num_logprobs[row]
+                int(tokens[j, i]), self._table.num_logprobs[row]
             )
             for j, row in enumerate(rows.tolist())
-            if row in self._num_logprobs
+            if row in self._table.num_logprobs
             for i in range(num_tokens[j])
         }
 
@@ -379,11 +307,12 @@ class SimulatedExecutor:
             i = int(np.flatnonzero(plan.rows == row)[0])
             start = int(plan.starts[i])
             end = int(plan.starts[i] + plan.counts[i])
-            targets = self._token_ids[
-                row, start + 1 : min(end + 1, int(self._num_prompt[row]))
+            targets = self._table.token_ids[
+                row, start + 1 : min(end + 1, int(self._table.num_prompt[row]))
             ].tolist()
             scored[row] = [
-                self._model.logprobs(token, self._num_prompt_logprobs[row]) for token in targets
+                self._model.logprobs(token, self._table.num_prompt_logprobs[row])
+                for token in targets
             ]
         return scored
 
@@ -392,24 +321,10 @@ class SimulatedExecutor:
         vectors = {}
         for row in plan.pooled_rows:
             i = int(np.flatnonzero(plan.rows == row)[0])
-            if (end := int(plan.starts[i] + plan.counts[i])) == self._num_prompt[row]:
-                entry = self._seen(np.array([row]), np.array([end - 1]))
+            if (end := int(plan.starts[i] + plan.counts[i])) == self._table.num_prompt[row]:
+                entry = self._cache.seen(np.array([row]), np.array([end - 1]))
                 draws = mix(
                     entry + np.arange(NUM_SIMULATED_VALUES, dtype=np.uint64) * POSITION_SALT
                 )
                 vectors[row] = (draws.astype(np.float64) / 2**63 - 1).astype(np.float32).tobytes()
         return vectors
-
-    def _verify(self, plan: StepPlan) -> None:
-        """One row's entries that its next token follows from, as attention would read them."""
-        i = plan.step // self._verify_every % plan.rows.size
-        row = int(plan.rows[i])
-        num_tokens = int(plan.starts[i] + plan.counts[i])
-        positions = np.arange(num_tokens, dtype=np.int32)
-        should_be = np.cumsum(hashes(self._token_ids[row, :num_tokens], positions))
-        positions = positions[-self._model.window :]
-        should_be = should_be[-self._model.window :]
-        wrong = np.flatnonzero(self._kv[self._slots(row, positions)] != should_be)
-        assert not wrong.size, (
-            f"step {plan.step}, row {row}: KV of positions {wrong[:8].tolist()} is not its own"
-        )

@@ -25,10 +25,10 @@ from .simd_types import (
     NUM_LANES,
     SHORT,
     SHORTS,
+    broadcast,
     filled,
     pointer,
     rounded,
-    spread,
 )
 
 
@@ -73,7 +73,7 @@ def store(typing: Any, address: Any, x: Any, element: Any) -> Any:
 @intrinsic
 def splat(typing: Any, x: Any) -> Any:
     """Vector with one number in every lane."""
-    return LANES(F32), lambda _, builder, __, a: spread(builder, a[0], FLOATS)
+    return LANES(F32), lambda _, builder, __, a: broadcast(builder, a[0], FLOATS)
 
 
 def _of_two(generate: Callable[[Any, Any, Any], Any]) -> Any:
@@ -111,7 +111,7 @@ def keep_first(typing: Any, x: Any, count: Any, other: Any) -> Any:
     """The first `count` lanes of x, and `other` in the rest."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
-        bound = spread(builder, builder.trunc(a[1], INT), INTS)
+        bound = broadcast(builder, builder.trunc(a[1], INT), INTS)
         kept = builder.icmp_signed("<", ir.Constant(INTS, list(range(NUM_LANES))), bound)
         return builder.select(kept, a[0], a[2])
 

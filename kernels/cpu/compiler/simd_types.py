@@ -64,7 +64,7 @@ def filled(kind: ir.VectorType, value: float) -> Any:
     return ir.Constant(kind, [value] * NUM_LANES)
 
 
-def spread(builder: ir.IRBuilder, x: Any, kind: ir.VectorType) -> Any:
+def broadcast(builder: ir.IRBuilder, x: Any, kind: ir.VectorType) -> Any:
     """Vector with x in every lane."""
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), x, ir.Constant(INT, 0))
     return builder.shuffle_vector(first, first, filled(INTS, 0))

@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from .simd_types import FLOATS, I64, INT, INTS, LANES, NUM_LANES, WORDS, spread
+from .simd_types import FLOATS, I64, INT, INTS, LANES, NUM_LANES, WORDS, broadcast
 
 
 @intrinsic
@@ -15,7 +15,7 @@ def words_from(typing: Any, start: Any) -> Any:
     """start, start + 1, …"""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
-        start = spread(builder, builder.trunc(a[0], INT), INTS)
+        start = broadcast(builder, builder.trunc(a[0], INT), INTS)
         return builder.add(start, ir.Constant(INTS, list(range(NUM_LANES))))
 
     return WORDS(I64), generate
@@ -23,7 +23,7 @@ def words_from(typing: Any, start: Any) -> Any:
 
 @intrinsic
 def splat_word(typing: Any, x: Any) -> Any:
-    return WORDS(I64), lambda _, builder, __, a: spread(builder, builder.trunc(a[0], INT), INTS)
+    return WORDS(I64), lambda _, builder, __, a: broadcast(builder, builder.trunc(a[0], INT), INTS)
 
 
 @intrinsic
@@ -45,7 +45,7 @@ def xor_words(typing: Any, x: Any, y: Any) -> Any:
 def shift_right(typing: Any, x: Any, count: Any) -> Any:
     """Words shifted right; zeros come in."""
     return WORDS(WORDS, I64), lambda _, builder, __, a: builder.lshr(
-        a[0], spread(builder, builder.trunc(a[1], INT), INTS)
+        a[0], broadcast(builder, builder.trunc(a[1], INT), INTS)
     )
 
 

@@ -1,5 +1,5 @@
 """A draft model and draft heads beside ranks on a CPU: answers are those of one process, and all
-ranks guess alike."""
+ranks draft alike."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_draft_model_of_another_kind_changes_no_token(
 
 
 @pytest.mark.parametrize("kind", long_but(CONFIGS, "medusa", "eagle3"))
-def test_ranks_guess_what_the_published_definition_guesses(
+def test_ranks_draft_what_the_published_definition_drafts(
     kind: str, served: tuple[Any, Path], tmp_path: Path
 ) -> None:
     twin = HeadsTwin(served[0], CONFIGS[kind], random_heads(kind))
@@ -195,8 +195,8 @@ def test_ranks_guess_what_the_published_definition_guesses(
         speculator = WholeDrafts().beside(engine.config)
         answers_of_a_new_engine(engine, prompts, [greedy(12)], speculator)
     assert len(recorder.noted) > 10
-    for known, guesses in recorder.noted:
-        assert guesses == twin.guesses(known, len(guesses))
+    for known, drafts in recorder.noted:
+        assert drafts == twin.drafts(known, len(drafts))
 
 
 def spoil(rank: StepExecutor[Any, Any]) -> None:
@@ -211,10 +211,10 @@ def spoil(rank: StepExecutor[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("what", long_but(("a draft model", *CONFIGS), "medusa"))
-def test_ranks_guess_alike_whatever_one_of_them_computes(
+def test_ranks_draft_alike_whatever_one_of_them_computes(
     what: str, folder: Path, plain: list[Answer], tmp_path: Path
 ) -> None:
-    """`ThreadExecutor` compares the ranks' tables after each step, guesses included."""
+    """`ThreadExecutor` compares the ranks' tables after each step, drafts included."""
     drafting = (
         {"draft_model": folder}
         if what == "a draft model"
@@ -272,7 +272,7 @@ def test_the_death_of_a_rank_that_drafts_ends_the_executor(
             )
 
 
-def test_ranks_may_be_silent_for_longer_where_a_step_has_guesses(
+def test_ranks_may_be_silent_for_longer_where_a_step_has_drafts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine_of(folder, draft_model=folder, **DRAFTED) as engine:
@@ -294,7 +294,7 @@ def test_ranks_may_be_silent_for_longer_where_a_step_has_guesses(
 
 
 def test_planes_of_what_drafts_go_to_the_disk_and_come_back(folder: Path, tmp_path: Path) -> None:
-    """Guesses behind a prefix whose planes were lost would be wrong."""
+    """Drafts behind a prefix whose planes were lost would be wrong."""
     few = {"num_blocks": 18, "max_model_len": 160, "kv_disk_dir": tmp_path, "draft_model": folder}
     prompts = [PROMPTS[-1], *([i + 3] * 100 for i in range(4)), PROMPTS[-1]]
     answers = []

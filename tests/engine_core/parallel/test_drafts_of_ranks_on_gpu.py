@@ -99,7 +99,7 @@ def check_drafts(engine: SmallEngine) -> list[EngineLoad]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_guesses_of_the_served_model_itself_are_accepted(size: int, folder: Path) -> None:
+def test_drafts_of_the_served_model_itself_are_accepted(size: int, folder: Path) -> None:
     with ranks_of(folder, draft_model=folder, tensor_parallel_size=size) as engine:
         assert isinstance(engine.executor, MultiExecutor)
         # Two ranks round the sums of the served model in another order than the draft model's are.

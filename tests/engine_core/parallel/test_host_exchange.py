@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.ranks import host_exchange, rank_channels
 from headwater.engine_core.executors.ranks.host_exchange import ExchangeSizes, HostExchange
+from headwater.engine_core.executors.ranks.rank import whole_rank
 from headwater.engine_core.executors.ranks.rank_channels import _host_exchange
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
@@ -22,7 +23,6 @@ from headwater.engine_core.system.ring import anonymous_memory
 from headwater.engine_core.weights.shards import ParallelLayout
 from headwater.kernels.peer.peer_memory import memory_bytes
 from headwater.kernels.stage.stage_memory import StageSizes
-from tests.engine_core.parallel.thread_ranks import links_of
 from tests.engine_core.test_compiled_ahead import MODEL
 
 THREE = ParallelLayout(pipeline=3)
@@ -150,7 +150,7 @@ def test_a_host_has_pieces_of_its_own_stages_and_of_those_next_to_them(
 
 def test_a_stage_relays_what_other_hosts_have_next_to_it() -> None:
     memory = anonymous_memory("exchange", 0)
-    links = [links_of(each) for each in create_stage_rings(THREE)]
+    links = [StageLinks.over(each, lambda waits: None) for each in create_stage_rings(THREE)]
     relayed = {}
     for here in (range(2), range(2, 3)):
         for stage in here:
@@ -197,14 +197,16 @@ def exchanged(
         stage_hosts=num_hosts,
     )
     types = dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
-    place: Any = SimpleNamespace(
-        shard=options.layout.shard(0), stage_index=0, group=host, links=StageLinks()
+    rank = replace(
+        whole_rank(MODEL),
+        shard=options.layout.shard(0),
+        group=host,
+        exchange=memory,
+        warn=said.append,
     )
-    place.exchange = memory
-    place.warn = said.append
     try:
         return _host_exchange(
-            BuildRequest(options=options, model=MODEL, **types), place, sizes
+            BuildRequest(options=options, model=MODEL, **types), rank, sizes
         ), said
     finally:
         os.close(memory)

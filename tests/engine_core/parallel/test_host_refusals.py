@@ -16,7 +16,8 @@ import pytest
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
-from headwater.engine_core.executors.build.request import build_executor, checked
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.ranks import stage_offer
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms import loading

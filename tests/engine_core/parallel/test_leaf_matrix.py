@@ -15,6 +15,7 @@ from headwater.bench.workloads import PACKINGS, TINY
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.ranks.rank import whole_rank
 from headwater.engine_core.layers.group import Alone, Group
 from headwater.engine_core.layers.leaf_matrix import LeafLinear, SummedLeafLinear, keep_leaves
 from headwater.engine_core.layers.leaves import of_leaves
@@ -141,11 +142,10 @@ def test_what_a_gpu_does_not_make_alike_is_refused_by_name(tmp_path: Path) -> No
     _, folder = folder_of(QWEN3, tmp_path)
     options = ExecutorOptions(model_folder=folder, numerics="tree", block_size=64)
     request = checked(options, "cuda", cuda.capabilities)
-    for build in (cuda.build_executor, lambda *args: cuda.build_rank(args[0], None, args[1])):  # type: ignore[arg-type]
-        with pytest.raises(
-            ConfigError, match="dtype is 'float32'; allowed: bfloat16 or float16 with numerics tree"
-        ):
-            build(request, lambda phase, done, total: None)
+    with pytest.raises(
+        ConfigError, match="dtype is 'float32'; allowed: bfloat16 or float16 with numerics tree"
+    ):
+        cuda.build_executor(request, whole_rank(request.model), lambda phase, done, total: None)
 
 
 @pytest.mark.parametrize(("packing", "rounds_to"), [("int8", "int8"), ("fp8", "fp8")])

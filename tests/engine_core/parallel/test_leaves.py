@@ -11,7 +11,8 @@ import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
-from headwater.engine_core.executors.build.request import build_executor, checked
+from headwater.engine_core.executors.build.request import checked
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights.shards import NUM_LEAVES, Shard
 from headwater.kernels.gemm.tree_sum import tree_sum

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.scheduling.pipeline_groups import PipelineGroups
+from headwater.engine_core.scheduling.rows.pipeline_groups import PipelineGroups
 from headwater.engine_core.weights.shards import Stage, stages
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS, check_scores

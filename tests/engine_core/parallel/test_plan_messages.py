@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwater.engine_core.executor import AdmittedRow, DrawPlan, StepPlan, StepResult
+from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.parallel.plan_messages import (
-    DRAW,
-    STEP,
-    decode_draw,
-    decode_step,
+    PREPARE,
+    decode,
     encode_draw,
+    encode_prepare,
     encode_step,
-    kind_of,
 )
 from headwater.engine_core.parallel.result_messages import decode_result, encode_result
 from headwater.engine_core.request import TokenLogprobs
@@ -36,6 +34,18 @@ EVERYTHING = SamplingParams(
     logit_bias={7: -100.0, 12: 0.1},
     num_logprobs=0,
 )
+
+
+def step_of(message: bytes) -> StepPlan:
+    plan = decode(message, None)
+    assert isinstance(plan, StepPlan)
+    return plan
+
+
+def draw_of(message: bytes, masks: Int32Array | None) -> DrawPlan:
+    plan = decode(message, masks)
+    assert isinstance(plan, DrawPlan)
+    return plan
 
 
 def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -92,12 +102,15 @@ def test_a_step_arrives_as_it_was_sent() -> None:
     ]
     for plan in plans:
         message = encode_step(plan)
-        assert kind_of(message) == STEP
-        assert columns(decode_step(message)) == columns(plan)
+        assert columns(step_of(message)) == columns(plan)
+
+
+def test_a_message_without_a_plan_is_its_number() -> None:
+    assert decode(encode_prepare(), None) == PREPARE
 
 
 def test_columns_that_arrived_may_be_written_as_torch_does() -> None:
-    plan = decode_step(encode_step(step()))
+    plan = step_of(encode_step(step()))
     torch.from_numpy(plan.starts).add_(1)
     assert plan.starts.tolist() == [11, 1, 6]
 
@@ -111,7 +124,7 @@ def test_admitted_rows_arrive_with_every_field_of_their_sampling() -> None:
             row=0, token_ids=ints(9), num_prompt_tokens=1, sampling=SamplingParams(), choice_index=0
         ),
     ]
-    arrived = decode_step(encode_step(step(admitted=rows))).admitted
+    arrived = step_of(encode_step(step(admitted=rows))).admitted
     assert [columns(row) for row in arrived] == [columns(row) for row in rows]
 
 
@@ -126,13 +139,12 @@ def test_a_draw_takes_the_masks_of_its_rows_along_and_of_no_others() -> None:
         num_drafts=ints(1, 0),
     )
     message = encode_draw(plan)
-    assert kind_of(message) == DRAW
-    first = decode_draw(message, None)
+    first = draw_of(message, None)
     assert np.array_equal(first.masks[:, 3], masks[:, 3])
     assert np.array_equal(first.masks[0, 1], masks[0, 1])
     assert not first.masks[1, 1].any()
     masks[0, 1] = -7
-    again = decode_draw(encode_draw(plan), first.masks)
+    again = draw_of(encode_draw(plan), first.masks)
     assert again.masks is first.masks
     assert again.masks[0, 1].tolist() == [-7, -7, -7]
     assert columns(again) | {"masks": 0} == columns(plan) | {"masks": 0}

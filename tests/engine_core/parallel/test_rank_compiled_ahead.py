@@ -13,13 +13,13 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.build import cuda as build_cuda
 from headwater.engine_core.executors.build import cuda_drafting
 from headwater.engine_core.executors.build.cuda import build_cuda_executor
-from headwater.engine_core.executors.build.cuda_drafting import LoadedHeads
+from headwater.engine_core.executors.build.cuda_model import LoadedHeads
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank, LoadedRankDraft
 from headwater.engine_core.executors.build.gpu_memory import Memory
-from headwater.engine_core.executors.build.rank_drafts import draft_layout
+from headwater.engine_core.executors.build.rank_weights import draft_layout
 from headwater.engine_core.executors.entry.cuda_entry import SentStep
 from headwater.engine_core.executors.entry.device_rows import DeviceGains
-from headwater.engine_core.executors.ranks.rank_place import RankPlace
+from headwater.engine_core.executors.ranks.rank import Rank
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.heads.checkpoint import HeadsFile
 from headwater.engine_core.heads.heads_config import HeadsConfig
@@ -117,7 +117,7 @@ def served(shard: Shard, group: PeerGroup, *, is_tree: bool) -> LoadedRank:
         weights = keep_leaves(weights, layout, shard)
     stage = Stage(0, 4, 4)
     links = StageLinks()
-    place = RankPlace(
+    rank = Rank(
         shard=shard,
         stage_index=0,
         stage=stage,
@@ -129,7 +129,7 @@ def served(shard: Shard, group: PeerGroup, *, is_tree: bool) -> LoadedRank:
     )
     request = replace(REQUEST, is_tree=is_tree)
     config = local_config(SERVED, shard)
-    return LoadedRank(config, weights, DTYPE, is_tree, request, place, group, Host(), None)
+    return LoadedRank(config, weights, DTYPE, is_tree, request, rank, group, Host(), None)
 
 
 def draft(shard: Shard, group: PeerGroup) -> LoadedRankDraft:
@@ -204,7 +204,7 @@ def run_rank(
     launches: Launches, kind: str, shard: Shard, path: Path, *, is_tree: bool
 ) -> NotedGroup:
     """Builds a rank and has it serve. What it launches then has been compiled, and it has
-    guessed."""
+    drafted."""
     group = NotedGroup(shard)
     launches.seen.clear()
     device, config = build_cuda_executor(
@@ -218,20 +218,20 @@ def run_rank(
         is_sized=True,
     )
     ahead = set(launches.seen)
-    num_guessed = 0
+    num_drafted = 0
     drafted = device._drafter.draft
 
     def counted(sent: SentStep) -> None:
-        nonlocal num_guessed
+        nonlocal num_drafted
         num_drafts = sent.plan.num_drafts
-        num_guessed += num_drafts is not None and bool(num_drafts.any())
+        num_drafted += num_drafts is not None and bool(num_drafts.any())
         drafted(sent)
 
     device._drafter.draft = counted  # type: ignore[method-assign]
     serve_at_random(device, config)
     late = launches.seen - ahead
     assert not late, "\n".join(sorted(str(each)[:400] for each in late))
-    assert num_guessed > 20
+    assert num_drafted > 20
     return group
 
 

@@ -20,11 +20,11 @@ from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executor import Executor, StepPlan, StepResult
 from headwater.engine_core.executors.device.warmup_plans import warmup_plans
 from headwater.engine_core.executors.rank_process import RankProcess
-from headwater.engine_core.executors.ranks import multi
+from headwater.engine_core.executors.ranks import multi, start_ranks
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel import rank_processes
 from headwater.engine_core.parallel.copied_process import CopiedProcess
-from headwater.engine_core.parallel.plan_messages import encode_prepare, encode_warm_up
+from headwater.engine_core.parallel.plan_messages import PREPARE, encode_warm_up
 from headwater.engine_core.parallel.rank_facts import RankLost
 from headwater.engine_core.parallel.rank_start import RankStart
 from headwater.engine_core.parallel.ranks import Ranks
@@ -34,9 +34,9 @@ from headwater.engine_core.parallel.result_messages import (
     RankPrepared,
     Refusal,
     WarmedUp,
+    decode_report,
     decode_result,
-    decode_told,
-    encode_told,
+    encode_report,
 )
 from headwater.engine_core.system.ring import RING_BYTES, PeerGone, RingReader, RingWriter
 from tests.polling import holds_within
@@ -68,11 +68,11 @@ def wait_for_the_second(start: RankStart) -> None:
     if start.rank == 0:
         os.read(start.group.from_peers[0], 1)
     else:
-        reports.write(encode_told(HALF))
+        reports.write(encode_report(HALF))
         plans.wait(60)
         assert plans.read() == [b"heard"]
         os.write(start.group.to_peers[0], b"\0")
-    reports.write(encode_told(HELLO))
+    reports.write(encode_report(HELLO))
     os.read(start.lifeline, 1)
 
 
@@ -84,7 +84,7 @@ def test_progress_of_a_rank_is_told_while_another_one_waits_for_it() -> None:
         ranks.tell(b"heard")
 
     with two_ranks(wait_for_the_second) as ranks:
-        assert multi._hellos(ranks, progress) == [HELLO, HELLO]
+        assert start_ranks._hellos(ranks, progress) == [HELLO, HELLO]
     assert told == [("loading weights", 1, 2)]
 
 
@@ -130,7 +130,7 @@ def refuse_as_the_second(start: RankStart) -> None:
     if start.rank == 0:
         os.read(start.lifeline, 1)
     RingWriter(start.rings.reports).write(
-        encode_told(Refusal(name="dtype", value="float8", allowed="float32"))
+        encode_report(Refusal(name="dtype", value="float8", allowed="float32"))
     )
     raise SystemExit(1)
 
@@ -140,7 +140,7 @@ def test_a_refusal_of_any_rank_is_raised() -> None:
         two_ranks(refuse_as_the_second) as ranks,
         pytest.raises(ConfigError, match="dtype is 'float8'; allowed: float"),
     ):
-        multi._hellos(ranks, lambda phase, done, total: None)
+        start_ranks._hellos(ranks, lambda phase, done, total: None)
 
 
 def compute_a_step(start: RankStart) -> None:
@@ -149,7 +149,7 @@ def compute_a_step(start: RankStart) -> None:
     plans = RingReader(start.rings.plans)
     plans.wait(60)
     assert plans.read() == [encode_warm_up()]
-    reports.write(encode_told(WarmedUp(seconds=4.0)))
+    reports.write(encode_report(WarmedUp(seconds=4.0)))
     os.read(start.lifeline, 1)
 
 
@@ -194,8 +194,8 @@ def report_in_two_threads(start: RankStart) -> None:
     if start.rank == start.options.layout.speaker:
         process = RankProcess(start)
         threading.Thread(target=process._take, args=(LONG_RESULT, 0.0), daemon=True).start()
-        assert holds_within(lambda: process._reports._free == 0, 60)
-        process._handle(cast("Executor", SimpleNamespace(prepare=lambda: False)), encode_prepare())
+        assert holds_within(lambda: process._reports.ring._free == 0, 60)
+        process._get_ready(cast("Executor", SimpleNamespace(prepare=lambda: False)), PREPARE)
     os.read(start.lifeline, 1)
 
 
@@ -203,7 +203,7 @@ def test_what_a_rank_reports_beside_a_long_result_comes_behind_it() -> None:
     with two_ranks(report_in_two_threads) as ranks:
         speaker = ranks.layout.speaker
         assert decode_result(ranks.receive(speaker)).embeddings == LONG_RESULT.embeddings
-        assert decode_told(ranks.receive(speaker)) == RankPrepared(is_more_left=False)
+        assert decode_report(ranks.receive(speaker)) == RankPrepared(is_more_left=False)
 
 
 LONG_MESSAGE = bytes(2 * RING_BYTES)

@@ -21,7 +21,7 @@ from headwater.engine_core.executors.exit import cuda_send
 from headwater.engine_core.executors.exit.token_messages import MessageNumbers
 from headwater.engine_core.executors.model.device_model import DeviceModel
 from headwater.engine_core.executors.ranks.gpu_stage import sizes_of
-from headwater.engine_core.executors.ranks.rank_place import RankPlace
+from headwater.engine_core.executors.ranks.rank import Rank
 from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.layers.group import Alone
@@ -116,15 +116,15 @@ def stage_of(index: int, relay: Any = None) -> StepExecutor[Any, Any]:
         others=torch.zeros(last if index in (0, last) else 0, dtype=torch.int64),
         sizes=sizes_of(LIMITS, SERVED.hidden_size, DTYPE),
     )
-    place = RankPlace(
+    rank = Rank(
         shard=WHOLE, stage_index=index, stage=STAGES[index], group=Alone(), links=StageLinks(), slots=-1, exchange=-1,
         warn=print,
     )  # fmt: skip
     options = ExecutorOptions(model_folder=None, pipeline_parallel_size=len(STAGES))
-    weights = stage_weights(zeros(layout, WHOLE), layout, place.stage, DTYPE)
-    config = place.local_config(SERVED)
+    weights = stage_weights(zeros(layout, WHOLE), layout, rank.stage, DTYPE)
+    config = rank.local_config(SERVED)
     request = replace(REQUEST, options=options)
-    served = LoadedRank(config, weights, DTYPE, False, request, place, None, Alone(), memory, relay)
+    served = LoadedRank(config, weights, DTYPE, False, request, rank, None, Alone(), memory, relay)
     built, _ = build_cuda_executor(
         served,
         LIMITS,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.rank_facts import RankLost

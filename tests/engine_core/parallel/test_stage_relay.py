@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from headwater.engine_core.executors.device.locked_memory import LockedMemory, mapped
+from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.executors.ranks.stage_pieces import Piece
 from headwater.engine_core.executors.ranks.stage_relay import (
     ReceivedStreams,
@@ -31,7 +32,6 @@ from headwater.kernels.stage.stage_stream import (
     send_stream,
     send_tokens,
 )
-from tests.engine_core.parallel.thread_ranks import links_of
 from tests.kernels import interpreter
 from tests.kernels.paging import LONG_INTERPRETED
 from tests.polling import holds_within
@@ -83,7 +83,9 @@ class Hosts:
     def __init__(self) -> None:
         self.all = [Host(i) for i in range(3)]
         self.memory = [host.memory for host in self.all]
-        self._links = [links_of(rings) for rings in create_stage_rings(THREE)]
+        self._links = [
+            StageLinks.over(rings, lambda waits: None) for rings in create_stage_rings(THREE)
+        ]
         self.relays = []
         for i, host in enumerate(self.all):
             before, own, behind = host.pieces

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.ranks.multi import MultiExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling_params import SamplingParams

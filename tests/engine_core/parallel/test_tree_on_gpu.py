@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from headwater.bench.workloads import MODELS
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

@@ -13,14 +13,15 @@ import torch
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
+from headwater.engine_core.executors.build.eager import build_eager
 from headwater.engine_core.executors.build.request import checked
-from headwater.engine_core.executors.ranks.rank_place import RankPlace, stages_of
-from headwater.engine_core.executors.ranks.stage_link import Receiver, StageLinks
+from headwater.engine_core.executors.ranks.rank import Rank, stages_of
+from headwater.engine_core.executors.ranks.stage_link import StageLinks
 from headwater.engine_core.executors.step_executor import StepExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
-from headwater.engine_core.parallel.stage_rings import StageRings, create_stage_rings
-from headwater.engine_core.system.ring import RingEnd, RingReader, RingWriter, anonymous_memory
+from headwater.engine_core.parallel.stage_rings import create_stage_rings
+from headwater.engine_core.system.ring import anonymous_memory
 from tests.engine_core.small_models import SmallEngine
 
 
@@ -45,13 +46,13 @@ class ThreadExecutor:
         # packed otherwise.
         own = {"initializer": torch.set_num_threads, "initargs": (1,)}
         self._threads = [ThreadPoolExecutor(1, **own) for _ in ends]
-        places = [
-            RankPlace(
+        ranks = [
+            Rank(
                 shard=layout.shard(rank),
                 stage_index=layout.stage_index(rank),
                 stage=stages[layout.stage_index(rank)],
                 group=group,
-                links=links_of(rings),
+                links=StageLinks.over(rings, lambda waits: None),
                 slots=slots,
                 exchange=-1,
                 warn=print,
@@ -61,7 +62,7 @@ class ThreadExecutor:
             )
         ]
         built = self._each(
-            lambda rank: cpu.build_rank(request, places[rank], lambda phase, done, total: None)
+            lambda rank: build_eager(cpu, request, ranks[rank], lambda phase, done, total: None)
         )
         os.close(slots)
         [self.config] = {config for _, config in built}
@@ -104,7 +105,7 @@ class ThreadExecutor:
             assert other.token_ids.tolist() == results[first].token_ids.tolist(), rank
             assert other.num_tokens.tolist() == results[first].num_tokens.tolist(), rank
             assert torch.equal(_tokens(self.ranks[rank]), _tokens(self.ranks[first])), (
-                "guesses differ"
+                "drafts differ"
             )
         self._done.append(results[self._speaker])
 
@@ -117,20 +118,6 @@ def _tokens(rank: StepExecutor[Any, Any]) -> torch.Tensor:
     """The token table of a rank."""
     token_ids: torch.Tensor = rank._entry._table.token_ids
     return token_ids
-
-
-def links_of(rings: StageRings) -> StageLinks:
-    """The links of a rank, as its process makes them."""
-
-    def receiver(end: RingEnd | None) -> Receiver | None:
-        return None if end is None else Receiver(RingReader(end), lambda waits: None)
-
-    return StageLinks(
-        stream_in=receiver(rings.stream_in),
-        stream_out=None if rings.stream_out is None else RingWriter(rings.stream_out),
-        tokens_in=receiver(rings.tokens_in),
-        tokens_out=[RingWriter(end) for end in rings.tokens_out],
-    )
 
 
 class ThreadEngine(SmallEngine):

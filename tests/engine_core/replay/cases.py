@@ -12,7 +12,7 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig, require
 from headwater.engine_core.executor import AdmittedRow, Executor, Int32Array, StepPlan
-from headwater.engine_core.executors.build.request import build_executor
+from headwater.engine_core.executors.build.single import build_executor
 from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.models import conversion

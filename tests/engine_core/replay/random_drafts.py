@@ -8,9 +8,9 @@ import numpy as np
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.table.known_positions import repeated
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_state import RequestState
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.replay.loads import Lot
 

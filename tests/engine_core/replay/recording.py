@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.request import FinishReason, NewRequest, TokenLogprobs
-from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
+from headwater.engine_core.scheduling.speculation.grammar_drafts import GrammarDrafts
 from headwater.engine_core.step_output import EngineLoad, MaskReport, StepOutput
 from tests.engine_core.replay.calls import Call, Draw, Submit
 from tests.engine_core.replay.cases import Built

@@ -14,16 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build.single import (
-    engine_config_of,
-    load_weights,
-    single_executor,
-)
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.linear.dense import DenseLinear
 from headwater.engine_core.layers.linear.linear import Linear, Product
-from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.weights.model_config import ModelConfig
 from headwater.kernels.launch.environment import Environment
@@ -49,12 +43,6 @@ def environment() -> Environment:
 
 def kv_cache_memory(options: ExecutorOptions) -> int:
     return 512 << 20
-
-
-def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
-    config = engine_config_of(request, kv_cache_memory(request.options))
-    weights = load_weights(request, DEVICE, progress)
-    return single_executor(request, config, Platform.of(request.model, config), weights), config
 
 
 class Sampling:

@@ -89,7 +89,7 @@ async def test_a_report_that_fails_keeps_no_later_one_from_its_requests() -> Non
 
     core.connect(take, lambda: None)
     try:
-        with closing(RingWriter(core._report_writer)) as reports:
+        with closing(RingWriter(core.memory.report_writer)) as reports:
             for step in range(3):
                 reports.write(encode(Step(StepOutput(step=step), 0, 0, 0.0)))
             core._on_reports()

@@ -11,7 +11,7 @@ import torch
 from headwater.engine_core.heads.heads_config import HeadsConfig
 from headwater.engine_core.heads.medusa import Medusa
 from headwater.engine_core.models import registry
-from headwater.engine_core.scheduling.model_speculator import PROBE_STEPS
+from headwater.engine_core.scheduling.speculation.model_speculator import PROBE_STEPS
 from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.services.runtime.speculation import DRAFT_HEADS, DRAFT_MODEL
 from tests.chatting_model import make_chatting_model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine_core.scheduling.model_speculator import NAME, PROBE_STEPS
+from headwater.engine_core.scheduling.speculation.model_speculator import NAME, PROBE_STEPS
 from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.services.runtime.speculation import DRAFT_MODEL
 from tests.chatting_model import make_chatting_model

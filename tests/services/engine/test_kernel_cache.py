@@ -70,10 +70,10 @@ def test_the_kernels_of_cpus_are_compiled_without_a_model_and_only_once(tmp_path
     first = compiled()
     assert {name.split(".")[0] for name in first} >= {
         "attention",
-        "draw",
-        "guesses",
+        "draw_candidates",
+        "drafts",
         "suffix_match",
-        "tile_product",
+        "tile_kernel",
     }
     assert compiled() == first
 

@@ -16,7 +16,7 @@ from headwater.engine_core.executors.simulated.executor import SimulatedExecutor
 from headwater.engine_core.executors.simulated.model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.scheduling.speculation.speculator import Speculator
 from headwater.engine_core.step_output import Finished, MaskReport, StepOutput
 from headwater.services.engine.core_process import apply_to_masks
 from headwater.services.engine.grammars import GrammarCompiler

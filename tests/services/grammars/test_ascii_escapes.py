@@ -11,8 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from headwater.proto.common_pb2 import CustomInput, StructuredOutput, Tool
 from headwater.proto.processor_pb2 import Conversation
-from headwater.services.grammars.answer_grammar import custom_grammars
 from headwater.services.grammars.ascii_escapes import ascii_grammar, ascii_regex
+from headwater.services.grammars.offered_tools import custom_grammars
 from headwater.services.grammars.structured_output import grammar_of
 
 BYTES = LLTokenizer("byte")

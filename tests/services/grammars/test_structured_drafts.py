@@ -13,9 +13,9 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.request import FinishReason
-from headwater.engine_core.scheduling.masks import RowIndices
-from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.speculation.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.table.masks import RowIndices
+from headwater.engine_core.scheduling.table.request_table import RequestTable
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.text.model import TextModel
 from tests.engine_core.fixed_speculator import FixedSpeculator
@@ -40,8 +40,8 @@ from tests.services.grammars.test_structured_answers import (
 MAX_DRAFTS = 6
 
 
-class Guesser(FixedSpeculator):
-    """Guesses answers that it knows, and what would stand behind their ends; a share of its tokens
+class Drafter(FixedSpeculator):
+    """Drafts answers that it knows, and what would stand behind their ends; a share of its tokens
     are any."""
 
     def __init__(self, known: Sequence[Told], wrong: float) -> None:
@@ -86,7 +86,7 @@ async def test_answers_are_those_without_drafts(
     plain, _ = await answers(compiler, config(), asks)
     settings = drafting(async_depth=depth)
     drafted, engine = await answers(
-        compiler, settings, asks, speculator=Guesser(plain, wrong).beside(settings)
+        compiler, settings, asks, speculator=Drafter(plain, wrong).beside(settings)
     )
     assert drafted == plain
     ended = [
@@ -114,7 +114,7 @@ async def test_neither_preemption_nor_a_resumed_beginning_change_them(
     plain, _ = await answers(compiler, config(), asks)
     tight = drafting(num_blocks=34, max_model_len=512, max_num_seqs=12)
     crowded, engine = await answers(
-        compiler, tight, asks, speculator=Guesser(plain, 0.3).beside(tight)
+        compiler, tight, asks, speculator=Drafter(plain, 0.3).beside(tight)
     )
     assert engine.load().num_preemptions > 0
     assert crowded == plain
@@ -123,12 +123,12 @@ async def test_neither_preemption_nor_a_resumed_beginning_change_them(
         for i, (ask, told) in enumerate(zip(asks, plain, strict=True))
     ]
     wide = drafting()
-    resumed, _ = await answers(compiler, wide, again, speculator=Guesser(plain, 0.3).beside(wide))
+    resumed, _ = await answers(compiler, wide, again, speculator=Drafter(plain, 0.3).beside(wide))
     assert [told.token_ids for told in resumed] == [told.token_ids for told in plain]
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-async def test_a_draft_model_guesses_for_rows_without_a_grammar_beside_rows_with_one(
+async def test_a_draft_model_drafts_for_rows_without_a_grammar_beside_rows_with_one(
     compiler: GrammarCompiler, depth: int
 ) -> None:
     grammar = schema_grammar(PERSON)
@@ -157,7 +157,7 @@ async def test_a_stop_and_the_longest_length_hold_inside_a_draft(compiler: Gramm
     plain, _ = await answers(compiler, config(), asks)
     settings = drafting()
     drafted, _ = await answers(
-        compiler, settings, asks, speculator=Guesser([whole, whole], 0.0).beside(settings)
+        compiler, settings, asks, speculator=Drafter([whole, whole], 0.0).beside(settings)
     )
     assert drafted == plain
     assert drafted[0].token_ids == whole.token_ids[:8]

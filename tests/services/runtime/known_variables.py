@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headwater.services.runtime.security_settings import StageSecuritySettings
-from headwater.services.stack.settings import StackSettings, variable_of
+from headwater.services.stack.flags import variable_of
+from headwater.services.stack.settings import StackSettings
 from tests.docs.configuration import STAGES
 
 ROOT = Path(__file__).parents[3]

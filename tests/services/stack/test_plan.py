@@ -11,9 +11,10 @@ from headwater.services.engine.settings import EngineSettings
 from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime.settings import SettingError, read_settings
 from headwater.services.stack.access import ServerAccess
+from headwater.services.stack.flags import ENGINE, GATEWAY, PROCESSOR
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.profile import EngineProfile, Profile
-from headwater.services.stack.settings import ENGINE, GATEWAY, PROCESSOR, StackSettings
+from headwater.services.stack.settings import StackSettings
 
 
 def plan(**given: Any) -> StackPlan:

@@ -15,7 +15,7 @@ from headwater.gateway.http.background_responses import _cancel
 from headwater.gateway.jobs.background.events import log_of
 from headwater.gateway.jobs.background.ledger import BackgroundLedger
 from headwater.gateway.jobs.background.records import Record
-from headwater.gateway.jobs.background.runner import Stopped, _Run
+from headwater.gateway.jobs.background.run import Run, Stopped
 from headwater.gateway.jobs.durable import Durable
 from headwater.gateway.jobs.response_store import ResponseStore
 from headwater.gateway.jobs.tenant_storage import TenantStorage
@@ -70,7 +70,7 @@ async def test_an_answer_that_comes_too_late_changes_nothing(
                 response=response,
             )
         )
-        run = _Run(
+        run = Run(
             TenantStorage(durable, StorageLimits()),
             answer,
             ResponseStore(store, 60.0),
@@ -140,7 +140,7 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
         )
         record.owner = owner
         await ledger.add(record)
-        run = _Run(
+        run = Run(
             TenantStorage(durable, StorageLimits()),
             answer,
             ResponseStore(store, 60.0),
@@ -208,7 +208,7 @@ async def test_events_that_the_tenant_has_no_room_for_are_not_kept(
                 response=response,
             )
         )
-        await _Run(storage, answer, ResponseStore(store, 60.0), tenant.id, response_id).to_its_end()
+        await Run(storage, answer, ResponseStore(store, 60.0), tenant.id, response_id).to_its_end()
         left = await ledger.get(tenant.id, response_id)
         said = [
             event

@@ -11,7 +11,7 @@ import pytest
 import structlog.testing
 
 from headwater.gateway.jobs import busy
-from headwater.gateway.jobs.background import runner
+from headwater.gateway.jobs.background import run
 from headwater.gateway.jobs.background.events import log_of
 from headwater.services.runtime import subjects
 from tests.gateway.jobs.background.test_refusals import FORGOTTEN, Bench, bench
@@ -49,7 +49,7 @@ async def test_a_response_that_fails_five_times_ends_and_says_so(
     """Being given back nine times before counts for nothing."""
     monkeypatch.setattr(busy, "FIRST_REST_SECONDS", 0.001)
     monkeypatch.setattr(busy, "MAX_REST_SECONDS", 0.01)
-    monkeypatch.setattr(runner, "PAUSES", (0.001,))
+    monkeypatch.setattr(run, "PAUSES", (0.001,))
     app = Broken(num_busy=9 + busy.PATIENCE - 1)
     with structlog.testing.capture_logs() as lines:
         async with bench.running(app):

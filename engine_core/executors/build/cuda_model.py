@@ -1,0 +1,138 @@
+"""Models and draft heads on a GPU, before there is an executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...config import EngineConfig
+from ...heads.heads_config import HeadsConfig
+from ...heads.served import Served
+from ...layers.linear.kinds import Weights
+from ...models.model import Model, model_class
+from ...options import BuildRequest, Progress
+from ...platforms.cuda import CudaPlatform
+from ...platforms.cuda_tree import TreePlatform
+from ...platforms.stored_weights import StoredWeights
+from ...weights.model_config import ModelConfig
+from ...weights.shards import WHOLE, Shard
+from ..drafter.cuda_drafters import NewDrafter
+from ..exit.device_head import DeviceHead, WholeHead
+from ..model.block_bytes import KV_DTYPES
+from ..model.kv_blocks import KvBlocks, KvLayout
+from ..tiers.cuda_swapper import CudaSwapper
+from .cuda_parts import CudaParts
+from .hooks import Hooks
+from .weights import load_heads_weights, load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and its weights on the GPU."""
+
+    config: ModelConfig
+    weights: Weights
+    kv_dtype: torch.dtype
+    is_tree: bool
+    """Whether bits are those of `numerics` tree."""
+
+    def platform(self, config: EngineConfig) -> CudaPlatform:
+        return (TreePlatform if self.is_tree else CudaPlatform).of(self.config, config)
+
+    def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
+        return model_class(self.config)(self.config, self.weights, platform, max_model_len)
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        return KvLayout.of(self.config, self.kv_dtype)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the vocabulary head is here, or a part of it."""
+        return True
+
+    def parts(
+        self,
+        decoder: Model,
+        platform: CudaPlatform,
+        config: EngineConfig,
+        blocks: KvBlocks,
+        drafting: NewDrafter,
+        swapper: CudaSwapper | None,
+    ) -> CudaParts:
+        """Parts of the executor that computes plans with the model; see `CudaParts`."""
+        return CudaParts(
+            decoder,
+            platform,
+            config,
+            blocks,
+            self.head(decoder, platform),
+            drafting,
+            swapper=swapper,
+        )
+
+    def swapper(self, blocks: KvBlocks, config: EngineConfig) -> CudaSwapper:
+        """Copies blocks to the config's slots and back. Raises `ConfigError` where there is no
+        memory for the slots."""
+        return CudaSwapper(blocks, config.num_swap_slots)
+
+    def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
+        """The model's embedding and head, as draft heads read them."""
+        return decoder
+
+    def head(self, decoder: Model, platform: CudaPlatform) -> DeviceHead:
+        """The vocabulary head, or this rank's rows of it."""
+        return WholeHead(decoder.lm_head)
+
+    def agreed(self, number: int) -> int:
+        """The least of the numbers of all ranks; returns when each has come here."""
+        return number
+
+    def begin(self) -> None:
+        """Returns when every rank has compiled what it launches: from now on launches of one wait
+        for those of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHeads:
+    """Draft heads and their weights on the GPU, of the served model's dtype."""
+
+    config: HeadsConfig
+    weights: Weights
+    shard: Shard = WHOLE
+    """The part of the vocabulary that the weights have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    """The served model, and what drafts beside it, on one rank of an engine."""
+
+    served: LoadedModel
+    draft: LoadedModel | None
+    heads: LoadedHeads | None
+
+
+def load_whole(
+    request: BuildRequest, device: torch.device, progress: Progress, hooks: Hooks
+) -> LoadedEngine:
+    """Loads whole models. Raises `ConfigError`."""
+
+    def loaded(each: BuildRequest) -> LoadedModel:
+        forms = hooks.stored_forms(each)
+        stored = StoredWeights(request=each, weights=load_weights(each, device, progress, forms))
+        weights = hooks.prepare_weights(stored, progress)
+        return LoadedModel(each.model, weights, KV_DTYPES[each.kv_format], each.is_tree)
+
+    return LoadedEngine(
+        served=loaded(request),
+        draft=None if request.draft is None else loaded(request.draft),
+        heads=load_heads(request, device, WHOLE),
+    )
+
+
+def load_heads(request: BuildRequest, device: torch.device, shard: Shard) -> LoadedHeads | None:
+    """Loads draft heads, if there are any. Raises `ConfigError`."""
+    if request.heads is None:
+        return None
+    return LoadedHeads(request.heads, load_heads_weights(request, device, shard), shard)

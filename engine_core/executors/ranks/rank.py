@@ -1,0 +1,118 @@
+"""One rank of an engine: its layers, its blocks, and the ranks that it exchanges tensors with."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...config import EngineConfig
+from ...executor import UInt8Array
+from ...layers.group import Alone, Group
+from ...layers.staged import is_of_first_stage, layer_of
+from ...models.model import model_class
+from ...options import BuildRequest
+from ...system.ring import map_at_least
+from ...weights.model_config import ModelConfig
+from ...weights.shards import WHOLE, ParallelLayout, Shard, Stage, local_config, stages
+from ..tiers.block_part import BlockPart
+from .stage_link import StageLinks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank of an engine, as its process knows it."""
+
+    shard: Shard
+    stage_index: int
+    stage: Stage
+    group: Group
+    """The ranks that divide this rank's layers."""
+    links: StageLinks
+    slots: int
+    """A descriptor of the memory in which all ranks keep blocks, each its part of them."""
+    exchange: int
+    """A descriptor of the memory through which ranks exchange tensors where their GPUs do not reach
+    one another's."""
+    warn: Callable[[str], None]
+    """Writes a line to the engine's log, once for all ranks."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it computes all of the model."""
+        return self.shard.size == 1 and self.stage.is_first and self.stage.is_last
+
+    @property
+    def part(self) -> str:
+        """Names this rank's part of a model's weights; empty: all of them."""
+        if self.is_whole:
+            return ""
+        return (
+            f"shard {self.shard.index} of {self.shard.size}, layers {self.stage.first} to "
+            f"{self.stage.stop}"
+        )
+
+    def number(self, layout: ParallelLayout) -> int:
+        """Its number among all ranks of the engine."""
+        return self.stage_index * layout.tensor + self.shard.index
+
+    def over(self, group: Group) -> Rank:
+        """The same rank, which exchanges tensors over another memory."""
+        return replace(self, group=group)
+
+    def local_config(self, model: ModelConfig) -> ModelConfig:
+        """The shapes of this rank's layers."""
+        return local_config(model.of_layers(self.stage.first, self.stage.stop), self.shard)
+
+
+def whole_rank(model: ModelConfig) -> Rank:
+    """The only rank of an engine in one process: no other rank is there to exchange anything
+    with."""
+    return Rank(
+        shard=WHOLE,
+        stage_index=0,
+        stage=Stage(0, model.num_layers, model.num_layers),
+        group=Alone(),
+        links=StageLinks(),
+        slots=-1,
+        exchange=-1,
+        warn=log.warning,
+    )
+
+
+def stages_of(request: BuildRequest) -> list[Stage]:
+    """The layers of each pipeline stage, divided by the numbers in their weights."""
+    layout = model_class(request.model).layout(request.model)
+    num_layers = request.model.num_layers
+    sizes = {name: math.prod(spec.shape) for name, spec in layout.items()}
+    of_layers = [0] * num_layers
+    of_ends = {True: 0, False: 0}
+    for name, spec in layout.items():
+        if (layer := layer_of(name)) is not None:
+            of_layers[layer] += sizes[name]
+        else:
+            of_ends[is_of_first_stage(spec)] += sizes[name]
+    return stages(of_layers, of_ends[True], of_ends[False], request.options.pipeline_parallel_size)
+
+
+def block_part(request: BuildRequest, rank: Rank) -> BlockPart:
+    """This rank's part of a block in a slot, which is as one process has it: its bytes do not
+    depend on the layout."""
+    return BlockPart(
+        num_planes=2 * rank.stage.total,
+        planes=range(2 * rank.stage.first, 2 * rank.stage.stop),
+        num_heads=request.model.num_kv_heads,
+        heads=rank.shard.part(request.model.num_kv_heads),
+    )
+
+
+def map_slots(memory: int, config: EngineConfig, block_bytes: int) -> UInt8Array:
+    """Maps the slots, [slots, bytes of a block], in memory that all ranks share. The first one to
+    map it sets its size."""
+    shape = config.num_swap_slots, block_bytes
+    return np.frombuffer(map_at_least(memory, math.prod(shape)), np.uint8).reshape(shape)

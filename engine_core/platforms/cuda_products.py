@@ -1,0 +1,143 @@
+"""Products of a weight on an NVIDIA GPU, by the kind of its linear layer: our kernels', and
+cuBLASLt's where its bits are those of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from headwater.kernels.gemm import product_probe
+from headwater.kernels.gemm.product_probe import Product as ProbedProduct
+from headwater.kernels.gemm.wide_gemm import launch_all_tiles
+from headwater.kernels.launch.device import kernel_cache_dir
+
+from ..layers.linear.dense import DenseLinear
+from ..layers.linear.int4 import Int4Linear
+from ..layers.linear.kinds import Weights
+from ..layers.linear.linear import Linear, Product
+from ..layers.linear.ordered import OrderedLinear
+from ..layers.linear.planes import PlanesLinear
+from ..layers.linear.rounded import RoundedLinear
+from .cuda_packed import (
+    expanded_product,
+    expander,
+    is_expanded,
+    is_packed,
+    launch_planes,
+    launch_rounded,
+    packed_product,
+    rounded_product,
+)
+from .dense_products import (
+    ProductChoice,
+    dense_matrices,
+    dense_product,
+    dense_silu_product,
+    matrix_of,
+)
+from .product_verdicts import ProductVerdicts
+from .product_verdicts import own_products as own_products_of
+
+EARLY_ROWS = 512
+"""Up to this many tokens everything but attention and cuBLASLt's products starts while the kernel
+before it ends; of more it is a loss."""
+
+
+class CudaProducts:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.are_early = False
+        """Whether products of few tokens fill rings with weights before their tokens are there."""
+        self._choices: dict[ProbedProduct, ProductChoice] = {}
+        self._products: dict[str, Callable[[Linear], Product]] = {
+            DenseLinear.kind: self._dense,
+            Int4Linear.kind: self._packed,
+            OrderedLinear.kind: self._packed,
+            PlanesLinear.kind: self._packed,
+            RoundedLinear.kind: partial(rounded_product, early_rows=EARLY_ROWS),
+        }
+        self._gated = {(DenseLinear.kind, "silu"): self._dense_silu}
+
+    def of(self, linear: Linear) -> Product:
+        make = self._products.get(linear.kind)
+        return linear.product if make is None else make(linear)
+
+    def gated(self, linear: Linear, activation: str) -> Product | None:
+        """None: there is no such kernel."""
+        make = self._gated.get((linear.kind, activation))
+        return None if make is None else make(linear)
+
+    @property
+    def own(self) -> frozenset[ProbedProduct]:
+        """Products that the library makes with other bits, see `prepare`, and those of expanded
+        matrices."""
+        return frozenset(product for product, choice in self._choices.items() if choice.is_own)
+
+    def prepare(
+        self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]
+    ) -> None:
+        """Probes products of these weights with so many rows, where this machine has not done so
+        before: what the library makes with other bits than our kernels is made by ours from now on,
+        also by layers that are there."""
+        dense = dense_matrices(weights)
+        products = {name: ProbedProduct.of(weight) for name, weight in dense.items()}
+        counts = {
+            product: head_row_counts for name, product in products.items() if name == "lm_head"
+        }
+        counts |= {product: row_counts for name, product in products.items() if name != "lm_head"}
+        verdicts = ProductVerdicts(
+            kernel_cache_dir() / "products", product_probe.facts(self._device)
+        )
+        matrices = {products[name]: weight for name, weight in dense.items()}
+        probe = partial(product_probe.differing, device=self._device, weights=matrices)
+        for product in own_products_of(counts, verdicts, probe):
+            self._choice(product).is_own = True
+        torch.cuda.empty_cache()
+
+    def probes(self, weights: Weights) -> bool:
+        """Whether `prepare` has products of these weights to compare."""
+        return bool(dense_matrices(weights))
+
+    def launch_probe(self, weights: Weights) -> None:
+        """Once with each kernel that `prepare` compares with."""
+        for weight in {
+            weight.dtype: weight for weight in dense_matrices(weights).values()
+        }.values():
+            product_probe.launch_reference(weight)
+
+    def launch_own(self, weights: Weights) -> None:
+        """Once with all kernels that serve where the library does not, so that no step compiles
+        them."""
+        dense = {ProbedProduct.of(weight): weight for weight in dense_matrices(weights).values()}
+        expanders = {
+            expanded_product(each): expander(each)
+            for each in weights.linears.values()
+            if is_packed(each)
+        }
+        for product in self.own:
+            weight = dense.get(product)
+            launch_all_tiles(expanders[product]() if weight is None else weight)
+        launch_planes(weights.linears.values(), EARLY_ROWS)
+        launch_rounded(weights.linears.values())
+
+    def _dense(self, linear: Linear) -> Product:
+        weight = matrix_of(linear)
+        return dense_product(weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS)
+
+    def _dense_silu(self, linear: Linear) -> Product:
+        weight = matrix_of(linear)
+        return dense_silu_product(weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS)
+
+    def _packed(self, linear: Linear) -> Product:
+        assert is_packed(linear)
+        self.are_early = True
+        # Only our kernels multiply the matrix that many rows are worth, so that there is nothing to
+        # probe.
+        if is_expanded(linear):
+            self._choice(expanded_product(linear)).is_own = True
+        return packed_product(linear, EARLY_ROWS)
+
+    def _choice(self, product: ProbedProduct) -> ProductChoice:
+        return self._choices.setdefault(product, ProductChoice())

@@ -1,0 +1,41 @@
+"""Weights between a checkpoint and a platform: the forms in which they are loaded, and what a
+platform is given to make its own of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..layers.leaves import WithLeaves, cut_leaves
+from ..layers.linear.kinds import Weights
+from ..options import BuildRequest
+from ..weights.byte_weights import Keeps, keeps_none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredForms:
+    """Forms of weights that are loaded as they are stored. All others are expanded to the model's
+    dtype, and so are all of them under `numerics` tree."""
+
+    keeps_packed: bool = False
+    """Keeps weights in block formats, and integers."""
+    keeps: Keeps = keeps_none
+    """Chooses, by name and weight, those in block formats and of eight bits that are kept where
+    `keeps_packed` is not set."""
+    in_planes: bool = False
+    """Puts weights in block formats that are kept into planes."""
+    with_leaves: WithLeaves = cut_leaves
+    """Makes of weights under `numerics` tree what the platform multiplies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredWeights:
+    """Weights of a model, or of a part of it, as they were loaded."""
+
+    request: BuildRequest
+    weights: Weights
+    part: str = ""
+    """Names the part of the model; empty: the whole model."""
+    folder: Path | None = None
+    """The folder that they come from, where a platform may keep what it makes of them; None:
+    nothing is kept."""

@@ -1,0 +1,375 @@
+"""KV blocks of requests: which they have, which they find cached, and which a source loads.
+
+Decides nothing over requests: it answers what one lacks or would wait for, and takes and gives back
+blocks. Knows nothing about seats, tenants and steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...config import EngineConfig
+from ...executor import BoolArray, Int32Array
+from ...kv.block_loads import BlockLoads, SettledLoad
+from ...kv.block_pool import BlockPool
+from ...kv.block_source import BlockSource, Loader, Ticket
+from ...kv.lending import Steps
+from ...kv.peer_blocks import PeerBlocks
+from ...kv.prefetch import NewPrefetch
+from ...kv.prefix_cache import HashChain, Hits, PrefixCache
+from ...kv.tiers import Tiers
+from ...request import Holder
+from ...step_output import CacheEvents, EngineLoad, StoredChain
+from ..table.masks import RowIndices
+from ..table.request_state import RequestState
+from ..table.request_table import RequestTable
+from .block_table import BlockTable
+from .forks import Follow, Forks, PartialBlock
+from .prefetched_blocks import PrefetchedBlocks
+from .prefetches import Needs, Prefetches
+from .prefix_hits import PrefixHits
+
+
+class Wanted(NamedTuple):
+    """Blocks of all known tokens of a request without a row."""
+
+    hits: Hits
+    """Cached blocks with which it is continued; not held yet."""
+    max_hits: int
+    """Largest number of cached blocks that it may use."""
+    num_new: int
+    """Blocks that have to be computed, or copied."""
+
+
+Wait = Follow | Ticket
+"""An event that a request waits for whose next blocks are on their way."""
+
+
+class Blocks:
+    def __init__(
+        self,
+        config: EngineConfig,
+        clock: Callable[[], float],
+        tiers: Tiers,
+        sources: Sequence[BlockSource],
+        *,
+        prefill_seconds: Callable[[], float],
+        num_decoding: Callable[[], int],
+        copies_blocks: bool,
+    ) -> None:
+        """`sources` are asked after the tiers; `prefill_seconds`: time in which a prompt token is
+        computed, 0 where it is not known; `num_decoding`: requests that wait while a prompt is
+        computed."""
+        self._block_size = config.block_size
+        self._window = config.window
+        self._is_caching = config.enable_prefix_caching
+        self._pool = BlockPool(config.num_blocks)
+        # Positions of whole blocks are reused: the next one sees window - 1 before it.
+        reach = -(-(config.window - 1) // config.block_size)
+        self._cache = PrefixCache(self._pool, max(reach, 1) if config.window else 0)
+        self._loads = BlockLoads(
+            self._pool,
+            self._cache,
+            [*tiers.sources, *sources],
+            clock,
+            lambda: prefill_seconds() * config.block_size,
+        )
+        self._loads.num_decoding = num_decoding
+        self._table = BlockTable(config)
+        prefetched = PrefetchedBlocks(self._pool, config.block_size)
+        self._hits = PrefixHits(self._cache, prefetched, clock)
+        self._forks = Forks(self._pool, self._table, config.block_size, is_on=copies_blocks)
+        self._peers: PeerBlocks | None = tiers.peers if self._is_caching else None
+        self._prefetches = Prefetches(self._peers, self._pool, self._loads, prefetched, clock)
+
+    # Blocks of requests without a row.
+
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_usable(self) -> int:
+        return self._pool.num_usable
+
+    def num_needed(self, num_tokens: int) -> int:
+        """Number of blocks that hold so many tokens."""
+        return -(-num_tokens // self._block_size)
+
+    def expect(self, request: RequestState, holder: Holder) -> None:
+        """Notes that another engine may hold the first blocks of a request."""
+        if self._peers is not None:
+            self.hash(request)
+            hashes = request.chain.hashes[: holder.num_tokens // self._block_size]
+            self._peers.expect(hashes, request.chain.owner, holder)
+
+    def hash(self, request: RequestState) -> None:
+        """Hashes the full blocks of a request's known tokens."""
+        if self._is_caching:
+            request.chain.cover(request.token_ids, self._block_size)
+
+    def num_uncached_tokens(self, request: RequestState) -> int:
+        """Known tokens that neither the cache nor a source has."""
+        max_hits = request.num_cacheable_blocks(self._block_size)
+        num_hits = self._cache.match(request.chain, max_hits).num_blocks
+        if (offer := self._loads.find(request.chain, num_hits, max_hits)) is not None:
+            num_hits += offer.num_blocks
+        return request.num_tokens - num_hits * self._block_size
+
+    def wanted(self, request: RequestState) -> Wanted:
+        max_hits = request.num_cacheable_blocks(self._block_size)
+        hits = self._cache.match(request.chain, max_hits)
+        return Wanted(hits, max_hits, self.num_needed(request.num_tokens) - hits.num_blocks)
+
+    def num_taken(self, wanted: Wanted) -> int:
+        """Free blocks that the request would take."""
+        return wanted.num_new + self._pool.count_unheld(wanted.hits.blocks)
+
+    def wait_of(
+        self, request: RequestState, wanted: Wanted, prefilling: Iterable[RequestState]
+    ) -> Wait | None:
+        """The event until which the request had better wait, since another one of `prefilling`
+        computes its next block, or a source loads it; None: there is none."""
+        num_hits = wanted.hits.num_blocks
+        if num_hits < wanted.max_hits:
+            missed = request.chain.hashes[num_hits]
+            for leader in prefilling:
+                hashes = leader.chain.hashes
+                if leader.chain.num_cached <= num_hits < len(hashes) and hashes[num_hits] == missed:
+                    return Follow(
+                        leader, min(wanted.max_hits, request.chain.num_shared(leader.chain))
+                    )
+            if (ticket := self._loads.ticket(missed, request.failed_sources)) is not None:
+                self._hits.note_waits(request)
+                return ticket
+        return self._forks.wait_of(request, prefilling)
+
+    def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
+        """Asks a source for the blocks behind the hits, if one saves time by it."""
+        offer = self._loads.find(
+            request.chain, wanted.hits.num_blocks, wanted.max_hits, request.failed_sources
+        )
+        if offer is None:
+            return None
+        self._hits.note_waits(request)
+        return self._loads.load(offer, request.chain, wanted.hits)
+
+    def note_loaded(self, request: RequestState, load: SettledLoad) -> None:
+        """Notes that the wait of a request for this load is over."""
+        self._hits.note_loaded(request, load.tier, load.num_loaded * self._block_size)
+
+    def num_uncached_without(self, request: RequestState, source: Loader) -> int:
+        """Known tokens to compute of a request whose source did not load what it offered: it is
+        asked no more until the request has a row."""
+        request.failed_sources += (source,)
+        max_hits = request.num_cacheable_blocks(self._block_size)
+        num_hits = self._cache.match(request.chain, max_hits).num_blocks
+        return request.num_tokens - num_hits * self._block_size
+
+    # Blocks of rows.
+
+    def reserve_partial(
+        self, request: RequestState, wanted: Wanted, num_others: int, step: int
+    ) -> PartialBlock:
+        """The block that `step` copies for the tokens behind the hits, beside `num_others` blocks
+        that are taken; see `Forks.take`."""
+        return self._forks.take(request, wanted.hits.num_blocks, num_others, step)
+
+    def seat(self, request: RequestState, wanted: Wanted, partial: PartialBlock) -> Hits:
+        """Gives a row the blocks of all its known tokens, and takes cached ones as computed. Returns
+        its blocks, but not those that no layer sees any more."""
+        hits = wanted.hits
+        self._pool.share(hits.blocks)
+        held = Hits(hits.first, hits.blocks + self._pool.allocate(wanted.num_new))
+        request.chain.num_cached = hits.num_blocks
+        request.num_computed = hits.num_blocks * self._block_size + partial.num_tokens
+        request.failed_sources = ()
+        self._hits.note_seated(request)
+        self._table.seat(request.row, *held)
+        return held
+
+    def note_computed(self, request: RequestState) -> tuple[list[StoredChain], list[bytes]]:
+        """Lets others hit the blocks that the request's computed tokens fill. Returns those that
+        are cached nowhere else, to be announced once they are computed, and the hashes of all."""
+        if not self._is_caching:
+            return [], []
+        first = request.chain.num_cached
+        num_full = request.num_computed // self._block_size
+        stored = self._cache.offer(request.chain, self._table.between(request.row, first, num_full))
+        return stored, request.chain.hashes[first:num_full]
+
+    def num_full(self, request: RequestState) -> int:
+        """Number of blocks that the request's computed tokens fill."""
+        return request.num_computed // self._block_size
+
+    def start_decoding(self, request: RequestState) -> None:
+        """Notes that all known tokens of a request are scheduled."""
+        if self._is_caching:
+            self._table.start_hashing(request.row, request.chain.num_cached)
+        self._forks.note_whole(request)
+
+    def full_rows(self, rows: RowIndices, num_computed: Int32Array) -> RowIndices:
+        """Rows that need a block for their next token; num_computed [rows of the table]."""
+        full: RowIndices = rows[num_computed[rows] == self._table.capacity[rows]]
+        return full
+
+    def room(self, rows: RowIndices, num_computed: Int32Array) -> Int32Array:
+        """Tokens that each row's blocks hold behind its computed ones."""
+        room: Int32Array = self._table.capacity[rows] - num_computed[rows]
+        return room
+
+    def grow(self, rows: RowIndices) -> tuple[Int32Array, Int32Array]:
+        """Gives each row one more block: their indices in the rows' sequences, and the blocks."""
+        blocks = np.array(self._pool.allocate(rows.size), np.int32)
+        return self._table.append(rows, blocks), blocks
+
+    def shrink(self, rows: RowIndices, num_computed: Int32Array) -> bool:
+        """Takes back blocks of rows behind their computed tokens. Whether there were any."""
+        spare = rows[self._table.has_spare(rows, num_computed[rows])].tolist()
+        for row in spare:
+            self._pool.release(self._table.take_spare(row, int(num_computed[row])))
+        return bool(spare)
+
+    def cache_filled(self, rows: RowIndices, num_computed: Int32Array, table: RequestTable) -> None:
+        """Caches the blocks that outputs of rows filled; num_computed [R]: tokens whose keys and
+        values retired steps have computed, so that blocks are announced at once."""
+        filled = rows[self._table.hash_due[rows] <= num_computed]
+        if filled.size:
+            blocks, ends = self._table.take_filled(filled)
+            token_ids = table.tokens_before(filled, ends, self._block_size)
+            self._cache.append(table.chains_of(filled), token_ids, blocks)
+
+    def release_unseen(
+        self, rows: RowIndices, num_computed: Int32Array, table: RequestTable
+    ) -> bool:
+        """Gives back the blocks of rows that no layer sees from position num_computed[i] on, before
+        which retired steps have computed keys and values. Whether there were any."""
+        if not self._window:
+            return False
+        ends = (num_computed + 1 - self._window) // self._block_size
+        due = ends > self._table.first[rows]
+        chains = table.chains_of(rows[due])
+        for row, end, chain in zip(rows[due].tolist(), ends[due].tolist(), chains, strict=True):
+            first = int(self._table.first[row])
+            self._release(self._table.take_leading(row, end), chain, first)
+        return bool(due.any())
+
+    def num_blocks_of(self, request: RequestState) -> int:
+        """Number of blocks of a request that holds a row."""
+        return self._table.num_blocks_of(request.row)
+
+    def num_returning(self, leaving: Iterable[RequestState]) -> int:
+        """Blocks that come free once these requests have left."""
+        return self._pool.count_returning(
+            block for request in leaving for block in self._table.blocks_of(request.row)
+        )
+
+    def release(self, request: RequestState) -> None:
+        """Lets go of the blocks of a request's row, which computes nothing more."""
+        row = request.row
+        self._release(self._table.blocks_of(row), request.chain, int(self._table.first[row]))
+        self._table.vacate(row)
+
+    def _release(self, blocks: list[int], chain: HashChain, first: int) -> None:
+        """Lets go of blocks of a chain, from index `first` on."""
+        parent = chain.parent_of(first) if self._is_caching else b""
+        self._loads.release(blocks, chain.hashes[first:], chain.owner, parent)
+
+    def num_wasted_slots(self, num_known: Int32Array, is_alive: BoolArray) -> int:
+        """KV slots of rows' blocks behind their last known tokens."""
+        return int(np.dot(self._table.capacity - num_known, is_alive))
+
+    # Blocks from and to elsewhere.
+
+    def begin_step(self) -> list[Follow]:
+        """Notes that the next step is planned. Returns the requests that others need follow no
+        longer."""
+        return self._forks.begin_step()
+
+    def retire(self, step: int) -> bool:
+        """Lets go of blocks that steps up to this one have copied. Whether there were any."""
+        return self._forks.retire(step)
+
+    def launch(self) -> None:
+        """Begins what sources were asked for, and goes on with open loads."""
+        self._loads.launch()
+
+    def poll(self) -> list[SettledLoad]:
+        """Loads that ended, or were given up, since the last call."""
+        return self._loads.poll()
+
+    def close(self) -> None:
+        """Ends open loads."""
+        self._loads.close()
+
+    @property
+    def has_background_work(self) -> bool:
+        """Whether blocks are being stored or found."""
+        return self._loads.has_background_work
+
+    @property
+    def are_loading(self) -> bool:
+        """Whether blocks are on their way, or will be."""
+        return self._loads.is_any_open or bool(self._prefetches)
+
+    def is_load_awaited(self, needs: Needs) -> bool:
+        """Whether a step is due as soon as an open load goes on; loads of prefetches have time."""
+        if not self._loads.is_any_open:
+            return False
+        return self._loads.num_open > self._prefetches.num_loading or needs.awaits_any_load
+
+    def open_leases(self, tiers: Tiers, steps: Steps) -> None:
+        """From now on other engines may copy blocks from here, if there is a way to them."""
+        tiers.open_leases(self._pool, self._loads.release, steps)
+
+    def prefetch(self, new: NewPrefetch) -> None:
+        self._prefetches.add(new)
+
+    def end_prefetch(self, number: int) -> None:
+        self._prefetches.end(number)
+
+    def end_prefetches_of(self, request: RequestState) -> None:
+        """Ends the prefetches of prompts that this request begins with."""
+        self._prefetches.end_for(request.chain)
+
+    def advance_prefetches(self, needs: Needs) -> None:
+        self._prefetches.advance(needs)
+
+    @property
+    def prefetch_pause(self) -> float | None:
+        """Seconds until a prefetch goes on; None where none is open."""
+        return self._prefetches.idle_seconds
+
+    # Events of the cache, and figures of the pool.
+
+    def announce(self, stored: list[StoredChain]) -> None:
+        """Lets chains that are computed now go out with the next events."""
+        self._cache.announce(stored)
+
+    def take_events(self) -> CacheEvents | None:
+        return self._cache.take_events()
+
+    @property
+    def is_any_shared(self) -> bool:
+        """Whether several requests hold a block."""
+        return self._pool.num_shared > 0
+
+    def cached_hashes(self) -> Iterator[bytes]:
+        return iter(self._pool.cached_hashes())
+
+    def describe(self, load: EngineLoad) -> None:
+        load.num_used_blocks = self._pool.num_used
+        load.num_total_blocks = self._pool.num_usable
+        load.num_copied_blocks = self._forks.num_copies
+        load.prefix_queries = self._cache.num_queried_tokens
+        load.prefix_hits = self._cache.num_hit_tokens
+        load.hits_by_tier = dict(self._cache.num_hits_by_tier)
+        load.seconds_per_hit_token = self._hits.seconds_per_token
+        load.num_resumed_kept = self._hits.num_resumed_kept
+        load.num_resumed_loaded = self._hits.num_resumed_loaded
+        load.num_resumed_computed = self._hits.num_resumed_computed
+        if load.peers is not None:
+            load.peers.num_prefetched = self._prefetches.num_blocks * self._block_size

@@ -1,0 +1,148 @@
+"""Sequences that begin alike to the token: the partly filled last block of one is copied for the
+next, which would otherwise compute it again.
+
+A fork waits until the sequence before it has its prompt in a step, and gets a copy of that one's
+last block with the next step: executors compute steps in order, so that the copy finds what was
+written. Knows nothing about budgets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from ...kv.block_pool import NULL_BLOCK, BlockPool
+from ...kv.prefix_hash import next_block_hash, token_bytes
+from ..table.request_state import RequestState
+from .block_table import BlockTable
+
+WHOLE = 1 << 30
+"""More blocks than any prompt has: what waits for so many waits until all is scheduled."""
+
+
+class PartialBlock(NamedTuple):
+    """A block whose first tokens a fork has as well."""
+
+    block: int
+    num_tokens: int
+
+
+NO_PARTIAL = PartialBlock(NULL_BLOCK, 0)
+
+
+class Follow(NamedTuple):
+    """A wait for a request that computes the same prefix, until so many blocks are scheduled."""
+
+    leader: RequestState
+    num_blocks: int
+
+
+class Forks:
+    """Copies that were planned hold their blocks until the step has retired."""
+
+    def __init__(self, pool: BlockPool, table: BlockTable, block_size: int, *, is_on: bool) -> None:
+        """`is_on`: the executor copies blocks."""
+        self.num_copies = 0
+        """Blocks that were copied, so far."""
+        self._pool = pool
+        self._table = table
+        self._is_on = is_on
+        self._block_size = block_size
+        self._whole: list[RequestState] = []
+        """Requests whose last known tokens are in the step that was planned last."""
+        self._fresh = set[bytes]()
+        """Keys of blocks that this step fills: they are not copied before the next one."""
+        self._copied: deque[tuple[int, int]] = deque()
+        """Blocks that are copied from, each with the step that does it."""
+
+    def note_whole(self, request: RequestState) -> None:
+        """Notes that the step that is being planned computes the last known token of a request."""
+        if self._is_on and request.forks:
+            self._whole.append(request)
+            self._note_last_block(request)
+
+    def begin_step(self) -> list[Follow]:
+        """Notes that the next step is planned: what the one before it computes can be copied.
+        Returns the waits that this ends."""
+        self._fresh.clear()
+        whole = self._whole
+        self._whole = []
+        return [Follow(leader, WHOLE) for leader in whole]
+
+    def wait_of(self, request: RequestState, prefilling: Iterable[RequestState]) -> Follow | None:
+        """Waits for a request that is being computed and begins with this one's tokens: once all of
+        them are scheduled, its last block can be copied."""
+        if not (self._is_on and request.forks):
+            return None
+        for leader in (*prefilling, *self._whole):
+            if leader is not request and leader.forks and _begins(request, leader):
+                return Follow(leader, WHOLE)
+        return None
+
+    def take(
+        self, request: RequestState, num_hits: int, num_other_blocks: int, step: int
+    ) -> PartialBlock:
+        """The block that `step` copies for the tokens behind so many hit blocks, held from now on. One token is
+        left to compute. `NO_PARTIAL` where there is none, or no room to hold a free one beside
+        `num_other_blocks`."""
+        num_tokens = request.num_tokens - num_hits * self._block_size
+        if (
+            not (self._is_on and request.forks)
+            or not 1 < num_tokens <= self._block_size
+            or request.looks_at_all
+        ):
+            return NO_PARTIAL
+        last = request.token_ids[num_hits * self._block_size :]
+        for count in (num_tokens, num_tokens - 1):
+            key = _key(request, num_hits, last[:count])
+            block = self._pool.find_partial(key)
+            if block is not None and key not in self._fresh:
+                if self._pool.ref_counts[block] == 0 and num_other_blocks >= self._pool.num_free:
+                    return NO_PARTIAL
+                self._pool.share([block])
+                self._copied.append((step, block))
+                self.num_copies += 1
+                return PartialBlock(block, num_tokens - 1)
+        return NO_PARTIAL
+
+    def retire(self, step: int) -> bool:
+        """Lets go of blocks that steps up to this one have copied. Whether there were any."""
+        num_before = len(self._copied)
+        while self._copied and self._copied[0][0] <= step:
+            self._pool.release([self._copied.popleft()[1]])
+        return len(self._copied) < num_before
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Blocks that steps in flight copy."""
+        return [block for _, block in self._copied]
+
+    def _note_last_block(self, request: RequestState) -> None:
+        """Lets the last block of what was known of a request be found by its tokens."""
+        idx = (request.num_tokens - 1) // self._block_size
+        block = self._table.block_at(request.row, idx)
+        key = _key(request, idx, request.token_ids[idx * self._block_size :])
+        if self._pool.find_partial(key) is None:
+            self._pool.note_partial(block, key)
+            self._fresh.add(key)
+
+
+def _key(
+    request: RequestState, idx: int, token_ids: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> bytes:
+    """Names the beginning of a sequence up to the last of these tokens, the first of which fill
+    block `idx`."""
+    chain = request.chain
+    parent = chain.hashes[idx - 1] if idx else chain.namespace
+    return next_block_hash(parent, token_bytes(token_ids))
+
+
+def _begins(request: RequestState, leader: RequestState) -> bool:
+    """Whether a leader's known tokens are a request's too, up to its last one at least."""
+    num_common = min(request.num_tokens, leader.num_tokens)
+    if num_common < request.num_tokens - 1 or request.chain.namespace != leader.chain.namespace:
+        return False
+    return bool((request.token_ids[:num_common] == leader.token_ids[:num_common]).all())

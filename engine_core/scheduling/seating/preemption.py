@@ -1,0 +1,78 @@
+"""Chooses the running request that gives up seat and blocks: for a step that is short of them, to a
+tenant that is behind, or because its reader takes nothing.
+
+The scheduler takes them away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..blocks.blocks import Blocks
+from ..rows.rows import Rows
+from ..table.request_state import Rank, RequestState
+from .tenant_shares import TenantShares
+
+
+class Preemption:
+    def __init__(self, rows: Rows, blocks: Blocks, shares: TenantShares) -> None:
+        self._rows = rows
+        self._blocks = blocks
+        self._shares = shares
+        self._stalled: dict[int, RequestState] = {}
+        """Running requests whose readers take nothing, by key, the one that stalled first first."""
+
+    def add_stalled(self, request: RequestState) -> None:
+        self._stalled[request.key] = request
+
+    def remove_stalled(self, request: RequestState) -> None:
+        """Its reader takes more, or it runs no longer."""
+        self._stalled.pop(request.key, None)
+
+    def first_stalled(self) -> RequestState | None:
+        """The one that stalled first. One whose drafts were rejected has credit again, and a step
+        may compute it."""
+        credit = self._rows.table.credit
+        return next(
+            (request for request in self._stalled.values() if credit[request.row] <= 0), None
+        )
+
+    def last(self) -> RequestState:
+        """The one that stalled first, if any has; else of the lowest tier, of the tenant that is
+        farthest ahead, the last."""
+        return self.first_stalled() or max(self._rows.running.values(), key=self._place)
+
+    def held_blocks(self) -> Counter[str]:
+        """Number of blocks of each running tenant."""
+        held = Counter[str]()
+        for request in self._rows.running.values():
+            held[request.tenant] += self._blocks.num_blocks_of(request)
+        return held
+
+    def take_for(self, behind: RequestState, held: Counter[str]) -> RequestState | None:
+        """One whose tenant even without it is not behind that of `behind` once this one has come,
+        or none; what it held is taken off `held`. It is the youngest of those that are farthest
+        ahead, and finds most of its blocks again."""
+        num_blocks = held[behind.tenant] + self._blocks.num_needed(behind.num_tokens)
+        level = self._shares.level(behind.tenant, 1, num_blocks)
+        ahead = {
+            name for name, blocks in held.items() if self._shares.level(name, -1, blocks) >= level
+        }
+        victims = [
+            each
+            for each in self._rows.running.values()
+            if each.tenant in ahead and each.rank[0] >= behind.rank[0]
+        ]
+        if not victims:
+            return None
+        victim = max(
+            victims, key=lambda each: (each.rank[0], held[each.tenant] / each.weight, each.rank)
+        )
+        num_left = held[victim.tenant] - self._blocks.num_blocks_of(victim)
+        if self._shares.level(victim.tenant, -1, num_left) < level:
+            return None
+        held[victim.tenant] = num_left
+        return victim
+
+    def _place(self, request: RequestState) -> tuple[int, float, Rank]:
+        return request.rank[0], self._shares.level(request.tenant), request.rank

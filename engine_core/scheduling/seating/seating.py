@@ -1,0 +1,245 @@
+"""Order in which requests run: which of those that wait is next, how much of a step each gets, and
+which running one gives way.
+
+Policy only: the scheduler seats and preempts the requests that are named here. An order by name is
+a rank and an expression over ranks, shares and credit. Knows nothing about steps in flight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from ...config import EngineConfig
+from ...kv.block_source import Ticket
+from ...step_output import EngineLoad
+from ..blocks.blocks import Blocks, Wait, Wanted
+from ..blocks.forks import Follow
+from ..rows.rows import Rows
+from ..step_builder import StepBuilder
+from ..table.request_state import NO_ROW, RequestState
+from .preemption import Preemption
+from .prefill_budget import PrefillBudget
+from .tenant_shares import TenantShares
+from .waiting_queue import WaitingQueue
+from .yielding import Yielding
+
+RISE_PERIOD_SECONDS = 1.0
+"""Between two looks whether requests have waited long enough to move up a tier."""
+
+
+class Seating:
+    def __init__(
+        self,
+        config: EngineConfig,
+        rows: Rows,
+        blocks: Blocks,
+        clock: Callable[[], float],
+        prefill_seconds: Callable[[], float],
+    ) -> None:
+        """`prefill_seconds`: time in which a prompt token is computed, 0 where it is not known."""
+        self.max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
+        """Prompt tokens that a request gets of a step, at most."""
+        self._rows = rows
+        self._blocks = blocks
+        self._clock = clock
+        self._shares = TenantShares(config.max_num_seqs, blocks.num_usable, clock)
+        self._waiting = WaitingQueue(self._num_shares)
+        self._budget = PrefillBudget(self._shares, self.max_chunk, prefill_seconds)
+        self._preemption = Preemption(rows, blocks, self._shares)
+        self._yielding = Yielding(self._waiting, self._preemption, rows, blocks)
+        self._num_preemptions = 0
+        self._rise_at = 0.0
+
+    # Requests that wait.
+
+    def enter(self, request: RequestState) -> None:
+        """Notes a new request; `wait` is to follow."""
+        self._shares.enter(request.tenant, request.weight)
+
+    def wait(self, request: RequestState) -> None:
+        """Takes a request without a row into the queue."""
+        self._budget.rank_begun(request, request.num_uncached_tokens)
+        self._waiting.push(request)
+
+    def hold(self, request: RequestState, wait: Wait) -> None:
+        """Holds a request until the event comes."""
+        if isinstance(wait, Follow):
+            self._waiting.follow(wait.leader, request, wait.num_blocks)
+        else:
+            self._waiting.await_load(request, wait)
+
+    def note_scheduled(self, leader: RequestState, num_blocks: int) -> None:
+        """Lets requests go on that wait for a leader's first `num_blocks` blocks."""
+        self._waiting.leader_advanced(leader, num_blocks)
+
+    def load_ended(self, ticket: Ticket) -> list[RequestState]:
+        """Lets requests go on that wait for this load, and returns them."""
+        return self._waiting.load_ended(ticket)
+
+    def recount(self, request: RequestState, num_uncached_tokens: int) -> None:
+        """Notes that a waiting request has another number of tokens to compute."""
+        self._waiting.recount(request, num_uncached_tokens)
+
+    def leave(self, request: RequestState) -> None:
+        """Notes the end of a request, wherever it is."""
+        self._shares.leave(request.tenant)
+        if request.row == NO_ROW:
+            self._waiting.remove(request)
+
+    def promote(self) -> None:
+        """Moves requests up that have waited for long; looks once a second at most."""
+        if self._waiting.may_rise and (now := self._clock()) >= self._rise_at:
+            self._rise_at = now + RISE_PERIOD_SECONDS
+            self._waiting.rise(now)
+
+    def add_credit(self, request: RequestState, tokens: int) -> None:
+        self._preemption.remove_stalled(request)
+        if request.row == NO_ROW:
+            self._waiting.add_credit(request, tokens)
+        else:
+            self._rows.table.credit[request.row] += tokens
+
+    # Parts of a step.
+
+    def bound_prompts(self, seconds: float) -> None:
+        """From now on a step computes prompts for about so long at most; 0: as many tokens as its
+        budget has."""
+        self._budget.max_seconds = seconds or math.inf
+
+    def begin(self, step: StepBuilder) -> None:
+        """Divides the budget of a step between decode rows and prompts."""
+        step.prompt_budget = self._budget.of_step(step.budget)
+        step.beside_begun = self._budget.beside_begun()
+
+    @property
+    def awaits_begun(self) -> bool:
+        """Whether a request whose answer has begun waits for its blocks."""
+        return self._waiting.awaits_begun
+
+    def parts(self, step: StepBuilder, prefilling: list[RequestState]) -> dict[str, int]:
+        """Prompt tokens of the step by tenant; empty where no two share."""
+        following = self._waiting.peek() if self._rows.num_free_seats else None
+        following = None if following is self._yielding.too_large else following
+        return self._budget.parts(step.prompt_budget, prefilling, following)
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that run or wait."""
+        return len(self._rows.running) + len(self._waiting)
+
+    def next(self, step: StepBuilder, *, begun: bool) -> RequestState | None:
+        """The request that may take a seat in this step; None where it does not fit, or, if
+        `begun`, has no answer yet."""
+        request = self._waiting.peek()
+        if (
+            request is None
+            or request is self._yielding.too_large
+            or (begun and not request.has_begun)
+            or step.budget_of(request) <= 0
+            or not self._shares.may_take(request.tenant, self._rows.num_free_seats)
+        ):
+            return None
+        return request
+
+    def fits(self, request: RequestState, wanted: Wanted) -> bool:
+        """Whether a request finds its blocks, and one for each running request to grow into; one
+        that does not is not looked at again until some are released."""
+        num_wanted = self.num_taken(wanted)
+        if num_wanted <= self._blocks.num_free:
+            return True
+        self._yielding.note_too_large(request, num_wanted)
+        return False
+
+    def num_taken(self, wanted: Wanted) -> int:
+        """Free blocks that a seat takes, those included into which running requests grow."""
+        return self._blocks.num_taken(wanted) + len(self._rows.running)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a request found too few blocks, and none were released since."""
+        return self._yielding.too_large is not None
+
+    def seat(self, request: RequestState) -> None:
+        """Takes the request out of the queue, which gets a row now."""
+        self._waiting.pop(request)
+        request.has_yielded = False
+        self._shares.seat(request.tenant)
+        self._note_move()
+
+    def rank_seated(self, request: RequestState) -> None:
+        """Ranks a request that has its row by what it still has to compute."""
+        self._budget.rank_begun(request, request.num_tokens - request.num_computed)
+
+    # Requests that give way.
+
+    def stalled(self) -> Iterator[RequestState]:
+        """Running requests whose readers take nothing, while others lack room. Each is to be
+        preempted before the next is asked for."""
+        return self._yielding.stalled()
+
+    def ahead(self) -> Iterator[RequestState]:
+        """Running requests of tenants that are ahead of those that wait; see `stalled`."""
+        return self._yielding.ahead() if self._shares.are_several else iter(())
+
+    def last(self) -> RequestState:
+        """The running request that gives way where a step lacks blocks."""
+        return self._preemption.last()
+
+    def note_preempted(self, request: RequestState, *, yields: bool) -> None:
+        request.has_yielded = yields
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+
+    def unseat(self, request: RequestState, *, was_prefilling: bool) -> None:
+        """Notes that a request runs no longer."""
+        self._preemption.remove_stalled(request)
+        self._shares.unseat(request.tenant)
+        self._note_move()
+        if was_prefilling:
+            self._waiting.leader_left(request)
+
+    def stall(self, request: RequestState) -> None:
+        """Notes that a request's reader takes nothing. Until it gets credit, waiting requests may
+        take its seat and blocks."""
+        rows = self._rows
+        is_decoding = request.key in rows.running and request.key not in rows.prefilling
+        if is_decoding and rows.table.credit[request.row] <= 0:
+            self._preemption.add_stalled(request)
+            self.note_released()
+
+    def note_released(self) -> None:
+        """Notes that blocks came free, or may be taken from a stalled request."""
+        self._yielding.note_released()
+
+    # Needs that come before those of prefetches; see `Needs`.
+
+    @property
+    def num_blocks_needed(self) -> int:
+        num_waited_for = self._blocks.num_needed(self._waiting.num_tokens) + len(self._waiting)
+        return len(self._rows.running) + num_waited_for
+
+    @property
+    def awaits_any_load(self) -> bool:
+        return self._waiting.awaits_any_load
+
+    def awaits(self, ticket: Ticket) -> bool:
+        return self._waiting.awaits(ticket)
+
+    def describe(self, load: EngineLoad) -> None:
+        load.num_waiting += len(self._waiting)
+        load.num_prefill_tokens += self._waiting.num_tokens
+        load.num_preemptions = self._num_preemptions
+
+    def _num_shares(self, request: RequestState) -> int:
+        """The shares that the request's tenant holds. A request that yielded its seat counts one
+        more while its tenant holds any: it would take the seat back at once from another tenant
+        with as many shares."""
+        return self._shares.num_shares(request.tenant) + (
+            request.has_yielded and self._shares.level(request.tenant) > 0
+        )
+
+    def _note_move(self) -> None:
+        """A seat was taken or left."""
+        self._yielding.note_move()
+        self._waiting.reorder()

@@ -1,0 +1,94 @@
+"""Declaration of flags of `headwater up`, and checks of words that flags of several commands take."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headwater.engine_core.platforms.registry import device_names, is_registered
+
+from ..engine.settings import (
+    ACTIVATION_DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    NUMERICS,
+    QUANTIZATIONS,
+    EngineSettings,
+)
+from ..runtime.hardware import DTYPES
+from ..runtime.settings import SettingError, require
+from ..runtime.speculation import MODES
+
+GATEWAY = "gateway"
+PROCESSOR = "processor"
+ENGINE = "engine"
+CHOICES = {
+    "dtype": DTYPES,
+    "executor": ("single", "simulated"),
+    "load_format": LOAD_FORMATS,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "activation_dtype": ACTIVATION_DTYPES,
+    "quantization": QUANTIZATIONS,
+    "speculation": MODES,
+    "numerics": NUMERICS,
+    "kv_peer_direct": ("auto", "off"),
+}
+
+
+def check_words(given: Mapping[str, str]) -> None:
+    """Raises `SettingError` for the first setting whose word is none of its choices."""
+    for name, word in given.items():
+        require(word in CHOICES[name], name, word, ", ".join(CHOICES[name]))
+
+
+def check_choices(settings: object) -> None:
+    """As `check_words`, of all settings that have choices."""
+    check_words({name: getattr(settings, name) for name in CHOICES})
+
+
+def check_device(device: str) -> None:
+    """Raises `SettingError` for a device of no platform."""
+    if not is_registered(device):
+        raise SettingError("device", device, ", ".join(device_names()))
+
+
+def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_STATE_HOME/headwater`, else `~/.local/state/headwater`."""
+    return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "headwater"
+
+
+def flag(
+    default: Any,
+    help_text: str,
+    *stages: str,
+    shown: str | None = None,
+    variable: str | None = None,
+) -> Any:
+    """A dataclass field that is a flag of `headwater up` and of these stages, by the same name.
+
+    A callable default is asked when it is needed; `shown` is what `--help` says of the default
+    then. `variable` is the environment variable where it is not HEADWATER_ and the name of the
+    flag.
+    """
+    metadata = {
+        "help": help_text,
+        "stages": frozenset(stages),
+        "shown": shown,
+        "variable": variable,
+    }
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def engine_flag(name: str, help_text: str, *stages: str) -> Any:
+    """As `flag`, with the default that the engine's setting of this name has."""
+    [known] = [each for each in dataclasses.fields(EngineSettings) if each.name == name]
+    return flag(known.default, help_text, ENGINE, *stages)
+
+
+def variable_of(field: dataclasses.Field[Any]) -> str:
+    return field.metadata["variable"] or f"HEADWATER_{field.name.upper()}"
