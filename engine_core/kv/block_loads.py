@@ -129,6 +129,11 @@ class BlockLoads:
         for source in self._keepers:
             source.save(kept, unused, parents, owner)
 
+    def release_part(self, chain: HashChain, first: int, blocks: Sequence[int]) -> None:
+        """As `release`, of a chain's blocks from index `first` on."""
+        parent = chain.parent_of(first) if chain.hashes else b""
+        self.release(blocks, chain.hashes[first:], chain.owner, parent)
+
     def find(
         self, chain: HashChain, start: int, end: int, excluded: Collection[Loader] = ()
     ) -> Offer | None:

@@ -17,7 +17,8 @@ from ..kv.block_leases import BlockLeases
 from ..kv.block_source import BlockSource
 from ..kv.tiers import Tiers
 from ..step_output import EngineLoad
-from .blocks.blocks import Blocks, Wanted
+from .blocks.blocks import Blocks
+from .blocks.wanted import Wanted
 from .decode_ahead import add_drafts
 from .rows.rows import Rows
 from .seating.seating import Seating
@@ -269,7 +270,7 @@ class Scheduler:
         self.rows.seat(request)
         held = self.blocks.seat(request, wanted, partial)
         self.seating.rank_seated(request)
-        step.admit(request, held, partial)
+        step.admit(request, *held, partial)
 
     def _make_room(self) -> None:
         """Preempts for waiting requests before a step is planned, since none that has a part in it

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..executor import NO_COPIES, AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
-from ..kv.prefix_cache import Hits
 from ..step_output import MasksWanted, StoredChain
 from .blocks.blocks import Blocks
 from .blocks.forks import PartialBlock
@@ -122,18 +121,19 @@ class StepBuilder:
     def set_blocks(self, rows: RowIndices, indices: Int32Array, blocks: Int32Array) -> None:
         self.block_updates.append((rows.astype(np.int32), indices, blocks))
 
-    def admit(self, request: RequestState, held: Hits, partial: PartialBlock) -> None:
-        """Gives the request, which has a row of the table, to the executor with its first blocks.
-        The one behind those that are cached begins as a copy of `partial`, where that has
-        tokens."""
+    def admit(
+        self, request: RequestState, first: int, blocks: list[int], partial: PartialBlock
+    ) -> None:
+        """Gives the request, which has a row of the table, to the executor with its blocks from
+        index `first` on. The one behind those that are cached begins as a copy of `partial`, where
+        that has tokens."""
         if request.has_begun and (self.first_begun is None or request.rank < self.first_begun.rank):
             self.begin_with(request)
         if partial.num_tokens:
-            begun = held.blocks[request.chain.num_cached - held.first]
+            begun = blocks[request.chain.num_cached - first]
             self.copies.append((partial.block, begun))
-        indices = np.arange(held.first, held.num_blocks, dtype=np.int32)
-        rows = np.full(len(held.blocks), request.row)
-        self.set_blocks(rows, indices, np.array(held.blocks, np.int32))
+        indices = np.arange(first, first + len(blocks), dtype=np.int32)
+        self.set_blocks(np.full(len(blocks), request.row), indices, np.array(blocks, np.int32))
         self.admitted.append(
             AdmittedRow(
                 row=request.row,

@@ -34,7 +34,7 @@ class Drafted:
     shard: Shard
     """The part of their vocabulary that heads have."""
     kv_caches: Sequence[torch.Tensor]
-    """Those of what drafts, at most one."""
+    """KV caches of what drafts, at most one."""
 
 
 def new_drafter(

@@ -7,7 +7,6 @@ blocks. Knows nothing about seats, tenants and steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from ...kv.block_source import BlockSource, Loader, Ticket
 from ...kv.lending import Steps
 from ...kv.peer_blocks import PeerBlocks
 from ...kv.prefetch import NewPrefetch
-from ...kv.prefix_cache import HashChain, Hits, PrefixCache
+from ...kv.prefix_cache import PrefixCache
 from ...kv.tiers import Tiers
 from ...request import Holder
 from ...step_output import CacheEvents, EngineLoad, StoredChain
@@ -31,18 +30,7 @@ from .forks import Follow, Forks, PartialBlock
 from .prefetched_blocks import PrefetchedBlocks
 from .prefetches import Needs, Prefetches
 from .prefix_hits import PrefixHits
-
-
-class Wanted(NamedTuple):
-    """Blocks of all known tokens of a request without a row."""
-
-    hits: Hits
-    """Cached blocks with which it is continued; not held yet."""
-    max_hits: int
-    """Largest number of cached blocks that it may use."""
-    num_new: int
-    """Blocks that have to be computed, or copied."""
-
+from .wanted import Wanted
 
 Wait = Follow | Ticket
 """An event that a request waits for whose next blocks are on their way."""
@@ -178,18 +166,20 @@ class Blocks:
         that are taken; see `Forks.take`."""
         return self._forks.take(request, wanted.hits.num_blocks, num_others, step)
 
-    def seat(self, request: RequestState, wanted: Wanted, partial: PartialBlock) -> Hits:
+    def seat(
+        self, request: RequestState, wanted: Wanted, partial: PartialBlock
+    ) -> tuple[int, list[int]]:
         """Gives a row the blocks of all its known tokens, and takes cached ones as computed. Returns
-        its blocks, but not those that no layer sees any more."""
+        the index of the first block that a layer still sees, and the blocks from there on."""
         hits = wanted.hits
         self._pool.share(hits.blocks)
-        held = Hits(hits.first, hits.blocks + self._pool.allocate(wanted.num_new))
+        blocks = hits.blocks + self._pool.allocate(wanted.num_new)
         request.chain.num_cached = hits.num_blocks
         request.num_computed = hits.num_blocks * self._block_size + partial.num_tokens
         request.failed_sources = ()
         self._hits.note_seated(request)
-        self._table.seat(request.row, *held)
-        return held
+        self._table.seat(request.row, hits.first, blocks)
+        return hits.first, blocks
 
     def note_computed(self, request: RequestState) -> tuple[list[StoredChain], list[bytes]]:
         """Lets others hit the blocks that the request's computed tokens fill. Returns those that
@@ -254,7 +244,7 @@ class Blocks:
         chains = table.chains_of(rows[due])
         for row, end, chain in zip(rows[due].tolist(), ends[due].tolist(), chains, strict=True):
             first = int(self._table.first[row])
-            self._release(self._table.take_leading(row, end), chain, first)
+            self._loads.release_part(chain, first, self._table.take_leading(row, end))
         return bool(due.any())
 
     def num_blocks_of(self, request: RequestState) -> int:
@@ -270,13 +260,9 @@ class Blocks:
     def release(self, request: RequestState) -> None:
         """Lets go of the blocks of a request's row, which computes nothing more."""
         row = request.row
-        self._release(self._table.blocks_of(row), request.chain, int(self._table.first[row]))
+        first = int(self._table.first[row])
+        self._loads.release_part(request.chain, first, self._table.blocks_of(row))
         self._table.vacate(row)
-
-    def _release(self, blocks: list[int], chain: HashChain, first: int) -> None:
-        """Lets go of blocks of a chain, from index `first` on."""
-        parent = chain.parent_of(first) if self._is_caching else b""
-        self._loads.release(blocks, chain.hashes[first:], chain.owner, parent)
 
     def num_wasted_slots(self, num_known: Int32Array, is_alive: BoolArray) -> int:
         """KV slots of rows' blocks behind their last known tokens."""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from ...config import EngineConfig
 from ...kv.block_source import Ticket
 from ...step_output import EngineLoad
-from ..blocks.blocks import Blocks, Wait, Wanted
+from ..blocks.blocks import Blocks, Wait
 from ..blocks.forks import Follow
+from ..blocks.wanted import Wanted
 from ..rows.rows import Rows
 from ..step_builder import StepBuilder
 from ..table.request_state import NO_ROW, RequestState

@@ -1,0 +1,18 @@
+"""KV blocks that a request without a row would take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...kv.prefix_cache import Hits
+
+
+class Wanted(NamedTuple):
+    """Blocks of all known tokens of a request without a row."""
+
+    hits: Hits
+    """Cached blocks with which it is continued; not held yet."""
+    max_hits: int
+    """Largest number of cached blocks that it may use."""
+    num_new: int
+    """Blocks that have to be computed, or copied."""
