@@ -42,6 +42,7 @@ capabilities = Capabilities(
     windows=True,
     rotary_pairs=True,
     activations=True,
+    experts=True,
     softcaps=True,
     odd_heads=True,
     disk_blocks=True,
@@ -115,7 +116,7 @@ def _rank_draft(
     head = {HEAD: weights.linears[HEAD]}
     layers = {name: each for name, each in weights.linears.items() if name != HEAD}
     part = f"rows of the vocabulary of shard {shard.index} of {shard.size}"
-    own = _packed(request, replace(weights, linears=head), progress, part)
+    own = _packed(request, replace(weights, linears=head, experts={}), progress, part)
     shared = _packed(
         request, replace(weights, linears=layers), progress, "all but the vocabulary head"
     )

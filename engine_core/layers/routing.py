@@ -79,6 +79,11 @@ class ExpertStack:
         """K"""
         return self.linear.in_features
 
+    def expert(self, index: int) -> Linear:
+        """The weight [N, K] of one expert, in the same memory."""
+        first = index * self.out_features
+        return self.linear.outputs(range(first, first + self.out_features))
+
     @property
     def weight(self) -> torch.Tensor:
         """[E, N, K], a view; of the kind `dense` alone."""

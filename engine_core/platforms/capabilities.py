@@ -35,6 +35,8 @@ class Capabilities:
     """Rotation of a part of a head, and of neighbouring numbers (`RotaryPairs`)."""
     activations: bool = False
     """Activations without a gate (`Platform.activation`)."""
+    experts: bool = False
+    """Mixtures of experts (`Platform.route`, `Platform.experts`)."""
     softcaps: bool = False
     """Attention whose scores are capped."""
     odd_heads: bool = False

@@ -49,8 +49,11 @@ from ..layers.linear.group_tiles import TileLinear
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear, Product
 from ..layers.linear.packed import PackedLinear
+from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
+from . import cpu_experts
+from .cpu_experts import CpuExperts, route
 from .cpu_sampling import CpuSampling
 
 CPU_DTYPES = DTYPES
@@ -80,6 +83,9 @@ class CpuPlatform:
         compile_kernels(dtype, progress, packed_kernels(weights))
         for linear in weights.linears.values():
             self.linear(linear)
+        for stack in weights.experts.values():
+            # All experts of a layer have the shape of the first.
+            self.linear(stack.expert(0))
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
         return plan_attention(batch.starts, batch.counts, batch.block_tables, self._group)
@@ -111,6 +117,12 @@ class CpuPlatform:
 
     def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return activation(x, name)
+
+    def route(self, logits: torch.Tensor, router: Router) -> Routes:
+        return route(logits, router)
+
+    def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
+        return CpuExperts(gate_up, down, GATES[activation], self.linear)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
@@ -177,7 +189,8 @@ def with_cpu_look_up(weights: Weights) -> Weights:
 
 def packed_kernels(weights: Weights) -> list[Kernel]:
     """Kernels that multiply and look up these packed weights."""
-    linears = weights.linears.values()
+    joined = (stack.linear for stack in weights.experts.values())
+    linears = [*weights.linears.values(), *joined]
     tables = weights.tables.values()
     of_blocks = [
         part.format
@@ -191,6 +204,8 @@ def packed_kernels(weights: Weights) -> list[Kernel]:
         tile_product.kernel_of(each.format, rounds_tokens=each.rounds_tokens) for each in in_groups
     ]
     used += [block_rows.kernel_of(table.weight.format) for table in tables]
+    if weights.experts:
+        used += [*cpu_experts.KERNELS, *cpu_experts.kernels_of([*weights.experts.values()])]
     used += [
         tile_product.kernel_of(linear.tiles.format)
         for linear in linears
