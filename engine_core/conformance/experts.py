@@ -18,7 +18,7 @@ from .subject import Subject, rows_of
 NUM_EXPERTS = 24
 NUM_CHOSEN = 5
 WEIGHTS_ALLOWED = ALLOWED["float32"]
-"""Of routes, which are in float32 whatever the logits are."""
+"""Largest error of routes, which are in float32 whatever the logits are."""
 SIZES = (83, 131)
 """Hidden and intermediate size, before they are rounded up to what the platform serves."""
 

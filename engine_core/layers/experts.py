@@ -8,7 +8,7 @@ import torch
 from .group import Group
 from .linear.linear import Linear, Product
 from .mlp import Mlp
-from .platform import Platform
+from .platform import ExpertPlatform, Platform
 from .routing import ExpertStack, Router
 
 
@@ -35,7 +35,7 @@ class Experts:
 
     def __init__(
         self,
-        platform: Platform,
+        platform: ExpertPlatform,
         router: Router,
         logits: Product,
         gate_up: ExpertStack,

@@ -1,5 +1,5 @@
-"""What a mixture of experts asks of a platform: how a router chooses, what it chose, and the
-weights of all experts of a layer."""
+"""Terms of a mixture of experts: how a router chooses, the experts that it chose, and the weights of
+all experts of a layer. Platforms compute by them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .linear.linear import Linear
 
 
 class Scoring(Enum):
-    """What makes scores of a router's logits, in float32."""
+    """Scores of a router's logits, in float32."""
 
     SOFTMAX = "softmax over all experts"
     SIGMOID = "sigmoid of each logit"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
 import torch
 
@@ -20,7 +21,7 @@ from ..layers.linear.linear import Linear, Product
 from ..layers.lm_head import LMHead
 from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
-from ..layers.platform import Platform
+from ..layers.platform import ExpertPlatform, Platform
 from ..layers.positions import Positions
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
 from ..layers.routing import Router, Scoring
@@ -142,7 +143,7 @@ class Parts:
         if sizes.shared_size:
             shared = self._shared_expert(prefix, has_gate=sizes.has_shared_gate)
         return Experts(
-            self._platform,
+            cast(ExpertPlatform, self._platform),
             self._router(prefix, sizes),
             self._logits(prefix),
             self._weights.experts[prefix + mixture.GATE_UP],
@@ -164,7 +165,7 @@ class Parts:
         )
 
     def _logits(self, prefix: str) -> Product:
-        """What makes a router's logits; a wide router reads tokens in its own type."""
+        """The product with a router's weight; a wide router reads tokens in its own type."""
         name = prefix + mixture.ROUTER
         if name in self._weights.linears:
             return self._platform.linear(self._weights.linears[name])

@@ -36,7 +36,7 @@ class Capabilities:
     activations: bool = False
     """Activations without a gate (`Platform.activation`)."""
     experts: bool = False
-    """Mixtures of experts (`Platform.route`, `Platform.experts`)."""
+    """Mixtures of experts (`ExpertPlatform`)."""
     softcaps: bool = False
     """Attention whose scores are capped."""
     odd_heads: bool = False

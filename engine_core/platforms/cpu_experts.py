@@ -12,11 +12,11 @@ import torch
 
 from headwater.kernels.cpu import fp8_tiles as fp8_units
 from headwater.kernels.cpu import group_tiles as int_units
-from headwater.kernels.cpu import route as route_kernel
 from headwater.kernels.cpu.compiler.compiled import Kernel
-from headwater.kernels.cpu.expert_product import ExpertProduct, ExpertTiles
-from headwater.kernels.cpu.expert_product import kernel_of as kernel_of_tiles
-from headwater.kernels.cpu.expert_rows import (
+from headwater.kernels.cpu.experts import route as route_kernel
+from headwater.kernels.cpu.experts.expert_product import ExpertProduct, ExpertTiles
+from headwater.kernels.cpu.experts.expert_product import kernel_of as kernel_of_tiles
+from headwater.kernels.cpu.experts.expert_rows import (
     COMBINE,
     GATHER,
     SORT,
@@ -38,11 +38,11 @@ Gate = Callable[[torch.Tensor], torch.Tensor]
 StackProduct = Callable[[torch.Tensor, RowsByExpert], torch.Tensor]
 """Rows [P, K] by place, times the weights of their experts: [P, N]."""
 KERNELS = (route_kernel.KERNEL, SORT, GATHER, COMBINE)
-"""Those that every model with experts needs."""
+"""Kernels that every model with experts needs."""
 
 
 def route(logits: torch.Tensor, router: Router) -> Routes:
-    """See `Platform.route`."""
+    """See `ExpertPlatform.route`."""
     experts, weights = route_kernel.route(
         logits,
         router.num_chosen,
@@ -57,7 +57,7 @@ def route(logits: torch.Tensor, router: Router) -> Routes:
 
 
 class CpuExperts:
-    """See `Platform.experts`."""
+    """See `ExpertPlatform.experts`."""
 
     def __init__(
         self, gate_up: ExpertStack, down: ExpertStack, gate: Gate, product: MakeProduct

@@ -20,7 +20,7 @@ class ExpertsConfig:
     num_experts: int
     num_chosen: int
     intermediate_size: int
-    """Of one expert."""
+    """Width of one expert."""
     is_sigmoid: bool = False
     """Whether scores are sigmoids of the router's logits, else their softmax."""
     is_normalized: bool = False
@@ -70,11 +70,11 @@ class ExpertsConfig:
         return self.num_chosen * self.intermediate_size + self.shared_size
 
     def of_layers(self, first: int, stop: int) -> ExpertsConfig:
-        """That of a model of layers first … stop − 1 alone."""
+        """The experts of a model of layers first … stop − 1 alone."""
         return replace(self, is_sparse=self.is_sparse[first:stop])
 
     def divided(self, num_ranks: int) -> ExpertsConfig:
-        """That of one rank, which has a share of every expert."""
+        """The experts of one rank, which has a share of each."""
         return replace(
             self,
             intermediate_size=self.intermediate_size // num_ranks,

@@ -39,7 +39,7 @@ ACTIVATIONS = {
 }
 """Activations by their names in a config; ours are those of `Platform`."""
 GATES = ("silu", "gelu_tanh")
-"""Those of `Platform.gate`."""
+"""Activations of `Platform.gate`."""
 NORM_EPS = 1e-6
 """`rms_norm_eps` of all architectures where a config does not say."""
 

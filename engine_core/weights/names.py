@@ -123,7 +123,7 @@ class CheckpointNames:
                 if len(waiting) == num_parts:
                     del parts[prefix + ours]
                     collected |= _whole(
-                        prefix + ours, [waiting[i] for i in range(len(waiting))], dtype, layout
+                        prefix + ours, [waiting[i] for i in range(len(waiting))], own_dtype, layout
                     )
             progress(done)
         require(not parts, "checkpoint", sorted(parts), "every part of a fused projection")

@@ -27,8 +27,8 @@ from headwater.engine_core.platforms import specification
 from headwater.engine_core.platforms.cpu import CpuPlatform
 from headwater.engine_core.platforms.cpu_experts import route, tiles_of
 from headwater.engine_core.weights.rounding import ROUNDINGS
-from headwater.kernels.cpu.expert_product import ExpertProduct
-from headwater.kernels.cpu.expert_rows import rows_of_tokens, sort_by_expert
+from headwater.kernels.cpu.experts.expert_product import ExpertProduct
+from headwater.kernels.cpu.experts.expert_rows import rows_of_tokens, sort_by_expert
 from headwater.kernels.quant.block_formats import Q4_K, Q8_0, BlockFormat, pack
 from tests.kernels.random_blocks import random_rows
 from tests.long_values import long_but

@@ -71,7 +71,7 @@ class PackedExperts(Linear):
         self.out_features = num_experts * self._num_outputs
 
     def outputs(self, rows: range) -> PackedLinear:
-        """Those of one expert."""
+        """The outputs of one expert."""
         assert len(rows) == self._num_outputs
         first = rows.start // self._num_outputs * stride_of(self._layout)
         return PackedLinear(self._memory[first : first + self._layout.num_bytes], self._layout)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from numba import njit
 
-from .compiler.compiled import Kernel, argument, items
-from .compiler.scalars import float32_at, int32_at, int64_at, put_int64, size_of
-from .compiler.simd import add, load, mul, splat, store
-from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from ..compiler.compiled import Kernel, argument, items
+from ..compiler.scalars import float32_at, int32_at, int64_at, put_int64, size_of
+from ..compiler.simd import add, load, mul, splat, store
+from ..compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 _INT = 4
 _LONG = 8

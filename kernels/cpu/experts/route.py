@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from numba import njit
 
-from .compiler.compiled import Kernel, address_of, argument, float_bits, items
-from .compiler.scalars import float32_at, number_at, put, put_int32, size_of
-from .compiler.simd import add, div, highest_of, load, maximum, splat, store, sub, sum_of
-from .compiler.simd_math import exp
-from .compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from ..compiler.compiled import Kernel, address_of, argument, float_bits, items
+from ..compiler.scalars import float32_at, number_at, put, put_int32, size_of
+from ..compiler.simd import add, div, highest_of, load, maximum, splat, store, sub, sum_of
+from ..compiler.simd_math import exp
+from ..compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 _NOTHING = F32(float("nan"))
 """Score of an expert, or of a group, that is chosen or may not be."""

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..quant.block_formats import BlockFormat
-from ..quant.fp8_tiles import Fp8Format
-from ..quant.group_tiles import GroupFormat
-from .block_activations import quantize, quantize_tokens
-from .compiler.compiled import Kernel, argument, items
-from .compiler.scalars import int64_at, size_of
-from .compiler.simd_types import BF16_ELEMENT, F32_ELEMENT
+from ...quant.block_formats import BlockFormat
+from ...quant.fp8_tiles import Fp8Format
+from ...quant.group_tiles import GroupFormat
+from ..block_activations import quantize, quantize_tokens
+from ..compiler.compiled import Kernel, argument, items
+from ..compiler.scalars import int64_at, size_of
+from ..compiler.simd_types import BF16_ELEMENT, F32_ELEMENT
+from ..tile_product import number_of, tiles_of
 from .expert_rows import RowsByExpert
-from .tile_product import number_of, tiles_of
 
 ITEMS_PER_THREAD = 4
 """Items of each expert's tiles."""
