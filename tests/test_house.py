@@ -114,6 +114,7 @@ KERNELS_ORDER = (
     "cpu",
     "rows",
     "sampling",
+    "experts",
     "gemm",
     "attention",
     "norm",

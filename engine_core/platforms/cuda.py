@@ -43,9 +43,11 @@ from ..layers.linear.linear import Linear, Product
 from ..layers.linear.ordered import OrderedLinear
 from ..layers.linear.planes import PlanesLinear
 from ..layers.linear.rounded import RoundedLinear
+from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cuda_attention import AttentionKernels, attention_kernels, given
+from .cuda_experts import chosen_routes, dense_experts
 from .cuda_packed import (
     expanded_product,
     expander,
@@ -324,6 +326,12 @@ class CudaPlatform:
 
     def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return ACTIVATIONS[name](x)
+
+    def route(self, logits: torch.Tensor, router: Router) -> Routes:
+        return chosen_routes(logits, router, early_rows=EARLY_ROWS)
+
+    def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
+        return dense_experts(gate_up, down, activation, early_rows=EARLY_ROWS)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x), early=self._early)
