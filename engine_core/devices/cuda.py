@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import platform as machine
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,12 @@ from headwater.kernels.quant.byte_weights import ByteWeight
 
 from ..config import ConfigError, EngineConfig
 from ..executor import Executor
-from ..executors.build.single import engine_config_of, load_heads_weights, load_weights
+from ..executors.build.single import (
+    engine_config_of,
+    expert_names,
+    load_heads_weights,
+    load_weights,
+)
 from ..executors.model.block_bytes import KV_DTYPES
 from ..executors.ranks import rank_devices
 from ..executors.ranks.rank_place import RankPlace
@@ -27,6 +31,7 @@ from ..layers.staged import layer_of
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
 from ..weights.blocks import Parts
+from ..weights.byte_weights import Keeps
 from ..weights.model_file import DTYPES
 
 api = 1
@@ -41,6 +46,7 @@ capabilities = Capabilities(
     windows=True,
     rotary_pairs=True,
     activations=True,
+    experts=True,
     fp8_kv=True,
     rounded_tokens=True,
     host_blocks=True,
@@ -114,11 +120,22 @@ def copy_blocks(
     kernel.copy_blocks(source, target, source_blocks, target_blocks)
 
 
+def _kept(request: BuildRequest, device: torch.device) -> Keeps:
+    """Which weights of eight bits, or of a GGUF file, stay packed. Experts are expanded: their
+    products are of the model's dtype."""
+    experts = expert_names(request)
+
+    def keeps(name: str, weight: ByteWeight | Parts) -> bool:
+        return name not in experts and _keeps(request, device, name, weight)
+
+    return keeps
+
+
 def _keeps(
     request: BuildRequest, device: torch.device, name: str, weight: ByteWeight | Parts
 ) -> bool:
-    """Whether a weight of eight bits, or of a GGUF file, stays packed. Of the former, embedding and
-    head are read by kernels of their own."""
+    """As `_kept`, of a weight that is not of experts. Of those of eight bits, embedding and head
+    are read by kernels of their own."""
     from headwater.kernels.attention import hopper_attention  # noqa: PLC0415
     from headwater.kernels.gemm import byte_gemm, int4_gemm, w8a8  # noqa: PLC0415
 
@@ -147,7 +164,7 @@ def _loaded(request: BuildRequest, device: torch.device, progress: Progress) -> 
     from ..layers.linear.ordered import order_linears  # noqa: PLC0415
     from ..platforms.cuda_packed import with_look_up  # noqa: PLC0415
 
-    keeps = partial(_keeps, request, device)
+    keeps = _kept(request, device)
     weights = load_weights(
         request, device, progress, keeps=keeps, in_planes=True, with_leaves=keep_leaves
     )
@@ -226,4 +243,4 @@ def build_rank(
     from ..executors.build.cuda_rank import build_cuda_rank  # noqa: PLC0415
 
     compilers_ahead.hash_triton()
-    return build_cuda_rank(request, place, progress, partial(_keeps, request, torch.device("cuda")))
+    return build_cuda_rank(request, place, progress, _kept(request, torch.device("cuda")))

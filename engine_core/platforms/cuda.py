@@ -47,7 +47,7 @@ from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cuda_attention import AttentionKernels, attention_kernels, given
-from .cuda_experts import chosen_routes, dense_experts
+from .cuda_experts import CudaExperts
 from .cuda_packed import (
     expanded_product,
     expander,
@@ -163,6 +163,8 @@ class CudaPlatform:
             PlanesLinear.kind: self._packed,
             RoundedLinear.kind: partial(rounded_product, early_rows=EARLY_ROWS),
         }
+        self._experts = CudaExperts(EARLY_ROWS)
+        self._num_chosen = 0 if model.experts is None else model.experts.num_chosen
         self._gated_products = {(DenseLinear.kind, "silu"): self._dense_silu}
 
     @classmethod
@@ -227,6 +229,8 @@ class CudaPlatform:
             launch_all_tiles(expanders[product]() if weight is None else weight)
         launch_planes(weights.linears.values(), EARLY_ROWS)
         launch_rounded(weights.linears.values())
+        if weights.experts:
+            self._experts.launch_all(self._num_chosen)
 
     def decode_plan(self, num_rows: int, *, folds: bool = False) -> DecodePlan:
         """The workspace for this many decoding rows: a single row has one of its own, which needs
@@ -328,10 +332,10 @@ class CudaPlatform:
         return ACTIVATIONS[name](x)
 
     def route(self, logits: torch.Tensor, router: Router) -> Routes:
-        return chosen_routes(logits, router, early_rows=EARLY_ROWS)
+        return self._experts.route(logits, router)
 
     def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
-        return dense_experts(gate_up, down, activation, early_rows=EARLY_ROWS)
+        return self._experts.product(gate_up, down, activation)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x), early=self._early)

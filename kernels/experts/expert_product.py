@@ -12,7 +12,7 @@ from .combine import combine, combine_twin, copy_tokens
 from .expert_rows import PAIRS, RowTiles, gated_rows, plain_rows, summed_rows
 from .hopper_grouped_gemm import TEAM_ROWS, grouped_gemm
 from .hopper_grouped_gemm import TILES as GROUPED_TILES
-from .work_list import list_tiles
+from .work_list import MOST_AT_ONCE, list_tiles
 
 SUMMED_TOKENS = 4
 """Up to this many tokens each reads the weights of its own experts, and one launch adds them."""
@@ -76,6 +76,33 @@ def expert_product(
     plain_rows(gated, down, experts, y, tiles_down, work, dependent=dependent)
     combine(y, weights, out, dependent=dependent)
     return out
+
+
+def launch_all_tiles(
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    num_chosen: int,
+    *,
+    is_gelu: bool,
+    early_tokens: int,
+) -> None:
+    """Launches every kernel that products with these experts may take; of up to `early_tokens`
+    tokens they start while the kernel before them ends."""
+    num_experts = len(down)
+    pairs = [*PAIRS, MOST_AT_ONCE, GROUPED_ROWS * num_experts - 1]
+    pairs += [size * num_experts // 2 for size in ROW_TILES]
+    bounds = {SUMMED_TOKENS, early_tokens, *(each // num_chosen for each in pairs)}
+    for num_tokens in sorted({1} | {each + 1 for each in bounds}):
+        experts = torch.zeros(num_tokens, num_chosen, dtype=torch.int32, device=down.device)
+        expert_product(
+            gate_up.new_zeros(num_tokens, gate_up.shape[2]),
+            experts,
+            torch.zeros_like(experts, dtype=torch.float32),
+            gate_up,
+            down,
+            is_gelu=is_gelu,
+            dependent=num_tokens <= early_tokens,
+        )
 
 
 def is_grouped(num_pairs: int, weight: torch.Tensor) -> bool:

@@ -23,8 +23,9 @@ from .work_list import WorkList
 PAIRS = (32, 256)
 """Most pairs that programs look at without a work list, by kernel."""
 LINE_BYTES = 128
-LINE = tl.constexpr(64)
-"""Weights of two bytes in a line of the second-level cache."""
+"""Size of a line of the second-level cache."""
+SHARED_BYTES = 222 << 10
+"""Shared memory that the stages of a program may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,12 @@ class RowTiles:
     num_stages: int
     wide: bool = False
     """Whether the matrix unit gets the weights as the operand with the many rows."""
+
+    def stages(self, itemsize: int, *, gates: bool) -> int:
+        """Number of stages of elements of so many bytes, for which there is shared memory."""
+        columns = self.block_n * (2 if gates else 1)
+        of_stage = itemsize * self.block_k * (self.block_m + columns)
+        return min(self.num_stages, SHARED_BYTES // of_stage)
 
 
 def gated_rows(
@@ -129,12 +136,13 @@ def _launch(
         GELU=is_gelu,
         NEXT_LINES=next_lines,
         LINES=triton.next_power_of_2(triton.cdiv(next_lines, num_parts)),
+        LINE=LINE_BYTES // weight.itemsize,
         BLOCK_M=tiles.block_m,
         BLOCK_N=tiles.block_n,
         BLOCK_K=tiles.block_k,
         EVEN_K=k % tiles.block_k == 0,
         WIDE=tiles.wide,
-        STAGES=tiles.num_stages,
+        STAGES=tiles.stages(weight.itemsize, gates=gates),
         DEPENDENT=dependent,
         num_warps=tiles.num_warps,
         **launch_options(dependent),
@@ -172,7 +180,7 @@ def summed_rows(
         CHOSEN_BLOCK=triton.next_power_of_2(num_chosen),
         BLOCK_N=tiles.block_n,
         BLOCK_K=tiles.block_k,
-        STAGES=tiles.num_stages,
+        STAGES=tiles.stages(weight.itemsize, gates=False),
         DEPENDENT=dependent,
         num_warps=tiles.num_warps,
         **launch_options(dependent),
@@ -254,6 +262,7 @@ def _expert_rows(
     GELU: tl.constexpr,
     NEXT_LINES: tl.constexpr,
     LINES: tl.constexpr,
+    LINE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,

@@ -114,6 +114,19 @@ def test_one_expert_may_have_all_rows(
     assert relative_error(out, mixture.twin(x, experts, weights)) < 6e-3
 
 
+@pytest.mark.parametrize("count", [3, 20, pytest.param(700, marks=GPU)])
+def test_experts_of_four_byte_weights_agree_with_float64(
+    count: int, generator: torch.Generator
+) -> None:
+    mixture = Mixture.make(*SMALL, generator)
+    mixture.gate_up = mixture.gate_up.float()
+    mixture.down = mixture.down.float()
+    x = mixture.tokens(count).float()
+    routes = mixture.routes(count)
+    # Inputs of the matrix unit have ten bits of fraction.
+    assert relative_error(mixture.product(x, *routes), mixture.twin(x, *routes)) < 2e-3
+
+
 @GPU
 @pytest.mark.parametrize("shape", [QWEN, (1024, 352, 40, 3), (2880, 2880, 32, 4)], ids=str)
 def test_a_token_has_the_same_bits_in_every_batch(

@@ -130,7 +130,7 @@ def _choose_products(
     most_rows = config.max_positions
     step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
     platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
-    if platform.own_products or has_rounded(weights):
+    if platform.own_products or has_rounded(weights) or weights.experts:
         with CompileAhead(device, usable_cores()) as ahead:
             ahead.note(partial(platform.launch_own_products, weights))
 

@@ -32,6 +32,12 @@ from ..tiers.memory_swapper import MemorySwapper
 from .eager import Drafting, Loaded, eager_executor, whole_model
 
 
+def expert_names(request: BuildRequest) -> frozenset[str]:
+    """Names of a model's weights of experts."""
+    layout = model_class(request.model).layout(request.model)
+    return frozenset(name for name, spec in layout.items() if spec.num_experts)
+
+
 def load_weights(
     request: BuildRequest,
     device: torch.device,
