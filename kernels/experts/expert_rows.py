@@ -132,21 +132,30 @@ def _launch(
         PAIRS=0 if work is not None else next(size for size in PAIRS if num_pairs <= size),
         BY_PAIR=work is None and num_pairs <= num_experts,
         SHARED_BY=num_pairs // len(x),
-        GATES=gates,
-        GELU=is_gelu,
         NEXT_LINES=next_lines,
         LINES=triton.next_power_of_2(triton.cdiv(next_lines, num_parts)),
         LINE=LINE_BYTES // weight.itemsize,
-        BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
-        BLOCK_K=tiles.block_k,
         EVEN_K=k % tiles.block_k == 0,
-        WIDE=tiles.wide,
-        STAGES=tiles.stages(weight.itemsize, gates=gates),
-        DEPENDENT=dependent,
+        **constants(tiles, weight.itemsize, gates=gates, is_gelu=is_gelu, dependent=dependent),
         num_warps=tiles.num_warps,
         **launch_options(dependent),
     )
+
+
+def constants(
+    tiles: RowTiles, itemsize: int, *, gates: bool, is_gelu: bool, dependent: bool
+) -> dict[str, int | bool]:
+    """Constants that the kernel is compiled for, for weights of so many bytes."""
+    return {
+        "GATES": gates,
+        "GELU": is_gelu,
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+        "BLOCK_K": tiles.block_k,
+        "WIDE": tiles.wide,
+        "STAGES": tiles.stages(itemsize, gates=gates),
+        "DEPENDENT": dependent,
+    }
 
 
 def summed_rows(

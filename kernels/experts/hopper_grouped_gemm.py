@@ -90,16 +90,23 @@ def grouped_gemm(
         x.stride(0),
         n,
         k,
-        GELU=is_gelu,
-        SHARED_BY=shared_by,
-        TEAMS=tiles.num_teams,
-        STAGES=tiles.num_stages,
-        TEAM_REGISTERS=TEAM_REGISTERS_BESIDE_GATHERING if shared_by else TEAM_REGISTERS,
-        GATHERING_REGISTERS=GATHERING_REGISTERS,
-        COPYING_REGISTERS=COPYING_REGISTERS,
+        **constants(tiles, is_gelu=is_gelu, shared_by=shared_by),
         num_warps=4,
         **dependent_launch.launch_options(True),
     )
+
+
+def constants(tiles: GroupedTiles, *, is_gelu: bool, shared_by: int) -> dict[str, int | bool]:
+    """Constants that the kernel is compiled for, besides the blocks of its descriptors."""
+    return {
+        "GELU": is_gelu,
+        "SHARED_BY": shared_by,
+        "TEAMS": tiles.num_teams,
+        "STAGES": tiles.num_stages,
+        "TEAM_REGISTERS": TEAM_REGISTERS_BESIDE_GATHERING if shared_by else TEAM_REGISTERS,
+        "GATHERING_REGISTERS": GATHERING_REGISTERS,
+        "COPYING_REGISTERS": COPYING_REGISTERS,
+    }
 
 
 @gluon.jit(do_not_specialize=["max_tiles"])
