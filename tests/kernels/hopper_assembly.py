@@ -276,12 +276,14 @@ def packed(
     has_zeros: bool,
     num_outputs: int = hopper_packed_gemm.BLOCK_N,
     scale: str = "fp16",
+    of_experts: bool = False,
 ) -> str:
     """A product of packed weights in groups of 32 inputs, two tiles in a stage."""
     block_k = 2 * 512 // bits
     of_a_group = max(num_outputs, hopper_packed_gemm.BLOCK_N)
     words = gl.NVMMASharedLayout(64, 32, 2)
-    types = dict.fromkeys(("m", "n", "k"), "i32") | {"p_out": "*bf16"}
+    sizes = ("max_tiles", "m", "n", "num_weights", "k")
+    types = dict.fromkeys(sizes, "i32") | {"p_out": "*bf16"}
     types |= {
         "x": described(num_rows, block_k),
         "scales": descriptor(scale, SCALES[scale], of_a_group),
@@ -292,6 +294,9 @@ def packed(
     )
     values = {"BITS": bits, "GROUP": 32, "GROUP_SIZE": 32, "STAGES": 3, "DEPENDENT": True}
     values |= {} if has_zeros else {"zeros": None}
+    lists = ("p_tiles", "p_num_tiles")
+    types |= dict.fromkeys(lists, "*i32") if of_experts else {}
+    values |= {} if of_experts else dict.fromkeys(lists)
     options = {} if num_outputs > hopper_packed_gemm.BLOCK_N else {"maxnreg": 128}
     return compiled(
         hopper_packed_gemm._hopper_packed_gemm, types, values, GluonASTSource, **options
@@ -448,6 +453,16 @@ def main() -> None:
         for name, bits, has_zeros in (("int4", 4, True), ("int8", 8, True), ("fp8", 8, False))
         for team, num_rows, num_outputs in (
             ("half a team", 8, hopper_packed_gemm.BLOCK_N // 2),
+            ("two teams", 128, 2 * hopper_packed_gemm.BLOCK_N),
+        )
+    }
+    products |= {
+        f"{name} of experts, {team}": packed(
+            bits, num_rows, has_zeros=False, num_outputs=num_outputs, of_experts=True
+        )
+        for name, bits in (("int4", 4), ("fp8", 8))
+        for team, num_rows, num_outputs in (
+            ("a team", 16, hopper_packed_gemm.BLOCK_N),
             ("two teams", 128, 2 * hopper_packed_gemm.BLOCK_N),
         )
     }

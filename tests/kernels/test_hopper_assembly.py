@@ -114,7 +114,7 @@ def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_ar
     programs: Any,
 ) -> None:
     """Another layout of the words would send every weight through shared memory."""
-    assert (len(programs["packed"]), len(programs["blocks"])) == (13, 4)
+    assert (len(programs["packed"]), len(programs["blocks"])) == (17, 4)
     for name, assembly in (programs["packed"] | programs["blocks"]).items():
         lines = assembly.splitlines()
         products = [i for i, line in enumerate(lines) if "wgmma.mma_async" in line]
