@@ -121,12 +121,12 @@ def copy_blocks(
 
 
 def _kept(request: BuildRequest, device: torch.device) -> Keeps:
-    """Which weights of eight bits, or of a GGUF file, stay packed. Experts are expanded: their
-    products are of the model's dtype."""
+    """Which weights of eight bits, or of a GGUF file, stay packed: of experts, not the latter."""
     experts = expert_names(request)
 
     def keeps(name: str, weight: ByteWeight | Parts) -> bool:
-        return name not in experts and _keeps(request, device, name, weight)
+        is_served = name not in experts or not isinstance(weight, tuple)
+        return is_served and _keeps(request, device, name, weight)
 
     return keeps
 

@@ -2,20 +2,87 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from headwater.kernels.experts.expert_product import expert_product, launch_all_tiles
+from headwater.kernels.attention.hopper_attention import is_hopper
+from headwater.kernels.experts import expert_product as dense
+from headwater.kernels.experts import packed_product as packed
 from headwater.kernels.experts.route import Choice, route
+from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
 
-from ..config import require
+from ..config import ConfigError
 from ..layers.linear.dense import DenseLinear
+from ..layers.linear.int4 import Int4Linear
+from ..layers.linear.ordered import OrderedLinear
 from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes, Scoring
 
 GELUS = {"silu": False, "gelu_tanh": True}
 """Activations, and whether they are a GELU."""
-ALLOWED_KIND = f"{DenseLinear.kind} on the platform cuda"
+ALLOWED = "dense, or of 4 or 8 bits in groups that follow one another, in bfloat16 on a Hopper GPU"
+"""Kinds of weights of experts that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DenseLayer:
+    """Experts of one layer whose matrices are in the model's dtype."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    is_gelu: bool
+
+    def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
+        return dense.expert_product(
+            x,
+            routes.experts,
+            routes.weights,
+            self.gate_up,
+            self.down,
+            is_gelu=self.is_gelu,
+            dependent=is_early,
+        )
+
+    def launch_all(self, num_chosen: int, early_rows: int) -> None:
+        dense.launch_all_tiles(
+            self.gate_up, self.down, num_chosen, is_gelu=self.is_gelu, early_tokens=early_rows
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedLayer:
+    """As `_DenseLayer`, of weights of four or eight bits."""
+
+    gate_up: PackedWords
+    down: PackedWords
+    num_experts: int
+    is_gelu: bool
+
+    def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
+        return packed.packed_expert_product(
+            x,
+            routes.experts,
+            routes.weights,
+            self.gate_up,
+            self.down,
+            self.num_experts,
+            is_gelu=self.is_gelu,
+            dependent=is_early,
+        )
+
+    def launch_all(self, num_chosen: int, early_rows: int) -> None:
+        packed.launch_all_tiles(
+            self.gate_up,
+            self.down,
+            self.num_experts,
+            num_chosen,
+            is_gelu=self.is_gelu,
+            early_tokens=early_rows,
+        )
+
+
+_Layer = _DenseLayer | _PackedLayer
 
 
 class CudaExperts:
@@ -24,8 +91,8 @@ class CudaExperts:
 
     def __init__(self, early_rows: int) -> None:
         self._early_rows = early_rows
-        self._known: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor, bool]] = {}
-        """Weights of one layer by their shapes and their activation."""
+        self._layers: dict[tuple[object, ...], _Layer] = {}
+        """A layer of each kind, size and activation."""
 
     def route(self, logits: torch.Tensor, router: Router) -> Routes:
         """See `Platform.route`."""
@@ -41,34 +108,42 @@ class CudaExperts:
         return Routes(*route(logits, choice, router.correction, dependent=is_early))
 
     def product(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
-        """See `Platform.experts`. Raises `ConfigError` for weights of a kind other than dense."""
-        for stack in (gate_up, down):
-            is_dense = stack.kind == DenseLinear.kind
-            require(is_dense, "kind of weights of experts", stack.kind, ALLOWED_KIND)
-        weights = (gate_up.weight, down.weight, GELUS[activation])
-        self._known[gate_up.weight.shape, down.weight.dtype, activation] = weights
-        return partial(self._product, weights)
+        """See `Platform.experts`. Raises `ConfigError` for weights of a kind without kernels."""
+        layer = _layer_of(gate_up, down, is_gelu=GELUS[activation])
+        sizes = gate_up.out_features, gate_up.in_features
+        self._layers[gate_up.kind, down.kind, sizes, activation] = layer
+        return partial(self._product, layer)
 
     def launch_all(self, num_chosen: int) -> None:
         """Once with all kernels of the products that were made, so that no step compiles them."""
-        for gate_up, down, is_gelu in self._known.values():
-            launch_all_tiles(
-                gate_up, down, num_chosen, is_gelu=is_gelu, early_tokens=self._early_rows
-            )
+        for layer in self._layers.values():
+            layer.launch_all(num_chosen, self._early_rows)
 
-    def _product(
-        self, weights: tuple[torch.Tensor, torch.Tensor, bool], x: torch.Tensor, routes: Routes
-    ) -> torch.Tensor:
-        gate_up, down, is_gelu = weights
-        return expert_product(
-            x,
-            routes.experts,
-            routes.weights,
-            gate_up,
-            down,
-            is_gelu=is_gelu,
-            dependent=self._is_early(x),
-        )
+    def _product(self, layer: _Layer, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        return layer.product(x, routes, is_early=self._is_early(x))
 
     def _is_early(self, x: torch.Tensor) -> bool:
         return x.shape[0] <= self._early_rows
+
+
+def _layer_of(gate_up: ExpertStack, down: ExpertStack, *, is_gelu: bool) -> _Layer:
+    if gate_up.kind == down.kind == DenseLinear.kind:
+        return _DenseLayer(gate_up.weight, down.weight, is_gelu)
+    return _PackedLayer(_words_of(gate_up), _words_of(down), gate_up.num_experts, is_gelu)
+
+
+def _words_of(stack: ExpertStack) -> PackedWords:
+    """The weights [E N, K] of all experts as the kernel reads them. Raises `ConfigError`."""
+    linear = stack.linear
+    words: PackedWords | None = None
+    if isinstance(linear, OrderedLinear) and linear.dtype == torch.bfloat16:
+        words = linear.weight
+    elif isinstance(linear, Int4Linear) and linear.dtype == torch.bfloat16:
+        own = linear.weight
+        if own.groups is None:
+            words = PackedWords(words=own.words, scales=own.scales, zeros=own.zeros, bits=4)
+    if words is None or not (
+        is_hopper(words.words.device) and packed.fits(words, stack.num_experts)
+    ):
+        raise ConfigError("kind of weights of experts", stack.kind, ALLOWED)
+    return words

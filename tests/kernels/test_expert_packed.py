@@ -76,8 +76,7 @@ def test_packed_experts_have_the_bits_of_expanded_ones(
         x = torch.randn(count, hidden, generator=generator, device=generator.device).bfloat16()
         expected = expert_product(x, experts, weights, *matrices)
         assert bool(expected.isfinite().all())
-        for dependent in (False, True):
-            out = packed_expert_product(
-                x, experts, weights, gate_up, down, num_experts, dependent=dependent
-            )
-            assert torch.equal(out, expected), count
+        out = packed_expert_product(
+            x, experts, weights, gate_up, down, num_experts, dependent=count <= 64
+        )
+        assert torch.equal(out, expected), count
