@@ -470,7 +470,11 @@ class CudaPlatform:
 
     def _dense(self, linear: Linear) -> Product:
         weight = matrix_of(linear)
-        return dense_product(weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS)
+        choice = self._choice(ProbedProduct.of(weight))
+        if weight.dtype == torch.float32:
+            # The library never has our bits of these. A wide router is one beside probed layers.
+            choice = ProductChoice(is_own=True)
+        return dense_product(weight, choice, EARLY_ROWS)
 
     def _dense_silu(self, linear: Linear) -> Product:
         weight = matrix_of(linear)
