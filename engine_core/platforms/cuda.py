@@ -202,6 +202,9 @@ class CudaPlatform:
         probe = partial(product_probe.differing, device=self.device, weights=matrices)
         for product in own_products(counts, verdicts, probe):
             self._choice(product).is_own = True
+        # Nothing was compared of what is no linear layer's: routers that keep float32.
+        for product in self._choices.keys() - counts.keys():
+            self._choice(product).is_own = True
         torch.cuda.empty_cache()
 
     def probes(self, weights: Weights) -> bool:
@@ -225,8 +228,10 @@ class CudaPlatform:
             if is_packed(each)
         }
         for product in self.own_products:
-            weight = dense.get(product)
-            launch_all_tiles(expanders[product]() if weight is None else weight)
+            if product in dense:
+                launch_all_tiles(dense[product])
+            elif product in expanders:
+                launch_all_tiles(expanders[product]())
         launch_planes(weights.linears.values(), EARLY_ROWS)
         launch_rounded(weights.linears.values())
         if weights.experts:
@@ -470,11 +475,7 @@ class CudaPlatform:
 
     def _dense(self, linear: Linear) -> Product:
         weight = matrix_of(linear)
-        choice = self._choice(ProbedProduct.of(weight))
-        if weight.dtype == torch.float32:
-            # The library never has our bits of these. A wide router is one beside probed layers.
-            choice = ProductChoice(is_own=True)
-        return dense_product(weight, choice, EARLY_ROWS)
+        return dense_product(weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS)
 
     def _dense_silu(self, linear: Linear) -> Product:
         weight = matrix_of(linear)

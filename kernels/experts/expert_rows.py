@@ -24,8 +24,6 @@ PAIRS = (32, 256)
 """Most pairs that programs look at without a work list, by kernel."""
 LINE_BYTES = 128
 """Size of a line of the second-level cache."""
-SHARED_BYTES = 222 << 10
-"""Shared memory that the stages of a program may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +36,6 @@ class RowTiles:
     num_stages: int
     wide: bool = False
     """Whether the matrix unit gets the weights as the operand with the many rows."""
-
-    def stages(self, itemsize: int, *, gates: bool) -> int:
-        """Number of stages of elements of so many bytes, for which there is shared memory."""
-        columns = self.block_n * (2 if gates else 1)
-        of_stage = itemsize * self.block_k * (self.block_m + columns)
-        return min(self.num_stages, SHARED_BYTES // of_stage)
 
 
 def gated_rows(
@@ -136,16 +128,16 @@ def _launch(
         LINES=triton.next_power_of_2(triton.cdiv(next_lines, num_parts)),
         LINE=LINE_BYTES // weight.itemsize,
         EVEN_K=k % tiles.block_k == 0,
-        **constants(tiles, weight.itemsize, gates=gates, is_gelu=is_gelu, dependent=dependent),
+        **constants(tiles, gates=gates, is_gelu=is_gelu, dependent=dependent),
         num_warps=tiles.num_warps,
         **launch_options(dependent),
     )
 
 
 def constants(
-    tiles: RowTiles, itemsize: int, *, gates: bool, is_gelu: bool, dependent: bool
+    tiles: RowTiles, *, gates: bool, is_gelu: bool, dependent: bool
 ) -> dict[str, int | bool]:
-    """Constants that the kernel is compiled for, for weights of so many bytes."""
+    """Constants that the kernel is compiled for, besides those of a shape."""
     return {
         "GATES": gates,
         "GELU": is_gelu,
@@ -153,7 +145,7 @@ def constants(
         "BLOCK_N": tiles.block_n,
         "BLOCK_K": tiles.block_k,
         "WIDE": tiles.wide,
-        "STAGES": tiles.stages(itemsize, gates=gates),
+        "STAGES": tiles.num_stages,
         "DEPENDENT": dependent,
     }
 
@@ -189,7 +181,7 @@ def summed_rows(
         CHOSEN_BLOCK=triton.next_power_of_2(num_chosen),
         BLOCK_N=tiles.block_n,
         BLOCK_K=tiles.block_k,
-        STAGES=tiles.stages(weight.itemsize, gates=False),
+        STAGES=tiles.num_stages,
         DEPENDENT=dependent,
         num_warps=tiles.num_warps,
         **launch_options(dependent),
@@ -211,6 +203,15 @@ def _find_rows(p_experts, num_pairs, i_slot, PAIRS: tl.constexpr, BY_PAIR: tl.co
         first = tl.min(tl.where(is_mine, o_pair, PAIRS), 0)
         count = tl.where(first == i_slot, count, 0)
     return expert, b_rank, count
+
+
+@triton.jit
+def _dot(b_x, b_w, b_acc, WIDE: tl.constexpr):
+    if WIDE:
+        b_acc = tl.dot(b_w, tl.trans(b_x), b_acc, input_precision="ieee")
+    else:
+        b_acc = tl.dot(b_x, tl.trans(b_w), b_acc, input_precision="ieee")
+    return b_acc
 
 
 @triton.jit
@@ -240,12 +241,10 @@ def _multiply(
         else:
             b_x = tl.load(p_x + i_k + o_k, mask=is_row[:, None] & (i_k + o_k < k), other=0.0)
         b_w = weight.load([o_n, i_k])
-        b_acc = tl.dot(b_w, tl.trans(b_x), b_acc) if WIDE else tl.dot(b_x, tl.trans(b_w), b_acc)
+        b_acc = _dot(b_x, b_w, b_acc, WIDE)
         if GATES:
             b_w_up = weight.load([o_up, i_k])
-            b_up = (
-                tl.dot(b_w_up, tl.trans(b_x), b_up) if WIDE else tl.dot(b_x, tl.trans(b_w_up), b_up)
-            )
+            b_up = _dot(b_x, b_w_up, b_up, WIDE)
     return b_acc, b_up
 
 

@@ -414,7 +414,7 @@ def of_few_experts(tiles: RowTiles, *, gates: bool) -> dict[str, Any]:
     types |= dict.fromkeys(("num_pairs", "num_slots", "n", "k", "stride_x"), "i32")
     types |= dict.fromkeys(("p_x", "p_out"), "*bf16")
     types |= {"weight": f"tensordesc<bf16[{tiles.block_n}, {tiles.block_k}]>"}
-    values = expert_rows.constants(tiles, 2, gates=gates, is_gelu=False, dependent=True)
+    values = expert_rows.constants(tiles, gates=gates, is_gelu=False, dependent=True)
     values |= {"PAIRS": 0, "BY_PAIR": False, "SHARED_BY": 1, "EVEN_K": True, "p_next": None}
     values |= {"NEXT_LINES": 0, "LINES": 0, "LINE": 64}
     multiples = ("n", "k", "stride_x")

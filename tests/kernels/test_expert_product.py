@@ -123,8 +123,7 @@ def test_experts_of_four_byte_weights_agree_with_float64(
     mixture.down = mixture.down.float()
     x = mixture.tokens(count).float()
     routes = mixture.routes(count)
-    # Inputs of the matrix unit have ten bits of fraction.
-    assert relative_error(mixture.product(x, *routes), mixture.twin(x, *routes)) < 2e-3
+    assert relative_error(mixture.product(x, *routes), mixture.twin(x, *routes)) < 1e-6
 
 
 @GPU
