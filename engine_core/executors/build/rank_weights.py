@@ -17,6 +17,7 @@ import torch
 from ...layers.linear import kinds
 from ...layers.linear.kinds import Table, Weights, keeps_divided
 from ...layers.linear.linear import Linear
+from ...layers.routing import ExpertStack
 from ...layers.staged import local_names, stage_layout, stage_weights
 from ...models.model import model_class
 from ...options import BuildRequest, Progress
@@ -98,6 +99,7 @@ def _random_weights(
     linears: dict[str, Linear] = {}
     tensors: dict[str, torch.Tensor] = {}
     tables: dict[str, Table] = {}
+    experts: dict[str, ExpertStack] = {}
     sources = [name for name, spec in wanted.items() if not spec.tied_to]
     for done, source in enumerate(sources, start=1):
         one = {name: spec for name, spec in wanted.items() if source in (name, spec.tied_to)}
@@ -106,8 +108,9 @@ def _random_weights(
         linears |= dict(part.linears)
         tensors |= dict(part.tensors)
         tables |= dict(part.tables)
+        experts |= dict(part.experts)
         loading(done, len(sources))
-    return Weights(linears=linears, tensors=tensors, tables=tables)
+    return Weights(linears=linears, tensors=tensors, tables=tables, experts=experts)
 
 
 def draft_layout(request: BuildRequest) -> Layout:
