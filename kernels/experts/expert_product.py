@@ -19,7 +19,11 @@ SUMMED_TOKENS = 4
 GROUPED_ROWS = 64
 """From this many rows an expert on average, products are made as those of many rows on Hopper."""
 SUMMED_GATES = RowTiles(16, 16, 128, 4, 6)
-SUMMED = RowTiles(16, 16, 256, 4, 8)
+SUMMED_TILES = {
+    size: RowTiles(16, 16, size, 4, num_stages)
+    for size, num_stages in ((256, 8), (128, 14), (64, 14))
+}
+"""Tiles of gated products, and by their inputs those of the products behind them, of few tokens."""
 ROW_TILES = {
     16: (RowTiles(16, 64, 128, 4, 3, wide=True), RowTiles(16, 128, 64, 4, 6, wide=True)),
     32: (RowTiles(32, 128, 64, 4, 5, wide=True), RowTiles(32, 128, 64, 4, 5, wide=True)),
@@ -57,7 +61,8 @@ def expert_product(
         return out
     gated = x.new_empty(num_pairs, inner)
     is_float32 = x.dtype == torch.float32
-    if num_tokens <= SUMMED_TOKENS and inner % SUMMED.block_k == 0 and not is_float32:
+    summed = next((each for size, each in SUMMED_TILES.items() if inner % size == 0), None)
+    if num_tokens <= SUMMED_TOKENS and summed is not None and not is_float32:
         gated_rows(
             x,
             gate_up,
@@ -68,7 +73,7 @@ def expert_product(
             next_weight=down,
             dependent=dependent,
         )
-        summed_rows(gated, down, experts, weights, out, SUMMED, dependent=dependent)
+        summed_rows(gated, down, experts, weights, out, summed, dependent=dependent)
         return out
     tiles, tiles_down = (FLOAT32_TILES, FLOAT32_TILES)
     if not is_float32:

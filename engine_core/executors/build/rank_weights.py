@@ -28,7 +28,7 @@ from ...weights.model_file import DTYPES
 from ...weights.planes import in_planes as as_planes
 from ...weights.shards import Shard
 from ..ranks.rank import Rank
-from .weights import random_tensors, stored_tensors
+from .weights import keeps_of, random_tensors, stored_tensors
 
 HEAD = "lm_head"
 
@@ -60,7 +60,7 @@ def load_rank_weights(
     keeps_packed = forms.keeps_packed and not request.is_tree
     in_planes = forms.in_planes and not request.is_tree
     loading = partial(progress, "loading weights")
-    keeps = keeps_divided(layout, rank.shard, forms.keeps) if in_planes else keeps_none
+    keeps = keeps_divided(layout, rank.shard, keeps_of(layout, forms)) if in_planes else keeps_none
     if request.options.load_format == "auto":
         tensors = stored_tensors(
             request, torch.device("cpu"), loading, keeps_packed=keeps_packed, keeps=keeps
