@@ -35,6 +35,7 @@ from .block_products import block_products
 from .byte_layers import byte_layers, room_for_plan
 from .byte_products import byte_products
 from .edit_cases import edit_call
+from .expert_products import expert_products
 from .gpu_timing import (
     BYTES_PER_US,
     FLOPS_PER_US,
@@ -381,6 +382,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "linears": partial(linears, (1, 8, 16, 32, 64, 128)),
     "products": products,
     "int4": partial(int4_products, LINEARS_8B),
+    "experts": expert_products,
     "bytes": partial(byte_products, LINEARS_8B),
     "byte-layers": byte_layers,
     "blocks": partial(block_products, LINEARS_8B),

@@ -43,7 +43,8 @@ TESTS_OF_RANKS = (
 )
 LARGE = "qwen3-32b"
 """The model that is too large for most single GPUs."""
-SMALL_MODELS = [name for name in MODELS if name != LARGE]
+WITH_EXPERTS = "qwen3-30b-a3b"
+SMALL_MODELS = [name for name in MODELS if name not in (LARGE, WITH_EXPERTS)]
 PARTS = ("tests", "compute", "serve", "structure", "aside")
 PARTS_OF_RANKS = ("tests", "sums", "compute", "large")
 ASIDE = {
@@ -335,8 +336,8 @@ def main(
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help="tests, compute, serve, structure, aside; by name alone: large, combinations, "
-            "speculation; "
+            help="tests, compute, serve, structure, aside; by name alone: large, experts, "
+            "combinations, speculation; "
             "of ranks: tests, sums, compute, large"
         ),
     ] = None,
@@ -374,6 +375,8 @@ def main(
         suite.compute(model)
     if "large" in parts:
         suite.compute(LARGE)
+    if "experts" in parts:
+        suite.compute(WITH_EXPERTS)
     for model in SMALL_MODELS if "serve" in parts else ():
         suite.serve(model)
     if "structure" in parts:

@@ -29,7 +29,7 @@ from headwater.engine_core.step_output import EngineLoad
 
 from .figures import print_table
 from .program import check_choice, run_program
-from .workloads import MODELS, PACKINGS, TINY, WORKLOADS, Workload, tried, uniform
+from .workloads import MODELS, PACKINGS, WORKLOADS, Workload, tiny, tried, uniform
 
 TEMPERATURE = 0.6
 WHOLE = "whole"
@@ -161,7 +161,7 @@ def _resumed(before: EngineLoad, after: EngineLoad, num_runs: int) -> dict[str, 
 
 def run(
     workload: Annotated[
-        list[str] | None, typer.Option(help="ids, O1 … O9, L1 … L3; repeatable")
+        list[str] | None, typer.Option(help="ids, O1 … O9, L1 … L3, E1 … E4; repeatable")
     ] = None,
     model_folder: Annotated[
         Path | None, typer.Option(help="a converted model, with the lengths below")
@@ -229,7 +229,7 @@ def run(
     }
     for model in dict.fromkeys(each.model for each in chosen.values()):
         with tempfile.TemporaryDirectory() as folder:
-            config = (TINY if dry_run else MODELS[model]) | packing
+            config = (tiny(model) if dry_run else MODELS[model]) | packing
             Path(folder, "config.json").write_text(json.dumps(config))
             those = {name: each for name, each in chosen.items() if each.model == model}
             dummy = options | {

@@ -41,10 +41,19 @@ def _qwen3(
     }
 
 
+_EXPERTS: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, is_tied=True),
     "qwen3-8b": _qwen3(4096, 12_288, 36, 32),
     "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
+    "qwen3-30b-a3b": _qwen3(2048, 6144, 48, 32, num_key_value_heads=4, **_EXPERTS),
 }
 _TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
 _CHANNELS = {
@@ -90,6 +99,12 @@ llm-compressor's in bfloat16; integers and e4m3 with a scale for each output, an
 e4m3 in blocks, and a scale for 128 inputs of a token."""
 TINY = _qwen3(64, 128, 2, 4, is_tied=True, num_key_value_heads=2, head_dim=16, vocab_size=49_152)
 """Model that replaces another one where a benchmark is only tried out."""
+TINY_EXPERTS = TINY | _EXPERTS | {"num_experts": 16, "moe_intermediate_size": 32}
+
+
+def tiny(model: str) -> dict[str, Any]:
+    """`TINY`, or one with experts in the place of a model that has some."""
+    return TINY_EXPERTS if "num_experts" in MODELS[model] else TINY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +167,10 @@ WORKLOADS = {
     "L1": uniform("qwen3-32b", 256, 512, 256),
     "L2": uniform("qwen3-32b", 1, 128, 256),
     "L3": uniform("qwen3-32b", 4, 8192, 1),
+    "E1": uniform("qwen3-30b-a3b", 512, 512, 256),
+    "E2": uniform("qwen3-30b-a3b", 256, 512, 256),
+    "E3": uniform("qwen3-30b-a3b", 1, 128, 256),
+    "E4": uniform("qwen3-30b-a3b", 8, 8192, 1),
 }
 
 

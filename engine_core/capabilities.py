@@ -14,6 +14,7 @@ SIMULATED = "simulated executor"
 W8A8 = "W8A8 weights"
 INT8_ACTIVATIONS = "int8 activations"
 ROUNDED_ACTIVATIONS = "rounded activations"
+EXPERTS = "experts"
 TENSOR_PARALLEL = "tensor parallel"
 PIPELINE_PARALLEL = "pipeline parallel"
 STAGE_HOSTS = "stage hosts"
@@ -42,6 +43,8 @@ TOOLS = "tools"
 IGNORE_EOS = "ignore_eos"
 
 QUANTIZED = frozenset({W8A8, INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS})
+OF_MODEL = QUANTIZED | {EXPERTS}
+"""Capabilities that a model asks for."""
 RANKS = frozenset({TENSOR_PARALLEL, PIPELINE_PARALLEL})
 TIERS = frozenset({HOST_MEMORY, DISK, PULL})
 NONE: frozenset[str] = frozenset()
@@ -84,25 +87,26 @@ ENGINE = (
         fields=("activation_dtype",),
         beside=frozenset({SIMULATED, W8A8, INT8_ACTIVATIONS}),
     ),
+    Capability(name=EXPERTS, beside=QUANTIZED | {SIMULATED}),
     Capability(
         name=TENSOR_PARALLEL,
         fields=("tensor_parallel_size",),
         off="1",
-        beside=frozenset({INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS}),
+        beside=frozenset({INT8_ACTIVATIONS, ROUNDED_ACTIVATIONS, EXPERTS}),
         flag="parallel",
     ),
     Capability(
         name=PIPELINE_PARALLEL,
         fields=("pipeline_parallel_size",),
         off="1",
-        beside=QUANTIZED | {TENSOR_PARALLEL},
+        beside=OF_MODEL | {TENSOR_PARALLEL},
         flag="stages",
     ),
     Capability(
         name=STAGE_HOSTS,
         fields=("stage_hosts",),
         off="0",
-        beside=QUANTIZED | RANKS,
+        beside=OF_MODEL | RANKS,
         flag="stage_hosts",
     ),
     Capability(
@@ -116,14 +120,14 @@ ENGINE = (
         name=HOST_MEMORY,
         fields=("kv_swap_memory",),
         off="0",
-        beside=QUANTIZED | {SIMULATED, TREE},
+        beside=OF_MODEL | {SIMULATED, TREE},
         beside_if={"rank_slots": RANKS},
         flag="host_blocks",
     ),
     Capability(
         name=DISK,
         fields=("kv_disk_dir",),
-        beside=QUANTIZED | {SIMULATED, TREE, HOST_MEMORY},
+        beside=OF_MODEL | {SIMULATED, TREE, HOST_MEMORY},
         beside_if={"rank_slots": RANKS},
         flag="disk_blocks",
     ),
@@ -131,7 +135,7 @@ ENGINE = (
         name=PULL,
         fields=("kv_peer_memory",),
         off="0",
-        beside=QUANTIZED | {SIMULATED, TREE, HOST_MEMORY, DISK},
+        beside=OF_MODEL | {SIMULATED, TREE, HOST_MEMORY, DISK},
         beside_if={"rank_slots": RANKS},
         flag="disk_blocks",
     ),
@@ -139,26 +143,26 @@ ENGINE = (
         name=FP8_KV,
         fields=("kv_cache_dtype",),
         off="auto",
-        beside=QUANTIZED | RANKS | TIERS | {STAGE_HOSTS, TREE},
+        beside=OF_MODEL | RANKS | TIERS | {STAGE_HOSTS, TREE},
         flag="fp8_kv",
     ),
     Capability(
         name=SPECULATION,
         fields=("max_draft_tokens",),
         off="0",
-        beside=QUANTIZED | RANKS | TIERS | {SIMULATED, STAGE_HOSTS, TREE, FP8_KV},
+        beside=OF_MODEL | RANKS | TIERS | {SIMULATED, STAGE_HOSTS, TREE, FP8_KV},
     ),
     Capability(
         name=DRAFT_MODEL,
         fields=("draft_model",),
-        beside=QUANTIZED | TIERS | {TREE, FP8_KV, SPECULATION},
+        beside=OF_MODEL | TIERS | {TREE, FP8_KV, SPECULATION},
         beside_if={"rank_drafts": frozenset({TENSOR_PARALLEL})},
         flag="draft_models",
     ),
     Capability(
         name=DRAFT_HEADS,
         fields=("draft_heads",),
-        beside=QUANTIZED | TIERS | {TREE, FP8_KV, SPECULATION},
+        beside=OF_MODEL | TIERS | {TREE, FP8_KV, SPECULATION},
         beside_if={"rank_drafts": frozenset({TENSOR_PARALLEL})},
         flag="draft_heads",
     ),
@@ -281,7 +285,7 @@ def asked_of_options(options: object) -> dict[str, Asked]:
     not among them."""
     found = {}
     for each in ENGINE:
-        for name in each.fields if each.name not in QUANTIZED else ():
+        for name in each.fields if each.name not in OF_MODEL else ():
             value = getattr(options, name, None)
             if value is not None and (each.off == "none" or str(value) != each.off):
                 found[each.name] = Asked(name, value)

@@ -129,6 +129,7 @@ KERNELS_ORDER = (
     "cpu",
     "rows",
     "sampling",
+    "experts",
     "gemm",
     "attention",
     "norm",

@@ -16,6 +16,7 @@ from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
 from ..layers.linear.dense import DenseLinear
 from ..layers.linear.linear import Linear, Product
+from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..platforms import specification
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
@@ -70,6 +71,13 @@ class ReferencePlatform:
 
     def activation(self, x: Tensor, name: str) -> Tensor:
         return specification.activation(x, name).to(x.dtype)
+
+    def route(self, logits: Tensor, router: Router) -> Routes:
+        return specification.route(logits, router)
+
+    def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
+        weights = gate_up.weight, down.weight
+        return lambda x, routes: specification.experts(x, routes, *weights, activation).to(x.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return specification.rms_norm(x, weight, eps).to(x.dtype)

@@ -20,7 +20,7 @@ PRODUCTS = ((37, 83), (131, 29), (VOCAB_SIZE, 576))
 head's."""
 WIDTHS = (37, 131, 1029)
 ACTIVATIONS = ("silu", "gelu_tanh")
-PLAIN_ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "tanh")
+PLAIN_ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
 """Activations without a gate."""
 ROTATIONS = {"rope": "", "qk_norm_rope": "n", "qkv_bias_rope": "b", "qkv_bias_norm_rope": "nb"}
 """Operations by name, with whether queries and keys are normed and biased."""

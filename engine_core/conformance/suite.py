@@ -14,11 +14,12 @@ from ..platforms import specification
 from ..platforms.device import Device
 from .attention import attention_cases
 from .case import NUM_ITEMS, Case, Line, examine
+from .experts import expert_cases
 from .rows import row_cases
 from .sampling import sampling_cases
 from .subject import EPS, NEEDED, Subject, rows_of
 
-PARTS = ("rows", "attention", "sampling", "hooks")
+PARTS = ("rows", "experts", "attention", "sampling", "hooks")
 NEEDED_OF_SAMPLING = ("draw", "draw_filtered", "mask_tokens", "logprobs")
 
 
@@ -124,4 +125,5 @@ def _replay(subject: Subject) -> Case:
     )
 
 
-_CASES = dict(zip(PARTS, (row_cases, attention_cases, sampling_cases, _hook_cases), strict=True))
+_MAKERS = (row_cases, expert_cases, attention_cases, sampling_cases, _hook_cases)
+_CASES = dict(zip(PARTS, _MAKERS, strict=True))

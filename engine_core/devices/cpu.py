@@ -31,6 +31,7 @@ capabilities = Capabilities(
     windows=True,
     rotary_pairs=True,
     activations=True,
+    experts=True,
     softcaps=True,
     odd_heads=True,
     disk_blocks=True,

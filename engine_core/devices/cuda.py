@@ -36,6 +36,7 @@ capabilities = Capabilities(
     windows=True,
     rotary_pairs=True,
     activations=True,
+    experts=True,
     fp8_kv=True,
     rounded_tokens=True,
     host_blocks=True,

@@ -7,11 +7,9 @@ from typing import cast
 
 import torch
 
+from ..weights.model_config import GATES
 from .linear.linear import Linear, Tokens
 from .platform import Platform, RoundingPlatform
-
-GATES = ("silu", "gelu_tanh")
-"""Activations of `Platform.gate`."""
 
 
 class Mlp:

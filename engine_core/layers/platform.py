@@ -13,6 +13,7 @@ from headwater.kernels.quant.token_rounding import Rounding
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
 from .linear.linear import Linear, Product, Tokens
+from .routing import ExpertProduct, ExpertStack, Router, Routes
 
 
 class Platform(Protocol):
@@ -38,8 +39,8 @@ class Platform(Protocol):
         gelu_tanh."""
 
     def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """x → the same shape, element by element: gelu, gelu_tanh, relu, silu or tanh. Asked for by
-        models with `ModelConfig.activations`."""
+        """x → the same shape, element by element: gelu, gelu_tanh, relu, sigmoid, silu or tanh.
+        Platforms with `activations` are asked for it, and for sigmoids those with `experts`."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [T, H] → [T, H]; weight [H] of x's dtype or float32, here and below."""
@@ -82,6 +83,18 @@ class Platform(Protocol):
         step too. scale is that of the softmax, 1 / sqrt(D) by default. A position sees the last
         `window` keys, its own included, which is 0 for all or the model's `sliding_window`. Scores are
         capped by tanh to `softcap`, which only platforms with `softcaps` are given; 0: not."""
+
+
+class ExpertPlatform(Platform, Protocol):
+    """A platform with the flag `experts`."""
+
+    def route(self, logits: torch.Tensor, router: Router) -> Routes:
+        """logits [T, E] of any floating type, read as float32 → the routes of T tokens."""
+
+    def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
+        """The product with the experts of a layer: down(gate(gate_up(x))) of each chosen one.
+        gate_up of 2 I outputs an expert, gates first; down of I inputs; activation as in `gate`.
+        Experts that no token chose are not read."""
 
 
 class RoundingPlatform(Platform, Protocol):

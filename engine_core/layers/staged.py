@@ -15,6 +15,7 @@ from ..weights.layout import Layout, WeightSpec
 from ..weights.shards import Stage
 from .linear.kinds import Weights
 from .linear.linear import Linear
+from .routing import ExpertStack
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -58,12 +59,15 @@ def stage_weights(weights: Weights, layout: Layout, stage: Stage, dtype: torch.d
     stages have."""
     linears: dict[str, Linear] = {}
     tensors: dict[str, torch.Tensor] = {}
+    experts: dict[str, ExpertStack] = {}
     for name, spec in layout.items():
         local = _local_name(name, stage)
         if local is None:
             continue
         if _has(stage, name, spec):
-            if spec.is_linear:
+            if spec.num_experts:
+                experts[local] = weights.experts[name]
+            elif spec.is_linear:
                 linears[local] = weights.linears[name]
             elif name in weights.tensors:
                 tensors[local] = weights.tensors[name]
@@ -76,7 +80,7 @@ def stage_weights(weights: Weights, layout: Layout, stage: Stage, dtype: torch.d
     tables = {
         name: table for name, table in weights.tables.items() if _has(stage, name, layout[name])
     }
-    return Weights(linears=linears, tensors=tensors, tables=tables)
+    return Weights(linears=linears, tensors=tensors, tables=tables, experts=experts)
 
 
 def _has(stage: Stage, name: str, spec: WeightSpec) -> bool:

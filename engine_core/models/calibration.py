@@ -92,6 +92,9 @@ def check(source: Path, kind: str) -> ModelConfig:
             f"auto or {config.quantization.method}, as the weights of the checkpoint are packed"
         )
         raise ConfigError("quantization", kind, allowed)
+    if config.experts is not None:
+        allowed = "no experts, for weights that are calibrated"
+        raise ConfigError("num_experts", config.experts.num_experts, allowed)
     group_size_of(config, kind)
     return config
 

@@ -1,5 +1,5 @@
 """The decoder of Llama and of all that add to it biases, norms of queries and keys, windows,
-multipliers, or rotary positions of another kind."""
+multipliers, rotary positions of another kind, or experts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .layered import (
     MODEL_NAMES,
     LayeredModel,
 )
+from .mixture import EXPERT_NAMES, MIXTURE_NAMES, SHARED_NAMES
 from .parts import Parts
 
 
@@ -46,25 +47,27 @@ class Decoder(LayeredModel):
     names = CheckpointNames(
         model=MODEL_NAMES,
         layer=LAYER_NAMES
+        | MIXTURE_NAMES
         | {
             "input_layernorm.weight": "input_norm",
             "post_attention_layernorm.weight": "post_norm",
         },
-        fused=FUSED_NAMES | FUSED_BIASES,
+        fused=FUSED_NAMES | FUSED_BIASES | SHARED_NAMES,
+        experts=EXPERT_NAMES,
         joined=JOINED_NAMES,
     )
 
     @staticmethod
     def adds_products(config: ModelConfig) -> bool:
-        return config.residual_scale == 1 and not (config.o_bias or config.mlp_bias)
+        has_biases = config.o_bias or config.mlp_bias
+        return config.residual_scale == 1 and not has_biases and config.experts is None
 
     def _layer(self, parts: Parts, i: int) -> Layer:
         prefix = f"layers.{i}."
-        up = "gate_up" if self.config.is_gated else "up"
         common: dict[str, Any] = {
             "input_norm": parts.input_norm(prefix + "input_norm", prefix + "qkv"),
             "attention": parts.attention(i),
-            "post_norm": parts.input_norm(prefix + "post_norm", prefix + up),
+            "post_norm": parts.norm_of_mlp(prefix + "post_norm", i),
             "mlp": parts.mlp(i),
         }
         scale = self.config.residual_scale

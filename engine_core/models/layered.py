@@ -13,6 +13,7 @@ import torch
 from ..executor import Int32Array
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch, last_tokens
+from ..layers.experts import Experts
 from ..layers.linear.kinds import Weights
 from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import Norm
@@ -30,6 +31,7 @@ from ..weights.layout import (
     width_norm,
 )
 from ..weights.model_config import ModelConfig
+from .mixture import mixture_of
 from .model import LastNorm, LastTokens, LayerInputs
 from .parts import Parts
 
@@ -73,7 +75,7 @@ FUSED_BIASES = {
 class Layer(ABC):
     input_norm: Norm
     attention: Attention
-    mlp: Mlp | PlainMlp
+    mlp: Mlp | PlainMlp | Experts
 
     @abstractmethod
     def behind_attention(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -166,21 +168,27 @@ class LayeredModel(ABC):
         return sorted({*range(min(num_layers - 1, last)), *kinds, last})
 
 
-def products_of(config: ModelConfig) -> dict[str, WeightSpec]:
-    """Linear layers of a layer, with their biases."""
+def _attention_of(config: ModelConfig) -> dict[str, WeightSpec]:
     hidden = config.hidden_size
-    inner = config.intermediate_size
     products = {
         "qkv": joined_linear(config.qkv_sizes, hidden),
         "o": linear(hidden, config.num_heads * config.head_dim, split=Split.INPUTS),
     }
-    ups = ("gate_up", (inner, inner)) if config.is_gated else ("up", (inner,))
-    products[ups[0]] = joined_linear(ups[1], hidden)
-    products["down"] = linear(hidden, inner, split=Split.INPUTS)
     if config.qkv_bias:
         products["qkv_bias"] = joined_bias(config.qkv_sizes)
     if config.o_bias:
         products["o_bias"] = bias(hidden)
+    return products
+
+
+def _mlp_of(config: ModelConfig) -> dict[str, WeightSpec]:
+    hidden = config.hidden_size
+    inner = config.intermediate_size
+    ups = ("gate_up", (inner, inner)) if config.is_gated else ("up", (inner,))
+    products = {
+        ups[0]: joined_linear(ups[1], hidden),
+        "down": linear(hidden, inner, split=Split.INPUTS),
+    }
     if config.mlp_bias:
         products |= {ups[0] + "_bias": joined_bias(ups[1]), "down_bias": bias(hidden)}
     return products
@@ -198,7 +206,7 @@ def norms_of(config: ModelConfig, names: Iterable[str]) -> dict[str, WeightSpec]
 
 def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
     """The layout of a model whose layers have these norms beside their products."""
-    layer = norms_of(config, layer_norms) | products_of(config)
+    layer = norms_of(config, layer_norms) | _attention_of(config)
     q_size, k_size, _ = config.qkv_sizes
     if config.qk_norm:
         layer |= {"q_norm": norm(config.head_dim), "k_norm": norm(config.head_dim)}
@@ -213,5 +221,13 @@ def layout_of(config: ModelConfig, layer_norms: Iterable[str]) -> Layout:
         config.vocab_size, config.hidden_size, tied_to=tied_to, split=Split.VOCABULARY
     )
     for i in range(config.num_layers):
-        layout |= {f"layers.{i}.{name}": spec for name, spec in layer.items()}
+        own = layer | _inner_of(config, i)
+        layout |= {f"layers.{i}.{name}": spec for name, spec in own.items()}
     return layout
+
+
+def _inner_of(config: ModelConfig, i: int) -> dict[str, WeightSpec]:
+    """Weights of the MLP of layer i, or of its experts."""
+    if config.experts is None or not config.has_experts(i):
+        return _mlp_of(config)
+    return mixture_of(config.experts, config.hidden_size)

@@ -1,9 +1,10 @@
-"""The parts of a model's layers, made of its config and weights: norms, attention, MLPs."""
+"""The parts of a model's layers, made of its config and weights: norms, attention, MLPs, experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
 import torch
 
@@ -13,15 +14,20 @@ from ..config import ConfigError
 from ..layers.attention import Attention
 from ..layers.biased import BiasedLinear, LogitLinear
 from ..layers.embedding import Embedding
+from ..layers.experts import Experts, SharedExpert
+from ..layers.linear.dense import DenseLinear
 from ..layers.linear.kinds import Weights
-from ..layers.linear.linear import Linear
+from ..layers.linear.linear import Linear, Product
 from ..layers.lm_head import LMHead
 from ..layers.mlp import Mlp, PlainMlp
 from ..layers.norm import InputNorm, LayerNorm, Norm, RMSNorm, WidthNorm
-from ..layers.platform import Platform
+from ..layers.platform import ExpertPlatform, Platform
 from ..layers.positions import Positions
 from ..layers.rope import cos_sin_table, query_scales, unrotated_table
+from ..layers.routing import Router, Scoring
+from ..weights.experts_config import ExpertsConfig
 from ..weights.model_config import ModelConfig
+from . import mixture
 
 
 class Parts:
@@ -111,8 +117,17 @@ class Parts:
             query_scales=self._query_scales,
         )
 
-    def mlp(self, i: int) -> Mlp | PlainMlp:
+    def norm_of_mlp(self, name: str, i: int) -> Norm:
+        """The norm that the MLP of layer i reads, or its experts."""
+        if self._config.has_experts(i):
+            return self.norm(name)
+        up = "gate_up" if self._config.is_gated else "up"
+        return self.input_norm(name, f"layers.{i}.{up}")
+
+    def mlp(self, i: int) -> Mlp | PlainMlp | Experts:
         config = self._config
+        if config.has_experts(i):
+            return self._experts(f"layers.{i}.")
         prefix = f"layers.{i}."
         down = self.linear(prefix + "down")
         if config.is_gated:
@@ -120,6 +135,51 @@ class Parts:
             return Mlp(self._platform, gate_up, down, config.activation)
         self.check_unrounded(prefix + "down")
         return PlainMlp(self._platform, self.linear(prefix + "up"), down, config.activation)
+
+    def _experts(self, prefix: str) -> Experts:
+        sizes = self._config.experts
+        assert sizes is not None
+        shared = None
+        if sizes.shared_size:
+            shared = self._shared_expert(prefix, has_gate=sizes.has_shared_gate)
+        return Experts(
+            cast(ExpertPlatform, self._platform),
+            self._router(prefix, sizes),
+            self._logits(prefix),
+            self._weights.experts[prefix + mixture.GATE_UP],
+            self._weights.experts[prefix + mixture.DOWN],
+            self._config.activation,
+            self._weights.group,
+            shared,
+        )
+
+    def _router(self, prefix: str, sizes: ExpertsConfig) -> Router:
+        return Router(
+            num_chosen=sizes.num_chosen,
+            scoring=Scoring.SIGMOID if sizes.is_sigmoid else Scoring.SOFTMAX,
+            is_normalized=sizes.is_normalized,
+            scale=sizes.scale,
+            correction=self._weights.tensors.get(prefix + mixture.CORRECTION),
+            num_groups=sizes.num_groups,
+            num_chosen_groups=sizes.num_chosen_groups,
+        )
+
+    def _logits(self, prefix: str) -> Product:
+        """The product with a router's weight; a wide router reads tokens in its own type."""
+        name = prefix + mixture.ROUTER
+        if name in self._weights.linears:
+            return self._platform.linear(self._weights.linears[name])
+        product = self._platform.linear(DenseLinear(self._weights.tensors[name]))
+        return lambda x: product(x.float())
+
+    def _shared_expert(self, prefix: str, *, has_gate: bool) -> SharedExpert:
+        gate_up, down = prefix + mixture.SHARED_GATE_UP, prefix + mixture.SHARED_DOWN
+        for name in (gate_up, down):
+            self.check_unrounded(name)
+        linears = self._weights.linears
+        mlp = Mlp(self._platform, linears[gate_up], linears[down], self._config.activation)
+        gate = linears[prefix + mixture.SHARED_GATE] if has_gate else None
+        return SharedExpert(self._platform, mlp, gate)
 
     def _width_norms(self, prefix: str) -> tuple[WidthNorm, WidthNorm]:
         tensors = self._weights.tensors

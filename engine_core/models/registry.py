@@ -18,6 +18,7 @@ from ..weights.json_object import read_object
 from ..weights.model_config import ModelConfig
 from .configs import (
     cohere2,
+    corrected_moe,
     gemma,
     gemma3,
     glm4,
@@ -26,9 +27,11 @@ from .configs import (
     granite,
     llama,
     ministral3,
+    mixtral,
     olmo,
     opt,
     phi3,
+    qwen_moe,
     smollm3,
     starcoder2,
 )
@@ -75,6 +78,7 @@ _DECODER = "decoder:Decoder"
 _WIDTH_NORMS = ("tensor parallel on CPUs alone, and not with `--numerics tree`",)
 _CPU_ONLY = ("CPUs, since GPUs do not cap scores",)
 _DENSE = ("weights that are not packed",)
+_EXPERTS = ("not with `--numerics tree`",)
 _LLAMA = "Llama 2 and 3, SmolLM2, TinyLlama, Yi, R1-Distill-Llama"
 _QWEN2 = "Qwen2, Qwen2.5, QwQ, R1-Distill-Qwen"
 ARCHITECTURES = {
@@ -82,6 +86,13 @@ ARCHITECTURES = {
         "cohere2:Cohere2", cohere2.read_cohere2, "Command R7B, Command A", "cohere2"
     ),
     "Ernie4_5ForCausalLM": _own(_DECODER, llama.read_ernie45, "ERNIE 4.5 (dense)", "ernie4_5"),
+    "Ernie4_5_MoeForCausalLM": _own(
+        _DECODER,
+        corrected_moe.read_ernie45_moe,
+        "ERNIE 4.5 (experts)",
+        "ernie4_5_moe",
+        limits=_EXPERTS,
+    ),
     "Exaone4ForCausalLM": _own("olmo2:Olmo2", olmo.read_exaone4, "EXAONE 4", "exaone4"),
     "GPT2LMHeadModel": _own("gpt2:Gpt2", gpt2.read_gpt2, "GPT-2", "gpt2", limits=_DENSE),
     "GPTNeoXForCausalLM": _own(
@@ -98,11 +109,33 @@ ARCHITECTURES = {
         "gemma3:Gemma3", gemma3.read_gemma3, "Gemma 3 4B, 12B, 27B", "gemma3", is_text_part=True
     ),
     "Glm4ForCausalLM": _own("glm4:Glm4", glm4.read_glm4, "GLM-4 (dense)", "glm4"),
+    "Glm4MoeForCausalLM": _own(
+        _DECODER,
+        corrected_moe.read_glm4_moe,
+        "GLM-4.5, 4.6, 4.7",
+        "glm4_moe",
+        limits=_EXPERTS,
+    ),
     "GraniteForCausalLM": _own(
         _DECODER, granite.read_granite, "Granite 3 and 4 (dense)", "granite"
     ),
+    "GraniteMoeForCausalLM": _own(
+        _DECODER,
+        mixtral.read_granite_moe,
+        "Granite 3 (experts)",
+        "granitemoe",
+        limits=_EXPERTS,
+    ),
+    "HYV3ForCausalLM": _own(_DECODER, corrected_moe.read_hy3, "Hy3", "hy_v3", limits=_EXPERTS),
     "InternLM3ForCausalLM": _own(_DECODER, llama.read_internlm3, "InternLM 3", "internlm3"),
     "LlamaForCausalLM": _own(_DECODER, llama.read_llama, _LLAMA, "llama"),
+    "MiniMaxM2ForCausalLM": _own(
+        _DECODER,
+        corrected_moe.read_minimax_m2,
+        "MiniMax M2",
+        "minimax_m2",
+        limits=_EXPERTS,
+    ),
     "Ministral3ForCausalLM": _own(
         _DECODER, ministral3.read_ministral3, "Ministral 3", "ministral3"
     ),
@@ -115,6 +148,9 @@ ARCHITECTURES = {
         is_text_part=True,
     ),
     "MistralForCausalLM": _own(_DECODER, llama.read_mistral, "Mistral 7B, Nemo, Small", "mistral"),
+    "MixtralForCausalLM": _own(
+        _DECODER, mixtral.read_mixtral, "Mixtral", "mixtral", limits=_EXPERTS
+    ),
     "OPTForCausalLM": _own("opt:Opt", opt.read_opt, "OPT", "opt"),
     "Olmo2ForCausalLM": _own(
         "olmo2:Olmo2", olmo.read_olmo2, "OLMo 2", "olmo2", limits=_WIDTH_NORMS
@@ -122,12 +158,27 @@ ARCHITECTURES = {
     "Olmo3ForCausalLM": _own(
         "olmo2:Olmo2", olmo.read_olmo3, "OLMo 3", "olmo3", limits=_WIDTH_NORMS
     ),
+    "OlmoeForCausalLM": _own(_DECODER, mixtral.read_olmoe, "OLMoE", "olmoe", limits=_EXPERTS),
     "Phi3ForCausalLM": _own(_DECODER, phi3.read_phi3, "Phi-3, 3.5, 4, 4-mini", "phi3"),
     "Qwen2ForCausalLM": _own(_DECODER, llama.read_qwen2, _QWEN2, "qwen2"),
+    "Qwen2MoeForCausalLM": _own(
+        _DECODER,
+        qwen_moe.read_qwen2_moe,
+        "Qwen1.5-MoE, Qwen2 (experts)",
+        "qwen2_moe",
+        limits=_EXPERTS,
+    ),
     "Qwen2_5_VLForConditionalGeneration": _own(
         _DECODER, llama.read_qwen2, "Qwen2.5-VL", "qwen2_5_vl", is_text_part=True
     ),
     "Qwen3ForCausalLM": _own(_DECODER, llama.read_qwen3, "Qwen3 (dense), Qwen3-Embedding", "qwen3"),
+    "Qwen3MoeForCausalLM": _own(
+        _DECODER,
+        qwen_moe.read_qwen3_moe,
+        "Qwen3 (experts): 30B-A3B, 235B-A22B, Coder",
+        "qwen3_moe",
+        limits=_EXPERTS,
+    ),
     "Qwen3VLForConditionalGeneration": _own(
         _DECODER, llama.read_qwen3, "Qwen3-VL (dense)", "qwen3_vl", is_text_part=True
     ),

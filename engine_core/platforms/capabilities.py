@@ -33,6 +33,8 @@ class Capabilities:
     """Rotation of a part of a head, and of neighbouring numbers (`RotaryPairs`)."""
     activations: bool = False
     """Activations without a gate (`Platform.activation`)."""
+    experts: bool = False
+    """Mixtures of experts (`ExpertPlatform`)."""
     softcaps: bool = False
     """Attention whose scores are capped."""
     odd_heads: bool = False

@@ -20,8 +20,10 @@ from ..layers.batch import ForwardBatch
 from ..layers.linear.blocks import BlockTable
 from ..layers.linear.kinds import Weights
 from ..layers.linear.linear import Linear, Product
+from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
+from .cpu_experts import CpuExperts, route
 from .cpu_kernels import compile_kernels, packed_kernels
 from .cpu_products import CpuProducts
 from .cpu_sampling import CpuSampling
@@ -52,6 +54,9 @@ class CpuPlatform:
         compile_kernels(dtype, progress, packed_kernels(weights))
         for linear in weights.linears.values():
             self.linear(linear)
+        for stack in weights.experts.values():
+            # All experts of a layer have the shape of the first.
+            self.linear(stack.expert(0))
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
         return plan_attention(batch.starts, batch.counts, batch.block_tables, self._group)
@@ -67,6 +72,12 @@ class CpuPlatform:
 
     def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return activation(x, name)
+
+    def route(self, logits: torch.Tensor, router: Router) -> Routes:
+        return route(logits, router)
+
+    def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
+        return CpuExperts(gate_up, down, GATES[activation], self.linear)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)

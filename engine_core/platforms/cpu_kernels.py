@@ -23,11 +23,13 @@ from ..layers.linear.blocks import BlockLinear
 from ..layers.linear.fp8_tiles import Fp8TileLinear
 from ..layers.linear.group_tiles import TileLinear
 from ..layers.linear.kinds import Weights
+from . import cpu_experts
 
 
 def packed_kernels(weights: Weights) -> list[Kernel]:
     """Kernels that multiply and look up these packed weights."""
-    linears = weights.linears.values()
+    joined = (stack.linear for stack in weights.experts.values())
+    linears = [*weights.linears.values(), *joined]
     tables = weights.tables.values()
     of_blocks = [
         part.format
@@ -41,6 +43,8 @@ def packed_kernels(weights: Weights) -> list[Kernel]:
         tile_kernel.kernel_of(each.format, rounds_tokens=each.rounds_tokens) for each in in_groups
     ]
     used += [block_rows.kernel_of(table.weight.format) for table in tables]
+    if weights.experts:
+        used += [*cpu_experts.KERNELS, *cpu_experts.kernels_of([*weights.experts.values()])]
     used += [
         tile_kernel.kernel_of(linear.tiles.format)
         for linear in linears

@@ -25,6 +25,7 @@ from headwater.kernels.quant.token_rounding import RoundedTokens, Rounding
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
 from ..layers.linear.linear import Linear, Product
+from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes
 from ..sampling.operations import SamplingOperations
 from ..weights.model_config import ModelConfig
 from .cuda_attention import AttentionKernels, attention_kernels, given
@@ -53,7 +54,8 @@ class CudaPlatform:
         configure_blas()
         self.device = device
         self.sampling: SamplingOperations = CudaSampling()
-        self.products = self._products_class(device)
+        num_chosen = 0 if model.experts is None else model.experts.num_chosen
+        self.products = self._products_class(device, num_chosen)
         self.plans = AttentionPlans(
             model,
             block_size,
@@ -93,6 +95,12 @@ class CudaPlatform:
 
     def activation(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return ACTIVATIONS[name](x)
+
+    def route(self, logits: torch.Tensor, router: Router) -> Routes:
+        return self.products.experts.route(logits, router)
+
+    def experts(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
+        return self.products.experts.product(gate_up, down, activation)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x), early=self.products.are_early)

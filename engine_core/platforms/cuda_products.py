@@ -20,6 +20,7 @@ from ..layers.linear.linear import Linear, Product
 from ..layers.linear.ordered import OrderedLinear
 from ..layers.linear.planes import PlanesLinear
 from ..layers.linear.rounded import RoundedLinear
+from .cuda_experts import CudaExperts
 from .cuda_packed import (
     expanded_product,
     expander,
@@ -46,8 +47,10 @@ before it ends; of more it is a loss."""
 
 
 class CudaProducts:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, num_chosen: int) -> None:
+        """num_chosen: experts a token; 0 without experts."""
         self._device = device
+        self._num_chosen = num_chosen
         self.are_early = False
         """Whether products of few tokens fill rings with weights before their tokens are there."""
         self._choices: dict[ProbedProduct, ProductChoice] = {}
@@ -58,6 +61,7 @@ class CudaProducts:
             PlanesLinear.kind: self._packed,
             RoundedLinear.kind: partial(rounded_product, early_rows=EARLY_ROWS),
         }
+        self.experts = CudaExperts(EARLY_ROWS)
         self._gated = {(DenseLinear.kind, "silu"): self._dense_silu}
 
     def of(self, linear: Linear) -> Product:
@@ -94,6 +98,9 @@ class CudaProducts:
         probe = partial(product_probe.differing, device=self._device, weights=matrices)
         for product in own_products_of(counts, verdicts, probe):
             self._choice(product).is_own = True
+        # Nothing was compared of what is no linear layer's: routers that keep float32.
+        for product in self._choices.keys() - counts.keys():
+            self._choice(product).is_own = True
         torch.cuda.empty_cache()
 
     def probes(self, weights: Weights) -> bool:
@@ -117,10 +124,14 @@ class CudaProducts:
             if is_packed(each)
         }
         for product in self.own:
-            weight = dense.get(product)
-            launch_all_tiles(expanders[product]() if weight is None else weight)
+            if product in dense:
+                launch_all_tiles(dense[product])
+            elif product in expanders:
+                launch_all_tiles(expanders[product]())
         launch_planes(weights.linears.values(), EARLY_ROWS)
         launch_rounded(weights.linears.values())
+        if weights.experts:
+            self.experts.launch_all(self._num_chosen)
 
     def _dense(self, linear: Linear) -> Product:
         weight = matrix_of(linear)

@@ -42,6 +42,7 @@ def stored_forms(request: BuildRequest) -> StoredForms:
 
     return StoredForms(
         keeps=partial(_keeps, request, torch.device("cuda")),
+        expands_expert_blocks=True,
         in_planes=DTYPES[request.dtype] in int4_gemm.DTYPES,
         with_leaves=keep_leaves,
     )

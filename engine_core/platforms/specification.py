@@ -27,6 +27,8 @@ from headwater.kernels.sampling.gumbel import gumbel_noise, noise_keys
 from headwater.kernels.sampling.sample import Draws
 from headwater.kernels.sampling.token_mask import LOWEST
 
+from ..layers.routing import Router, Routes, Scoring
+
 
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
     """token_ids [T], weight [V, H] → [T, H]."""
@@ -49,8 +51,51 @@ def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     return gate(linear(x, weight), activation)
 
 
+def route(logits: Tensor, router: Router) -> Routes:
+    """logits [T, E] → the routes of T tokens: scores in float32, expert after expert the best one
+    that is left."""
+    is_softmax = router.scoring is Scoring.SOFTMAX
+    scores = torch.softmax(logits.float(), 1) if is_softmax else torch.sigmoid(logits.float())
+    routes = [_route_of(row, router) for row in scores]
+    return Routes(
+        torch.tensor([[expert for expert, _ in chosen] for chosen in routes], dtype=torch.int32),
+        torch.tensor([[weight for _, weight in chosen] for chosen in routes]),
+    )
+
+
+def _route_of(scores: Tensor, router: Router) -> list[tuple[int, float]]:
+    """Experts of one token in routing order, each with its weight."""
+    ranked = (scores if router.correction is None else scores + router.correction).tolist()
+    size = len(ranked) // router.num_groups
+    groups = [ranked[first : first + size] for first in range(0, len(ranked), size)]
+    of_groups = [sum(sorted(group)[-2:]) for group in groups]
+    chosen_groups = _best(of_groups, router.num_chosen_groups)
+    allowed = [i for i in range(len(ranked)) if i // size in chosen_groups]
+    chosen = [allowed[i] for i in _best([ranked[i] for i in allowed], router.num_chosen)]
+    weights = scores[chosen].double()
+    if router.is_normalized:
+        weights = weights / weights.sum()
+    return list(zip(chosen, (router.scale * weights).tolist(), strict=True))
+
+
+def _best(scores: Sequence[float], count: int) -> list[int]:
+    """Indices of the largest scores, in order; of equal ones the first."""
+    return sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:count]
+
+
+def experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, name: str) -> Tensor:
+    """x [T, H], gate_up [E, 2 I, H], gates first, down [E, H, I] → [T, H]: each token's experts
+    times their weights. `name` is that of the gate's activation."""
+    outs = []
+    for row, chosen, weights in zip(x, routes.experts.tolist(), routes.weights, strict=True):
+        of_experts = [linear(gated_linear(row[None], gate_up[i], name), down[i])[0] for i in chosen]
+        outs.append((torch.stack(of_experts) * weights.double()[:, None]).sum(0))
+    return torch.stack(outs)
+
+
 def activation(x: Tensor, name: str) -> Tensor:
-    """x of any shape → the same shape: gelu, gelu_tanh, relu, silu or tanh of each element."""
+    """x of any shape → the same shape: gelu, gelu_tanh, relu, sigmoid, silu or tanh of each
+    element."""
     return activation_twin(x.double(), name)
 
 

@@ -22,6 +22,8 @@ class StoredForms:
     keeps: Keeps = keeps_none
     """Chooses, by name and weight, those in block formats and of eight bits that are kept where
     `keeps_packed` is not set."""
+    expands_expert_blocks: bool = False
+    """Expands weights of experts in block formats, whatever `keeps` chooses."""
     in_planes: bool = False
     """Puts weights in block formats that are kept into planes."""
     with_leaves: WithLeaves = cut_leaves

@@ -166,14 +166,22 @@ def _part_bytes(type_id: int, rows: int, inputs: int) -> int:
 
 
 def _merged(parts: Sequence[BlockWeight]) -> list[BlockWeight]:
-    """Neighbours of one format as one part, where the first fills its tiles: fewer products."""
-    merged: list[BlockWeight] = []
+    """Neighbours of one format as one part, where all but the last fill their tiles: fewer
+    products."""
+    runs: list[list[BlockWeight]] = []
     for part in parts:
-        last = merged[-1] if merged else None
+        last = runs[-1][-1] if runs else None
         if last is not None and last.format == part.format and last.num_rows % TILE_ROWS == 0:
-            tiles = torch.cat((last.tiles, part.tiles))
-            num_rows = last.num_rows + part.num_rows
-            merged[-1] = BlockWeight(format=part.format, tiles=tiles, num_rows=num_rows)
+            runs[-1].append(part)
         else:
-            merged.append(part)
-    return merged
+            runs.append([part])
+    return [_joined(run) for run in runs]
+
+
+def _joined(parts: Sequence[BlockWeight]) -> BlockWeight:
+    """Parts of one format as one."""
+    if len(parts) == 1:
+        return parts[0]
+    tiles = torch.cat([part.tiles for part in parts])
+    num_rows = sum(part.num_rows for part in parts)
+    return BlockWeight(format=parts[0].format, tiles=tiles, num_rows=num_rows)

@@ -46,10 +46,11 @@ def dummy(
         if spec.tied_to:
             continue
         generator.manual_seed(seed + zlib.crc32(name.encode()))
-        if packing is not None and spec.is_linear and name != HEAD:
+        if packing is not None and spec.is_linear and name != HEAD and not spec.is_routing:
             tensors |= _packed(name, spec.shape, packing, device, generator)
             continue
-        tensors[name] = tensor = torch.empty(spec.shape, dtype=dtype, device=device)
+        own_dtype = torch.float32 if spec.is_wide else dtype
+        tensors[name] = tensor = torch.empty(spec.shape, dtype=own_dtype, device=device)
         if uniform:
             tensor.uniform_(-UNIFORM_SPREAD, UNIFORM_SPREAD, generator=generator)
         elif spec.is_norm:

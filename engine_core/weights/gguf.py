@@ -21,12 +21,19 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
+LLAMA_WITH_EXPERTS = "MixtralForCausalLM"
+"""Architecture of a file of `llama` that has experts."""
 PERMUTED = ("llama", "mistral")
 """Architectures whose query and key rows GGUF stores interleaved; ours rotate halves."""
 
+_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+"""Tensors of all experts of a layer."""
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -39,6 +46,11 @@ _LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _GEMMA3_LAYER_NAMES = _LAYER_NAMES | {
     "post_attention_norm": "post_attention_layernorm",
@@ -132,6 +144,8 @@ class GgufFile:
         config["rope_scaling"] = self._rope_scaling(config)
         if self._arch == "gemma3":
             config |= self._gemma3_config(config)
+        if self._meta("expert_count", 0):
+            config |= self._experts_config()
         for name, key in (("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")):
             config[name] = self._field(f"tokenizer.ggml.{key}", None)
         return config
@@ -142,6 +156,10 @@ class GgufFile:
         for name, tensor in self._tensors.items():
             if name == _ROPE_FACTORS:
                 self._check_factors()
+            elif (match := _LAYER_TENSOR.fullmatch(name)) and match["stem"] in _EXPERTS:
+                layer = f"model.layers.{match['layer']}.mlp.experts"
+                for index, weight in enumerate(self._experts(name)):
+                    yield f"{layer}.{index}.{_EXPERTS[match['stem']]}.weight", weight
             else:
                 format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
                 yield (
@@ -153,12 +171,30 @@ class GgufFile:
     def is_packed(self) -> bool:
         """Whether some matrices are in block formats."""
         return any(
-            len(tensor.shape) == 2 and tensor.tensor_type in FORMATS
+            len(tensor.shape) > 1 and tensor.tensor_type in FORMATS
             for tensor in self._tensors.values()
         )
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        """Number of tensors that `tensors` yields, or little more."""
+        return sum(
+            int(tensor.shape[2]) if len(tensor.shape) == 3 else 1
+            for tensor in self._tensors.values()
+        )
+
+    def _experts(self, name: str) -> Iterator[torch.Tensor | BlockWeight]:
+        """The weight [N, K] of each expert. Raises `ConfigError` for a tensor of other
+        dimensions."""
+        tensor = self._tensors[name]
+        sizes = [int(size) for size in tensor.shape]
+        require(len(sizes) == 3, f"checkpoint tensor {name}", sizes, "[inputs, outputs, experts]")
+        format = FORMATS.get(tensor.tensor_type)
+        for data in tensor.data:
+            if format is None:
+                values = gguf.quants.dequantize(data, tensor.tensor_type)
+                yield torch.from_numpy(np.array(values, dtype=np.float32))
+            else:
+                yield pack(torch.from_numpy(np.array(data, dtype=np.uint8)), format)
 
     def _dequantize(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
@@ -192,6 +228,26 @@ class GgufFile:
         if match is None or match["stem"] not in names:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
         return f"model.layers.{match['layer']}.{names[match['stem']]}.{match['kind']}"
+
+    def _experts_config(self) -> dict[str, Any]:
+        """Beside what all have."""
+        count = self._meta("expert_count")
+        inner = self._meta("expert_feed_forward_length", self._meta("feed_forward_length"))
+        fields = {
+            "num_experts": count,
+            "num_local_experts": count,
+            "num_experts_per_tok": self._meta("expert_used_count"),
+            "moe_intermediate_size": inner,
+            # A file of these architectures does not state it.
+            "norm_topk_prob": self._arch == "qwen3moe",
+        }
+        if self._arch == "qwen2moe":
+            fields["shared_expert_intermediate_size"] = self._meta(
+                "expert_shared_feed_forward_length"
+            )
+        if self._arch == "llama":
+            fields["architectures"] = [LLAMA_WITH_EXPERTS]
+        return fields
 
     def _gemma3_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Beside what all have."""

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -29,6 +29,12 @@ class WeightSpec:
     split: Split = Split.NONE
     parts: tuple[int, ...] = ()
     """Outputs of each of the projections that are joined in it, where `split` is OUTPUTS."""
+    num_experts: int = 0
+    """Experts whose outputs follow one another in it; 0: it is no weight of experts."""
+    is_routing: bool = False
+    """Whether it decides on experts: such a weight is never rounded to fewer bits."""
+    is_wide: bool = False
+    """Whether it is in float32, whatever the model computes in."""
 
 
 Layout = Mapping[str, WeightSpec]
@@ -48,6 +54,18 @@ def joined_linear(parts: tuple[int, ...], in_features: int) -> WeightSpec:
     return WeightSpec(
         shape=(sum(parts), in_features), is_linear=True, split=Split.OUTPUTS, parts=parts
     )
+
+
+def joined_experts(num_experts: int, parts: tuple[int, ...], in_features: int) -> WeightSpec:
+    """A `joined_linear` of every expert, one behind the other."""
+    joined = joined_linear(parts * num_experts, in_features)
+    return replace(joined, num_experts=num_experts)
+
+
+def experts(num_experts: int, out_features: int, in_features: int) -> WeightSpec:
+    """A linear layer of every expert, one behind the other, whose inputs ranks divide."""
+    whole = linear(num_experts * out_features, in_features, split=Split.INPUTS)
+    return replace(whole, num_experts=num_experts)
 
 
 def norm(size: int) -> WeightSpec:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import ConfigError, require
+from .experts_config import ExpertsConfig
 from .formats.packing import Quantization
 from .formats.quantization import read_quantization
 from .rope_config import DEFAULT_THETA, positive_of, rope_of, rotary_dim_of, scaling_of
@@ -37,6 +38,8 @@ ACTIVATIONS = {
     "relu": "relu",
 }
 """Activations by their names in a config; ours are those of `Platform`."""
+GATES = ("silu", "gelu_tanh")
+"""Activations of `Platform.gate`."""
 NORM_EPS = 1e-6
 """`rms_norm_eps` of all architectures where a config does not say."""
 
@@ -104,6 +107,8 @@ class ModelConfig:
     """By layer, whether it has a window; empty: none has."""
     quantization: Quantization | None = None
     """How the linear layers are packed; None: they are not."""
+    experts: ExpertsConfig | None = None
+    """Experts in place of the MLPs of some layers, or of all; None: no layer has any."""
     fits_float16: bool = True
     """Whether hidden states stay below 65,504, the largest number of float16."""
 
@@ -128,13 +133,19 @@ class ModelConfig:
     @property
     def attention_work(self) -> float:
         """Multiplications of a token's attention to one position, beside those of its products with
-        all weights of the layers."""
+        all weights of the layers that it goes through."""
         queries = self.num_heads * self.head_dim
-        return (
-            2
-            * queries
-            / (self.hidden_size * (self.qkv_size + queries + 3 * self.intermediate_size))
-        )
+        widths = [self._active_width(i) for i in range(self.num_layers)]
+        inner = 3 * sum(widths) / len(widths)
+        return 2 * queries / (self.hidden_size * (self.qkv_size + queries + inner))
+
+    @property
+    def inner_sizes(self) -> tuple[int, ...]:
+        """Intermediate sizes of all MLPs and experts."""
+        if self.experts is None:
+            return (self.intermediate_size,)
+        has_mlps = not all(self.has_experts(i) for i in range(self.num_layers))
+        return (*((self.intermediate_size,) if has_mlps else ()), *self.experts.widths)
 
     @property
     def depends_on_length(self) -> bool:
@@ -154,14 +165,14 @@ class ModelConfig:
         """Flags of a platform that the model needs, each with the field that asks for it and the
         field's value."""
         is_partial = self.rotary_dim not in (0, self.head_dim)
-        gates = ("silu", "gelu_tanh")
-        plain = self.activation not in gates or not self.is_gated
+        plain = self.activation not in GATES or not self.is_gated
         wanted: dict[str, tuple[str, object]] = {
             "windows": ("sliding_window", self.sliding_window),
             "softcaps": ("attn_logit_softcapping", self.attention_softcap),
             "rotary_pairs": ("rotary_dim", is_partial or self.is_interleaved),
             "activations": ("hidden_act", self.activation if plain else ""),
             "odd_heads": ("head_dim", self.head_dim if self.head_dim.bit_count() > 1 else 0),
+            "experts": ("num_experts", 0 if self.experts is None else self.experts.num_experts),
         }
         if self.logit_softcap:
             wanted.setdefault("activations", ("final_logit_softcapping", self.logit_softcap))
@@ -176,6 +187,10 @@ class ModelConfig:
         """Keys that a position sees in every layer; 0: a layer sees all."""
         return self.sliding_window if self.is_windowed and all(self.is_windowed) else 0
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts in place of an MLP."""
+        return self.experts is not None and self.experts.has_experts(layer)
+
     def of_layers(self, first: int, stop: int) -> ModelConfig:
         """The config of a model of layers first … stop − 1 alone."""
         return replace(
@@ -183,7 +198,14 @@ class ModelConfig:
             num_layers=stop - first,
             is_windowed=self.is_windowed[first:stop],
             is_rotary=self.is_rotary[first:stop],
+            experts=None if self.experts is None else self.experts.of_layers(first, stop),
         )
+
+    def _active_width(self, layer: int) -> int:
+        """Intermediate size of what a token goes through in a layer."""
+        if self.experts is None or not self.experts.has_experts(layer):
+            return self.intermediate_size
+        return self.experts.active_size
 
     def check_dtype(self, dtype: str) -> None:
         """Raises `ConfigError` for a dtype that does not hold the model's hidden states."""

@@ -3,8 +3,8 @@ become one matrix."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from headwater.kernels.quant.int4_layout import Int4Weight
 from ..config import ConfigError, require
 from . import blocks
 from .grouped import GroupedWeight, can_join, expanded, joined, named
-from .layout import Layout
+from .layout import Layout, WeightSpec
 from .model_config import ModelConfig
 from .model_file import Tensors
 
@@ -32,6 +32,7 @@ _ROOT = re.compile(
 )
 """Prefixes of a decoder's tensors in checkpoints of various tools; some have none."""
 _BLOCK = re.compile(r"^(?:h|blocks)\.(?=\d+\.)")
+_EXPERT = re.compile(r".+\.experts\.(\d{1,6})\.(.+)")
 _UNUSED = re.compile(
     r"(?:model\.)?(?:visual|vision_tower|vision_model|vision_embed_tokens|vision_encoder|audio_tower"
     r"|embed_vision|embed_audio|multi_modal_projector|mm_projector|patch_merger|mtp)\..+"
@@ -65,6 +66,9 @@ class CheckpointNames:
     rows."""
     joined: Mapping[str, str] = field(default_factory=dict)
     """As `layer`, of tensors that other checkpoints have in parts."""
+    experts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """As `fused`, of a part that each expert has: behind `experts.M.`, M being the expert; the
+    place is that among the parts of one expert. A tensor of all experts is one of `layer`."""
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Endings of names of tensors that are no weights."""
     changed: Mapping[str, Change] = field(default_factory=dict)
@@ -88,14 +92,13 @@ class CheckpointNames:
         that cannot be joined, and for those whose outputs the layout counts otherwise."""
         collected: Tensors = {}
         parts: dict[str, dict[int, Weight]] = {}
-        num_parts = Counter(name for name, _ in self.fused.values())
         for done, (name, published) in enumerate(tensors):
             tensor = published
             if self._is_unused(name, spare_layers):
                 if left_out is not None:
                     left_out.append(name)
             elif not self._is_idle_bias(name, tensor):
-                prefix, ours, place, is_part = self._place(name)
+                prefix, ours, place, num_parts = self._place(name, layout)
                 if ours in self.changed:
                     assert config is not None
                     tensor = _changed(name, tensor, self.changed[ours], config)
@@ -108,15 +111,19 @@ class CheckpointNames:
                     raise ConfigError(
                         f"dtype of tensor {name}", str(tensor.dtype), "weights in floating point"
                     )
+                spec = layout.get(prefix + ours)
+                if isinstance(tensor, torch.Tensor) and spec is not None:
+                    tensor = _shaped(tensor, spec)
                 # Tables have no kinds of eight bits.
                 is_dense = isinstance(tensor, torch.Tensor) or (
                     not prefix and not isinstance(tensor, BlockWeight)
                 )
-                waiting[place] = _dense(tensor, dtype) if is_dense else tensor
-                if len(waiting) == (num_parts[ours] if is_part else 1):
+                own_dtype = torch.float32 if spec is not None and spec.is_wide else dtype
+                waiting[place] = _dense(tensor, own_dtype) if is_dense else tensor
+                if len(waiting) == num_parts:
                     del parts[prefix + ours]
                     collected |= _whole(
-                        prefix + ours, [waiting[i] for i in range(len(waiting))], dtype, layout
+                        prefix + ours, [waiting[i] for i in range(len(waiting))], own_dtype, layout
                     )
             progress(done)
         require(not parts, "checkpoint", sorted(parts), "every part of a fused projection")
@@ -140,20 +147,53 @@ class CheckpointNames:
         )
         return not is_known and not bool(tensor.any())
 
-    def _place(self, name: str) -> tuple[str, str, int, bool]:
-        """Our prefix and name, the place among parts, and whether it is one of several."""
+    def _place(self, name: str, layout: Layout) -> tuple[str, str, int, int]:
+        """Our prefix and name, the place among parts, and how many parts there are."""
         known = name if name in self.model else canonical(name)
         if known in self.model:
-            return "", self.model[known], 0, False
+            return "", self.model[known], 0, 1
         match = _LAYER.fullmatch(known)
         if match is not None:
             prefix = f"layers.{match[1]}."
             rest = match[2]
             if rest in self.layer or rest in self.joined:
-                return prefix, {**self.layer, **self.joined}[rest], 0, False
+                return prefix, {**self.layer, **self.joined}[rest], 0, 1
             if rest in self.fused:
-                return prefix, *self.fused[rest], True
+                ours, place = self.fused[rest]
+                return prefix, ours, place, _num_parts(ours, self.fused)
+            if (found := self._place_of_expert(prefix, rest, layout)) is not None:
+                return prefix, *found
         raise ConfigError("checkpoint tensor", name, "tensors of the architecture")
+
+    def _place_of_expert(
+        self, prefix: str, rest: str, layout: Layout
+    ) -> tuple[str, int, int] | None:
+        """Our name, the place among the parts of all experts, and how many these are; None: the
+        model has no such expert."""
+        match = _EXPERT.fullmatch(rest)
+        if match is None or match[2] not in self.experts:
+            return None
+        ours, place = self.experts[match[2]]
+        num_experts = layout[prefix + ours].num_experts if prefix + ours in layout else 0
+        of_one = _num_parts(ours, self.experts)
+        expert = int(match[1])
+        if expert >= num_experts:
+            return None
+        return ours, expert * of_one + place, num_experts * of_one
+
+
+def _num_parts(ours: str, places: Mapping[str, tuple[str, int]]) -> int:
+    """Parts of one of our tensors; a part may have several published names."""
+    return len({place for name, place in places.values() if name == ours})
+
+
+def _shaped(tensor: torch.Tensor, spec: WeightSpec) -> torch.Tensor:
+    """A tensor with the dimensions of its weight: checkpoints hold weights of all experts in three,
+    and one row of numbers with one dimension or with two."""
+    if spec.num_experts and tensor.dim() == 3:
+        return tensor.flatten(0, 1)
+    is_row = spec.is_routing and tensor.numel() == math.prod(spec.shape)
+    return tensor.reshape(spec.shape) if is_row else tensor
 
 
 def _changed(name: str, tensor: Weight, change: Change, config: ModelConfig) -> torch.Tensor:

@@ -57,7 +57,8 @@ def round_weights(
     changed = 0.0
     whole = 0.0
     for name, spec in layout.items():
-        if not spec.is_linear or name == HEAD or spec.tied_to or name not in tensors:
+        is_kept = not spec.is_linear or name == HEAD or spec.is_routing
+        if is_kept or spec.tied_to or name not in tensors:
             continue
         weight = tensors[name].float()
         packed = ROUNDINGS[kind](weight)

@@ -127,7 +127,7 @@ def check_layout(layout: ParallelLayout, model: ModelConfig, *, size_multiple: i
         sizes = [n for n in range(1, model.num_kv_heads + 1) if _divides(n, model, size_multiple)]
         divided = (
             f"{model.num_heads} query heads, {model.num_kv_heads} KV heads and "
-            f"{model.intermediate_size} of an MLP"
+            f"{' and '.join(map(str, model.inner_sizes))} of an MLP"
         )
         allowed = f"{_either(sizes)}, which divide {divided}"
         raise ConfigError("tensor_parallel_size", layout.tensor, allowed)
@@ -146,6 +146,7 @@ def local_config(model: ModelConfig, shard: Shard) -> ModelConfig:
         num_heads=model.num_heads // shard.size,
         num_kv_heads=model.num_kv_heads // shard.size,
         intermediate_size=model.intermediate_size // shard.size,
+        experts=None if model.experts is None else model.experts.divided(shard.size),
     )
 
 
@@ -154,7 +155,8 @@ def _aligned(num_tokens: int) -> int:
 
 
 def _divides(size: int, model: ModelConfig, size_multiple: int) -> bool:
-    divided = (model.num_heads, model.num_kv_heads, model.intermediate_size // size_multiple)
+    inner = (each // size_multiple for each in model.inner_sizes)
+    divided = (model.num_heads, model.num_kv_heads, *inner)
     return (
         size >= 1
         and all(each % size == 0 for each in divided)

@@ -44,6 +44,11 @@ def _logistic(x: Any, z: Any) -> Any:
 
 
 @njit
+def _sigmoid(x: Any) -> Any:
+    return _logistic(splat(F32(1)), x)
+
+
+@njit
 def _silu(x: Any) -> Any:
     return _logistic(x, x)
 
@@ -100,6 +105,7 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
+    "sigmoid": _sigmoid,
     "silu": _silu,
     "tanh": _tanh,
 }

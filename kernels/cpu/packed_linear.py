@@ -32,7 +32,7 @@ class PackedLayout:
     def of(cls, shape: tuple[int, int], dtype: torch.dtype) -> PackedLayout:
         packed = pack(torch.zeros(shape, dtype=dtype))
         description = torch.ops.mkldnn._get_mkldnn_serialized_md(packed)
-        return cls(shape, dtype, bytes(description.tolist()), torch.ops.mkldnn._nbytes(packed))
+        return cls(shape, dtype, bytes(description.tolist()), num_bytes_of(packed))
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -56,10 +56,16 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return product
 
 
+def num_bytes_of(packed: torch.Tensor) -> int:
+    """Number of bytes of a packed weight."""
+    num_bytes: int = torch.ops.mkldnn._nbytes(packed)
+    return num_bytes
+
+
 def copy_packed(packed: torch.Tensor, out: torch.Tensor) -> None:
     """Writes a packed weight into out uint8 [num_bytes]."""
     assert out.is_contiguous()
-    assert out.numel() == torch.ops.mkldnn._nbytes(packed)
+    assert out.numel() == num_bytes_of(packed)
     ctypes.memmove(out.data_ptr(), torch.ops.mkldnn.data_ptr(packed), out.numel())
 
 

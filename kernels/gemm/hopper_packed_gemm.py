@@ -5,7 +5,7 @@ Two warps fill rings of packed weights, scales and rows of x by the copy engine.
 warps makes packed weights numbers in registers, from where the matrix unit takes them as the
 operand with the many rows; while it multiplies 64 inputs, the next are unpacked. For many rows a
 second team multiplies the same rows of x by weights of its own. K is never split, and its order is
-that of `gemm`.
+that of `gemm`. Rows may be those of experts, whose weights follow one another.
 """
 
 from __future__ import annotations
@@ -61,6 +61,17 @@ class PackedWords:
         return self.shape[1] // len(self.scales)
 
 
+@dataclass(frozen=True, slots=True)
+class RowsOfExperts:
+    """Rows of x by the experts that they are multiplied with, cut into tiles of one expert."""
+
+    num_experts: int
+    tiles: torch.Tensor
+    """int32 [3, tiles]: expert, first row and number of rows of each."""
+    num_tiles: torch.Tensor
+    """int32 [1], of those that have rows."""
+
+
 def fits(shape: tuple[int, int], num_groups: int, bits: int) -> bool:
     """Whether a weight [N, K] with groups of inputs that follow one another is whole in tiles of
     the kernel."""
@@ -84,27 +95,37 @@ def hopper_packed_gemm(
     weight: PackedWords,
     out: torch.Tensor,
     tiles: RingTiles,
+    experts: RowsOfExperts | None = None,
     *,
     dependent: bool = False,
 ) -> None:
-    """Writes the product of x [M, K] and weight [N, K] to out [M, N]."""
-    m, (n, k) = x.shape[0], weight.shape
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N]; with experts, whose tiles
+    have at most `block_m` rows, the weight is theirs, [E N, K]."""
+    m, (num_weights, k) = x.shape[0], weight.shape
+    n = out.shape[1]
+    assert num_weights == n * (1 if experts is None else experts.num_experts)
+    assert n % ALIGNMENT == 0
     tile_k = TILE_WORDS * 32 // weight.bits
     assert serves(x)
-    assert fits((n, k), len(weight.scales), weight.bits)
+    assert fits(weight.shape, len(weight.scales), weight.bits)
     assert out.is_contiguous()
     num_tiles = next(each for each in (tiles.num_tiles, 4, 2, 1) if k % (each * tile_k) == 0)
     block_k = num_tiles * tile_k
     block_g = max(tiles.block_n, BLOCK_N)
-    _hopper_packed_gemm[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
+    num_tiles_m = triton.cdiv(m, tiles.block_m) if experts is None else experts.tiles.shape[1]
+    _hopper_packed_gemm[(triton.cdiv(n, tiles.block_n), num_tiles_m)](
         tiled(x, [tiles.block_m, block_k]),
         tiled(weight.words, [tiles.block_n, num_tiles * TILE_WORDS], 64),
         # The copy engine writes to multiples of 128 bytes.
         tiled(weight.scales.view(-1), [block_g]),
         None if weight.zeros is None else tiled(weight.zeros.view(-1), [2 * BLOCK_N]),
         out,
+        None if experts is None else experts.tiles,
+        None if experts is None else experts.num_tiles,
+        num_tiles_m,
         m,
         n,
+        num_weights,
         k,
         BITS=weight.bits,
         GROUP=weight.group_size if block_k % weight.group_size == 0 else tile_k,
@@ -117,15 +138,19 @@ def hopper_packed_gemm(
     )
 
 
-@gluon.jit(do_not_specialize=["m"])
+@gluon.jit(do_not_specialize=["m", "max_tiles"])
 def _hopper_packed_gemm(
     x,
     words,
     scales,
     zeros,
     p_out,
+    p_tiles,
+    p_num_tiles,
+    max_tiles,
     m,
     n,
+    num_weights,
     k,
     BITS: gl.constexpr,
     GROUP: gl.constexpr,
@@ -137,8 +162,6 @@ def _hopper_packed_gemm(
     BLOCK_K: gl.constexpr = x.block_shape[1]
     BLOCK_N: gl.constexpr = words.block_shape[0]
     GROUPS: gl.constexpr = BLOCK_K // GROUP
-    o_n = gl.program_id(0) * BLOCK_N
-    o_m = gl.program_id(1) * ROWS
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, BLOCK_K], x.layout)
     w_ring = gl.allocate_shared_memory(
         words.dtype, [STAGES, BLOCK_N, words.block_shape[1]], words.layout
@@ -153,10 +176,21 @@ def _hopper_packed_gemm(
     else:
         z_ring = s_ring
     ready, free = make_barriers(STAGES, READY=2, FREE=2 if BLOCK_N == 128 else 1)
+    o_n = gl.program_id(0) * BLOCK_N
+    first_n = o_n
+    o_m = gl.program_id(1) * ROWS
+    if p_tiles is not None:
+        # The list of tiles is of a kernel that may still run.
+        wait_for_inputs(DEPENDENT)
+        expert, o_m, m, k = _tile_of_expert(p_tiles, p_num_tiles, max_tiles, k)
+        first_n += expert * n
     release_dependents(DEPENDENT)
     rings = (x_ring, w_ring, s_ring, z_ring, ready, free)
-    shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP, GROUPS, BITS, zeros is not None)
-    of_weights = (x, words, scales, zeros, rings, o_n, n, k, GROUP_SIZE, shape)
+    HAS_ZEROS: gl.constexpr = zeros is not None
+    shape: gl.constexpr = (
+        ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP, GROUPS, BITS, HAS_ZEROS, p_tiles is not None
+    )  # fmt: skip
+    of_weights = (x, words, scales, zeros, rings, first_n, num_weights, k, GROUP_SIZE, shape)
     of_rows = (x, x_ring, ready, free, o_m, k, STAGES, DEPENDENT)
     if BLOCK_N == 128:
         gl.warp_specialize(
@@ -179,6 +213,18 @@ def _hopper_packed_gemm(
             [1, 1],
             [40, 40],
         )
+
+
+@gluon.jit
+def _tile_of_expert(p_tiles, p_num_tiles, max_tiles, k):
+    """Expert, first row, the row behind the last one, and number of inputs of a program's tile; a
+    tile without rows has no inputs."""
+    i_tile = gl.program_id(1)
+    is_tile = i_tile < gl.load(p_num_tiles)
+    expert = gl.load(p_tiles + i_tile, mask=is_tile, other=0)
+    first = gl.load(p_tiles + max_tiles + i_tile, mask=is_tile, other=0)
+    count = gl.load(p_tiles + 2 * max_tiles + i_tile, mask=is_tile, other=0)
+    return expert, first, first + count, gl.where(is_tile, k, 0)
 
 
 @gluon.jit
@@ -268,7 +314,16 @@ def multiply_stages(
 
 @gluon.jit
 def _multiply(rings, p_out, o_m, o_n, m, n, k, TEAM: gl.constexpr, shape: gl.constexpr):
-    """Multiplies the weights of a team's outputs by all rows of the program."""
+    """Multiplies the weights of a team's outputs by all rows of the program, if it has any."""
+    if shape[8]:
+        if k > 0:
+            _multiply_rows(rings, p_out, o_m, o_n, m, n, k, TEAM, shape)
+    else:
+        _multiply_rows(rings, p_out, o_m, o_n, m, n, k, TEAM, shape)
+
+
+@gluon.jit
+def _multiply_rows(rings, p_out, o_m, o_n, m, n, k, TEAM: gl.constexpr, shape: gl.constexpr):
     x_ring, w_ring, s_ring, z_ring, ready, free = rings
     ROWS: gl.constexpr = shape[0]
     BLOCK_N: gl.constexpr = shape[1]

@@ -12,6 +12,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": gelu,
     "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
     "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
     "silu": silu,
     "tanh": torch.tanh,
 }

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from headwater.bench import gpu_suite
 from headwater.bench.gpu_peers import ONE_GPU, TWO_GPUS
-from headwater.bench.gpu_suite import LARGE, Suite, main
+from headwater.bench.gpu_suite import SMALL_MODELS, Suite, main
 from headwater.bench.part import FAILED, TOO_LATE, Row, run_named, run_part
 from headwater.bench.source_version import source_version
 from headwater.bench.workloads import CLUSTER_LOADS, WORKLOADS
@@ -161,7 +161,7 @@ def test_the_whole_suite_runs_dry(tmp_path: Path) -> None:
     assert report == json.loads((tmp_path / "report").read_text())
     assert report["missing"] == {}
     assert report["tests"]["collected"] > 200
-    small = {name for name, workload in WORKLOADS.items() if workload.model != LARGE}
+    small = {name for name, workload in WORKLOADS.items() if workload.model in SMALL_MODELS}
     assert report["workloads"].keys() == small | {"D1", "D3"}
     assert report["workloads_uniform"].keys() == {"O5", "O6"}
     assert report["line"].keys() == CLUSTER_LOADS.keys()

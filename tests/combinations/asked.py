@@ -32,6 +32,8 @@ class Asked:
     moves: frozenset[Move]
     weights: str = ""
     """Of the model: see `Capability`."""
+    model: tuple[tuple[str, object], ...] = ()
+    """Fields of its `config.json` that are changed."""
     awaited: tuple[Capability, ...] = ()
     """Capabilities that take place by a race of this request with another one or with a loss, which
     it may win, only on the engine that answered the same before, or once in many steps."""
@@ -43,9 +45,11 @@ def asked(
     """A request in which these capabilities meet; `more` are fields that depend on other
     answers."""
     options: dict[str, object] = {}
+    model: dict[str, object] = {}
     fields: dict[str, object] = {**PLAIN, **needs}
     for each in capabilities:
         options |= each.options
+        model |= each.model
         fields |= each.asks
         moves |= each.moves
     awaited = tuple(
@@ -54,4 +58,6 @@ def asked(
         if (each.moves & RACES or each.is_probed) and each.aside(capabilities) is None
     )
     weights = next((each.weights for each in capabilities if each.weights), "")
-    return Asked(options, fields | dict(more), moves, weights, awaited)
+    return Asked(
+        options, fields | dict(more), moves, weights, tuple(sorted(model.items())), awaited
+    )

@@ -385,6 +385,27 @@ TREE_NUMERICS = Capability(
     },
 )
 
+EXPERTS = Capability(
+    name="experts",
+    promise=Promise.OWN,
+    model={
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
+    is_simulated=False,
+    took_place=lambda answer: answer.num_experts > 0,
+    refused_on_gpu=Refused(field="num_experts", says="allowed: no experts on the platform cuda"),
+    beside={
+        "tree numerics": Refused(
+            field="numerics", says="allowed: default with a model with 8 experts"
+        )
+    },
+)
+
 CAPABILITIES = (
     CHUNKED_PREFILL,
     PREFIX_HIT,
@@ -415,4 +436,5 @@ CAPABILITIES = (
     TENSOR_PARALLEL,
     PIPELINE_PARALLEL,
     TREE_NUMERICS,
+    EXPERTS,
 )

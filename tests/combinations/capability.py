@@ -78,6 +78,8 @@ class Answer:
     kv_format: str = ""
     weights: str = ""
     """Kind of the weights in the folder that the engine serves."""
+    num_experts: int = 0
+    """Of a layer of the model in that folder; 0: it has none."""
     numerics: str = ""
     """What the engine was told of its sums; one that cannot make them so does not start."""
 
@@ -128,6 +130,8 @@ class Capability:
     """How it changes the engine: fields of `ExecutorOptions`."""
     weights: str = ""
     """Kind of the model's weights; empty: as they are. Of two that meet, the first."""
+    model: Fields = field(default_factory=dict)
+    """How it changes the model: fields of its `config.json`."""
     asks: Fields = field(default_factory=dict)
     """How it changes the request."""
     asks_after: Callable[[Answer], Fields] | None = None

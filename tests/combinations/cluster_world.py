@@ -19,7 +19,7 @@ from tests.combinations.capabilities import TIGHT_BLOCKS
 from tests.combinations.capability import Answer, Capability, Fields, Move
 from tests.combinations.engine_world import Refusal
 from tests.combinations.loss_relay import LossRelays
-from tests.combinations.weights_folder import engine_options, kind_of
+from tests.combinations.weights_folder import engine_options, kind_of, num_experts_of
 from tests.gateway.processes import Gateway, Stage, gateway_stage, started
 from tests.polling import holds_within
 
@@ -75,12 +75,14 @@ class EngineKind:
     weights: str = ""
     roles: tuple[str, ...] = ("both",)
     """One of each replica."""
+    model: tuple[tuple[str, object], ...] = ()
+    """See `Asked`."""
 
     def all_options(self, folder: Path, common: Fields) -> dict[str, Any]:
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
         sizes |= {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "threads": 1}
         options = sizes | engine_options(
-            {"model_folder": folder, **common}, self.options, self.weights
+            {"model_folder": folder, **common}, self.options, self.weights, dict(self.model)
         )
         # A machine may have fewer cores than ranks.
         options["threads"] = max(options["threads"], options.get("tensor_parallel_size", 1))
@@ -154,12 +156,14 @@ class Cluster:
         replicas: Mapping[str, list[Replica]],
         relays: LossRelays,
         weights: Mapping[str, str],
+        num_experts: Mapping[str, int],
     ) -> None:
-        """`weights`: kind of those of each engine's model."""
+        """`weights`: kind of those of each engine's model; `num_experts`: of the model."""
         self.gateway = gateway
         self.replicas = replicas
         self.relays = relays
         self.weights = weights
+        self.num_experts = num_experts
         self.runs = itertools.count()
 
 
@@ -172,6 +176,7 @@ def running_cluster(
         kind.name: kind.all_options(folder, common[kind.name.split("-")[0]]) for kind in kinds
     }
     weights = {name: kind_of(options) for name, options in wanted.items()}
+    num_experts = {name: num_experts_of(options) for name, options in wanted.items()}
     stages: dict[str, list[Stage]] = {}
     for kind in kinds:
         flags = [f"--served-model-name={kind.name}"]
@@ -216,7 +221,7 @@ def running_cluster(
             for name, of_kind in stages.items()
         }
         gateway.wait_until(gateway.is_ready)
-        yield Cluster(gateway, replicas, relays, weights)
+        yield Cluster(gateway, replicas, relays, weights, num_experts)
 
 
 class ClusterWorld:
@@ -233,7 +238,8 @@ class ClusterWorld:
         [kind] = [
             each
             for each in self._family
-            if (each.options, each.weights) == (asked.options, asked.weights)
+            if (each.options, each.weights, each.model)
+            == (asked.options, asked.weights, asked.model)
         ]
         for _ in range(MOST_ASKED):
             answer = self._run(kind, asked)
@@ -278,6 +284,7 @@ class ClusterWorld:
         ]
         answer = self._answer(whole, grown, replicas)
         answer.weights = self._cluster.weights[kind.name]
+        answer.num_experts = self._cluster.num_experts[kind.name]
         answer.numerics = str(kind.options.get("numerics", ""))
         return answer
 
@@ -425,10 +432,10 @@ def _scores(choice: dict[str, Any]) -> list[tuple[float, ...]]:
 def kinds_of(family: str, capabilities: Sequence[Capability]) -> list[EngineKind]:
     """A plain engine, twice where one may be lost, and one for each capability that changes an
     engine."""
-    changed = [each for each in capabilities if each.options]
+    changed = [each for each in capabilities if each.options or each.model]
     names = [f"{family}-{each.name.replace(' ', '-')}" for each in changed]
     others = [
-        EngineKind(name, each.options, each.weights, each.roles)
+        EngineKind(name, each.options, each.weights, each.roles, tuple(sorted(each.model.items())))
         for name, each in zip(names, changed, strict=True)
     ]
     may_be_lost = any(Move.LOSS in each.moves for each in capabilities)

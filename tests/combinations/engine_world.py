@@ -37,7 +37,7 @@ from tests.combinations.asked import (
     Asked,
 )
 from tests.combinations.capability import Answer, Fields, Move
-from tests.combinations.weights_folder import engine_options, kind_of
+from tests.combinations.weights_folder import engine_options, kind_of, num_experts_of
 from tests.engine_core.direct_link import DirectLink
 
 PROMPT_LEN = 100
@@ -108,6 +108,7 @@ class Replica:
         """`link` joins it, as `address`, with engines of the same options, where these have memory
         for it. `weights`: kind of those that it serves."""
         self.weights = weights
+        self.num_experts = num_experts_of({"model_folder": options.model_folder})
         self._executor, config, self.facts = build_executor(
             options, lambda phase, done, total: None
         )
@@ -346,6 +347,7 @@ class EngineWorld:
             num_ranks=replica.num_ranks,
             kv_format=replica.facts.kv_format,
             weights=replica.weights,
+            num_experts=replica.num_experts,
             numerics=asked.options.get("numerics", ""),
         )
 
@@ -367,9 +369,9 @@ class EngineWorld:
                 replica.finish()
 
     def _replica(self, asked: Asked, number: int) -> Replica:
-        key = (number, asked.weights, *sorted(asked.options.items()))
+        key = (number, asked.weights, str(asked.model), *sorted(asked.options.items()))
         if key not in self._replicas:
-            options = engine_options(self._options, asked.options, asked.weights)
+            options = engine_options(self._options, asked.options, asked.weights, dict(asked.model))
             try:
                 given = ExecutorOptions(**options)
                 # A machine may have fewer cores than ranks.

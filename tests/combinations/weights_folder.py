@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -38,12 +39,16 @@ Published = dict[str, torch.Tensor]
 """Tensors of a layer by the last part of their names in a checkpoint."""
 
 
-def engine_options(common: Fields, changes: Fields, weights: str) -> dict[str, Any]:
+def engine_options(
+    common: Fields, changes: Fields, weights: str, model: Fields = MappingProxyType({})
+) -> dict[str, Any]:
     """The options `common` of all engines, `model_folder` among them, with the changes of
     capabilities. Folders of drafters are there, and that of the model has `weights`; empty: its
-    own."""
+    own. `model`: fields of a config of random weights that are changed."""
     options = dict(common)
     folder = common["model_folder"]
+    if model:
+        folder = options["model_folder"] = _with_config(folder, model)
     is_random = options.get("load_format", "auto") != "auto"
     if weights in PUBLISHED or (weights == GGUF and is_random):
         make = _published if weights in PUBLISHED else _in_blocks
@@ -56,6 +61,25 @@ def engine_options(common: Fields, changes: Fields, weights: str) -> dict[str, A
     if weights not in ("", GGUF, *PUBLISHED):
         options["model_folder"] = _with_rounded(folder, weights, is_random=is_random)
     return options
+
+
+def _with_config(folder: Path, model: Fields) -> Path:
+    """A copy of a folder, made once, beside it, with changes of its config."""
+    copy = folder.with_name(f"{folder.name}-{model['model_type']}")
+    if not copy.exists():
+        _copy(folder, copy)
+        config = json.loads((folder / "config.json").read_text())
+        (copy / "config.json").chmod(0o644)
+        (copy / "config.json").write_text(json.dumps({**config, **model}))
+    return copy
+
+
+def num_experts_of(options: dict[str, Any]) -> int:
+    """Experts of a layer of the model that an engine serves; 0: it has none."""
+    folder = options["model_folder"]
+    config = {} if folder is None else json.loads((folder / "config.json").read_text())
+    found: int = config.get("num_experts", 0)
+    return found
 
 
 def kind_of(options: dict[str, Any]) -> str:
@@ -111,7 +135,8 @@ def _published(folder: Path, kind: str, dtype: str) -> Path:
     layers: dict[str, torch.Tensor] = {}
     for name, spec in layout.items():
         if not spec.tied_to:
-            (layers if spec.is_linear and name != HEAD else kept)[name] = dense[name]
+            is_packed = spec.is_linear and name != HEAD and not spec.is_routing
+            (layers if is_packed else kept)[name] = dense[name]
     tensors = (
         (f"{name}.{suffix}", part)
         for name, matrix in layers.items()
@@ -156,16 +181,15 @@ def _in_blocks(folder: Path, kind: str, dtype: str) -> Path:
         return copy
     _copy(folder, copy)
     config = registry.read_config(folder)
-    random = dummy(
-        model_class(config).layout(config), model_file.DTYPES[dtype], torch.device("cpu")
-    )
+    layout = model_class(config).layout(config)
+    random = dummy(layout, model_file.DTYPES[dtype], torch.device("cpu"))
     tensors: model_file.Tensors = {}
     for turn, (name, tensor) in enumerate(random.items()):
         is_of_layer = name.startswith("layers.")
         format = LAYER_FORMATS[turn % len(LAYER_FORMATS)] if is_of_layer else Q8_0
         tensors |= (
             blocks.named([_quantized(tensor, format)], name)
-            if tensor.dim() == 2
+            if tensor.dim() == 2 and not layout[name].is_routing
             else {name: tensor}
         )
     model_file.save(tensors, copy)

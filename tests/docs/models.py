@@ -19,7 +19,7 @@ HEAD = """
 
 def table() -> str:
     """The table, a row an architecture."""
-    of_gguf = set(gguf.ARCHITECTURES.values())
+    of_gguf = {*gguf.ARCHITECTURES.values(), gguf.LLAMA_WITH_EXPERTS}
     rows = [
         _row(name, each, "yes" if name in of_gguf else "") for name, each in ARCHITECTURES.items()
     ]

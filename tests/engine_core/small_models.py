@@ -72,6 +72,11 @@ LONG_ROPE = {
 }
 VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 HEADS_OF_32 = SHAPE | {"head_dim": 32}
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
 WINDOWS = {"sliding_window": 40, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}
 
 
@@ -206,6 +211,53 @@ FAMILIES: dict[str, Any] = {
     "opt": lambda: transformers.OPTConfig(
         **SHAPE, ffn_dim=128, word_embed_proj_dim=64, pad_token_id=0
     ),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**SHAPE, **EXPERTS, norm_topk_prob=True),
+    "qwen3-moe with dense layers": lambda: transformers.Qwen3MoeConfig(
+        **SHAPE, **EXPERTS, decoder_sparse_step=2
+    ),
+    "qwen2-moe": lambda: transformers.Qwen2MoeConfig(
+        **SHAPE, **EXPERTS, shared_expert_intermediate_size=96
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(
+        **SHAPE, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "olmoe": lambda: transformers.OlmoeConfig(
+        **SHAPE, pad_token_id=0, num_experts=8, num_experts_per_tok=3
+    ),
+    "granite-moe": lambda: transformers.GraniteMoeConfig(
+        **SHAPE,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        embedding_multiplier=12.0,
+        logits_scaling=8.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.05,
+    ),
+    "glm4-moe": lambda: transformers.Glm4MoeConfig(
+        **HEADS_OF_32,
+        pad_token_id=0,
+        moe_intermediate_size=32,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=2,
+        routed_scaling_factor=1.5,
+        use_qk_norm=True,
+        attention_bias=True,
+        num_nextn_predict_layers=0,
+    ),
+    "minimax-m2": lambda: transformers.MiniMaxM2Config(
+        **HEADS_OF_32, rotary_dim=16, num_local_experts=8, num_experts_per_tok=3
+    ),
+    "hy3": lambda: transformers.HYV3Config(**HEADS_OF_32, **EXPERTS, num_shared_experts=1),
+    "ernie4.5-moe": lambda: transformers.Ernie4_5_MoeConfig(
+        **HEADS_OF_32,
+        moe_intermediate_size=32,
+        moe_k=3,
+        moe_num_experts=8,
+        moe_num_shared_experts=2,
+    ),
     **_vision_models(),
 }
 
@@ -224,6 +276,9 @@ def random_checkpoint(
             parameter.copy_(
                 torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0)
             )
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.3)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 

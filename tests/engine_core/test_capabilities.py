@@ -53,6 +53,7 @@ OF_MODEL = {
     table.W8A8: Asked("quantization", "compressed-tensors", "weights of W8A8"),
     table.INT8_ACTIVATIONS: Asked("activation_dtype", "auto", "activations in int8"),
     table.ROUNDED_ACTIVATIONS: Asked("activation_dtype", "auto", "activations in fp8"),
+    table.EXPERTS: Asked("num_experts", 8, "a model with 8 experts"),
 }
 SIMULATED = "executor simulated"
 REFUSED_OF_ENGINE = {
@@ -66,6 +67,7 @@ REFUSED_OF_ENGINE = {
     (table.W8A8, table.TENSOR_PARALLEL): "tensor_parallel_size 2: 1 with weights of W8A8",
     (table.INT8_ACTIVATIONS, table.TREE): "numerics tree: default with activations in int8",
     (table.ROUNDED_ACTIVATIONS, table.TREE): "numerics tree: default with activations in fp8",
+    (table.EXPERTS, table.TREE): "numerics tree: default with a model with 8 experts",
     (table.STAGE_HOSTS, table.HOST_MEMORY): "kv_swap_memory 4096: 0 with stage_hosts 1",
     (table.STAGE_HOSTS, table.DISK): "kv_disk_dir /folder: none with stage_hosts 1",
     (table.STAGE_HOSTS, table.PULL): "kv_peer_memory 8192: 0 with stage_hosts 1",

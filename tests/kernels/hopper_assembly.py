@@ -25,6 +25,8 @@ from headwater.kernels.attention import (
 )
 from headwater.kernels.attention.online_softmax import HALF, SPLIT, TILE
 from headwater.kernels.blocks import copy_blocks
+from headwater.kernels.experts import expert_product, expert_rows, hopper_grouped_gemm
+from headwater.kernels.experts.expert_rows import RowTiles
 from headwater.kernels.gemm import (
     hopper_block_gemm,
     hopper_few_rows_gemm,
@@ -278,12 +280,14 @@ def packed(
     has_zeros: bool,
     num_outputs: int = hopper_packed_gemm.BLOCK_N,
     scale: str = "fp16",
+    of_experts: bool = False,
 ) -> str:
     """A product of packed weights in groups of 32 inputs, two tiles in a stage."""
     block_k = 2 * 512 // bits
     of_a_group = max(num_outputs, hopper_packed_gemm.BLOCK_N)
     words = gl.NVMMASharedLayout(64, 32, 2)
-    types = dict.fromkeys(("m", "n", "k"), "i32") | {"p_out": "*bf16"}
+    sizes = ("max_tiles", "m", "n", "num_weights", "k")
+    types = dict.fromkeys(sizes, "i32") | {"p_out": "*bf16"}
     types |= {
         "x": described(num_rows, block_k),
         "scales": descriptor(scale, SCALES[scale], of_a_group),
@@ -294,6 +298,9 @@ def packed(
     )
     values = {"BITS": bits, "GROUP": 32, "GROUP_SIZE": 32, "STAGES": 3, "DEPENDENT": True}
     values |= {} if has_zeros else {"zeros": None}
+    lists = ("p_tiles", "p_num_tiles")
+    types |= dict.fromkeys(lists, "*i32") if of_experts else {}
+    values |= {} if of_experts else dict.fromkeys(lists)
     options = {} if num_outputs > hopper_packed_gemm.BLOCK_N else {"maxnreg": 128}
     return compiled(
         hopper_packed_gemm._hopper_packed_gemm, types, values, GluonASTSource, **options
@@ -383,6 +390,42 @@ def pull() -> str:
     return str(built(kernel, types, constants, ASTSource, multiples, num_warps=8).asm["ptx"])
 
 
+def of_many_experts(*, gates: bool, gathers: bool) -> dict[str, Any]:
+    """PTX and bytes of shared memory of `grouped_gemm`."""
+    kernel = hopper_grouped_gemm._grouped_gemm
+    tiles = hopper_grouped_gemm.TILES
+    columns = tiles.block_n // (2 if gates else 1)
+    block_k = hopper_grouped_gemm.BLOCK_K
+    types = dict.fromkeys(("p_tiles", "p_num_tiles"), "*i32")
+    types |= dict.fromkeys(("max_tiles", "stride_x", "n", "k"), "i32")
+    types |= {
+        "x": described(hopper_grouped_gemm.TEAM_ROWS, block_k),
+        "weight": described(columns, block_k),
+        "out": described(hopper_grouped_gemm.TEAM_ROWS, tiles.chunk),
+    }
+    types |= {"weight_up": described(columns, block_k)} if gates else {}
+    types |= {"p_x": "*bf16", "p_pairs": "*i32"} if gathers else {}
+    values = hopper_grouped_gemm.constants(tiles, is_gelu=False, shared_by=8 if gathers else 0)
+    absent = dict.fromkeys({"weight_up", "p_x", "p_pairs"} - types.keys())
+    done = built(kernel, types, absent | values, GluonASTSource, ("stride_x", "n", "k"))
+    return {"ptx": done.asm["ptx"], "shared": done.metadata.shared}
+
+
+def of_few_experts(tiles: RowTiles, *, gates: bool) -> dict[str, Any]:
+    """As `of_many_experts`, of rows that a work list names."""
+    kernel = expert_rows._expert_rows
+    types = dict.fromkeys(("p_experts", "p_pairs", "p_tiles", "p_num_tiles"), "*i32")
+    types |= dict.fromkeys(("num_pairs", "num_slots", "n", "k", "stride_x"), "i32")
+    types |= dict.fromkeys(("p_x", "p_out"), "*bf16")
+    types |= {"weight": f"tensordesc<bf16[{tiles.block_n}, {tiles.block_k}]>"}
+    values = expert_rows.constants(tiles, gates=gates, is_gelu=False, dependent=True)
+    values |= {"PAIRS": 0, "BY_PAIR": False, "SHARED_BY": 1, "EVEN_K": True, "p_next": None}
+    values |= {"NEXT_LINES": 0, "LINES": 0, "LINE": 64}
+    multiples = ("n", "k", "stride_x")
+    done = built(kernel, types, values, ASTSource, multiples, num_warps=tiles.num_warps)
+    return {"ptx": done.asm["ptx"], "shared": done.metadata.shared}
+
+
 def main() -> None:
     splits = hopper_decode_splits
     rows = hopper_decode_attention
@@ -417,6 +460,16 @@ def main() -> None:
             ("two teams", 128, 2 * hopper_packed_gemm.BLOCK_N),
         )
     }
+    products |= {
+        f"{name} of experts, {team}": packed(
+            bits, num_rows, has_zeros=False, num_outputs=num_outputs, of_experts=True
+        )
+        for name, bits in (("int4", 4), ("fp8", 8))
+        for team, num_rows, num_outputs in (
+            ("a team", 16, hopper_packed_gemm.BLOCK_N),
+            ("two teams", 128, 2 * hopper_packed_gemm.BLOCK_N),
+        )
+    }
     products |= {"int4, symmetric": packed(4, 8, has_zeros=False, scale="bf16")}
     teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
     many = w8a8.TEAM_TILES[0]
@@ -442,6 +495,19 @@ def main() -> None:
                     )
                     for num_rows in (1, 16)
                     for gates in (False, True)
+                },
+                "many experts": {
+                    f"{'gates' if gates else 'outputs'}{' of tokens' if gathers else ''}": (
+                        of_many_experts(gates=gates, gathers=gathers)
+                    )
+                    for gates, gathers in ((True, False), (False, False), (True, True))
+                },
+                "few experts": {
+                    f"{tiles.block_m} rows of {'gates' if gates else 'outputs'}": (
+                        of_few_experts(tiles, gates=gates)
+                    )
+                    for pair in expert_product.ROW_TILES.values()
+                    for tiles, gates in zip(pair, (True, False), strict=True)
                 },
                 "packed": products,
                 "blocks": {each.name: in_blocks(each, 8) for each in (Q4_1, Q4_K, Q6_K, Q8_0)},

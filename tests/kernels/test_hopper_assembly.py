@@ -114,7 +114,7 @@ def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_ar
     programs: Any,
 ) -> None:
     """Another layout of the words would send every weight through shared memory."""
-    assert (len(programs["packed"]), len(programs["blocks"])) == (13, 4)
+    assert (len(programs["packed"]), len(programs["blocks"])) == (17, 4)
     for name, assembly in (programs["packed"] | programs["blocks"]).items():
         lines = assembly.splitlines()
         products = [i for i, line in enumerate(lines) if "wgmma.mma_async" in line]
@@ -209,3 +209,51 @@ def test_a_norm_is_summed_in_one_order_whatever_it_is_stored_as(programs: Any) -
     assert set(orders.values()) == {
         "#ttg.blocked<{sizePerThread = [8], threadsPerWarp = [32], warpsPerCTA = [8], order = [0]}>"
     }
+
+
+@pytest.mark.slow
+def test_teams_store_rows_of_experts_only_when_the_copy_engine_has_read_the_chunk_before(
+    programs: Any,
+) -> None:
+    """And a slot is free when its products are done, or when a team has no rows in it."""
+    assert len(programs["many experts"]) == 3
+    for name, program in programs["many experts"].items():
+        lines = program["ptx"].splitlines()
+        steps = [match.group() for line in lines if (match := STEP.search(line))]
+        stores = [i for i, step in enumerate(steps) if step == STORE]
+        assert stores, name
+        for i in stores:
+            chunk = ["cp.async.bulk.wait_group.read", "bar.sync", FENCE, "bar.sync"]
+            assert steps[i - 4 : i] == chunk, name
+        frees = [steps[i - 2 : i] for i, step in enumerate(steps) if step == ARRIVE]
+        assert ["wgmma.wait_group", "bar.sync"] in frees, name
+
+
+@pytest.mark.slow
+def test_rows_that_warps_gather_are_fenced_before_they_are_multiplied(programs: Any) -> None:
+    """The matrix unit reads shared memory by another way than the warps that copy write it."""
+    lines = programs["many experts"]["gates of tokens"]["ptx"].splitlines()
+    copies = [line for line in lines if "cp.async.cg.shared.global" in line]
+    assert copies
+    assert all("0x10, 0x10" in line for line in copies)
+    assert sum("cp.async.mbarrier.arrive.noinc" in line for line in lines) == 1
+    waits = [i for i, line in enumerate(lines) if "mbarrier.try_wait" in line]
+    products = [i for i, line in enumerate(lines) if "wgmma.mma_async" in line]
+    for at in products:
+        before = max(i for i in waits if i < at)
+        assert any(FENCE in line for line in lines[before:at])
+
+
+@pytest.mark.slow
+def test_weights_of_experts_are_on_their_way_many_stages_ahead(programs: Any) -> None:
+    """Within the shared memory of a multiprocessor, and with the weights as the larger operand."""
+    assert len(programs["few experts"]) == 6
+    for name, program in programs["few experts"].items():
+        assert program["shared"] <= 227 << 10, name
+        rows = name.split()[0]
+        shapes = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", program["ptx"]))
+        assert shapes == {rows}, name
+        first = program["ptx"].index("wgmma.mma_async")
+        assert program["ptx"][:first].count("cp.async.bulk.tensor") >= 3, name
+    for name, program in programs["many experts"].items():
+        assert program["shared"] <= 227 << 10, name

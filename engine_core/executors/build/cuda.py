@@ -130,7 +130,7 @@ def _choose_products(
     platform.products.prepare(
         weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows)
     )
-    if platform.products.own or has_rounded(weights):
+    if platform.products.own or has_rounded(weights) or weights.experts:
         with CompileAhead(device, usable_cores()) as ahead:
             ahead.note(partial(platform.products.launch_own, weights))
 

@@ -17,6 +17,7 @@ import torch
 from ...layers.linear import kinds
 from ...layers.linear.kinds import Table, Weights, keeps_divided
 from ...layers.linear.linear import Linear
+from ...layers.routing import ExpertStack
 from ...layers.staged import local_names, stage_layout, stage_weights
 from ...models.model import model_class
 from ...options import BuildRequest, Progress
@@ -27,7 +28,7 @@ from ...weights.model_file import DTYPES
 from ...weights.planes import in_planes as as_planes
 from ...weights.shards import Shard
 from ..ranks.rank import Rank
-from .weights import random_tensors, stored_tensors
+from .weights import keeps_of, random_tensors, stored_tensors
 
 HEAD = "lm_head"
 
@@ -59,7 +60,7 @@ def load_rank_weights(
     keeps_packed = forms.keeps_packed and not request.is_tree
     in_planes = forms.in_planes and not request.is_tree
     loading = partial(progress, "loading weights")
-    keeps = keeps_divided(layout, rank.shard, forms.keeps) if in_planes else keeps_none
+    keeps = keeps_divided(layout, rank.shard, keeps_of(layout, forms)) if in_planes else keeps_none
     if request.options.load_format == "auto":
         tensors = stored_tensors(
             request, torch.device("cpu"), loading, keeps_packed=keeps_packed, keeps=keeps
@@ -98,6 +99,7 @@ def _random_weights(
     linears: dict[str, Linear] = {}
     tensors: dict[str, torch.Tensor] = {}
     tables: dict[str, Table] = {}
+    experts: dict[str, ExpertStack] = {}
     sources = [name for name, spec in wanted.items() if not spec.tied_to]
     for done, source in enumerate(sources, start=1):
         one = {name: spec for name, spec in wanted.items() if source in (name, spec.tied_to)}
@@ -106,8 +108,9 @@ def _random_weights(
         linears |= dict(part.linears)
         tensors |= dict(part.tensors)
         tables |= dict(part.tables)
+        experts |= dict(part.experts)
         loading(done, len(sources))
-    return Weights(linears=linears, tensors=tensors, tables=tables)
+    return Weights(linears=linears, tensors=tensors, tables=tables, experts=experts)
 
 
 def draft_layout(request: BuildRequest) -> Layout:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...capabilities import (
+    EXPERTS,
     INT8_ACTIVATIONS,
     ROUNDED_ACTIVATIONS,
     W8A8,
@@ -41,6 +42,7 @@ WITHOUT = {
     "rotary_pairs": "heads that rotate whole, by halves,",
     "activations": "silu or gelu_pytorch_tanh with a gate, and logits without a cap,",
     "odd_heads": "powers of two",
+    "experts": "no experts",
 }
 """Values that a platform serves which lacks a flag of `ModelConfig.needs`, by flag."""
 
@@ -188,6 +190,9 @@ def asked_of(
     if model.quantization is not None and model.quantization.rounds_whole_tokens:
         shown = "weights whose tokens are rounded to int8, each with one scale"
         asked[W8A8] = Asked("quantization", model.quantization.method, shown)
+    if model.experts is not None:
+        count = model.experts.num_experts
+        asked[EXPERTS] = Asked("num_experts", count, f"a model with {count} experts")
     chosen = options.activation_dtype
     if activations == INT8:
         shown = "activations in int8, which activation_dtype says"
@@ -232,11 +237,11 @@ def _check_width_norms(options: ExecutorOptions, flags: Capabilities, where: str
 
 
 def _check_shapes(model: ModelConfig, flags: Capabilities, where: str) -> None:
-    for name in ("head_dim", "hidden_size", "intermediate_size"):
-        if getattr(model, name) % flags.size_multiple:
-            raise ConfigError(
-                name, getattr(model, name), f"multiples of {flags.size_multiple} {where}"
-            )
+    sizes = [("head_dim", model.head_dim), ("hidden_size", model.hidden_size)]
+    sizes += [("intermediate_size", size) for size in model.inner_sizes]
+    for name, size in sizes:
+        is_multiple = size % flags.size_multiple == 0
+        require(is_multiple, name, size, f"multiples of {flags.size_multiple} {where}")
     require(
         model.head_dim <= flags.max_head_dim,
         "head_dim",

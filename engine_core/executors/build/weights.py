@@ -7,6 +7,8 @@ from functools import partial
 
 import torch
 
+from headwater.kernels.quant.byte_weights import ByteWeight
+
 from ...heads.registry import load_heads
 from ...layers.linear import kinds
 from ...layers.linear.kinds import Weights
@@ -14,6 +16,7 @@ from ...models.model import model_class
 from ...options import BuildRequest, Progress
 from ...platforms.stored_weights import StoredForms
 from ...weights import model_file
+from ...weights.blocks import Parts
 from ...weights.byte_weights import Keeps, keeps_none
 from ...weights.dummy import DUMMIES, dummy
 from ...weights.layout import Layout
@@ -34,11 +37,24 @@ def load_weights(
         weights = kinds.load_weights(layout, tensors, DTYPES[request.dtype])
         return forms.with_leaves(weights, layout, WHOLE)
     tensors = stored_tensors(
-        request, device, loading, keeps_packed=forms.keeps_packed, keeps=forms.keeps
+        request, device, loading, keeps_packed=forms.keeps_packed, keeps=keeps_of(layout, forms)
     )
     if forms.in_planes:
         put_all_in_planes(tensors)
     return kinds.load_weights(layout, tensors, DTYPES[request.dtype])
+
+
+def keeps_of(layout: Layout, forms: StoredForms) -> Keeps:
+    """Which weights of a layout stay packed in the forms of a platform."""
+    if not forms.expands_expert_blocks:
+        return forms.keeps
+    experts = {name for name, spec in layout.items() if spec.num_experts}
+
+    def keeps(name: str, weight: ByteWeight | Parts) -> bool:
+        is_expanded = name in experts and isinstance(weight, tuple)
+        return not is_expanded and forms.keeps(name, weight)
+
+    return keeps
 
 
 def stored_tensors(

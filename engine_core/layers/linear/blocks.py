@@ -92,6 +92,9 @@ class BlockLinear(StoredLinear):
     def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
         return cls(stored_parts(tensors[BLOCKS], tensors[PARTS]))
 
+    def outputs(self, rows: range) -> BlockLinear:
+        return BlockLinear(cut_parts(self.parts, (rows,), range(self.in_features)))
+
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return block_linear(x, self.parts)
 

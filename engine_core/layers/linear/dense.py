@@ -39,5 +39,8 @@ class DenseLinear(StoredLinear):
     def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
         return cls(tensors[""])
 
+    def outputs(self, rows: range) -> DenseLinear:
+        return DenseLinear(self.weight[rows.start : rows.stop])
+
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.weight)

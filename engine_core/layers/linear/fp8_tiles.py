@@ -12,8 +12,7 @@ from headwater.kernels.quant.byte_weights import Fp8Weight
 from headwater.kernels.quant.fp8_linear import fp8_linear
 from headwater.kernels.quant.fp8_tiles import Fp8Format, Fp8Tiles, format_of, pack
 
-from .group_tiles import TileShape
-from .linear import Linear
+from .group_tiles import TiledLinear, TileShape
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Types that the kernel computes in."""
@@ -44,7 +43,7 @@ def write_fp8_tiles(weight: Fp8Weight, layout: Fp8TileLayout, memory: torch.Tens
     memory.view(layout.shape).copy_(pack(weight, layout.format))
 
 
-class Fp8TileLinear(Linear):
+class Fp8TileLinear(TiledLinear):
     """Multiplies activations as they are by the weights that the layer expands to."""
 
     kind = "fp8 tiles"

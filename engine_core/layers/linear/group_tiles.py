@@ -3,7 +3,9 @@ loaded; a model's file has none."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -15,6 +17,7 @@ from headwater.kernels.quant.group_linear import group_linear
 from headwater.kernels.quant.group_tiles import SCALE_DTYPES, GroupFormat, GroupTiles, pack
 from headwater.kernels.quant.int4_layout import Int4Weight
 
+from ...config import require
 from .linear import Linear
 
 IntWeight = Int4Weight | Int8Weight
@@ -83,7 +86,23 @@ def _order(groups: torch.Tensor) -> torch.Tensor:
     return groups.argsort(stable=True)
 
 
-class TileLinear(Linear):
+class TiledLinear(Linear):
+    """A layer whose outputs lie in tiles of sixteen."""
+
+    tiles: Any
+    """Tiles of a format, with their number of rows."""
+
+    def outputs(self, rows: range) -> Linear:
+        is_whole = rows.start % TILE_ROWS == 0 and len(rows) % TILE_ROWS == 0
+        require(is_whole, "outputs of an expert", len(rows), f"multiples of {TILE_ROWS}")
+        own = self.tiles.tiles[rows.start // TILE_ROWS : rows.stop // TILE_ROWS]
+        part = copy(self)
+        part.tiles = replace(self.tiles, tiles=own, num_rows=len(rows))
+        part.out_features = len(rows)
+        return part
+
+
+class TileLinear(TiledLinear):
     """Multiplies activations that are rounded to 8 bits in blocks of 32 inputs, or token by
     token."""
 

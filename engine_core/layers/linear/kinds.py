@@ -19,6 +19,7 @@ from ...weights.layout import Layout, Split, WeightSpec
 from ...weights.planes import PLANES, stored_planes
 from ...weights.shards import WHOLE, Shard
 from ..group import Alone, Group
+from ..routing import ExpertStack
 from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear
 from .fp8 import Fp8Linear, Fp8TokensLinear
@@ -54,6 +55,8 @@ class Weights:
     tensors: Mapping[str, torch.Tensor]
     """Embeddings, norms, biases."""
     tables: Mapping[str, Table] = field(default_factory=dict)
+    experts: Mapping[str, ExpertStack] = field(default_factory=dict)
+    """Weights of all experts of a layer."""
     group: Group = Alone()
     """The ranks that divide them."""
 
@@ -92,6 +95,7 @@ def load_weights(
     linears: dict[str, Linear] = {}
     plain: dict[str, torch.Tensor] = {}
     tables: dict[str, Table] = {}
+    experts: dict[str, ExpertStack] = {}
     used: set[str] = set()
     for name, spec in layout.items():
         source = spec.tied_to or name
@@ -110,13 +114,16 @@ def load_weights(
         own = _own_tensors(kind, source, spec, tensors, dtype)
         used |= {source + suffix for suffix in own}
         there = _on(device, _cut(kind, own, source, spec, dtype, shard), ready)
-        if spec.is_linear:
+        if spec.num_experts:
+            joined = _kind_of("", there).load(there, dtype)
+            experts[name] = ExpertStack(joined, spec.num_experts)
+        elif spec.is_linear:
             linears[name] = _kind_of("", there).load(there, dtype)
         else:
             tables[name] = _table(source, there, dtype)
     for name in tensors.keys() - used:
         raise ConfigError("checkpoint tensor", name, "tensors that config.json announces")
-    return Weights(linears=linears, tensors=plain, tables=tables)
+    return Weights(linears=linears, tensors=plain, tables=tables, experts=experts)
 
 
 def _on(

@@ -41,6 +41,11 @@ class Linear(ABC):
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] → [T, N] in x's dtype, in plain torch."""
 
+    def outputs(self, rows: range) -> Linear:
+        """The layer of some outputs alone, in the same memory. Raises `ConfigError` where these
+        share memory with others, or the kind has no such parts."""
+        raise ConfigError("kind of weights of experts", self.kind, "one that can be cut by expert")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:

@@ -37,13 +37,26 @@ class OrderedLinear(Linear):
 
 def order_linears(weights: Weights, *, rounds_tokens: bool) -> Weights:
     """The weights with those of eight bits put in order, in place; `rounds_tokens`: those made for
-    rounded tokens are multiplied with such."""
+    rounded tokens are multiplied with such, but for experts."""
     linears: dict[str, Linear] = {}
     for name, each in weights.linears.items():
-        if not isinstance(each, Int8Linear | Fp8Linear):
-            linears[name] = each
-        elif rounds_tokens and each.weight.rounds_tokens and w8a8.fits(each.weight):
+        if (
+            rounds_tokens
+            and isinstance(each, Int8Linear | Fp8Linear)
+            and each.weight.rounds_tokens
+            and w8a8.fits(each.weight)
+        ):
             linears[name] = RoundedLinear(each.weight)
         else:
-            linears[name] = OrderedLinear(each.weight, each.dtype)
-    return replace(weights, linears=linears)
+            linears[name] = _ordered(each)
+    experts = {
+        name: replace(stack, linear=_ordered(stack.linear))
+        for name, stack in weights.experts.items()
+    }
+    return replace(weights, linears=linears, experts=experts)
+
+
+def _ordered(linear: Linear) -> Linear:
+    if isinstance(linear, Int8Linear | Fp8Linear):
+        return OrderedLinear(linear.weight, linear.dtype)
+    return linear

@@ -15,6 +15,7 @@ from headwater.kernels.cpu.packed_linear import (
     can_pack,
     copy_packed,
     linear,
+    num_bytes_of,
     pack,
     packed_view,
 )
@@ -22,6 +23,7 @@ from headwater.kernels.quant.byte_weights import Fp8Weight
 
 from ...weights.blocks import dense
 from ...weights.packed import Matrix, packed_memory
+from ..routing import ExpertStack
 from .blocks import BlockLinear
 from .dense import DenseLinear
 from .fp8 import Fp8Linear
@@ -34,6 +36,8 @@ from .linear import ExpandableLinear, Linear
 
 Read = Callable[[], torch.Tensor]
 Packed = tuple[Matrix, Callable[[torch.Tensor], Linear]]
+LINE = 64
+"""Bytes of a cache line."""
 
 
 class PackedLinear(Linear):
@@ -50,6 +54,37 @@ class PackedLinear(Linear):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight)
+
+
+class PackedExperts(Linear):
+    """Matrices of one shape, of an expert each: they are packed one by one, so that each is
+    multiplied alone."""
+
+    kind = "packed experts"
+
+    def __init__(self, memory: torch.Tensor, layout: PackedLayout, num_experts: int) -> None:
+        """memory uint8 [num_experts * stride_of(layout)]"""
+        self._memory = memory
+        self._layout = layout
+        self._num_experts = num_experts
+        self._num_outputs, self.in_features = layout.shape
+        self.out_features = num_experts * self._num_outputs
+
+    def outputs(self, rows: range) -> PackedLinear:
+        """The outputs of one expert."""
+        assert len(rows) == self._num_outputs
+        first = rows.start // self._num_outputs * stride_of(self._layout)
+        return PackedLinear(self._memory[first : first + self._layout.num_bytes], self._layout)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        size = self._num_outputs
+        experts = (self.outputs(range(i * size, i * size + size)) for i in range(self._num_experts))
+        return torch.cat([each.product(x) for each in experts], dim=1)
+
+
+def stride_of(layout: PackedLayout) -> int:
+    """Bytes from one packed matrix to the next: each begins a cache line."""
+    return -(-layout.num_bytes // LINE) * LINE
 
 
 def pack_linears(
@@ -73,22 +108,36 @@ def pack_linears(
     matrices: dict[str, Matrix] = {}
     made: dict[str, Callable[[torch.Tensor], Linear]] = {}
     others: dict[str, Linear] = {}
-    for name, each in sorted(weights.linears.items()):
+    joined = {name: stack.linear for name, stack in weights.experts.items()}
+    for name, each in sorted({**weights.linears, **joined}.items()):
         if (tiles := _tiles(each, expanded_to is None, not expands_fp8)) is not None:
             matrices[name], made[name] = tiles
         elif (read := _dense(each, expanded_to)) is None:
             others[name] = each
         elif can_pack(dtype := _dtype(each, expanded_to)):
-            layout = layout_of((each.out_features, each.in_features), dtype)
-            matrices[name] = Matrix(layout, layout.num_bytes, partial(_write, read))
-            made[name] = partial(PackedLinear, layout=layout)
+            stack = weights.experts.get(name)
+            matrices[name], made[name] = _packed(each, read, dtype, stack)
         else:
             others[name] = DenseLinear(read())
-    packed = {
-        name: made[name](memory)
-        for name, memory in packed_memory(matrices, folder, progress, part).items()
+    for name, memory in packed_memory(matrices, folder, progress, part).items():
+        others[name] = made[name](memory)
+    experts = {
+        name: replace(stack, linear=others.pop(name)) for name, stack in weights.experts.items()
     }
-    return replace(weights, linears={**others, **packed})
+    return replace(weights, linears=others, experts=experts)
+
+
+def _packed(linear: Linear, read: Read, dtype: torch.dtype, stack: ExpertStack | None) -> Packed:
+    """How weights of a dtype are packed, and what is made of them; those of a stack by expert."""
+    if stack is None:
+        layout = layout_of((linear.out_features, linear.in_features), dtype)
+        matrix = Matrix(layout, layout.num_bytes, partial(_write, read))
+        return matrix, partial(PackedLinear, layout=layout)
+    count = stack.num_experts
+    layout = layout_of((stack.out_features, stack.in_features), dtype)
+    stride = stride_of(layout)
+    matrix = Matrix((layout, count), count * stride, partial(_write_experts, read, count))
+    return matrix, partial(PackedExperts, layout=layout, num_experts=count)
 
 
 layout_of = cache(PackedLayout.of)
@@ -96,6 +145,13 @@ layout_of = cache(PackedLayout.of)
 
 def _write(read: Read, memory: torch.Tensor) -> None:
     copy_packed(pack(read()), memory)
+
+
+def _write_experts(read: Read, num_experts: int, memory: torch.Tensor) -> None:
+    weights = read().chunk(num_experts)
+    for weight, own in zip(weights, memory.chunk(num_experts), strict=True):
+        packed = pack(weight)
+        copy_packed(packed, own[: num_bytes_of(packed)])
 
 
 def _tiles(linear: Linear, keeps_integers: bool, keeps_fp8: bool) -> Packed | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...config import ConfigError, require
-from ...weights.model_config import size_of
+from ...weights.experts_config import ExpertsConfig
+from ...weights.model_config import GATES, ModelConfig, size_of
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 MAX_WINDOW = 1 << 28
+MAX_COUNT = 1 << 20
 Config = Mapping[str, Any]
 
 
@@ -46,3 +49,20 @@ def every(config: Config, name: str, default: int) -> Callable[[int], bool]:
     is_number = type(pattern) is int and 1 <= pattern <= MAX_WINDOW
     require(is_number, name, pattern, f"a whole number, 1…{MAX_WINDOW}")
     return lambda i: (i + 1) % pattern != 0
+
+
+def count_of(config: Config, name: str, default: int | None = None, *, least: int = 1) -> int:
+    """A number of experts, or one of their sizes. Raises `ConfigError`."""
+    count = config.get(name, default)
+    is_count = type(count) is int and least <= count <= MAX_COUNT
+    require(is_count, name, count, f"a whole number, {least}…{MAX_COUNT}")
+    return int(str(count))
+
+
+def with_experts(model: ModelConfig, experts: ExpertsConfig) -> ModelConfig:
+    """The config of a model whose layers have experts. Raises `ConfigError` for experts without a
+    gate."""
+    require(model.activation in GATES, "hidden_act", model.activation, " or ".join(GATES))
+    has_any = any(experts.has_experts(i) for i in range(model.num_layers))
+    require(has_any, "layers with experts", "none", "one and more")
+    return replace(model, experts=experts)

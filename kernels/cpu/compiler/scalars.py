@@ -24,6 +24,19 @@ def float32_at(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
+def number_at(typing: Any, address: Any, element: Any) -> Any:
+    """One element of the type that `element` names."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        if element == F32:
+            return builder.load(pointer(builder, a[0], FLOAT))
+        bits = builder.zext(builder.load(pointer(builder, a[0], SHORT), align=2), INT)
+        return builder.bitcast(builder.shl(bits, ir.Constant(INT, 16)), FLOAT)
+
+    return F32(I64, element), generate
+
+
+@intrinsic
 def put(typing: Any, address: Any, x: Any, element: Any) -> Any:
     """Stores one number as an element of that type."""
 

@@ -1,0 +1,89 @@
+"""Weights of a layer's mixture of experts: their layout, and their names in checkpoints.
+
+Checkpoints name the same things in their families' words; no name means two things, so all
+families share one table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..weights.experts_config import ExpertsConfig
+from ..weights.layout import (
+    Split,
+    WeightSpec,
+    experts,
+    joined_experts,
+    joined_linear,
+    linear,
+    table,
+)
+
+GATE_UP = "experts_gate_up"
+DOWN = "experts_down"
+ROUTER = "router"
+CORRECTION = "router_correction"
+SHARED_GATE_UP = "shared_gate_up"
+SHARED_DOWN = "shared_down"
+SHARED_GATE = "shared_gate"
+
+_PLACES = ("mlp", "block_sparse_moe")
+_SHARED = ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp")
+MIXTURE_NAMES = {
+    **{f"{place}.gate.weight": ROUTER for place in _PLACES},
+    "mlp.router.gate.weight": ROUTER,
+    "block_sparse_moe.router.layer.weight": ROUTER,
+    "mlp.gate.e_score_correction_bias": CORRECTION,
+    "mlp.moe_statics.e_score_correction_bias": CORRECTION,
+    "block_sparse_moe.e_score_correction_bias": CORRECTION,
+    "mlp.expert_bias": CORRECTION,
+    **{f"{place}.experts.gate_up_proj": GATE_UP for place in _PLACES},
+    **{f"{place}.experts.down_proj": DOWN for place in _PLACES},
+    "block_sparse_moe.input_linear.weight": GATE_UP,
+    "block_sparse_moe.output_linear.weight": DOWN,
+    **{f"{shared}.down_proj.weight": SHARED_DOWN for shared in _SHARED},
+    "mlp.shared_expert_gate.weight": SHARED_GATE,
+}
+"""As `CheckpointNames.layer`."""
+SHARED_NAMES = {
+    f"{shared}.{part}_proj.weight": (SHARED_GATE_UP, place)
+    for shared in _SHARED
+    for place, part in enumerate(("gate", "up"))
+}
+"""As `CheckpointNames.fused`."""
+EXPERT_NAMES = {
+    "gate_proj.weight": (GATE_UP, 0),
+    "up_proj.weight": (GATE_UP, 1),
+    "down_proj.weight": (DOWN, 0),
+    "w1.weight": (GATE_UP, 0),
+    "w3.weight": (GATE_UP, 1),
+    "w2.weight": (DOWN, 0),
+}
+"""As `CheckpointNames.experts`."""
+
+
+def mixture_of(config: ExpertsConfig, hidden_size: int) -> dict[str, WeightSpec]:
+    """Weights of one layer's experts, and of what routes to them."""
+    inner = config.intermediate_size
+    weights = {
+        ROUTER: _router(config, hidden_size),
+        GATE_UP: joined_experts(config.num_experts, (inner, inner), hidden_size),
+        DOWN: experts(config.num_experts, hidden_size, inner),
+    }
+    if config.has_correction:
+        correction = table(config.num_experts)
+        weights[CORRECTION] = replace(correction, is_routing=True, is_wide=True)
+    if shared := config.shared_size:
+        weights[SHARED_GATE_UP] = joined_linear((shared, shared), hidden_size)
+        weights[SHARED_DOWN] = linear(hidden_size, shared, split=Split.INPUTS)
+    if config.has_shared_gate:
+        weights[SHARED_GATE] = replace(linear(1, hidden_size), is_routing=True)
+    return weights
+
+
+def _router(config: ExpertsConfig, hidden_size: int) -> WeightSpec:
+    """A wide router is no linear layer: those have the type that the model computes in."""
+    shape = config.num_experts, hidden_size
+    if config.has_wide_router:
+        return replace(table(*shape), is_routing=True, is_wide=True)
+    return replace(linear(*shape), is_routing=True)

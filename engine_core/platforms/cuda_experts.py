@@ -1,0 +1,149 @@
+"""Mixtures of experts on a GPU: the router's choice and the products of chosen experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from headwater.kernels.attention.hopper_attention import is_hopper
+from headwater.kernels.experts import expert_product as dense
+from headwater.kernels.experts import packed_product as packed
+from headwater.kernels.experts.route import Choice, route
+from headwater.kernels.gemm.hopper_packed_gemm import PackedWords
+
+from ..config import ConfigError
+from ..layers.linear.dense import DenseLinear
+from ..layers.linear.int4 import Int4Linear
+from ..layers.linear.ordered import OrderedLinear
+from ..layers.routing import ExpertProduct, ExpertStack, Router, Routes, Scoring
+
+GELUS = {"silu": False, "gelu_tanh": True}
+"""Activations, and whether they are a GELU."""
+ALLOWED = "dense, or of 4 or 8 bits in groups that follow one another, in bfloat16 on a Hopper GPU"
+"""Kinds of weights of experts that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DenseLayer:
+    """Experts of one layer whose matrices are in the model's dtype."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    is_gelu: bool
+
+    def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
+        return dense.expert_product(
+            x,
+            routes.experts,
+            routes.weights,
+            self.gate_up,
+            self.down,
+            is_gelu=self.is_gelu,
+            dependent=is_early,
+        )
+
+    def launch_all(self, num_chosen: int, early_rows: int) -> None:
+        dense.launch_all_tiles(
+            self.gate_up, self.down, num_chosen, is_gelu=self.is_gelu, early_tokens=early_rows
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedLayer:
+    """As `_DenseLayer`, of weights of four or eight bits."""
+
+    gate_up: PackedWords
+    down: PackedWords
+    num_experts: int
+    is_gelu: bool
+
+    def product(self, x: torch.Tensor, routes: Routes, *, is_early: bool) -> torch.Tensor:
+        return packed.packed_expert_product(
+            x,
+            routes.experts,
+            routes.weights,
+            self.gate_up,
+            self.down,
+            self.num_experts,
+            is_gelu=self.is_gelu,
+            dependent=is_early,
+        )
+
+    def launch_all(self, num_chosen: int, early_rows: int) -> None:
+        packed.launch_all_tiles(
+            self.gate_up,
+            self.down,
+            self.num_experts,
+            num_chosen,
+            is_gelu=self.is_gelu,
+            early_tokens=early_rows,
+        )
+
+
+_Layer = _DenseLayer | _PackedLayer
+
+
+class CudaExperts:
+    """The experts of a model's layers. Up to `early_rows` tokens kernels start while those before
+    them end."""
+
+    def __init__(self, early_rows: int) -> None:
+        self._early_rows = early_rows
+        self._layers: dict[tuple[object, ...], _Layer] = {}
+        """A layer of each kind, size and activation."""
+
+    def route(self, logits: torch.Tensor, router: Router) -> Routes:
+        """See `Platform.route`."""
+        choice = Choice(
+            num_chosen=router.num_chosen,
+            is_sigmoid=router.scoring is Scoring.SIGMOID,
+            is_normalized=router.is_normalized,
+            scale=router.scale,
+            num_groups=router.num_groups,
+            num_chosen_groups=router.num_chosen_groups,
+        )
+        is_early = self._is_early(logits)
+        return Routes(*route(logits, choice, router.correction, dependent=is_early))
+
+    def product(self, gate_up: ExpertStack, down: ExpertStack, activation: str) -> ExpertProduct:
+        """See `Platform.experts`. Raises `ConfigError` for weights of a kind without kernels."""
+        layer = _layer_of(gate_up, down, is_gelu=GELUS[activation])
+        sizes = gate_up.out_features, gate_up.in_features
+        self._layers[gate_up.kind, down.kind, sizes, activation] = layer
+        return partial(self._product, layer)
+
+    def launch_all(self, num_chosen: int) -> None:
+        """Once with all kernels of the products that were made, so that no step compiles them."""
+        for layer in self._layers.values():
+            layer.launch_all(num_chosen, self._early_rows)
+
+    def _product(self, layer: _Layer, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        return layer.product(x, routes, is_early=self._is_early(x))
+
+    def _is_early(self, x: torch.Tensor) -> bool:
+        return x.shape[0] <= self._early_rows
+
+
+def _layer_of(gate_up: ExpertStack, down: ExpertStack, *, is_gelu: bool) -> _Layer:
+    if gate_up.kind == down.kind == DenseLinear.kind:
+        return _DenseLayer(gate_up.weight, down.weight, is_gelu)
+    return _PackedLayer(_words_of(gate_up), _words_of(down), gate_up.num_experts, is_gelu)
+
+
+def _words_of(stack: ExpertStack) -> PackedWords:
+    """The weights [E N, K] of all experts as the kernel reads them. Raises `ConfigError`."""
+    linear = stack.linear
+    words: PackedWords | None = None
+    if isinstance(linear, OrderedLinear) and linear.dtype == torch.bfloat16:
+        words = linear.weight
+    elif isinstance(linear, Int4Linear) and linear.dtype == torch.bfloat16:
+        own = linear.weight
+        if own.groups is None:
+            words = PackedWords(words=own.words, scales=own.scales, zeros=own.zeros, bits=4)
+    if words is None or not (
+        is_hopper(words.words.device) and packed.fits(words, stack.num_experts)
+    ):
+        raise ConfigError("kind of weights of experts", stack.kind, ALLOWED)
+    return words

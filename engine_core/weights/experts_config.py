@@ -1,0 +1,87 @@
+"""Sizes and routing of a model's mixtures of experts. Knows no names of a `config.json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..config import require
+
+MAX_EXPERTS = 4096
+"""Several times those of any model."""
+LARGEST_SCORES = 2
+"""Scores of a group's experts that its own score is the sum of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Experts that stand in the place of a layer's MLP, of which a router chooses some for each
+    token. `layers.routing.Router` says what the fields of routing mean."""
+
+    num_experts: int
+    num_chosen: int
+    intermediate_size: int
+    """Width of one expert."""
+    is_sigmoid: bool = False
+    """Whether scores are sigmoids of the router's logits, else their softmax."""
+    is_normalized: bool = False
+    scale: float = 1.0
+    has_correction: bool = False
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    has_wide_router: bool = False
+    """Whether the router multiplies in float32, whatever the model computes in."""
+    shared_size: int = 0
+    """Intermediate size of the expert that every token has, or of several together; 0: none."""
+    has_shared_gate: bool = False
+    """Whether the shared expert is multiplied by the sigmoid of a product with the token."""
+    is_sparse: tuple[bool, ...] = ()
+    """By layer, whether it has experts, else an MLP; empty: all layers have experts."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for sizes that do not fit together."""
+        _check("num_experts", self.num_experts, 1, MAX_EXPERTS)
+        _check("num_experts_per_tok", self.num_chosen, 1, self.num_experts)
+        _check("moe_intermediate_size", self.intermediate_size, 1, 1 << 20)
+        _check("shared_expert_intermediate_size", self.shared_size, 0, 1 << 20)
+        _check("topk_group", self.num_chosen_groups, 1, self.num_groups)
+        size = self.num_experts // self.num_groups
+        fits = self.num_groups == 1 or (
+            self.num_experts % self.num_groups == 0
+            and size >= LARGEST_SCORES
+            and self.num_chosen <= size * self.num_chosen_groups
+        )
+        allowed = (
+            f"equal groups of {self.num_experts} experts, of which {self.num_chosen_groups} have "
+            f"the {self.num_chosen} of a token"
+        )
+        require(fits, "n_group", self.num_groups, allowed)
+
+    def has_experts(self, layer: int) -> bool:
+        return not self.is_sparse or self.is_sparse[layer]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Intermediate sizes that ranks divide."""
+        return tuple(size for size in (self.intermediate_size, self.shared_size) if size)
+
+    @property
+    def active_size(self) -> int:
+        """Intermediate size of everything that a token goes through in a layer with experts."""
+        return self.num_chosen * self.intermediate_size + self.shared_size
+
+    def of_layers(self, first: int, stop: int) -> ExpertsConfig:
+        """The experts of a model of layers first … stop − 1 alone."""
+        return replace(self, is_sparse=self.is_sparse[first:stop])
+
+    def divided(self, num_ranks: int) -> ExpertsConfig:
+        """The experts of one rank, which has a share of each."""
+        return replace(
+            self,
+            intermediate_size=self.intermediate_size // num_ranks,
+            shared_size=self.shared_size // num_ranks,
+        )
+
+
+def _check(name: str, size: int, least: int, most: int) -> None:
+    is_size = type(size) is int and least <= size <= most
+    require(is_size, name, size, f"a whole number, {least}…{most}")

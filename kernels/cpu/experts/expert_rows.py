@@ -1,0 +1,176 @@
+"""Rows of tokens by expert, on a CPU: which rows each expert has, copies of them side by side, and
+the sum of each token's experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numba import njit
+
+from ..compiler.compiled import Kernel, argument, items
+from ..compiler.scalars import float32_at, int32_at, int64_at, put_int64, size_of
+from ..compiler.simd import add, load, mul, splat, store
+from ..compiler.simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+
+_INT = 4
+_LONG = 8
+"""Bytes of indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsByExpert:
+    """The k rows of each of T tokens, sorted by expert; those of one expert in order of tokens."""
+
+    starts: torch.Tensor
+    """int64 [E + 1]: places of an expert's first row and of the one behind its last."""
+    chosen: torch.Tensor
+    """int64 [min(E, T k)]: experts that have rows, then −1."""
+    tokens: torch.Tensor
+    """int64 [T k]: the token of a place."""
+    places: torch.Tensor
+    """int64 [T k]: the place of a token's rows in routing order."""
+
+
+def sort_by_expert(experts: torch.Tensor, num_experts: int) -> RowsByExpert:
+    """experts int32 [T, k], contiguous, each below `num_experts`."""
+    assert experts.is_contiguous()
+    num_rows = experts.numel()
+    starts = torch.empty(num_experts + 1, dtype=torch.int64)
+    chosen = torch.empty(min(num_experts, num_rows), dtype=torch.int64)
+    tokens, places = (torch.empty(num_rows, dtype=torch.int64) for _ in range(2))
+    SORT(
+        torch.float32,
+        1,
+        num_rows,
+        *(experts.data_ptr(), starts.data_ptr(), tokens.data_ptr(), places.data_ptr()),
+        *(num_rows, experts.shape[1], num_experts, chosen.data_ptr(), len(chosen)),
+    )
+    return RowsByExpert(starts, chosen, tokens, places)
+
+
+def rows_of_tokens(x: torch.Tensor, rows: RowsByExpert) -> torch.Tensor:
+    """x [T, H], contiguous → [T k, H]: the rows of tokens, by place."""
+    assert x.is_contiguous()
+    out = x.new_empty(len(rows.tokens), x.shape[1])
+    GATHER(
+        x.dtype,
+        len(out),
+        out.numel(),
+        *(x.data_ptr(), rows.tokens.data_ptr(), out.data_ptr(), x.shape[1]),
+    )
+    return out
+
+
+def combine(outs: torch.Tensor, rows: RowsByExpert, weights: torch.Tensor) -> torch.Tensor:
+    """outs [T k, H] by place, weights float32 [T, k] → [T, H]: a token's rows times their weights,
+    added in float32 in routing order and rounded once."""
+    num_tokens, num_chosen = weights.shape
+    assert outs.is_contiguous()
+    assert weights.is_contiguous()
+    out = outs.new_empty(num_tokens, outs.shape[1])
+    COMBINE(
+        outs.dtype,
+        num_tokens,
+        outs.numel(),
+        *(outs.data_ptr(), rows.places.data_ptr(), weights.data_ptr(), out.data_ptr()),
+        *(outs.shape[1], num_chosen),
+    )
+    return out
+
+
+@njit
+def _sort(arguments: int) -> None:
+    p_experts = argument(arguments, 0)
+    p_starts = argument(arguments, 1)
+    p_tokens = argument(arguments, 2)
+    p_places = argument(arguments, 3)
+    num_rows = argument(arguments, 4)
+    num_chosen = argument(arguments, 5)
+    num_experts = argument(arguments, 6)
+    for expert in range(num_experts + 1):
+        put_int64(p_starts + expert * _LONG, 0)
+    for row in range(num_rows):
+        p_count = p_starts + (int32_at(p_experts + row * _INT) + 1) * _LONG
+        put_int64(p_count, int64_at(p_count) + 1)
+    for expert in range(num_experts):
+        p_start = p_starts + expert * _LONG
+        put_int64(p_start + _LONG, int64_at(p_start + _LONG) + int64_at(p_start))
+    # The start of an expert is its next place until all rows have theirs.
+    for row in range(num_rows):
+        p_next = p_starts + int32_at(p_experts + row * _INT) * _LONG
+        place = int64_at(p_next)
+        put_int64(p_next, place + 1)
+        put_int64(p_tokens + place * _LONG, row // num_chosen)
+        put_int64(p_places + row * _LONG, place)
+    for expert in range(num_experts, 0, -1):
+        put_int64(p_starts + expert * _LONG, int64_at(p_starts + (expert - 1) * _LONG))
+    put_int64(p_starts, 0)
+    _list_chosen(arguments)
+
+
+@njit
+def _list_chosen(arguments: int) -> None:
+    p_starts = argument(arguments, 1)
+    p_chosen = argument(arguments, 7)
+    num_chosen = 0
+    for expert in range(argument(arguments, 6)):
+        p_start = p_starts + expert * _LONG
+        if int64_at(p_start + _LONG) > int64_at(p_start):
+            put_int64(p_chosen + num_chosen * _LONG, expert)
+            num_chosen += 1
+    for i in range(num_chosen, argument(arguments, 8)):
+        put_int64(p_chosen + i * _LONG, -1)
+
+
+def _sorting(arguments: int) -> None:
+    for _ in items(arguments):
+        _sort(arguments)
+
+
+@njit
+def _gather_row(arguments: int, row: int, element: Any) -> None:
+    size = argument(arguments, 3) * size_of(element)
+    p_x = argument(arguments, 0) + int64_at(argument(arguments, 1) + row * _LONG) * size
+    p_out = argument(arguments, 2) + row * size
+    for at in range(0, size, NUM_LANES * size_of(element)):
+        store(p_out + at, load(p_x + at, element), element)
+
+
+@njit
+def _combine_row(arguments: int, row: int, element: Any) -> None:
+    size = argument(arguments, 4) * size_of(element)
+    num_chosen = argument(arguments, 5)
+    p_outs = argument(arguments, 0)
+    p_places = argument(arguments, 1) + row * num_chosen * _LONG
+    p_weights = argument(arguments, 2) + row * num_chosen * _INT
+    p_out = argument(arguments, 3) + row * size
+    for at in range(0, size, NUM_LANES * size_of(element)):
+        total = splat(F32(0))
+        for i in range(num_chosen):
+            p_row = p_outs + int64_at(p_places + i * _LONG) * size
+            weight = splat(float32_at(p_weights + i * _INT))
+            total = add(total, mul(load(p_row + at, element), weight))
+        store(p_out + at, total, element)
+
+
+def _gathering(element: Any) -> Any:
+    def work(arguments: int) -> None:
+        for row in items(arguments):
+            _gather_row(arguments, row, element)
+
+    return work
+
+
+def _combining(element: Any) -> Any:
+    def work(arguments: int) -> None:
+        for row in items(arguments):
+            _combine_row(arguments, row, element)
+
+    return work
+
+
+SORT = Kernel(_sorting, _sorting)
+GATHER = Kernel(_gathering(F32_ELEMENT), _gathering(BF16_ELEMENT))
+COMBINE = Kernel(_combining(F32_ELEMENT), _combining(BF16_ELEMENT))

@@ -1,0 +1,175 @@
+"""Sum of each token's experts, gated products, for any number of tokens: which kernels run
+is a matter of speed alone and decided here; a token's bits are the same with all of them."""
+
+from __future__ import annotations
+
+import torch
+
+from ..attention import hopper_attention
+from ..launch.device import num_multiprocessors
+from ..norm.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
+from .combine import combine, combine_twin, copy_tokens
+from .expert_rows import PAIRS, RowTiles, gated_rows, plain_rows, summed_rows
+from .hopper_grouped_gemm import TEAM_ROWS, grouped_gemm
+from .hopper_grouped_gemm import TILES as GROUPED_TILES
+from .work_list import MOST_AT_ONCE, list_tiles
+
+SUMMED_TOKENS = 4
+"""Up to this many tokens each reads the weights of its own experts, and one launch adds them."""
+GROUPED_ROWS = 64
+"""From this many rows an expert on average, products are made as those of many rows on Hopper."""
+SUMMED_GATES = RowTiles(16, 16, 128, 4, 6)
+SUMMED_TILES = {
+    size: RowTiles(16, 16, size, 4, num_stages)
+    for size, num_stages in ((256, 8), (128, 14), (64, 14))
+}
+"""Tiles of gated products, and by their inputs those of the products behind them, of few tokens."""
+ROW_TILES = {
+    16: (RowTiles(16, 64, 128, 4, 3, wide=True), RowTiles(16, 128, 64, 4, 6, wide=True)),
+    32: (RowTiles(32, 128, 64, 4, 5, wide=True), RowTiles(32, 128, 64, 4, 5, wide=True)),
+    64: (RowTiles(64, 64, 64, 4, 4, wide=True), RowTiles(64, 128, 64, 8, 4, wide=True)),
+}
+"""Tiles of gated products and of those behind them, by the number of rows in a tile. Measured on an
+H200 with 128 experts of 768 and 2,048 (2026-11-29): all read weights at 3.5 to 4.4 TB/s."""
+FLOAT32_TILES = RowTiles(16, 64, 32, 4, 3)
+"""Tiles of float32, which no matrix unit multiplies."""
+
+
+def expert_product(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    is_gelu: bool = False,
+    dependent: bool = False,
+) -> torch.Tensor:
+    """Returns the sums [T, H] of tokens x [T, H], with experts int32 [T, k] and their weights
+    float32 [T, k] in routing order, for matrices gate_up [E, 2 I, H], gates first, which SiLU or
+    GELU by tanh activates, and down [E, H, I]. Each product is rounded as one that is stored, and
+    the sum once."""
+    num_tokens, num_chosen = experts.shape
+    num_experts, width, _ = down.shape
+    inner = down.shape[2]
+    num_pairs = num_tokens * num_chosen
+    out = x.new_empty(num_tokens, width)
+    if num_tokens == 0:
+        return out
+    if is_grouped(num_pairs, gate_up):
+        _grouped(x, experts, weights, gate_up, down, out, is_gelu=is_gelu, dependent=dependent)
+        return out
+    gated = x.new_empty(num_pairs, inner)
+    is_float32 = x.dtype == torch.float32
+    summed = next((each for size, each in SUMMED_TILES.items() if inner % size == 0), None)
+    if num_tokens <= SUMMED_TOKENS and summed is not None and not is_float32:
+        gated_rows(
+            x,
+            gate_up,
+            experts,
+            gated,
+            SUMMED_GATES,
+            is_gelu=is_gelu,
+            next_weight=down,
+            dependent=dependent,
+        )
+        summed_rows(gated, down, experts, weights, out, summed, dependent=dependent)
+        return out
+    tiles, tiles_down = (FLOAT32_TILES, FLOAT32_TILES)
+    if not is_float32:
+        tiles, tiles_down = choose(num_pairs, num_experts)
+    work = None
+    if num_pairs > PAIRS[-1]:
+        work = list_tiles(experts, num_experts, block_m=tiles.block_m, dependent=dependent)
+    y = x.new_empty(num_pairs, width)
+    gated_rows(x, gate_up, experts, gated, tiles, work, is_gelu=is_gelu, dependent=dependent)
+    plain_rows(gated, down, experts, y, tiles_down, work, dependent=dependent)
+    combine(y, weights, out, dependent=dependent)
+    return out
+
+
+def choose(num_pairs: int, num_experts: int) -> tuple[RowTiles, RowTiles]:
+    """The smallest tiles that have twice the rows of an expert on average, or the largest."""
+    sizes = (size for size in ROW_TILES if 2 * num_pairs <= size * num_experts)
+    return ROW_TILES[next(sizes, max(ROW_TILES))]
+
+
+def launch_all_tiles(
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    num_chosen: int,
+    *,
+    is_gelu: bool,
+    early_tokens: int,
+) -> None:
+    """Launches every kernel that products with these experts may take; of up to `early_tokens`
+    tokens they start while the kernel before them ends."""
+    num_experts = len(down)
+    pairs = [*PAIRS, MOST_AT_ONCE, GROUPED_ROWS * num_experts - 1]
+    pairs += [size * num_experts // 2 for size in ROW_TILES]
+    bounds = {SUMMED_TOKENS, early_tokens, *(each // num_chosen for each in pairs)}
+    for num_tokens in sorted({1} | {each + 1 for each in bounds}):
+        experts = torch.zeros(num_tokens, num_chosen, dtype=torch.int32, device=down.device)
+        expert_product(
+            gate_up.new_zeros(num_tokens, gate_up.shape[2]),
+            experts,
+            torch.zeros_like(experts, dtype=torch.float32),
+            gate_up,
+            down,
+            is_gelu=is_gelu,
+            dependent=num_tokens <= early_tokens,
+        )
+
+
+def is_grouped(num_pairs: int, weight: torch.Tensor) -> bool:
+    """Whether so many pairs are multiplied by `grouped_gemm`."""
+    return (
+        num_pairs >= GROUPED_ROWS * len(weight)
+        and weight.dtype in (torch.bfloat16, torch.float16)
+        and hopper_attention.is_hopper(weight.device)
+    )
+
+
+def _grouped(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    is_gelu: bool,
+    dependent: bool,
+) -> None:
+    programs = num_multiprocessors(x.device)
+    work = list_tiles(
+        experts, len(down), block_m=GROUPED_TILES.block_m, align=TEAM_ROWS, dependent=dependent
+    )
+    rows = x.new_empty(work.num_rows, x.shape[1])
+    copy_tokens(x, rows, work.places, dependent=dependent)
+    gated = x.new_empty(work.num_rows, down.shape[2])
+    grouped_gemm(rows, gate_up, gated, work, num_programs=programs, gates=True, is_gelu=is_gelu)
+    # The copies of the tokens have been read.
+    y = rows
+    grouped_gemm(gated, down, y, work, num_programs=programs, gates=False)
+    combine(y, weights, out, work.places, dependent=dependent)
+
+
+def expert_product_twin(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    is_gelu: bool = False,
+) -> torch.Tensor:
+    """`expert_product` in plain torch, in float32 or better; nothing is rounded."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    gate = gelu_tanh_mul_twin if is_gelu else silu_mul_twin
+    y = torch.zeros(*experts.shape, down.shape[1], dtype=dtype, device=x.device)
+    for i in range(len(down)):
+        of_expert = experts == i
+        rows = x.to(dtype)[of_expert.nonzero()[:, 0]]
+        y[of_expert] = gate(rows @ gate_up[i].to(dtype).t()) @ down[i].to(dtype).t()
+    return combine_twin(y, weights)

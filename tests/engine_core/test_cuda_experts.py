@@ -1,0 +1,85 @@
+"""Packed weights of experts: in the order of a GPU's kernels, and multiplied there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.conformance.subject import Subject
+from headwater.engine_core.devices import cuda
+from headwater.engine_core.layers.linear.dense import DenseLinear
+from headwater.engine_core.layers.linear.fp8 import Fp8Linear
+from headwater.engine_core.layers.linear.int4 import Int4Linear
+from headwater.engine_core.layers.linear.int8 import Int8Linear
+from headwater.engine_core.layers.linear.kinds import Weights
+from headwater.engine_core.layers.linear.ordered import order_linears
+from headwater.engine_core.layers.routing import ExpertStack, Router
+from headwater.engine_core.weights.rounding import ROUNDINGS
+
+NUM_EXPERTS = 4
+KINDS: dict[str, Any] = {"int4": Int4Linear, "int8": Int8Linear, "fp8": Fp8Linear}
+
+
+def packed(kind: str, n: int, k: int, device: torch.device) -> ExpertStack:
+    """Random weights of all experts, as a GPU multiplies them."""
+    made = ROUNDINGS[kind](torch.randn(NUM_EXPERTS * n, k) * k**-0.5)
+    on_device = replace(
+        made,
+        **{
+            name: getattr(made, name).to(device)
+            for name in made.__slots__
+            if isinstance(getattr(made, name), torch.Tensor)
+        },
+    )
+    stack = ExpertStack(KINDS[kind](on_device, torch.bfloat16), NUM_EXPERTS)
+    weights = Weights(linears={}, tensors={}, experts={"down": stack})
+    return order_linears(weights, rounds_tokens=True).experts["down"]
+
+
+def expanded(stack: ExpertStack, device: torch.device) -> torch.Tensor:
+    """[E N, K]"""
+    ones = torch.eye(stack.in_features, dtype=torch.bfloat16, device=device)
+    return stack.linear.product(ones).t().contiguous()
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_experts_of_eight_bits_are_put_in_order(kind: str) -> None:
+    torch.manual_seed(0)
+    cpu = torch.device("cpu")
+    stack = packed(kind, 16, 128, cpu)
+    assert stack.kind == "ordered"
+    torch.manual_seed(0)
+    weight = torch.randn(NUM_EXPERTS * 16, 128) * 128**-0.5
+    error = (expanded(stack, cpu).float() - weight).norm() / weight.norm()
+    assert float(error) < 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_multiplies_packed_experts_as_their_matrices(kind: str) -> None:
+    device = torch.device("cuda")
+    platform = Subject(cuda, "bfloat16").platform(hidden=256)
+    gate_up, down = packed(kind, 2 * 128, 256, device), packed(kind, 256, 128, device)
+    product = platform.experts(gate_up, down, "silu")
+    matrices = [
+        ExpertStack(DenseLinear(expanded(each, device)), NUM_EXPERTS) for each in (gate_up, down)
+    ]
+    expected = platform.experts(*matrices, "silu")
+    for count in (1, 7, 100, 700):
+        x = torch.randn(count, 256, device=device).bfloat16()
+        logits = torch.randn(count, NUM_EXPERTS, device=device)
+        routes = platform.route(logits, Router(num_chosen=2))
+        assert torch.equal(product(x, routes), expected(x, routes)), count
+
+
+@pytest.mark.gpu
+def test_experts_without_kernels_are_refused_by_their_kind() -> None:
+    platform = Subject(cuda, "bfloat16").platform(hidden=256)
+    # Outputs of an expert are not whole in what the copy engine reads.
+    gate_up, down = (packed("fp8", n, k, platform.device) for n, k in ((264, 256), (256, 128)))
+    with pytest.raises(ConfigError, match="kind of weights of experts"):
+        platform.experts(gate_up, down, "silu")
