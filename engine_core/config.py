@@ -76,13 +76,33 @@ class EngineConfig:
                 self.max_num_batched_tokens,
                 f"at least max_num_seqs ({self.max_num_seqs})",
             )
-        if (self.num_blocks - 1) * self.block_size < self.max_model_len:
-            needed = -(-self.max_model_len // self.block_size) + 1
+        if self.num_blocks < self.fewest_blocks:
+            of_window = f" and a window of {self.window}" if self.window else ""
             raise ConfigError(
                 "num_blocks",
                 self.num_blocks,
-                f"at least {needed} for max_model_len {self.max_model_len}",
+                f"at least {self.fewest_blocks} for max_model_len {self.max_model_len}{of_window}",
             )
+
+    @property
+    def fewest_blocks(self) -> int:
+        """KV blocks with which the longest sequence is computed while no other has any."""
+        return self.num_held(self.max_model_len) + 1
+
+    def num_held(self, num_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens holds at most. With a window: those in it, and
+        those of chunks that are in flight or planned."""
+        whole = -(-num_tokens // self.block_size)
+        if not self.window:
+            return whole
+        in_flight = (self.async_depth + 1) * self.max_chunk + self.max_draft_tokens
+        # Neither the first nor the last block need be full.
+        return min(whole, -(-(self.window + in_flight) // self.block_size) + 1)
+
+    @property
+    def max_chunk(self) -> int:
+        """The most prompt tokens that one request gets a step."""
+        return self.long_prefill_chunk or self.max_num_batched_tokens
 
     @property
     def num_rows(self) -> int:

@@ -180,21 +180,28 @@ class Scheduler:
 
     def _decode_rows(self) -> tuple[RowIndices, RowIndices, bool]:
         """Rows that decode in this step, those of them that need a block (there are enough), and
-        whether some went without."""
-        rows, full_rows = self._decodable_rows()
-        if full_rows.size <= self.blocks.num_free:
+        whether some went without, or the chunk of a prompt will."""
+        rows, full_rows, num_needed = self._decodable_rows()
+        if num_needed <= self.blocks.num_free:
             return rows, full_rows, False
-        while full_rows.size > self.blocks.num_free + self.blocks.num_returning(self.rows.leaving):
+        while num_needed > self.blocks.num_free + self.blocks.num_returning(self.rows.leaving):
             self._preempt(self.seating.last())
-            rows, full_rows = self._decodable_rows()
+            rows, full_rows, num_needed = self._decodable_rows()
         # Blocks that are being released serve the rows of the lowest rank in a later step.
         by_rank = np.array(sorted(full_rows.tolist(), key=self.rows.table.rank_of), np.intp)
-        served, deferred = np.split(by_rank, [self.blocks.num_free])
+        served, deferred = np.split(by_rank, [min(self.blocks.num_free, by_rank.size)])
         return np.setdiff1d(rows, deferred, assume_unique=True), served, True
 
-    def _decodable_rows(self) -> tuple[RowIndices, RowIndices]:
+    def _decodable_rows(self) -> tuple[RowIndices, RowIndices, int]:
+        """Rows that can decode, those of them that need a block, and how many blocks these need
+        and prompts whose next token has none."""
         rows = self.rows.decodable()
-        return rows, self.blocks.full_rows(rows, self.rows.table.num_computed)
+        full_rows = self.blocks.full_rows(rows, self.rows.table.num_computed)
+        num_stuck = sum(
+            self.blocks.num_held_tokens(each) == each.num_computed
+            for each in self.rows.prefilling.values()
+        )
+        return rows, full_rows, full_rows.size + num_stuck
 
     def _continue_prefills(self, step: StepBuilder, prefilling: list[RequestState]) -> None:
         parts = self.seating.parts(step, prefilling)
@@ -206,10 +213,17 @@ class Scheduler:
                 parts[request.tenant] = budget - self._add_chunk(step, request, budget)
 
     def _add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int:
-        """The request's next known tokens, as many as the budget allows; how many these are."""
+        """The request's next known tokens, as many as the budget and free blocks allow; how many
+        these are."""
         start = request.num_computed
-        count = min(request.num_tokens - start, budget, self.seating.max_chunk)
-        request.num_computed = end = start + count
+        end = min(request.num_tokens, start + min(budget, self.seating.max_chunk))
+        if self.blocks.num_held_tokens(request) < end:
+            step.extend(request, end, self.blocks)
+            end = min(end, self.blocks.num_held_tokens(request))
+        count = end - start
+        if not count:
+            return 0
+        request.num_computed = end
         is_last = end == request.num_tokens
         self._cache_chunk(request, step)
         step.add(

@@ -144,6 +144,13 @@ class StepBuilder:
             )
         )
 
+    def extend(self, request: RequestState, num_tokens: int, blocks: Blocks) -> None:
+        """Gives the request's row blocks for so many of its tokens, as far as there are free
+        ones."""
+        indices, added = blocks.extend(request, num_tokens)
+        rows = np.full(len(added), request.row)
+        self.set_blocks(rows, indices, np.array(added, np.int32))
+
     def grow(self, rows: RowIndices, blocks: Blocks) -> None:
         """Gives each row one more block."""
         if rows.size:

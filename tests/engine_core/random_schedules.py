@@ -25,13 +25,19 @@ MANY = 1 << 30
 LEADS = [list(range(start, start + 90)) for start in (0, 100)]
 
 
+def with_blocks(config: EngineConfig, num_spare: int) -> EngineConfig:
+    """The config with so many blocks more than a sequence takes, whatever drafts beside it."""
+    drafted = replace(config, max_draft_tokens=BLOCK_SIZE - 1)
+    return replace(config, num_blocks=drafted.fewest_blocks + num_spare)
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
     max_num_seqs = draw(st.integers(1, 9))
     async_depth = draw(st.integers(1, 4))
-    return EngineConfig(
+    config = EngineConfig(
         block_size=BLOCK_SIZE,
-        num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + draw(st.sampled_from([0, 2, 5, 9, 24])),
+        num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE,
         num_host_blocks=draw(st.sampled_from([0, 0, 1, 5, 40])),
         window=draw(st.sampled_from([0, 0, 2, 24, 60])),
         max_model_len=MAX_MODEL_LEN,
@@ -44,14 +50,15 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
     )
+    return with_blocks(config, draw(st.sampled_from([0, 2, 5, 9, 24])))
 
 
 @st.composite
 def swapping_configs(draw: st.DrawFn) -> EngineConfig:
     """The cache holds a prompt or two."""
+    config = draw(configs())
     return replace(
-        draw(configs()),
-        num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + draw(st.sampled_from([0, 2])),
+        with_blocks(config, draw(st.sampled_from([0, 2]))),
         num_host_blocks=draw(st.sampled_from([3, 12, 40])),
         enable_prefix_caching=True,
     )

@@ -4,13 +4,14 @@ is continued where those that are seen are cached."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.prefix_cache import HashChain, Hits, PrefixCache
 from headwater.engine_core.kv.prefix_hash import block_hashes
@@ -67,16 +68,26 @@ def test_a_long_answer_holds_the_blocks_in_its_window(window: int, depth: int, m
     driver.check_ends()
 
 
-def test_a_prompt_gives_blocks_back_while_it_is_computed() -> None:
-    driver = Driver(config(window=20), late_polls=0)
-    driver.add(request(0, range(100), 2))
-    used = []
-    while driver.engine.has_work():
-        driver.step()
-        used.append(driver.engine.load().num_used_blocks)
-    assert used[0] == 7
-    assert 3 in used
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_long_prompt_is_computed_in_the_blocks_of_its_window_and_chunks(depth: int) -> None:
+    """One token of the window may lie in a block before it, and one of the last chunk behind."""
+    chunk = 8
+    small = config(window=20, async_depth=depth, long_prefill_chunk=chunk)
+    assert small.fewest_blocks == 1 + -(-(20 + (depth + 1) * chunk) // BLOCK_SIZE) + 1
+    small = replace(small, num_blocks=small.fewest_blocks)
+    driver = Driver(small, late_polls=0)
+    for key in range(3):
+        driver.add(request(key, range(100 * key, 100 * key + 100), 20))
+    driver.run()
     driver.check_ends()
+
+
+def test_fewer_blocks_than_the_window_and_chunks_take_are_refused() -> None:
+    with pytest.raises(
+        ConfigError,
+        match="num_blocks is 4; allowed: at least 5 for max_model_len 128 and a window of 20",
+    ):
+        config(window=20, num_blocks=4, async_depth=1, long_prefill_chunk=8)
 
 
 HASHES = [bytes([number]) * 16 for number in range(8)]
@@ -181,7 +192,7 @@ def test_answers_are_those_of_transformers_around_the_window(
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 512, n).tolist() for n in lengths]
     expected = [reference_greedy(model, prompt, 2 * WINDOW) for prompt in prompts]
-    options = {"max_model_len": 8 * WINDOW, "num_blocks": 22, "long_prefill_chunk": 7}
+    options = {"max_model_len": 8 * WINDOW, "num_blocks": 12, "long_prefill_chunk": 7}
     engine = SmallEngine(folder, **options)
     assert engine.config.window == WINDOW
     assert engine.tokens(prompts, greedy(2 * WINDOW)) == expected

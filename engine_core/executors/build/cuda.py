@@ -139,7 +139,7 @@ def check_cache(
     num_blocks: int, config: EngineConfig, memory: Memory, block_bytes: int, utilization: float
 ) -> None:
     """Whether a cache of so many blocks serves the config and fits. Raises `ConfigError`."""
-    needed = -(-config.max_model_len // config.block_size) + 1
+    needed = config.fewest_blocks
     if num_blocks < needed:
         most_len = max(num_blocks - 1, 0) * config.block_size
         share = (

@@ -53,6 +53,14 @@ class BlockTable:
         self.capacity[rows] = capacity + self._block_size
         return idx
 
+    def extend(self, row: int, blocks: list[int]) -> Int32Array:
+        """Gives the row more blocks; returns their indices in the row's sequence."""
+        end = self.end(row)
+        indices = np.arange(end, end + len(blocks), dtype=np.int32)
+        self._block_ids[row, indices] = blocks
+        self.capacity[row] += len(blocks) * self._block_size
+        return indices
+
     def take_filled(self, rows: RowIndices) -> tuple[list[int], Int32Array]:
         """Blocks that rows have filled, and the positions behind their last tokens; the next one is
         due a block later."""
@@ -69,7 +77,7 @@ class BlockTable:
     def take_spare(self, row: int, num_computed: int) -> list[int]:
         """Takes a row's blocks behind the one of its last position."""
         num_kept = -(-num_computed // self._block_size)
-        spare = self.between(row, num_kept, self._end(row))
+        spare = self.between(row, num_kept, self.end(row))
         self.capacity[row] = num_kept * self._block_size
         return spare
 
@@ -80,17 +88,18 @@ class BlockTable:
         return self.between(row, first, end)
 
     def num_blocks_of(self, row: int) -> int:
-        return self._end(row) - int(self.first[row])
+        return self.end(row) - int(self.first[row])
 
     def blocks_of(self, row: int) -> list[int]:
-        return self.between(row, int(self.first[row]), self._end(row))
+        return self.between(row, int(self.first[row]), self.end(row))
 
     def between(self, row: int, first: int, end: int) -> list[int]:
         """Blocks of a row from one index of its sequence up to another."""
         blocks: list[int] = self._block_ids[row, first:end].tolist()
         return blocks
 
-    def _end(self, row: int) -> int:
+    def end(self, row: int) -> int:
+        """Index behind the row's last block."""
         return int(self.capacity[row]) // self._block_size
 
     def block_at(self, row: int, idx: int) -> int:

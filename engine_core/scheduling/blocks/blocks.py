@@ -52,6 +52,7 @@ class Blocks:
         computed, 0 where it is not known; `num_decoding`: requests that wait while a prompt is
         computed."""
         self._block_size = config.block_size
+        self._config = config
         self._window = config.window
         self._is_caching = config.enable_prefix_caching
         self._pool = BlockPool(config.num_blocks)
@@ -110,7 +111,10 @@ class Blocks:
     def wanted(self, request: RequestState) -> Wanted:
         max_hits = request.num_cacheable_blocks(self._block_size)
         hits = self._cache.match(request.chain, max_hits)
-        return Wanted(hits, max_hits, self.num_needed(request.num_tokens) - hits.num_blocks)
+        most = self._config.num_held(request.num_tokens) - len(hits.blocks)
+        return Wanted(
+            hits, max_hits, min(self.num_needed(request.num_tokens) - hits.num_blocks, most)
+        )
 
     def num_taken(self, wanted: Wanted) -> int:
         """Free blocks that the request would take."""
@@ -137,9 +141,10 @@ class Blocks:
 
     def load(self, request: RequestState, wanted: Wanted) -> Ticket | None:
         """Asks a source for the blocks behind the hits, if one saves time by it."""
-        offer = self._loads.find(
-            request.chain, wanted.hits.num_blocks, wanted.max_hits, request.failed_sources
-        )
+        start = wanted.hits.num_blocks
+        # There is room for so many; the others are asked for when these have come.
+        end = min(wanted.max_hits, start + wanted.num_new)
+        offer = self._loads.find(request.chain, start, end, request.failed_sources)
         if offer is None:
             return None
         self._hits.note_waits(request)
@@ -210,6 +215,17 @@ class Blocks:
         """Tokens that each row's blocks hold behind its computed ones."""
         room: Int32Array = self._table.capacity[rows] - num_computed[rows]
         return room
+
+    def extend(self, request: RequestState, num_tokens: int) -> tuple[Int32Array, list[int]]:
+        """Gives a row blocks for so many of its tokens, as far as there are free ones: their
+        indices in its sequence, and the blocks."""
+        num_lacking = self.num_needed(num_tokens) - self._table.end(request.row)
+        blocks = self._pool.allocate(min(num_lacking, self._pool.num_free))
+        return self._table.extend(request.row, blocks), blocks
+
+    def num_held_tokens(self, request: RequestState) -> int:
+        """Tokens up to the end of a row's blocks."""
+        return int(self._table.capacity[request.row])
 
     def grow(self, rows: RowIndices) -> tuple[Int32Array, Int32Array]:
         """Gives each row one more block: their indices in the rows' sequences, and the blocks."""

@@ -15,4 +15,4 @@ class Wanted(NamedTuple):
     max_hits: int
     """Largest number of cached blocks that it may use."""
     num_new: int
-    """Blocks that have to be computed, or copied."""
+    """Blocks that have to be computed, or copied, as many as it holds at once."""

@@ -39,7 +39,7 @@ class Seating:
         prefill_seconds: Callable[[], float],
     ) -> None:
         """`prefill_seconds`: time in which a prompt token is computed, 0 where it is not known."""
-        self.max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
+        self.max_chunk = config.max_chunk
         """Prompt tokens that a request gets of a step, at most."""
         self._rows = rows
         self._blocks = blocks
