@@ -38,6 +38,7 @@ TOOL_SIGNS = {
     "{{ name + '<｜tool▁sep｜>' + arguments }}": "deepseek_v31",
     "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>": "gpt_oss",
     "{{ '<TOOLCALL>[' + call + ']</TOOLCALL>' }}": "nemotron",
+    "{{ '<tool_calls>[' + calls + ']</tool_calls>' }}": "jamba",
     "{{ '<|START_ACTION|>[' }}": "command",
     "{{ '<|tool_call|>[' + calls + ']<|/tool_call|>' }}": "phi4_mini",
     "respond only with <|tool_call|> followed by a JSON list of tools used": "granite",
@@ -54,6 +55,7 @@ REASONING_SIGNS = {
     "{{ '<|channel>thought\n' + thoughts + '<channel|>' }}": "gemma4",
     "{{ '<|START_THINKING|>' + thoughts + '<|END_THINKING|>' }}": "command",
     "<|start|>assistant<|channel|>analysis<|message|>{{ thinking }}<|end|>": "gpt_oss",
+    "after 'Here is my thought process:' and your response after 'Here is my response:'": "granite",
     "{{ message.content }}": "",
 }
 

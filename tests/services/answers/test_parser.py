@@ -174,6 +174,7 @@ WRITERS = {
     "llama3_json": lambda args: "; ".join([f'{{"name": "weather", "parameters": {json.dumps(args, ensure_ascii=False)}}}'] * 2),
     "nemotron": lambda args: f"<TOOLCALL>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}</TOOLCALL>",
     "phi4_mini": lambda args: f"<|tool_call|>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}<|/tool_call|>",
+    "jamba": lambda args: f"<tool_calls>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}</tool_calls>",
     "granite": lambda args: f"<|tool_call|>{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
     "xlam": lambda args: json.dumps([{"name": "weather", "arguments": args}] * 2),
     "command": lambda args: f"<|START_ACTION|>{json.dumps([{'tool_call_id': '0', 'tool_name': 'weather', 'parameters': args}] * 2)}<|END_ACTION|>",
@@ -277,6 +278,13 @@ THOUGHTS: list[tuple[str, bool, str, str, str]] = [
     ("deepseek_r1", True, "<think>\nHm.</think>Yes.", "Hm.", "Yes."),
     ("deepseek_r1", True, "Hm.</think>Yes.", "Hm.", "Yes."),
     ("magistral", False, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
+    (
+        "granite",
+        False,
+        "Here is my thought process: Hm.\nHere is my response: Yes.",
+        "Hm.",
+        "Yes.",
+    ),
     ("think", False, "<thi", "", "<thi"),
 ]
 
@@ -358,6 +366,9 @@ TEXT_CALLS = {
     ),
     "phi4_mini": lambda json_text: (
         f'<|tool_call|>[{{"name": "time", "arguments": {json_text}}}]<|/tool_call|>'
+    ),
+    "jamba": lambda json_text: (
+        f'<tool_calls>[{{"name": "time", "arguments": {json_text}}}]</tool_calls>'
     ),
     "granite": lambda json_text: f'<|tool_call|>[{{"name": "time", "arguments": {json_text}}}]',
     "xlam": lambda json_text: f'[{{"name": "time", "arguments": {json_text}}}]',

@@ -186,6 +186,7 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "nemotron": _list("<TOOLCALL>", "</TOOLCALL>"),
     "phi4_mini": _list("<|tool_call|>", "<|/tool_call|>"),
     "granite": _list("<|tool_call|>", ""),
+    "jamba": _list("<tool_calls>", "</tool_calls>"),
     "xlam": _list("", ""),
     "command": _command,
     "mistral_tekken": _mistral_tekken,
