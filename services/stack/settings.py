@@ -144,6 +144,9 @@ class StackSettings:
     chat_template: Path | None = flag(
         None, "Jinja file instead of the model's own chat template.", PROCESSOR
     )
+    trust_request_chat_template: bool = flag(
+        False, "Take a request's own chat template: for trusted clients only.", PROCESSOR
+    )
     tool_call_parser: str | None = flag(
         None, "Format of calls: auto (by the chat template), none, or a name.", PROCESSOR
     )
@@ -160,6 +163,9 @@ class StackSettings:
         True, "Answers contain only the properties that their schema names.", PROCESSOR
     )
     root_path: str = flag("", "Path under which a proxy serves the gateway, as /llm.", GATEWAY)
+    trust_forwarded_prefix: bool = flag(
+        False, "Take that path from X-Forwarded-Prefix; behind a proxy that sets it.", GATEWAY
+    )
     api_key_file: Path | None = flag(
         None, "File of `tenant key` lines; none: no keys, loopback only.", GATEWAY
     )

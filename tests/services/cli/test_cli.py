@@ -55,6 +55,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             # off.
             "close_schemas",
             "chat_template",
+            # Evaluations of models bring templates of their own; other clients must not.
+            "trust_request_chat_template",
             # A template may not show how its model writes.
             "tool_call_parser",
             "reasoning_parser",
@@ -74,6 +76,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             "allowed_origins",
             # A proxy that serves several things under one name.
             "root_path",
+            # The same, where only the proxy knows under which.
+            "trust_forwarded_prefix",
             "state_dir",
             "cache_dir",
         ),
