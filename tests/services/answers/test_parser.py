@@ -350,6 +350,13 @@ def test_without_tools_a_message_to_a_function_is_no_call() -> None:
     assert (heard.names, heard.content) == ([], "{}")
 
 
+def test_text_between_messages_is_part_of_none_however_it_is_cut() -> None:
+    form = AnswerFormat(tool_parser="gpt_oss", tool_names=NAMES)
+    for text in ("<|end|><|end|><|message|>a", "<|channel|>final<|message|>a<|end|>b<|message|>c"):
+        assert heard_of(form, [text]) == heard_of(form, list(text))
+        assert "<|message|>" not in heard_of(form, list(text)).content
+
+
 TEXT_CALLS = {
     "gemma4": lambda json_text: (
         f"<|tool_call>call:time{gemma_value(json.loads(json_text))}<tool_call|>"
