@@ -26,6 +26,7 @@ TOOL_SIGNS = {
     '{"name": function name, "parameters": dictionary of argument name and its value}': "llama3_json",
     "{{ '<|python_tag|>' }}": "llama3_json",
     "{{ '<|python_start|>' }} [func_name1(params_name1=params_value1)]": "pythonic",
+    "{{ '<function_calls>' + message['function_calls'] + '</function_calls>' }}": "olmo3",
     "{{ message.content }}": "hermes",
     "<tool_call>\\n<function=example>\\n<parameter=a>": "qwen3_coder",
     "{% set begin = '<seed:tool_call>' %}": "seed_oss",

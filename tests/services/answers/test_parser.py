@@ -180,6 +180,7 @@ WRITERS = {
     "command": lambda args: f"<|START_ACTION|>{json.dumps([{'tool_call_id': '0', 'tool_name': 'weather', 'parameters': args}] * 2)}<|END_ACTION|>",
     "mistral": lambda args: f"[TOOL_CALLS]{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
     "mistral_tekken": lambda args: f"[TOOL_CALLS]weather[ARGS]{json.dumps(args)}" * 2,
+    "olmo3": lambda args: "<function_calls>" + ("\nweather(" + ", ".join(f"{k}={v!r}" for k, v in args.items()) + ")") * 2 + "\n</function_calls>",
     "pythonic": lambda args: f"[{', '.join(['weather(' + ', '.join(f'{k}={v!r}' for k, v in args.items()) + ')'] * 2)}]",
 }  # fmt: skip
 
@@ -385,6 +386,9 @@ TEXT_CALLS = {
     ),
     "mistral": lambda json_text: f'[TOOL_CALLS][{{"name": "time", "arguments": {json_text}}}]',
     "mistral_tekken": lambda json_text: f"[TOOL_CALLS]time[ARGS]{json_text}",
+    "olmo3": lambda json_text: (
+        f"<function_calls>time(input={json.dumps(json.loads(json_text)['input'])})</function_calls>"
+    ),
     "pythonic": lambda json_text: f"[time(input={json.dumps(json.loads(json_text)['input'])})]",
 }
 
