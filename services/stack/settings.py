@@ -33,6 +33,7 @@ from .flags import (
     engine_flag,
     flag,
 )
+from .log_files import EARLIER_LOGS
 from .profile import Profile
 from .scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules, replica_bounds
 
@@ -43,6 +44,7 @@ LEAST |= {"max_model_len": 1, "prefill_replicas": 1, "decode_replicas": 1}
 LEAST |= {
     "cold_start_timeout": 0,
     "drain_limit": 0,
+    "earlier_logs": 0,
     "kv_swap_memory": 0,
     "kv_disk_memory": 1,
     "kv_peer_memory": 0,
@@ -204,6 +206,9 @@ class StackSettings:
         5.0, "Seconds that running requests get to end after Ctrl-C.", GATEWAY
     )
     log_level: str = flag("info", "debug, info, warning or error.")
+    earlier_logs: int = flag(
+        EARLIER_LOGS, "Earlier logs of each process that stay, of 20 MiB at most each."
+    )
 
     def __post_init__(self) -> None:
         check_host(self.host)

@@ -84,6 +84,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         # Off: the chat template may be nobody else's business.
         "tokenizer_info",
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
+        # Logs of a start that failed are read after the next one.
+        "earlier_logs",
         *("prefill_replicas", "decode_replicas"),
         *("min_replicas", "max_replicas", "idle_seconds", "target_requests", "cold_start_timeout"),
         *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),
