@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import importlib.metadata
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,12 @@ from pathlib import Path
 import prometheus_client
 
 from headwater.services.runtime import errors
+from headwater.services.runtime.version import RELEASE, commit
 
 from ..request.cluster import Cluster
 from .document import openapi_document
 from .http_exchange import Exchange, Route
 
-VERSION = importlib.metadata.version("headwater")
 CONSOLE = Path(__file__).parents[1] / "console"
 MEDIA_TYPES = {".html": b"text/html; charset=utf-8", ".css": b"text/css", ".js": b"text/javascript"}
 FORWARDED_PREFIX = "x-forwarded-prefix"
@@ -94,7 +93,7 @@ class OwnPages:
         await exchange.reply_json(told, 503 if missing else 200)
 
     async def version(self, exchange: Exchange) -> None:
-        await exchange.reply_json({"version": VERSION})
+        await exchange.reply_json({"version": RELEASE, "commit": commit()})
 
     async def metrics(self, exchange: Exchange) -> None:
         """Metrics, for every client. Families that name tenants only for callers that may know of
@@ -108,7 +107,7 @@ class OwnPages:
     async def openapi(self, exchange: Exchange) -> None:
         exchange.end_head()
         server = {"url": self._root_of(exchange) or "/"}
-        await exchange.reply_json({**openapi_document(VERSION), "servers": [server]})
+        await exchange.reply_json({**openapi_document(RELEASE), "servers": [server]})
 
     async def api_page(self, exchange: Exchange) -> None:
         """The page that shows /openapi.json to people."""
