@@ -145,6 +145,8 @@ MOST_FILES = 25
 """Files in one folder of kernels or of the engine core."""
 SERVICE_ROOMS_SEEN = {
     "cli": {"stack", "engine", "models", "runtime"},
+    "llm": {"stack", "engine", "processor", "output_processor"}
+    | {"grammars", "text", "models", "runtime"},
     "stack": {"engine", "models", "runtime"},
     "engine": {"grammars", "text", "index", "models", "runtime"},
     "processor": {"grammars", "text", "answers", "models", "runtime"},
@@ -583,6 +585,18 @@ FRONT_STAGES = (
     "headwater.services.processor.__main__",
     "headwater.services.output_processor.__main__",
 )
+
+
+def test_the_root_imports_a_name_when_it_is_used() -> None:
+    """A stage that starts imports neither the engine of Python programs nor torch."""
+    probe = (
+        "import sys, headwater; before = [name for name in sys.modules if 'headwater.' in name]; "
+        "from headwater import LLM, AsyncLLM, SamplingParams; print(before, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[] False\n"
 
 
 @pytest.mark.parametrize("module", FRONT_STAGES)
