@@ -537,6 +537,34 @@ def test_a_file_imports_few_names() -> None:
     } == IMPORTS_TOO_MANY
 
 
+MOST_ATTRIBUTES = 15
+"""Attributes that the methods of a class assign. Records, whose fields are declared, have none."""
+ATTRIBUTES_TOO_MANY = {"BlockLeases", "PeerBlocks", "Ranks", "StageHosts"}
+"""Classes that are still to be cut. None may join them."""
+
+
+def attributes_of(found: ast.ClassDef) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(found)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def test_a_class_has_few_attributes() -> None:
+    many = {
+        node.name
+        for room in ("engine_core", "kernels")
+        for path in files_of(room)
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef) and len(attributes_of(node)) > MOST_ATTRIBUTES
+    }
+    assert many == ATTRIBUTES_TOO_MANY
+
+
 WITHOUT_SUBJECT = (
     "What",
     "Of",
