@@ -199,6 +199,16 @@ def check_any_company(folder: Path) -> None:
     assert [(each.token_ids, each.logprobs + each.prompt_logprobs) for each in alone] == together
 
 
+def test_experts_whose_inputs_have_orders_of_their_own_are_refused_by_name(
+    published: Folder, tmp_path: Path
+) -> None:
+    places = tmp_path / "packed", tmp_path / "expanded"
+    write_packed(published("qwen3-moe"), *places, FORMS["gptq in act order"], torch.float32)
+    refused = "g_idx of the parts of layers.0.experts_gate_up is 'different'; allowed: the same"
+    with pytest.raises(ConfigError, match=refused):
+        convert(places[0], tmp_path / "ours")
+
+
 def test_experts_are_rounded_when_a_model_is_converted_and_their_router_is_not(
     published: Folder, tmp_path: Path
 ) -> None:
