@@ -9,21 +9,16 @@ from ..attention import hopper_attention
 from ..launch.device import num_multiprocessors
 from ..norm.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
 from .combine import combine, combine_twin, copy_tokens
-from .expert_rows import PAIRS, RowTiles, gated_rows, plain_rows, summed_rows
+from .expert_rows import PAIRS, RowTiles, gated_rows, plain_rows
 from .hopper_grouped_gemm import TEAM_ROWS, grouped_gemm
 from .hopper_grouped_gemm import TILES as GROUPED_TILES
-from .work_list import MOST_AT_ONCE, list_tiles
+from .work_list import MOST_AT_ONCE, SMALL_BLOCK, list_tiles
 
-SUMMED_TOKENS = 4
-"""Up to this many tokens each reads the weights of its own experts, and one launch adds them."""
 GROUPED_ROWS = 64
 """From this many rows an expert on average, products are made as those of many rows on Hopper."""
-SUMMED_GATES = RowTiles(16, 16, 128, 4, 6)
-SUMMED_TILES = {
-    size: RowTiles(16, 16, size, 4, num_stages)
-    for size, num_stages in ((256, 8), (128, 14), (64, 14))
-}
-"""Tiles of gated products, and by their inputs those of the products behind them, of few tokens."""
+FEW_TILES = (RowTiles(16, 64, 128, 4, 3, wide=True), RowTiles(16, 64, 128, 4, 3, wide=True))
+"""Tiles of up to `PAIRS[0]` pairs, whose programs seldom fill the chip: gated products, and those
+behind them."""
 ROW_TILES = {
     16: (RowTiles(16, 64, 128, 4, 3, wide=True), RowTiles(16, 128, 64, 4, 6, wide=True)),
     32: (RowTiles(32, 128, 64, 4, 5, wide=True), RowTiles(32, 128, 64, 4, 5, wide=True)),
@@ -60,23 +55,8 @@ def expert_product(
         _grouped(x, experts, weights, gate_up, down, out, is_gelu=is_gelu, dependent=dependent)
         return out
     gated = x.new_empty(num_pairs, inner)
-    is_float32 = x.dtype == torch.float32
-    summed = next((each for size, each in SUMMED_TILES.items() if inner % size == 0), None)
-    if num_tokens <= SUMMED_TOKENS and summed is not None and not is_float32:
-        gated_rows(
-            x,
-            gate_up,
-            experts,
-            gated,
-            SUMMED_GATES,
-            is_gelu=is_gelu,
-            next_weight=down,
-            dependent=dependent,
-        )
-        summed_rows(gated, down, experts, weights, out, summed, dependent=dependent)
-        return out
     tiles, tiles_down = (FLOAT32_TILES, FLOAT32_TILES)
-    if not is_float32:
+    if x.dtype != torch.float32:
         tiles, tiles_down = choose(num_pairs, num_experts)
     work = None
     if num_pairs > PAIRS[-1]:
@@ -89,7 +69,10 @@ def expert_product(
 
 
 def choose(num_pairs: int, num_experts: int) -> tuple[RowTiles, RowTiles]:
-    """The smallest tiles that have twice the rows of an expert on average, or the largest."""
+    """Of few pairs `FEW_TILES`; else the smallest tiles that have twice the rows of an expert on
+    average, or the largest."""
+    if num_pairs <= PAIRS[0]:
+        return FEW_TILES
     sizes = (size for size in ROW_TILES if 2 * num_pairs <= size * num_experts)
     return ROW_TILES[next(sizes, max(ROW_TILES))]
 
@@ -105,9 +88,9 @@ def launch_all_tiles(
     """Launches every kernel that products with these experts may take; of up to `early_tokens`
     tokens they start while the kernel before them ends."""
     num_experts = len(down)
-    pairs = [*PAIRS, MOST_AT_ONCE, GROUPED_ROWS * num_experts - 1]
+    pairs = [*PAIRS, SMALL_BLOCK, MOST_AT_ONCE, GROUPED_ROWS * num_experts - 1]
     pairs += [size * num_experts // 2 for size in ROW_TILES]
-    bounds = {SUMMED_TOKENS, early_tokens, *(each // num_chosen for each in pairs)}
+    bounds = {early_tokens, *(each // num_chosen for each in pairs)}
     for num_tokens in sorted({1} | {each + 1 for each in bounds}):
         experts = torch.zeros(num_tokens, num_chosen, dtype=torch.int32, device=down.device)
         expert_product(

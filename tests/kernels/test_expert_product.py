@@ -9,7 +9,6 @@ from headwater.kernels.attention.hopper_attention import is_hopper
 from headwater.kernels.experts.combine import copy_tokens
 from headwater.kernels.experts.expert_product import (
     ROW_TILES,
-    SUMMED_TOKENS,
     expert_product,
     expert_product_twin,
 )
@@ -65,7 +64,7 @@ QWEN = (2048, 768, 128, 8)
 @pytest.mark.parametrize(
     ("count", "shape"),
     [
-        pytest.param(1, SMALL, id="added at once"),
+        pytest.param(1, SMALL, id="one token"),
         pytest.param(20, SMALL, id="without a list"),
         pytest.param(PAIRS[-1] // 2 + 1, SMALL, id="with a list", marks=pytest.mark.long),
         pytest.param(7, (160, 64, 6, 3), id="inputs that are no whole tiles"),
@@ -143,7 +142,7 @@ def test_a_token_has_the_same_bits_in_every_batch(
 
 
 @GPU
-@pytest.mark.parametrize("count", [SUMMED_TOKENS, 24, 160, 2048])
+@pytest.mark.parametrize("count", [4, 24, 160, 2048])
 def test_a_graph_holds_for_any_routing(count: int, generator: torch.Generator) -> None:
     mixture = Mixture.make(*QWEN, generator)
     x = mixture.tokens(count)
