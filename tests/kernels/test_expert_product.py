@@ -8,9 +8,11 @@ import torch
 from headwater.kernels.attention.hopper_attention import is_hopper
 from headwater.kernels.experts.combine import copy_tokens
 from headwater.kernels.experts.expert_product import (
+    GATHERED_ROWS,
     ROW_TILES,
     expert_product,
     expert_product_twin,
+    is_gathered,
 )
 from headwater.kernels.experts.expert_rows import PAIRS
 from headwater.kernels.experts.hopper_grouped_gemm import TEAM_ROWS, grouped_gemm
@@ -187,6 +189,16 @@ def test_products_that_start_early_wait_for_one_another(
     alone = chain(x, dependent=False)
     assert bool(alone.isfinite().all())
     assert all(torch.equal(chain(x, dependent=True), alone) for _ in range(4))
+
+
+def test_tokens_are_gathered_where_a_thread_copies_whole_parts_of_them() -> None:
+    x = torch.zeros(16, 128, dtype=torch.bfloat16)
+    least, most = GATHERED_ROWS
+    assert is_gathered(x, least * 6, 6)
+    assert not is_gathered(x, least * 6 - 1, 6)
+    assert not is_gathered(x, most * 6, 6)
+    assert not is_gathered(x[:, 1:65], least * 6, 6)
+    assert not is_gathered(torch.zeros(16, 96, dtype=torch.bfloat16), least * 6, 6)
 
 
 @GPU
