@@ -12,8 +12,8 @@ import numpy as np
 
 from .config import EngineConfig
 from .executor import Executor, Int32Array, StepResult
-from .kv.block_files import BlockFiles
 from .kv.block_source import BlockSource
+from .kv.disk.block_files import BlockFiles
 from .kv.peer_link import FromLink, PeerLink
 from .kv.prefetch import NewPrefetch
 from .kv.tiers import Tiers

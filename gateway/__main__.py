@@ -32,6 +32,7 @@ from headwater.services.runtime.store import Store
 from headwater.services.runtime.tracing import Tracing, tracing_to
 from headwater.services.runtime.unread_variables import warn_of_unread_variables
 from headwater.services.runtime.usage_log import UsageLog
+from headwater.services.runtime.version import full_version
 
 from .admin.administration import Administration
 from .admin.demand import DemandPage
@@ -188,6 +189,7 @@ def own_member(
         epoch=epoch,
         address=public.address,
         rest_url=f"{scheme}://{rest.address}",
+        version=full_version(),
     )
 
 

@@ -59,6 +59,7 @@ class ServedModel(_message.Message):
     NUM_SHARDS_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """as clients ask for it"""
     revision: _builtins.str
@@ -75,6 +76,8 @@ class ServedModel(_message.Message):
     """tokens of prompt and answer together"""
     vocab_size: _builtins.int
     """number of token ids"""
+    weight_bytes: _builtins.int
+    """size of the weights' file; 0: not known. Replicas need not agree"""
     def __init__(
         self,
         *,
@@ -86,10 +89,11 @@ class ServedModel(_message.Message):
         num_shards: _builtins.int = ...,
         max_model_len: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
+        weight_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "kv_format", b"kv_format", "max_model_len", b"max_model_len", "name", b"name", "num_shards", b"num_shards", "revision", b"revision", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "kv_format", b"kv_format", "max_model_len", b"max_model_len", "name", b"name", "num_shards", b"num_shards", "revision", b"revision", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -369,6 +373,7 @@ class Member(_message.Message):
     REST_URL_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     REFUSED_FIELDS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     kind: Global___Member.Kind.ValueType
     """which stage"""
     address: _builtins.str
@@ -385,6 +390,8 @@ class Member(_message.Message):
     """of a gateway: base address of its REST API"""
     num_running: _builtins.int
     """of a processor or an output processor: requests that it works on"""
+    version: _builtins.str
+    """release and commit, for people"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """who"""
@@ -421,10 +428,11 @@ class Member(_message.Message):
         rest_url: _builtins.str = ...,
         num_running: _builtins.int | None = ...,
         refused_fields: _abc.Iterable[Global___RefusedField] | None = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "incarnation", b"incarnation", "load", b"load", "model", b"model", "num_running", b"num_running"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "num_running", b"num_running", "numerics_id", b"numerics_id", "refused_fields", b"refused_fields", "rest_url", b"rest_url", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "num_running", b"num_running", "numerics_id", b"numerics_id", "refused_fields", b"refused_fields", "rest_url", b"rest_url", "version", b"version", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_running: _TypeAlias = _typing.Literal["num_running"]  # noqa: Y015
     _WhichOneofArgType__num_running: _TypeAlias = _typing.Literal["_num_running", b"_num_running"]  # noqa: Y015

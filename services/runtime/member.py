@@ -25,7 +25,7 @@ class Kind(Enum):
 
 _KIND_TO_PB = {kind: events_pb2.Member.Kind.Value(f"KIND_{kind.name}") for kind in Kind}
 _KIND_OF_PB = {number: kind for kind, number in _KIND_TO_PB.items()}
-_SAME = ("address", "numerics_id", "draining", "leaving", "rest_url")
+_SAME = ("address", "numerics_id", "draining", "leaving", "rest_url", "version")
 """Fields of a member that are the same in its message."""
 
 
@@ -94,6 +94,8 @@ class Member:
     """Names of what a gateway or an engine does without for now."""
     rest_url: str = field(default="", compare=False)
     """Base address of a gateway's REST API."""
+    version: str = field(default="", compare=False)
+    """Release and commit of the process, for people; empty: it does not say."""
     refused_fields: tuple[tuple[str, str], ...] = ()
     """Fields that requests of an engine may not have, each with the reason."""
     num_running: int | None = field(default=None, compare=False)

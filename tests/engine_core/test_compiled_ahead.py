@@ -25,6 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan, Int32Array
+from headwater.engine_core.executors.build.cuda_drafting import NoDrafting
 from headwater.engine_core.executors.build.cuda_model import LoadedModel
 from headwater.engine_core.executors.build.cuda_rank import LoadedRank
 from headwater.engine_core.executors.entry.device_rows import DeviceGains
@@ -229,9 +230,7 @@ def executor(
     with CompileAhead(platform.device, num_cores=2) as ahead:
         ahead.note(partial(platform.products.launch_own, weights))
         caches = [torch.zeros(shape, dtype=kv_dtype)]
-        parts = loaded.parts(
-            decoder, platform, config, caches, swapper=None, make=None, looks_at_all=False
-        )
+        parts = loaded.parts(decoder, platform, config, caches, NoDrafting(), swapper=None)
         ahead.note(parts.rehearse)
     return parts.executor()
 

@@ -27,7 +27,7 @@ from ..model.eager_caches import EagerCaches
 from ..model.eager_layers import EagerLayers, Forward
 from ..model.new_cache import cache_in, private_cache
 from ..model.shared_kv import SharedMemory
-from ..ranks.rank import Rank, block_part, map_slots
+from ..ranks.rank import Rank, block_slice, map_slots
 from ..step_executor import StepExecutor
 from ..table.eager_table import EagerTable
 from ..tiers.memory_swapper import MemorySwapper
@@ -140,7 +140,7 @@ def _swapper(
     return MemorySwapper.of_part(
         kv_caches,
         map_slots(rank.slots, config, block_bytes_of(request)),
-        block_part(request, rank),
+        block_slice(request, rank),
         saves_whole_planes=rank.shard.index == 0,
         meet=partial(rank.group.join, torch.zeros(1, 1)),
     )

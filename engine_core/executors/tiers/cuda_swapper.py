@@ -20,7 +20,7 @@ from headwater.kernels.launch.device import upload
 
 from ...executor import Int32Array, StepPlan, SwapPlan, UInt8Array
 from .cuda_direct_copies import CudaDirectCopies
-from .locked_slots import LockedSlots, OwnSlots
+from .locked_slots import LockedSlots, ProcessSlots
 from .save_queue import Launched, SavePart, SaveQueue
 
 STAGING_BYTES = 128 << 20
@@ -40,7 +40,7 @@ class CudaSwapper:
         self._device = kv_caches[0].device
         self._block_size = kv_caches[0].shape[4]
         num_words = sum(planes.shape[0] * planes.shape[2] for planes in self._caches)
-        self._host = OwnSlots((num_slots, num_words)) if slots is None else slots
+        self._host = ProcessSlots((num_slots, num_words)) if slots is None else slots
         self._out, self._in = _Staging(self._caches, self._host), _Staging(self._caches, self._host)
         self._saves = SaveQueue(self._caches[0].shape[1], num_slots)
         self._loads = deque[tuple[torch.cuda.Event, int]]()

@@ -12,7 +12,7 @@ import torch
 
 from ...executor import DirectCopies, SwapPlan, UInt8Array
 from ..model.shared_kv import SharedCopies, SharedMemory
-from .block_part import BlockPart
+from .block_slice import BlockSlice
 
 
 class MemorySwapper:
@@ -66,7 +66,7 @@ class MemorySwapper:
         cls,
         kv_caches: Sequence[torch.Tensor],
         slots: UInt8Array,
-        part: BlockPart,
+        part: BlockSlice,
         *,
         saves_whole_planes: bool,
         meet: Callable[[], object] | None = None,
