@@ -84,8 +84,8 @@ def expert_product(
 
 
 def choose(num_pairs: int, num_experts: int) -> tuple[RowTiles, RowTiles]:
-    """Of few pairs `FEW_TILES`; else the smallest tiles that have twice the rows of an expert on
-    average, or the largest."""
+    """Tiles of gated products and of those behind them: `FEW_TILES` of few pairs, else the smallest
+    that have twice the rows of an expert on average, or the largest."""
     if num_pairs <= PAIRS[0]:
         return FEW_TILES
     sizes = (size for size in ROW_TILES if 2 * num_pairs <= size * num_experts)
