@@ -16,7 +16,7 @@ from rich.console import Console
 from ..runtime.printable import shown
 from .admin_client import AdminKeyFile, AsJson, BaseUrl, open_gateway
 from .plain_table import show_as
-from .tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
+from .tenant_client import BYTES, LIMITS, TenantClient, tenant_table, tenants_table, usage_table
 
 Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
 Weight = Annotated[
@@ -113,11 +113,15 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
     @app.command()
     def show(
-        tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None
+        tenant: Name,
+        *,
+        as_json: AsJson = False,
+        base_url: BaseUrl = None,
+        admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Show one tenant as JSON."""
+        """Show one tenant with its limits and keys."""
         with connected(base_url, admin_key_file) as client:
-            print(json.dumps(client.show(tenant), indent=2))
+            show_as(found := client.show(tenant), lambda: tenant_table(found), as_json)
 
     @app.command("set")
     def set_(

@@ -321,13 +321,17 @@ def test_what_a_request_used_is_one_record_and_the_command_line_shows_it(
     tenant("set", name, "--model=m", "--concurrency=2")
     tenant("set", name, "--file-bytes=1000", "--response-bytes=2000")
     tenant("set", name, "--response-bytes=-1")
-    shown = json.loads(tenant("show", name))
+    shown = json.loads(tenant("show", name, "--json"))
     assert shown["limits"] == {"tokens_per_minute": 500}
     assert shown["models"] == {"m": {"concurrency": 2}}
     assert shown["shared_cache"] is True
     assert (shown["file_bytes"], shown["response_bytes"]) == (1000, None)
     assert name in tenant("list")
-    assert tenant("rotate-key", name).strip() != key
+    assert tenant("rotate-key", name, "--grace=60").strip() != key
+    for_people = tenant("show", name)
+    assert "tokens per minute 500" in for_people
+    assert "m: concurrency 2" in for_people
+    assert "UTC" in for_people, "the end of the key that was replaced"
     tenant("remove", name)
     assert runner.invoke(command_line, ["tenant", "show", name], env=env).exit_code != 0
 
