@@ -1,4 +1,5 @@
-"""Ranks requests by the policies of their tiers, from what is known about each.
+"""Ranks requests by the policies of their tiers, from what is known about each, and keeps the
+accounts that this takes: virtual times of tenants, and the order of arrival.
 
 Knows nothing about the queue, seats or blocks.
 """
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...first_come import FirstComeFirstServed
 from ...queue_policies import DEFAULT_SECONDS_PER_TOKEN, PROMOTION_SECONDS, Facts, Policies, Policy
+from ...tenant_turns import TenantTurns
 from ..rows.rows import Rows
 from ..table.request_state import BEGUN_ELSEWHERE, NO_ROW, RequestState
 from .waiting_queue import rise_a_tier
@@ -20,12 +23,21 @@ charge them."""
 
 class Ranking:
     def __init__(
-        self, policies: Policies, rows: Rows, prefill_seconds: Callable[[], float]
+        self,
+        policies_text: str,
+        rows: Rows,
+        clock: Callable[[], float],
+        prefill_seconds: Callable[[], float],
     ) -> None:
-        """`prefill_seconds`: time in which a prompt token is computed, 0 where it is not known."""
-        self.policies = policies
+        """`policies_text`: see `Policies.of`; `prefill_seconds`: time in which a prompt token is
+        computed, 0 where it is not known."""
+        self.policies_text = policies_text
+        self.policies = policies = Policies.of(policies_text)
         self._rows = rows
+        self._clock = clock
         self._prefill_seconds = prefill_seconds
+        self._turns = TenantTurns()
+        self._first_come = FirstComeFirstServed()
         self.promotes = any(policy.promotes for policy in policies.all)
         """Whether waiting makes a request go on at another level."""
         self.refuses = any(policy.refuses for policy in policies.all)
@@ -38,6 +50,43 @@ class Ranking:
 
     def policy_of(self, request: RequestState) -> Policy:
         return self.policies.of_tier(request.tier)
+
+    def enter(self, request: RequestState) -> None:
+        """Ranks a request that comes into the queue, for the first time or again."""
+        if request.scheduled_at is None:
+            request.num_first_uncached = request.num_uncached_tokens
+            request.in_order_of_arrival = self._first_come.enter(
+                request.num_uncached_tokens, request.added_at
+            )
+            request.waits_since = request.added_at
+        else:
+            request.waits_since = self._clock()
+        self._turns.enter(request.tenant, request.virtual_time, self._cost(request))
+        self.rank(request)
+
+    def leave(self, request: RequestState) -> None:
+        """Notes that a request has left the queue; `note_seated` is to follow."""
+        self._turns.leave(request.tenant, self._cost(request))
+
+    def end(self, request: RequestState) -> None:
+        """Notes that a waiting request has ended."""
+        self.leave(request)
+        if request.in_order_of_arrival is not None:
+            self._first_come.leave(request.in_order_of_arrival, self._clock())
+
+    def note_seated(self, request: RequestState) -> None:
+        """Notes how long a request would have waited for its first row in order of arrival."""
+        if request.in_order_of_arrival is not None:
+            request.fcfs_queue_seconds = self._first_come.leave(
+                request.in_order_of_arrival, request.seated_at, self.seconds_per_token
+            )
+            request.in_order_of_arrival = None
+
+    def turn_of(self, request: RequestState) -> float:
+        """Virtual time of a tenant's turn, where its requests are not in the order of theirs."""
+        if self.policy_of(request).orders_tenants:
+            return 0.0
+        return self._turns.virtual_time(request.tenant)
 
     def rank(self, request: RequestState) -> None:
         """Sets the rank of a request by what is known about it now. A request that came with a part
@@ -71,7 +120,7 @@ class Ranking:
             first_token_by=request.first_token_by,
         )
 
-    def cost(self, request: RequestState) -> float:
+    def _cost(self, request: RequestState) -> float:
         """Predicted cost of the request in its tenant's virtual time."""
         tokens = COST_PROMPT * request.num_first_uncached
         return (tokens + COST_ANSWER * request.num_expected_tokens) / request.weight

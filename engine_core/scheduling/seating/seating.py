@@ -11,11 +11,9 @@ import math
 from collections.abc import Callable, Iterator
 
 from ...config import EngineConfig
-from ...first_come import FirstComeFirstServed
 from ...kv.block_source import Ticket
-from ...queue_policies import BLOCKED_SECONDS, Policies
+from ...queue_policies import BLOCKED_SECONDS
 from ...step_output import EngineLoad
-from ...tenant_turns import TenantTurns
 from ..blocks.blocks import Blocks, Wait, Wanted
 from ..blocks.forks import Follow
 from ..rows.rows import Rows
@@ -50,11 +48,8 @@ class Seating:
         self._blocks = blocks
         self._clock = clock
         self._shares = TenantShares(config.max_num_seqs, blocks.num_usable, clock)
-        self._policy = config.policy
-        self._ranking = Ranking(Policies.of(config.policy), rows, prefill_seconds)
-        self._turns = TenantTurns()
-        self._first_come = FirstComeFirstServed()
-        self._waiting = WaitingQueue(self._num_shares, self._turn_of)
+        self._ranking = Ranking(config.policy, rows, clock, prefill_seconds)
+        self._waiting = WaitingQueue(self._num_shares, self._ranking.turn_of)
         self._budget = PrefillBudget(self._shares, self.max_chunk, prefill_seconds)
         self._preemption = Preemption(rows, blocks, self._shares)
         self._yielding = Yielding(self._waiting, self._preemption, rows, blocks)
@@ -73,16 +68,7 @@ class Seating:
 
     def wait(self, request: RequestState) -> None:
         """Takes a request without a row into the queue."""
-        if request.scheduled_at is None:
-            request.num_first_uncached = request.num_uncached_tokens
-            request.in_order_of_arrival = self._first_come.enter(
-                request.num_uncached_tokens, request.added_at
-            )
-            request.waits_since = request.added_at
-        else:
-            request.waits_since = self._clock()
-        self._turns.enter(request.tenant, request.virtual_time, self._ranking.cost(request))
-        self._ranking.rank(request)
+        self._ranking.enter(request)
         self._budget.rank_begun(request, request.num_uncached_tokens)
         self._waiting.push(request)
 
@@ -110,9 +96,7 @@ class Seating:
         self._shares.leave(request.tenant)
         if request.row == NO_ROW:
             self._waiting.remove(request)
-            self._turns.leave(request.tenant, self._ranking.cost(request))
-            if request.in_order_of_arrival is not None:
-                self._first_come.leave(request.in_order_of_arrival, self._clock())
+            self._ranking.end(request)
 
     def promote(self) -> None:
         """Moves requests up that have waited for long; looks once a second at most."""
@@ -223,7 +207,7 @@ class Seating:
     def seat(self, request: RequestState) -> None:
         """Takes the request out of the queue, which gets a row now."""
         self._waiting.pop(request)
-        self._turns.leave(request.tenant, self._ranking.cost(request))
+        self._ranking.leave(request)
         request.blocked_at = None
         request.has_yielded = False
         self._shares.seat(request.tenant)
@@ -231,13 +215,7 @@ class Seating:
 
     def rank_seated(self, request: RequestState) -> None:
         """Ranks a request that has its row by what it still has to compute."""
-        if request.in_order_of_arrival is not None:
-            request.fcfs_queue_seconds = self._first_come.leave(
-                request.in_order_of_arrival,
-                request.seated_at,
-                self._ranking.seconds_per_token,
-            )
-            request.in_order_of_arrival = None
+        self._ranking.note_seated(request)
         self._budget.rank_begun(request, request.num_tokens - request.num_computed)
 
     # Requests that give way.
@@ -304,7 +282,7 @@ class Seating:
         load.num_waiting += len(self._waiting)
         load.num_prefill_tokens += self._waiting.num_tokens
         load.num_preemptions = self._num_preemptions
-        load.policy = self._policy
+        load.policy = self._ranking.policies_text
 
     def _num_shares(self, request: RequestState) -> int:
         """The shares that the request's tenant holds. A request that yielded its seat counts one
@@ -313,12 +291,6 @@ class Seating:
         return self._shares.num_shares(request.tenant) + (
             request.has_yielded and self._shares.level(request.tenant) > 0
         )
-
-    def _turn_of(self, request: RequestState) -> float:
-        """Virtual time of a tenant's turn, where its requests are not in the order of theirs."""
-        if self._ranking.policy_of(request).orders_tenants:
-            return 0.0
-        return self._turns.virtual_time(request.tenant)
 
     def _note_move(self) -> None:
         """A seat was taken or left."""
