@@ -336,7 +336,9 @@ async def router_behind(
     registry = prometheus_client.REGISTRY
     feed = IndexFeed(bus, members, store)
     router = Router(bus, members, feed, registry=registry, logged_share=settings.log_receipts)
-    admission = Admission(settings.max_running, settings.max_queued, has_room=router.has_room)
+    admission = Admission(
+        settings.max_running, settings.max_queued, has_room=router.has_room, replicas=router
+    )
     async with (
         feed.running(),
         router.running(),

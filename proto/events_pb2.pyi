@@ -234,6 +234,7 @@ class Load(_message.Message):
     NUM_USED_DISK_BYTES_FIELD_NUMBER: _builtins.int
     NUM_TOTAL_DISK_BYTES_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -280,6 +281,8 @@ class Load(_message.Message):
     """that they may take; 0: there is no disk"""
     max_chunk_tokens: _builtins.int
     """of a prompt that one step computes at most; 0: unknown"""
+    policy: _builtins.str
+    """order of waiting requests, by tier; empty: fair"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """whose load"""
@@ -316,10 +319,11 @@ class Load(_message.Message):
         num_used_disk_bytes: _builtins.int = ...,
         num_total_disk_bytes: _builtins.int = ...,
         max_chunk_tokens: _builtins.int = ...,
+        policy: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_chunk_tokens", b"max_chunk_tokens", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "policy", b"policy", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

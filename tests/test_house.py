@@ -215,6 +215,10 @@ CIRCLE_FREE = ("gateway", "services", "engine_core", "kernels", "bench", "proto"
 """Rooms without a circle of imports."""
 TORCH_FREE_CORE = {
     "headwater.engine_core.capabilities",
+    "headwater.engine_core.first_come",
+    "headwater.engine_core.queue_policies",
+    "headwater.engine_core.refusals",
+    "headwater.engine_core.tenant_turns",
     "headwater.engine_core.kv.prefix_hash",
     "headwater.engine_core.sampling_params",
     "headwater.engine_core.platforms.registry",

@@ -79,6 +79,7 @@ class CompletionRenderer:
                 prompt=prompt,
                 sampling=sampling,
                 stream=stream,
+                endpoint="completions",
                 cache_salt=asked.cache_salt or "",
                 first_index=position * stride,
             )

@@ -27,6 +27,7 @@ from ..stages.output_sessions import ANY_MODEL, OutputSessions
 from ..stages.prefetches import Prefetches
 from ..stages.processors import Processors
 from ..tenancy.accounts import Accounts
+from ..tenancy.answer_lengths import AnswerLengths
 from ..tenancy.cache_namespace import CacheNamespaces
 from ..tenancy.caller import Caller
 from ..tenancy.fair_start import FairStart
@@ -82,12 +83,14 @@ class Cluster:
     prompt_windows: PromptWindows = field(default_factory=PromptWindows)
     long_work: LongWork = field(default_factory=LongWork)
     fair_start: FairStart = field(default_factory=FairStart)
+    answer_lengths: AnswerLengths = field(default_factory=AnswerLengths)
     _running: dict[str, list[dict[Generation, None]]] = field(default_factory=dict)
     """Prompts that wait or run, in their order, by request id. A request runs twice when its client
     resumes it before the end of the first connection was noticed."""
 
     def __post_init__(self) -> None:
         self.metrics.queued_by_tier = lambda: self.admission.queued_by_tier
+        self.admission.on_late = self.metrics.late.add
         self.metrics.running.set_function(lambda: self.admission.num_running)
         self.metrics.waiting.set_function(lambda: self.admission.num_queued)
         self.metrics.demand = self.demand_by_model

@@ -63,6 +63,7 @@ class ReplicaLoad:
     num_used_disk_bytes: int = 0
     num_total_disk_bytes: int = 0
     max_chunk_tokens: int = 0
+    policy: str = ""
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)

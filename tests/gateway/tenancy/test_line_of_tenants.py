@@ -80,10 +80,14 @@ def test_a_tenant_is_made_changed_rotated_and_removed(managed: Gateway) -> None:
     assert ada.post(CHAT, chat_body()).status_code == 200
     assert managed.client.post(CHAT, json=chat_body()).status_code == 401
     changed = admin(
-        managed, "PATCH", f"/tenants/{ada.id}", {"tier": 3, "limits": {"concurrency": 7}}
+        managed,
+        "PATCH",
+        f"/tenants/{ada.id}",
+        {"tier": 3, "ttft_goal_ms": 800, "limits": {"concurrency": 7}},
     ).json()
-    assert (changed["tier"], changed["limits"]) == (
+    assert (changed["tier"], changed["ttft_goal_ms"], changed["limits"]) == (
         3,
+        800,
         {"requests_per_minute": 100, "concurrency": 7},
     )
     lifted = admin(
@@ -152,6 +156,11 @@ def test_what_administration_cannot_do_is_refused_by_name(
         ({"models": {"m": 3}}, "models", "allowed: an object or null"),
         ({"weight": 0}, "weight", "is 0; allowed: a number above 0, up to 1000"),
         ({"tier": 101}, "tier", "is 101; allowed: a whole number, 0…100"),
+        (
+            {"tpot_goal_ms": -1},
+            "tpot_goal_ms",
+            "is -1; allowed: a whole number of milliseconds, 0…",
+        ),
         ({"color": "red"}, "color", "is no field that exists; allowed: weight, tier"),
     ],
 )
