@@ -119,7 +119,7 @@ class ModelQueue:
         self.num_waiting += 1
         self.num_waiting_tokens += waiting.num_tokens
         self._turns.enter(waiting.tenant, waiting.virtual_time, waiting.terms.cost)
-        self._push(waiting, self.clock())
+        self._push(waiting, self.clock(), self.seconds_per_token())
 
     def remove(self, entry: Entry) -> None:
         """Takes out an entry, whose turn has come; `left` is to follow."""
@@ -144,9 +144,10 @@ class ModelQueue:
     def rank_again(self, now: float) -> None:
         """Ranks all entries by what is known now."""
         alive = list(self.entries())
+        seconds_per_token = self.seconds_per_token()
         self._heaps.clear()
         for _, waiting in alive:
-            self._push(waiting, now)
+            self._push(waiting, now, seconds_per_token)
 
     def first(self) -> Entry | None:
         """The entry whose turn is next."""
@@ -186,9 +187,9 @@ class ModelQueue:
             if heap:
                 yield heap[0]
 
-    def _push(self, waiting: Waiting, now: float) -> None:
+    def _push(self, waiting: Waiting, now: float, seconds_per_token: float) -> None:
         policy = self.policy_of(waiting, now)
         tier = self.policies.tier(waiting.tier_at(now))
-        key = policy.key(waiting.facts(now, self.seconds_per_token()))
+        key = policy.key(waiting.facts(now, seconds_per_token))
         group = ALL_TENANTS if policy.orders_tenants else waiting.tenant
         heapq.heappush(self._heaps.setdefault(group, []), ((tier, key, waiting.arrival), waiting))
