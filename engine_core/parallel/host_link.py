@@ -40,9 +40,6 @@ OUT_BYTES = 1 << 20
 """Bytes of frames that wait for the socket, before rings are left alone."""
 RECEIVE_BYTES = 1 << 20
 MOST_BUFFERS = 16
-RANK_CHANNELS = 8
-"""Numbers of channels that a rank has: first the rings that it reads, then those that it writes."""
-NUM_DOWNWARD = 3
 _CONSUMED = struct.Struct("<I")
 Interest = tuple[int, int, Callable[[], object]]
 """A descriptor, events of `poll`, and what is to be called then."""
@@ -57,23 +54,14 @@ class LinkLost(Exception):
         self.reason = reason
 
 
-def downward_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
-    """By channel: ends of the rings that ranks of the other host, or of this one, read."""
-    return _by_channel([each.downward for each in rings], 0)
+def plan_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
+    """By channel: ends of the rings of plans of a stage's ranks."""
+    return {2 * i: each.plans for i, each in enumerate(rings)}
 
 
-def upward_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
-    """By channel: ends of the rings that ranks write."""
-    return _by_channel([each.upward for each in rings], NUM_DOWNWARD)
-
-
-def _by_channel(of_shards: list[list[RingEnd | None]], first: int) -> dict[int, RingEnd]:
-    ends = {
-        RANK_CHANNELS * i + first + j: end
-        for i, each in enumerate(of_shards)
-        for j, end in enumerate(each)
-    }
-    return {channel: end for channel, end in ends.items() if end is not None}
+def report_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
+    """By channel: ends of the rings of their reports."""
+    return {2 * i + 1: each.reports for i, each in enumerate(rings)}
 
 
 class HostLink:
