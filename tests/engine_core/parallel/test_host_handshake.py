@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwater.engine_core.parallel import stage_hosts
+from headwater.engine_core.parallel import host_channels, stage_hosts
 from headwater.engine_core.parallel.board import Board, create_board
 from headwater.engine_core.parallel.host_address import listen
 from headwater.engine_core.parallel.host_applicant import CHECK_SECONDS
@@ -252,7 +252,10 @@ def test_many_connections_do_not_close_that_of_a_host_which_has_the_secret(engin
         "too much",
     ],
 )
-def test_a_host_that_breaks_the_protocol_is_lost(engine: Engine, sent: bytes, reason: str) -> None:
+def test_a_host_that_breaks_the_protocol_is_lost(
+    engine: Engine, sent: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_channels, "MOST_WAITING", 4 << 20)
     joined = engine.joined()
     with contextlib.suppress(ConnectionError, TimeoutError):
         joined.connection.sendall(sent)
