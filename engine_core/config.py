@@ -91,6 +91,11 @@ class EngineConfig:
         return self.max_num_seqs + self.spare_rows
 
     @property
+    def most_in_flight(self) -> int:
+        """Steps and draws that may be in flight; see `Executor`."""
+        return 2 * self.async_depth + 1
+
+    @property
     def num_swap_slots(self) -> int:
         """Blocks of host memory that the executor's swapper copies to and from."""
         return self.num_host_blocks + self.num_staged_blocks + self.num_peer_blocks

@@ -95,7 +95,7 @@ def _executor(
             inputs=drafter.layers,
         ),
         layers=EagerLayers(forward, kv_cache),
-        exit=_exit(served, table, sampler, device, rank),
+        exit=_exit(served, config, table, sampler, device, rank),
         drafter=drafter,
         # Copies are made between steps, where they are asked for.
         tiers=NoTiers(),
@@ -147,11 +147,16 @@ def _swapper(
 
 
 def _exit(
-    served: Model, table: EagerTable, sampler: Sampler, device: torch.device, rank: Rank
+    served: Model,
+    config: EngineConfig,
+    table: EagerTable,
+    sampler: Sampler,
+    device: torch.device,
+    rank: Rank,
 ) -> EagerSample | EagerSend:
     links = rank.links
     if rank.stage.is_last:
         return EagerSample(served, table, sampler, device, links.tokens_out)
     assert links.stream_out is not None
     assert links.tokens_in is not None
-    return EagerSend(table, links.stream_out, links.tokens_in)
+    return EagerSend(table, links.stream_out, links.tokens_in, config.most_in_flight)
